@@ -1,0 +1,54 @@
+# Two commands: `make run` runs the whole loop on real kernels, `make test` runs the tests.
+# EXTRA=cuda installs the CUDA build of FBGEMM instead of the CPU build (see README).
+
+PYTHON ?= python3
+EXTRA ?= cpu
+BIN := .venv/bin
+LOCK := .dvc/loop.lock
+
+export DVC_NO_ANALYTICS = 1
+export MLFLOW_DISABLE_TELEMETRY = true
+export MPLCONFIGDIR = $(CURDIR)/.venv/cache
+
+.PHONY: setup run test check dvc.yaml use clean
+
+setup: .venv/ready $(LOCK)
+
+.venv/ready: pyproject.toml requirements/constraints-$(EXTRA).txt
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("evenshard needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint requirements/constraints-$(EXTRA).txt --editable '.[$(EXTRA),dev]'
+	mkdir -p .venv/cache
+	touch $@
+
+# dvc.lock is a link to this file: what was measured here is this machine's state, not the repository's
+# (docs/decisions/0005-dvc-lock-is-local.md).
+$(LOCK):
+	echo "schema: '2.0'" > $@
+
+run: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro --quiet
+	@cat reports/table.txt
+
+test: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --numprocesses 2
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python pipelines/dvc_rounds.py --check
+
+# Writes dvc.yaml anew after loop.num_rounds changed in params.yaml.
+dvc.yaml: setup
+	$(BIN)/python pipelines/dvc_rounds.py
+
+# make use PRESET=paper
+use: setup
+	cp presets/$(PRESET).yaml params.yaml
+	$(BIN)/python pipelines/dvc_rounds.py
+
+clean:
+	rm -rf .venv work reports mlruns mlartifacts mlflow.db $(LOCK)

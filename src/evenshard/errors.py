@@ -1,0 +1,52 @@
+"""Everything that can go wrong, as one tree.
+
+::
+
+    EvenshardError
+    |-- BadInput              the user can repair it: what, where, what to do      (exit code 2)
+    |   |-- BadFile           a file is missing, torn, or holds a wrong value
+    |   +-- BadConfig         a setting in params.yaml or a flag makes no sense
+    |-- InfeasibleTask        the tables do not fit the devices' memory            (exit code 2 when asked
+    |                         for one placement; a row of the report in a study)
+    +-- MeasurementFailed     a kernel or a device failed while being measured     (exit code 1)
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+
+
+class EvenshardError(Exception):
+    """Base of every error evenshard raises on purpose."""
+
+
+class BadInput(EvenshardError):
+    """Input that its author can repair; the message is one line that names the remedy."""
+
+
+class BadFile(BadInput):
+    """A file that cannot be used.
+
+    Args:
+        path: the file.
+        problem: what is wrong with it.
+        remedy: what the user can do.
+        where: the row, record or key inside the file, if it is known.
+    """
+
+    def __init__(self, path: str | PathLike[str], problem: str, remedy: str, where: str | None = None) -> None:
+        place = f"{path}, {where}" if where else f"{path}"
+        super().__init__(f"{place}: {problem}. {remedy}")
+        self.path = str(path)
+
+
+class BadConfig(BadInput):
+    """A setting that makes no sense."""
+
+
+class InfeasibleTask(EvenshardError):
+    """No device has room left for a table; the message carries the numbers."""
+
+
+class MeasurementFailed(EvenshardError):
+    """A measurement could not be taken."""

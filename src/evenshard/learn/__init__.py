@@ -1,0 +1,1 @@
+"""How do the networks learn? One module per training loop."""

@@ -1,0 +1,75 @@
+"""How long does an all-to-all take? A model of a named link: latency and bandwidth, nothing more.
+
+One process that measures the devices in turn cannot exchange anything for real, so these times are modelled, and every
+row says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evenshard.errors import BadConfig
+from evenshard.units import seconds_to_ms
+
+BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link between devices.
+
+    Attributes:
+        latency_us: microseconds before the first byte of an exchange arrives.
+        bandwidth_gb_s: 10**9 bytes per second that one device can send, and receive at the same time.
+        source: where the two numbers come from.
+    """
+
+    latency_us: float
+    bandwidth_gb_s: float
+    source: str
+
+    def all_to_all_ms(self, device_dims: Sequence[int], batch_size: int) -> tuple[float, ...]:
+        """Duration of one all-to-all on each device, ms.
+
+        With table-wise sharding, a device pools its tables for the whole global batch and sends every other device that
+        one's part of the samples; its own part stays. The busier of its two directions counts.
+
+        Args:
+            device_dims: sum of the embedding dims of each device's tables.
+            batch_size: global batch, samples.
+        """
+        devices = len(device_dims)
+        if devices == 1:
+            return (0.0,)
+        samples = batch_size / devices
+        total = sum(device_dims)
+
+        def seconds(own: int) -> float:
+            sent, received = own * (devices - 1), total - own
+            return self.latency_us * 1e-6 + samples * max(sent, received) * BYTES_PER_VALUE / (
+                self.bandwidth_gb_s * 1e9
+            )
+
+        return tuple(seconds_to_ms(seconds(own)) for own in device_dims)
+
+
+LINKS = {
+    "ethernet_10g": Link(30.0, 1.25, "line rate of 10GBASE; latency of a kernel TCP round through one switch"),
+    "ethernet_25g": Link(30.0, 3.125, "line rate of 25GBASE; latency of a kernel TCP round through one switch"),
+    "infiniband_hdr": Link(10.0, 25.0, "line rate of HDR 200 Gb/s; latency of a small NCCL all-to-all"),
+    "nvlink_v100": Link(15.0, 150.0, "6 NVLink 2.0 links of 25 GB/s a direction; latency of a small NCCL all-to-all"),
+    "nvlink_a100": Link(15.0, 300.0, "12 NVLink 3.0 links of 25 GB/s a direction; latency of a small NCCL all-to-all"),
+    "nvlink_h200": Link(15.0, 450.0, "18 NVLink 4.0 links of 25 GB/s a direction; latency of a small NCCL all-to-all"),
+}
+
+
+def link(name: str) -> Link:
+    """The link called ``name``.
+
+    Raises:
+        BadConfig: if there is none.
+    """
+    if name not in LINKS:
+        raise BadConfig(f"link is {name!r}. Use one of {', '.join(LINKS)}.")
+    return LINKS[name]

@@ -1,0 +1,160 @@
+"""Which rows does a training batch look up? Lookups that match a table's own pooling factor and reuse histogram.
+
+Legend: L lookups of a table in a batch, U unique rows among them, B samples.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from evenshard.dlrm_batch import DlrmBatch, recorded_name
+from evenshard.errors import BadConfig
+from evenshard.reuse import BIN_MEAN_COUNTS, NUM_REUSE_BINS, feasible_reuse_bins
+from evenshard.tables import Table
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """What one batch reads from one table.
+
+    Attributes:
+        indices: [L] int64 row numbers, sample after sample.
+        lengths: [B] int64 lookups of each sample.
+    """
+
+    indices: torch.Tensor
+    lengths: torch.Tensor
+
+
+def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0, device: str = "cpu") -> Lookups:
+    """Draws one batch of lookups.
+
+    The number of lookups is exactly ``round(pooling_factor * batch_size)``; each sample has the floor or the
+    ceiling of the pooling factor. Rows that are read more than once are the same in every batch of a (table,
+    seed), as hot rows are in real traffic; rows that are read once are new in each batch.
+
+    Args:
+        table: its ``reuse_bins`` hold for this batch size; None stands for the default histogram.
+        batch_size: global batch, samples.
+        seed: of the whole workload; every table gets a stream of its own.
+        batch_number: which of the successive batches.
+        device: torch device that the tensors are made on.
+    """
+    num_lookups = round(table.pooling_factor * batch_size)
+    name_seed = zlib.crc32(table.name.encode())
+    rng = np.random.default_rng([seed, name_seed, batch_number])
+    torch_rng = torch.Generator(device).manual_seed(int(rng.integers(2**62)))
+
+    lengths = torch.full((batch_size,), num_lookups // batch_size, dtype=torch.int64, device=device)
+    longer = torch.randperm(batch_size, generator=torch_rng, device=device)[: num_lookups % batch_size]
+    lengths[longer] += 1
+
+    bins = table.reuse_bins or feasible_reuse_bins(table.num_rows, num_lookups)
+    counts_U = torch.from_numpy(_counts(np.asarray(bins), num_lookups, table.num_rows)).to(device)
+    rows_U = _rows(counts_U, table.num_rows, np.random.default_rng([seed, name_seed]), batch_number)
+    indices = torch.repeat_interleave(rows_U, counts_U)
+    return Lookups(indices[torch.randperm(num_lookups, generator=torch_rng, device=device)], lengths)
+
+
+def _counts(bins: np.ndarray, num_lookups: int, num_rows: int) -> np.ndarray:
+    """Lookups of each unique row, [U] int64, most read first: they add up to ``num_lookups`` exactly."""
+    if num_lookups == 0:
+        return np.zeros(0, dtype=np.int64)
+    mean_count = float(bins @ BIN_MEAN_COUNTS)
+    num_unique = int(np.clip(round(num_lookups / mean_count), 1, min(num_rows, num_lookups)))
+    per_bin = _largest_remainder(bins, num_unique)
+    bin_of_row = np.repeat(np.arange(NUM_REUSE_BINS), per_bin)
+    low = np.where(bin_of_row > 0, 2.0 ** (bin_of_row - 1) + 1, 1.0)
+    high = 2.0**bin_of_row
+    # Spread the rows of a bin evenly over its range, then scale all within their ranges until the sum is right.
+    rank = np.arange(num_unique) - np.repeat(np.cumsum(per_bin) - per_bin, per_bin)
+    counts = low + (high - low) * (rank + 0.5) / np.repeat(per_bin, per_bin)
+    for _ in range(20):
+        scaled = np.clip(counts * num_lookups / counts.sum(), low, high)
+        if np.allclose(scaled, counts, rtol=1e-4):
+            break
+        counts = scaled
+    counts = np.floor(counts).astype(np.int64)[::-1]
+    return _meet(counts.copy(), num_lookups)
+
+
+def _meet(counts: np.ndarray, total: int) -> np.ndarray:
+    """Changes counts (most read first) as little as possible so that they add up to ``total``; none falls below 1."""
+    surplus = total - int(counts.sum())
+    if surplus > 0:  # the open-ended and the hottest rows take what the ranges could not hold
+        hottest = max(1, len(counts) // 100)
+        counts[:hottest] += _largest_remainder(counts[:hottest] / counts[:hottest].sum(), surplus)
+        return counts
+    while surplus < 0:
+        spare = counts - 1
+        take = np.minimum(spare, np.ceil(spare * (-surplus / max(1, spare.sum()))).astype(np.int64))
+        overshoot = int(take.sum()) + surplus
+        if overshoot > 0:  # rounding up took too much: give back one each
+            take[np.flatnonzero(take)[:overshoot]] -= 1
+        counts -= take
+        surplus += int(take.sum())
+    return counts
+
+
+def _largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers proportional to ``shares`` that add up to ``total``."""
+    exact = shares / shares.sum() * total
+    whole: np.ndarray = np.floor(exact).astype(np.int64)
+    missing = total - int(whole.sum())
+    whole[np.argsort(whole - exact, kind="stable")[:missing]] += 1
+    return whole
+
+
+def _rows(counts_U: torch.Tensor, num_rows: int, rng: np.random.Generator, batch_number: int) -> torch.Tensor:
+    """Distinct row numbers, [U] int64, scattered over the table by a fixed stride that visits every row once."""
+    num_unique = len(counts_U)
+    num_hot = int((counts_U > 1).sum())
+    ranks = torch.arange(num_unique, dtype=torch.int64, device=counts_U.device)
+    num_cold_rows = num_rows - num_hot
+    if num_cold_rows > 0:
+        cold = ranks[num_hot:] - num_hot
+        ranks[num_hot:] = num_hot + (cold + batch_number * (num_unique - num_hot)) % num_cold_rows
+    stride = int(rng.integers(num_rows // 3 + 1, num_rows)) if num_rows > 2 else 1
+    while math.gcd(stride, num_rows) != 1:
+        stride += 1
+    return (ranks * stride + int(rng.integers(num_rows))) % num_rows
+
+
+class RecordedLookups:
+    """Lookups as they were recorded: the samples of a DLRM batch file, cut into successive training batches."""
+
+    def __init__(self, recorded: DlrmBatch) -> None:
+        self._recorded = recorded
+        self._index_of = {recorded_name(index): index for index in range(recorded.num_tables)}
+
+    def __call__(self, table: Table, batch_size: int, batch_number: int) -> Lookups:
+        """The table's lookups in the ``batch_number``-th batch; after the last recorded one, the first comes again.
+
+        Raises:
+            BadConfig: if the file does not hold the table or has too few samples.
+        """
+        if table.name not in self._index_of:
+            raise BadConfig(
+                f"measure.recorded_batch holds no table {table.name!r}. Generate the tables from the same file."
+            )
+        num_batches = self._recorded.batch_size // batch_size
+        if num_batches == 0:
+            raise BadConfig(
+                f"batch_size is {batch_size}, but measure.recorded_batch has {self._recorded.batch_size} samples. "
+                f"Lower it."
+            )
+        indices, lengths = self._recorded.lookups(self._index_of[table.name])
+        first = (batch_number % num_batches) * batch_size
+        own = lengths[first : first + batch_size]
+        skip = int(lengths[:first].sum())
+        return Lookups(indices[skip : skip + int(own.sum())], own)
+
+
+def measured_pooling_factor(lookups: Lookups) -> float:
+    """Mean lookups per sample of a drawn or recorded batch."""
+    return float(lookups.lengths.double().mean())

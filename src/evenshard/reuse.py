@@ -1,0 +1,208 @@
+"""How often does a batch come back to the same index? The index-reuse histogram and its defaults.
+
+A histogram has 17 bins; bin 0 holds the indices that a batch looks up once, bin k those looked up more than
+2**(k-1) and at most 2**k times, the last bin those looked up more than 32768 times. Its values are shares of the
+UNIQUE indices of the batch and add up to 1.
+
+Legend: T tables, K = 17 bins, R blocks of ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:  # torch takes a second to import, and most callers hold numpy arrays
+    import torch
+
+FloatArray = npt.NDArray[np.float64]
+ReuseBins = tuple[float, ...]
+
+NUM_REUSE_BINS = 17
+MAX_COUNT_OF_BIN = tuple(2**k for k in range(NUM_REUSE_BINS - 1))
+"""Largest count of bins 0..15; bin 16 has none."""
+MIN_COUNT_OF_BIN = (1, *(count + 1 for count in MAX_COUNT_OF_BIN))
+"""Smallest count of bins 0..16."""
+
+
+def _mean_counts() -> FloatArray:
+    """[K] mean count inside each bin if frequencies fall with the square of the count.
+
+    That law gives back the published ratio of access share to unique share within 3 % in bins 0..7 of the 2021
+    data. The open last bin is followed for three octaves, to 2**18.
+    """
+    counts = np.arange(1, 2**18 + 1, dtype=np.float64)
+    bins = np.searchsorted(MAX_COUNT_OF_BIN, counts, side="left")
+    return np.bincount(bins, weights=1 / counts) / np.bincount(bins, weights=1 / counts**2)
+
+
+BIN_MEAN_COUNTS = _mean_counts()
+"""[K] representative lookups of one index of each bin: 1, 2, 3.4, 6.1, 11.6, ..."""
+BIN_MEAN_COUNTS.setflags(write=False)
+
+
+def _published(uniques: tuple[float, ...], accesses: tuple[float, ...], lookups_per_unique: float) -> ReuseBins:
+    """Completes shares of unique indices that were printed with three decimals.
+
+    Where the print shows too few digits to tell, the access share does: a bin's share of the unique indices is its
+    share of the accesses times the mean lookups per unique index, divided by the mean count of the bin.
+    """
+    tail = lookups_per_unique * np.array(accesses)[len(uniques) :] / BIN_MEAN_COUNTS[len(uniques) :]
+    shares = np.concatenate([uniques, tail])
+    return tuple(float(share) for share in shares / shares.sum())
+
+
+# facebookresearch/dlrm_datasets, the analysis printed with the 2021 and the 2022 data: shares of unique indices, shares
+# of accesses, and total lookups / total unique indices.
+DLRM_2021_REUSE: ReuseBins = _published(
+    (0.473, 0.152, 0.139, 0.112, 0.072, 0.032, 0.011),
+    (.069, .044, .068, .101, .121, .104, .073, .058, .052, .050, .049, .048, .048, .043, .031, .023, .019),
+    887_017_990 / 128_435_723,
+)  # fmt: skip
+DLRM_2022_REUSE: ReuseBins = _published(
+    (0.342, 0.144, 0.149, 0.138, 0.112, 0.068, 0.029, 0.010),
+    (.027, .023, .040, .068, .105, .120, .099, .070, .059, .054, .040, .072, .064, .047, .021, .017, .076),
+    1.405e9 / 110.26e6,
+)  # fmt: skip
+
+
+def reuse_bins_of_counts(counts: npt.NDArray[np.integer[Any]] | torch.Tensor) -> ReuseBins:
+    """The histogram of counted lookups.
+
+    Args:
+        counts: lookups of each index, integers of any shape; indices that were not looked up (0) do not count.
+
+    Raises:
+        ValueError: no index was looked up, or a count is negative.
+    """
+    array = counts if isinstance(counts, np.ndarray) else counts.detach().cpu().numpy()
+    array = array[array != 0]
+    if array.size == 0:
+        raise ValueError("no index was looked up, so there is no reuse histogram")
+    if array.min() < 0:
+        raise ValueError(f"an index cannot be looked up {array.min()} times")
+    bins = np.searchsorted(MAX_COUNT_OF_BIN, array, side="left")
+    return tuple((np.bincount(bins, minlength=NUM_REUSE_BINS) / array.size).tolist())
+
+
+def feasible_reuse_bins(
+    num_rows: int, num_lookups: float, tilt: float = 0.0, base: ReuseBins = DLRM_2021_REUSE
+) -> ReuseBins:
+    """The stated default of a table that nobody has counted.
+
+    The base histogram times ``exp(tilt * k)``, without the bins that need more lookups than there are, tilted further
+    towards reuse as far as needed for the unique indices (lookups / mean count) to fit into the rows.
+
+    Args:
+        num_rows: of the table.
+        num_lookups: of one batch; may be 0, then all the mass is in bin 0.
+        tilt: above 0 for more reuse than the base has, below for less.
+        base: [K] shares.
+    """
+    shares_TK = np.asarray(base, dtype=np.float64)[None] * np.exp(tilt * np.arange(NUM_REUSE_BINS))
+    rows_T, lookups_T = np.array([num_rows], dtype=np.float64), np.array([num_lookups], dtype=np.float64)
+    return tuple(tilt_to_feasible(shares_TK, rows_T, lookups_T)[0].tolist())
+
+
+def mean_counts(shares_TK: FloatArray, num_lookups_T: FloatArray) -> FloatArray:
+    """[T] mean lookups per unique index; no index is looked up more often than there are lookups."""
+    return np.asarray((shares_TK * _bounded_means(num_lookups_T)).sum(axis=1))
+
+
+def tilt_to_feasible(shares_TK: FloatArray, num_rows_T: FloatArray, num_lookups_T: FloatArray) -> FloatArray:
+    """Tilts each histogram just enough to be possible; see ``feasible_reuse_bins``.
+
+    Args:
+        shares_TK: [T, K] weights >= 0, need not be normalised.
+        num_rows_T: [T] rows.
+        num_lookups_T: [T] lookups of one batch.
+
+    Returns:
+        [T, K] shares that add up to 1 in each row. Where even the highest possible bin leaves more unique indices than
+        rows (one row that is read a million times), all the mass is in that bin.
+    """
+    allowed_TK = np.array(MIN_COUNT_OF_BIN) <= num_lookups_T[:, None]
+    allowed_TK[:, 0] = True
+    top_T = allowed_TK.sum(axis=1) - 1
+    weights_TK = np.where(allowed_TK, shares_TK, 0.0)
+    no_mass_T = weights_TK.sum(axis=1) <= 0
+    weights_TK[no_mass_T, top_T[no_mass_T]] = 1.0
+    result_TK = weights_TK / weights_TK.sum(axis=1, keepdims=True)
+
+    means_TK = _bounded_means(num_lookups_T)
+    needed_T = num_lookups_T / num_rows_T
+    binding = np.flatnonzero((result_TK * means_TK).sum(axis=1) < needed_T)
+    if binding.size:
+        result_TK[binding] = _tilt_up(result_TK[binding], means_TK[binding], needed_T[binding], top_T[binding])
+    return np.asarray(result_TK)
+
+
+def _tilt_up(shares_TK: FloatArray, means_TK: FloatArray, needed_T: FloatArray, top_T: npt.NDArray[Any]) -> FloatArray:
+    """Bisects the smallest tilt at which each row's mean count reaches what it needs."""
+    with np.errstate(divide="ignore"):
+        logs_TK = np.log(shares_TK)
+
+    def tilted(tilt_T: FloatArray) -> FloatArray:
+        exponents_TK = logs_TK + tilt_T[:, None] * np.arange(NUM_REUSE_BINS)
+        weights_TK = np.exp(exponents_TK - exponents_TK.max(axis=1, keepdims=True))
+        return np.asarray(weights_TK / weights_TK.sum(axis=1, keepdims=True))
+
+    low_T, high_T = np.zeros_like(needed_T), np.full_like(needed_T, 64.0)  # at 64 the top bin holds all but 1e-20
+    for _ in range(40):
+        middle_T = (low_T + high_T) / 2
+        enough_T = (tilted(middle_T) * means_TK).sum(axis=1) >= needed_T
+        low_T, high_T = np.where(enough_T, low_T, middle_T), np.where(enough_T, middle_T, high_T)
+    result_TK = tilted(high_T)
+    beyond_T = (result_TK * means_TK).sum(axis=1) < needed_T
+    result_TK[beyond_T] = np.eye(NUM_REUSE_BINS)[top_T[beyond_T]]
+    return result_TK
+
+
+def _bounded_means(num_lookups_T: FloatArray) -> FloatArray:
+    return np.minimum(BIN_MEAN_COUNTS, np.maximum(num_lookups_T, 1.0)[:, None])
+
+
+def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> ReuseBins:
+    """The expected histogram when each lookup draws rank r with probability proportional to ``r**-alpha``.
+
+    The count of a row is taken as Poisson. Ranks are exact up to 1000 and stand in blocks of about 1 % width beyond,
+    so that two billion rows take milliseconds.
+
+    Args:
+        num_rows: number of ranks.
+        num_lookups: independent draws in one batch; at 0 all the mass is in bin 0.
+        alpha: exponent; 0 is uniform.
+    """
+    import torch  # for the incomplete gamma function, which numpy lacks
+
+    if num_lookups <= 0:
+        return (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
+    exact = min(num_rows, 1000)
+    blocks = int(np.ceil(100 * np.log(num_rows / exact)))
+    wide = np.geomspace(exact, num_rows, blocks + 1).round()[1:]
+    starts = np.unique(np.concatenate([np.arange(1.0, exact + 1), wide, [num_rows + 1.0]]))
+    sizes_R = np.diff(starts)
+    # The sum over a block is nearly the integral from half a rank before it to half a rank after it; at the first ranks
+    # the two differ by some percent, so those are taken as they are.
+    weights_R = _power_integral(starts[:-1] - 0.5, starts[1:] - 0.5, alpha)
+    weights_R = np.where(sizes_R == 1, starts[:-1] ** -alpha, weights_R)
+    rates_R = torch.from_numpy(num_lookups * weights_R / weights_R.sum() / sizes_R)
+
+    # P(Poisson(rate) >= n) is the lower incomplete gamma function, accurate also where it is tiny.
+    at_least_RK = torch.special.gammainc(
+        torch.tensor(MIN_COUNT_OF_BIN, dtype=torch.float64)[None], rates_R[:, None].expand(-1, NUM_REUSE_BINS)
+    ).numpy()
+    uniques_K = sizes_R @ at_least_RK
+    uniques_K[:-1] -= uniques_K[1:]
+    uniques_K = np.maximum(uniques_K, 0.0)
+    return tuple((uniques_K / uniques_K.sum()).tolist())
+
+
+def _power_integral(low: FloatArray, high: FloatArray, alpha: float) -> FloatArray:
+    """Integral of ``x**-alpha`` from low to high, also at and near alpha = 1."""
+    logs = np.log(high / low)
+    if alpha == 1:
+        return np.asarray(logs)
+    return np.asarray(low ** (1 - alpha) * np.expm1((1 - alpha) * logs) / (1 - alpha))

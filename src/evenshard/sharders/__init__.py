@@ -1,0 +1,1 @@
+"""Task in, placement out: one module per way to decide."""

@@ -1,0 +1,112 @@
+"""DreamShard's policy (NeurIPS 2022, section 3.3) and the sharder that follows it.
+
+Legend: P tables, F features, H = 32 representation size, C = 3 costs, B episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from evenshard.cost_nets.dreamshard import REPRESENTATION_SIZE, mlp
+from evenshard.env import NUM_COSTS, CostModel, EpisodeBatch, Policy, choose_best, choose_sampled, rollout
+from evenshard.errors import InfeasibleTask
+from evenshard.features import NUM_FEATURES, FeatureNormalizer
+from evenshard.placement import Placement, check_placement, require_room
+from evenshard.tasks import PlacementTask
+from evenshard.units import bytes_to_gb
+
+RESCUE_ROLLOUTS = 64
+
+
+class DreamShardPolicy(nn.Module):
+    """One logit per device from the device's tables and predicted costs; works for any number of either.
+
+    Sizes: table MLP 21-128-32 (summed per device), cost MLP 3-64-32, one shared Linear(64, 1).
+    """
+
+    cost_scale_ms: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table_mlp = nn.Sequential(mlp(NUM_FEATURES, 128, REPRESENTATION_SIZE), nn.ReLU())
+        self.cost_mlp = nn.Sequential(mlp(NUM_COSTS, 64, REPRESENTATION_SIZE), nn.ReLU())
+        self.device_head = nn.Linear(2 * REPRESENTATION_SIZE, 1)
+        self.register_buffer("cost_scale_ms", torch.ones(()))
+
+    def encode(self, features: torch.Tensor) -> torch.Tensor:
+        """Table representations, [P, H] from normalised features [P, F]."""
+        representations: torch.Tensor = self.table_mlp(features)
+        return representations
+
+    def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        """Logits of devices, [...] from summed representations [..., H] and predicted costs in ms [..., C]."""
+        state = torch.cat([sums, self.cost_mlp(costs / self.cost_scale_ms)], dim=-1)
+        logits: torch.Tensor = self.device_head(state).squeeze(-1)
+        return logits
+
+
+class DreamShardSharder:
+    """Places each table on the most probable device (the published inference).
+
+    Where that runs into a full memory, sampled rollouts are tried and the one with the lowest predicted cost counts.
+    """
+
+    name = "dreamshard"
+
+    def __init__(self, cost_model: CostModel, policy: Policy, normalizer: FeatureNormalizer) -> None:
+        self._cost_model = cost_model
+        self._policy = policy
+        self._normalizer = normalizer
+
+    def place(self, task: PlacementTask) -> Placement:
+        """The policy's placement.
+
+        Raises:
+            InfeasibleTask: if no rollout finds room for all tables.
+        """
+        require_room(task)
+        batch = EpisodeBatch.of([task], self._normalizer)
+        episodes, best = rollout(batch, self._cost_model, self._policy, choose_best), 0
+        if not episodes.finished_B[0]:
+            generator = torch.Generator().manual_seed(0)
+            episodes = rollout(batch.repeat(RESCUE_ROLLOUTS), self._cost_model, self._policy, choose_sampled(generator))
+            best = int(episodes.predicted_ms_B.argmin())
+            if not episodes.finished_B[best]:
+                raise _dead_end(task)
+        placement = episodes.placement(best, task)
+        check_placement(task, placement)
+        return placement
+
+    def sample(self, tasks: Sequence[PlacementTask], generator: torch.Generator) -> list[Placement | None]:
+        """One sampled placement per task, for exploring; None where the rollout found no room."""
+        batch = EpisodeBatch.of(tasks, self._normalizer)
+        episodes = rollout(batch, self._cost_model, self._policy, choose_sampled(generator))
+        return [
+            episodes.placement(number, task) if episodes.finished_B[number] else None
+            for number, task in enumerate(tasks)
+        ]
+
+    def predicted_ms(self, task: PlacementTask, placement: Placement) -> float:
+        """Predicted overall cost of any placement of a task, ms."""
+        with torch.no_grad():
+            representations = self._cost_model.encode(self._normalizer(task.tables, task.batch_size))
+            sums = representations.new_zeros(task.num_devices, representations.shape[1])
+            sums.index_add_(0, torch.tensor(placement.device_of_table), representations)
+            mask = torch.ones(1, task.num_devices, dtype=torch.bool)
+            return float(self._cost_model.overall_cost(sums[None], mask))
+
+
+def _dead_end(task: PlacementTask) -> InfeasibleTask:
+    def gb(num_bytes: int) -> str:
+        return f"{bytes_to_gb(num_bytes):.2f} GB"
+
+    total, room = sum(table.size_bytes for table in task.tables), task.memory_cap_bytes * task.num_devices
+    largest = max(task.tables, key=lambda table: table.size_bytes)
+    return InfeasibleTask(
+        f"{task.task_id}: no placement found in {1 + RESCUE_ROLLOUTS} rollouts: the tables need {gb(total)} of "
+        f"{gb(room)}, the largest ({largest.name}) {gb(largest.size_bytes)} of one device's {gb(task.memory_cap_bytes)}. "
+        f"Raise memory_cap_gb or num_devices."
+    )

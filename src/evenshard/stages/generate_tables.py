@@ -1,0 +1,114 @@
+"""Stage 1: which tables, and which tasks? Writes the pool and the train and test tasks."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenshard.catalog import catalog_names, load_catalog
+from evenshard.dlrm_batch import read_dlrm_batch, tables_from_batch
+from evenshard.errors import BadConfig
+from evenshard.generator import GeneratorConfig, generate_tables
+from evenshard.params import require
+from evenshard.table_files import load_tables, save_tables
+from evenshard.tables import Table
+from evenshard.tasks import TaskSampling, sample_tasks, save_tasks
+
+log = logging.getLogger(__name__)
+GENERATOR = "dlrm_2021"
+TABLE_SUFFIXES = (".yaml", ".yml", ".json", ".csv", ".parquet")
+BATCH_SUFFIXES = (".pt", ".pt.gz")
+
+
+@dataclass(frozen=True)
+class GenerateTablesConfig:
+    """Section ``generate_tables`` of params.yaml.
+
+    Attributes:
+        source: ``dlrm_2021`` (seeded generator), a catalogue name, a table file (.yaml, .json, .csv, .parquet) or a
+            DLRM batch file (.pt, .pt.gz).
+        num_tables: tables to generate (dlrm_2021 only).
+        embedding_dims: dims drawn from, where the source publishes none (dlrm_2021 and DLRM batch files).
+        max_rows: generated tables are capped here; null leaves them as large as published.
+        weight_bits: 16 or 32 (dlrm_2021 and DLRM batch files).
+        num_train_tasks, num_test_tasks, tables_per_task, num_devices, memory_cap_gb, batch_size: see ``TaskSampling``.
+        seed: of tables and tasks.
+    """
+
+    source: str
+    num_train_tasks: int
+    num_test_tasks: int
+    tables_per_task: int
+    num_devices: int
+    memory_cap_gb: float
+    batch_size: int
+    num_tables: int = 856
+    embedding_dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
+    max_rows: int | None = None
+    weight_bits: int = 32
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class GenerateTablesInputs:
+    """Nothing but the configuration, unless ``source`` names a file."""
+
+
+@dataclass(frozen=True)
+class GenerateTablesOutputs:
+    """``tables``: the pool; ``tasks``: train and test tasks from disjoint halves of it."""
+
+    tables: Path
+    tasks: Path
+
+
+def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: GenerateTablesOutputs) -> dict[str, float]:
+    """Writes tables and tasks; returns metrics.
+
+    Raises:
+        BadInput: if the source cannot be read or the settings ask for the impossible.
+    """
+    for name in ("num_tables", "num_train_tasks", "num_test_tasks", "tables_per_task", "num_devices", "batch_size"):
+        value = getattr(config, name)
+        require(value >= 1, f"generate_tables.{name} is {value}. Make it at least 1.")
+    require(config.memory_cap_gb > 0, f"generate_tables.memory_cap_gb is {config.memory_cap_gb}. Make it above 0.")
+    require(bool(config.embedding_dims), "generate_tables.embedding_dims is empty. List at least one dim.")
+    require(min(config.embedding_dims) >= 1, "generate_tables.embedding_dims holds a dim below 1. Remove it.")
+    pool = _pool(config)
+    sampling = TaskSampling(
+        num_train_tasks=config.num_train_tasks,
+        num_test_tasks=config.num_test_tasks,
+        tables_per_task=config.tables_per_task,
+        num_devices=config.num_devices,
+        memory_cap_gb=config.memory_cap_gb,
+        batch_size=config.batch_size,
+    )
+    split = sample_tasks(pool, sampling, config.seed)
+    save_tables(pool, outputs.tables)
+    save_tasks(split, outputs.tasks)
+    log.info(
+        "%d tables from %s, %d train and %d test tasks", len(pool), config.source, len(split.train), len(split.test)
+    )
+    return {
+        "num_tables": float(len(pool)),
+        "mean_pooling_factor": sum(table.pooling_factor for table in pool) / len(pool),
+        "total_gb": sum(table.size_bytes for table in pool) / 1024**3,
+    }
+
+
+def _pool(config: GenerateTablesConfig) -> tuple[Table, ...]:
+    if config.source == GENERATOR:
+        generator = GeneratorConfig(config.num_tables, config.embedding_dims, config.max_rows, config.weight_bits)
+        return generate_tables(generator, config.batch_size, config.seed)
+    if config.source in catalog_names():
+        return load_catalog(config.source, config.batch_size)
+    if config.source.endswith(TABLE_SUFFIXES):
+        return load_tables(Path(config.source))
+    if config.source.endswith(BATCH_SUFFIXES):
+        batch = read_dlrm_batch(Path(config.source))
+        return tables_from_batch(batch, config.embedding_dims, config.seed, config.weight_bits, config.batch_size)
+    raise BadConfig(
+        f"generate_tables.source is {config.source!r}. Use {GENERATOR}, one of {', '.join(catalog_names())}, "
+        f"a table file ({', '.join(TABLE_SUFFIXES)}) or a DLRM batch file ({', '.join(BATCH_SUFFIXES)})."
+    )

@@ -1,0 +1,16 @@
+"""How many rounds does the loop have?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """Section ``loop`` of params.yaml.
+
+    Attributes:
+        num_rounds: rounds that dvc.yaml unrolls (``make dvc.yaml`` writes it anew).
+    """
+
+    num_rounds: int

@@ -1,0 +1,107 @@
+"""Stage 4, once per round: where should the next table go? Trains the policy on the estimated MDP; no measuring."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from evenshard.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
+from evenshard.cost_nets.dreamshard import DreamShardCostNet
+from evenshard.env import EpisodeBatch
+from evenshard.learn.reinforce import ReinforceConfig, train_policy
+from evenshard.params import require
+from evenshard.progress import progress
+from evenshard.sharders.dreamshard import DreamShardPolicy
+from evenshard.stages.train_cost import Trained, decayed
+from evenshard.table_files import load_tables
+from evenshard.tasks import load_tasks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainPolicyConfig:
+    """Section ``train_policy`` of params.yaml.
+
+    Attributes:
+        num_updates: REINFORCE steps per round.
+        num_episodes: episodes per step, all of one task.
+        learning_rate: Adam's in round 1; it falls linearly over the rounds.
+        entropy_weight: weight of the entropy bonus.
+        seed: of initial weights, tasks and actions.
+    """
+
+    num_updates: int = 10
+    num_episodes: int = 10
+    learning_rate: float = 5e-4
+    entropy_weight: float = 1e-3
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TrainPolicyInputs:
+    """``cost_net``: of this round; ``policy``: of the previous round, None in round 1."""
+
+    tables: Path
+    tasks: Path
+    cost_net: Path
+    round: int
+    num_rounds: int
+    policy: Path | None = None
+
+
+@dataclass(frozen=True)
+class TrainPolicyOutputs:
+    """``policy``: folder of the network."""
+
+    policy: Path
+
+
+def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPolicyOutputs) -> Trained:
+    """Trains the policy, going on from the previous round's.
+
+    Raises:
+        BadInput: if an input cannot be read.
+    """
+    for name in ("num_updates", "num_episodes", "learning_rate"):
+        require(getattr(config, name) > 0, f"train_policy.{name} is {getattr(config, name)}. Make it above 0.")
+    tasks = load_tasks(inputs.tasks, load_tables(inputs.tables)).train
+    cost_net = load_checkpoint(inputs.cost_net, DreamShardCostNet)
+    torch.manual_seed(config.seed)
+    if inputs.policy is None:
+        checkpoint = new_checkpoint(DreamShardPolicy(), cost_net.normalizer)
+        checkpoint.net.cost_scale_ms.copy_(cost_net.net.cost_scale_ms)
+    else:
+        checkpoint = load_checkpoint(inputs.policy, DreamShardPolicy)
+    reinforce = ReinforceConfig(
+        num_updates=config.num_updates,
+        num_episodes=config.num_episodes,
+        learning_rate=decayed(config.learning_rate, inputs.round, inputs.num_rounds),
+        entropy_weight=config.entropy_weight,
+    )
+    history = train_policy(
+        checkpoint.net,
+        checkpoint.optimizer,
+        cost_net.net,
+        [EpisodeBatch.of([task], checkpoint.normalizer) for task in tasks],
+        reinforce,
+        torch.Generator().manual_seed(config.seed * 1000 + inputs.round),
+        partial(progress, description=f"train policy {inputs.round}"),
+    )
+    save_checkpoint(replace(checkpoint, round=inputs.round), outputs.policy)
+    finished = [value for value in history if math.isfinite(value)]
+    if not finished:
+        log.warning("round %d: no episode found room for its tables; the policy has learnt nothing", inputs.round)
+        return Trained({"num_dead_updates": len(history)}, [])
+    last = fmean(finished[-max(1, len(finished) // 5) :])
+    log.info("round %d: predicted cost of sampled placements %.2f -> %.2f ms", inputs.round, finished[0], last)
+    return Trained(
+        {"predicted_ms": last, "first_predicted_ms": finished[0], "num_dead_updates": len(history) - len(finished)},
+        finished,
+    )

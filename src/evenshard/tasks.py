@@ -1,0 +1,160 @@
+"""What has to be placed? A placement task: tables, devices, their memory, and the training batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from evenshard.atomic import atomic_path
+from evenshard.errors import BadConfig, BadFile
+from evenshard.tables import Table
+from evenshard.units import bytes_to_gb, gb_to_bytes
+
+
+@dataclass(frozen=True)
+class PlacementTask:
+    """Tables to spread over equal devices.
+
+    Attributes:
+        task_id: unique within a task file.
+        tables: the tables to place, in no particular order.
+        num_devices: devices that hold tables.
+        memory_cap_bytes: bytes of weights that one device may hold.
+        batch_size: samples of one training step over all devices together (the global batch):
+            with table-wise sharding every device looks its tables up for all of them.
+    """
+
+    task_id: str
+    tables: tuple[Table, ...]
+    num_devices: int
+    memory_cap_bytes: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class TaskSampling:
+    """How tasks are drawn from a pool.
+
+    Attributes:
+        num_train_tasks: tasks the networks learn from.
+        num_test_tasks: tasks held out, made only of tables that no train task holds.
+        tables_per_task: tables in each task, drawn without replacement.
+        num_devices: devices of each task.
+        memory_cap_gb: GB of weights per device.
+        batch_size: global batch, samples.
+    """
+
+    num_train_tasks: int
+    num_test_tasks: int
+    tables_per_task: int
+    num_devices: int
+    memory_cap_gb: float
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class TaskSplit:
+    """Train and test tasks; no table occurs on both sides."""
+
+    train: tuple[PlacementTask, ...]
+    test: tuple[PlacementTask, ...]
+
+
+def sample_tasks(pool: Sequence[Table], sampling: TaskSampling, seed: int) -> TaskSplit:
+    """Splits the pool into disjoint halves at random and draws train and test tasks from them.
+
+    Raises:
+        BadConfig: if half of the pool has fewer tables than a task needs.
+    """
+    half = len(pool) // 2
+    if half < sampling.tables_per_task:
+        raise BadConfig(
+            f"tables_per_task is {sampling.tables_per_task}, but half of the pool (train and test tables are kept "
+            f"apart) is {half} tables. Lower tables_per_task or use a larger pool."
+        )
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(len(pool))
+
+    def draw(side: str, members: np.ndarray, count: int) -> tuple[PlacementTask, ...]:
+        return tuple(
+            PlacementTask(
+                task_id=f"{side}-{number:03d}",
+                tables=tuple(pool[i] for i in rng.choice(members, size=sampling.tables_per_task, replace=False)),
+                num_devices=sampling.num_devices,
+                memory_cap_bytes=gb_to_bytes(sampling.memory_cap_gb),
+                batch_size=sampling.batch_size,
+            )
+            for number in range(count)
+        )
+
+    return TaskSplit(
+        train=draw("train", shuffled[:half], sampling.num_train_tasks),
+        test=draw("test", shuffled[half:], sampling.num_test_tasks),
+    )
+
+
+def save_tasks(split: TaskSplit, path: Path) -> None:
+    """Writes tasks as JSON that refers to tables by name."""
+
+    def record(task: PlacementTask) -> dict[str, object]:
+        return {
+            "task_id": task.task_id,
+            "num_devices": task.num_devices,
+            "memory_cap_gb": bytes_to_gb(task.memory_cap_bytes),
+            "batch_size": task.batch_size,
+            "tables": [table.name for table in task.tables],
+        }
+
+    sides = {"train": [record(task) for task in split.train], "test": [record(task) for task in split.test]}
+    with atomic_path(path) as draft:
+        draft.write_text(json.dumps(sides, indent=1) + "\n")
+
+
+def load_tasks(path: Path, pool: Sequence[Table]) -> TaskSplit:
+    """Reads tasks that refer to the tables of ``pool``.
+
+    Raises:
+        BadFile: if the file is missing, is no task file, or names a table the pool does not hold.
+    """
+    by_name = {table.name: table for table in pool}
+    remedy = "Write it with `evenshard generate-tables`."
+    try:
+        sides = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadFile(path, "no such file", remedy) from None
+    except (ValueError, OSError) as error:
+        raise BadFile(path, f"not readable as JSON ({error})", remedy) from None
+    if not isinstance(sides, dict) or not {"train", "test"} <= sides.keys():
+        raise BadFile(path, "has no train and test tasks", remedy)
+
+    def tasks(side: str) -> tuple[PlacementTask, ...]:
+        return tuple(_task(path, f"{side} task {number}", record, by_name) for number, record in enumerate(sides[side]))
+
+    return TaskSplit(train=tasks("train"), test=tasks("test"))
+
+
+def _task(path: Path, where: str, record: object, by_name: dict[str, Table]) -> PlacementTask:
+    try:
+        assert isinstance(record, dict)
+        names = [str(name) for name in record["tables"]]
+        task_id, num_devices = str(record["task_id"]), int(record["num_devices"])
+        cap_gb, batch_size = float(record["memory_cap_gb"]), int(record["batch_size"])
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        raise BadFile(
+            path,
+            f"a task needs task_id, tables, num_devices, memory_cap_gb and batch_size ({error!r})",
+            "Complete it.",
+            where,
+        ) from None
+    unknown = next((name for name in names if name not in by_name), None)
+    if unknown is not None:
+        raise BadFile(path, f"table {unknown!r} is not in the table file", "Use the tables it was made with.", where)
+    if num_devices < 1 or batch_size < 1 or not cap_gb > 0 or not names:
+        raise BadFile(
+            path, "num_devices, batch_size, memory_cap_gb and the number of tables must be above 0", "Repair it.", where
+        )
+    return PlacementTask(task_id, tuple(by_name[name] for name in names), num_devices, gb_to_bytes(cap_gb), batch_size)

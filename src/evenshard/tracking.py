@@ -1,0 +1,154 @@
+"""What does MLflow get to know? One parent run per loop, one child run per stage. The only module that imports mlflow.
+
+Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working directory. A loop begins when
+``generate_tables`` runs or the parameters change; its parent run is remembered in ``work/mlflow_parent.json``.
+Under Kubeflow the run that MLFLOW_RUN_ID names is the parent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+EXPERIMENT = "evenshard"
+DEFAULT_URI = "sqlite:///mlflow.db"
+PARENT_FILE = Path("work/mlflow_parent.json")
+log = logging.getLogger(__name__)
+
+
+class StageRun:
+    """The child run of a stage; every method is a no-op where MLflow cannot be reached."""
+
+    def __init__(self, client: Any = None, run_id: str = "") -> None:
+        self._client = client
+        self._run_id = run_id
+
+    def metrics(self, values: Mapping[str, float]) -> None:
+        """Logs final metrics."""
+        self._try(lambda: [self._client.log_metric(self._run_id, name, value) for name, value in values.items()])
+
+    def series(self, name: str, values: Sequence[float]) -> None:
+        """Logs a curve, one value per step, in as few requests as the server takes."""
+
+        def send() -> None:
+            from mlflow.entities import Metric
+
+            points = [Metric(name, value, 0, step) for step, value in enumerate(values)]
+            for start in range(0, len(points), 1000):
+                self._client.log_batch(self._run_id, metrics=points[start : start + 1000])
+
+        self._try(send)
+
+    def artifact(self, path: Path) -> None:
+        """Uploads a file, or the files of a folder."""
+
+        def send() -> None:
+            if path.is_dir():
+                self._client.log_artifacts(self._run_id, str(path), path.name)
+            else:
+                self._client.log_artifact(self._run_id, str(path))
+
+        self._try(send)
+
+    def _try(self, action: Any) -> None:
+        if self._client is None:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._client = None
+            log.warning("MLflow stopped answering (%s); the stage goes on without it", _first_line(error))
+
+
+@contextmanager
+def stage_run(stage: str, params: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[StageRun]:
+    """The child run of one stage, marked failed if the stage raises.
+
+    Args:
+        stage: run name, such as ``train_cost_2``.
+        params: all of params.yaml, which identifies the loop.
+        settings: this stage's own settings, logged as the run's parameters.
+    """
+    opened = _open(stage, params, settings)
+    if opened is None:
+        yield StageRun()
+        return
+    client, run_id = opened
+    run = StageRun(client, run_id)
+    try:
+        yield run
+    except BaseException:
+        run._try(lambda: client.set_terminated(run_id, "FAILED"))
+        raise
+    run._try(lambda: client.set_terminated(run_id, "FINISHED"))
+
+
+def _open(stage: str, params: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Any, str] | None:
+    try:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        uri = os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_URI)
+        client = MlflowClient(uri)
+        injected = os.environ.get("MLFLOW_RUN_ID")
+        if injected:
+            parent, experiment = injected, client.get_run(injected).info.experiment_id
+        else:
+            experiment = _experiment(client)
+            parent = _parent(client, experiment, uri, params, new_loop=stage == "generate_tables")
+        run = client.create_run(
+            experiment, run_name=stage, tags={"mlflow.parentRunId": parent, "evenshard.stage": stage}
+        )
+        client.log_batch(run.info.run_id, params=[Param(key, str(value)) for key, value in settings.items()])
+        return client, run.info.run_id
+    except Exception as error:
+        log.warning("MLflow cannot be reached (%s); the stage runs untracked", _first_line(error))
+        return None
+
+
+def _experiment(client: Any) -> str:
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+    found = client.get_experiment_by_name(name)
+    return str(found.experiment_id if found else client.create_experiment(name))
+
+
+def _parent(client: Any, experiment: str, uri: str, params: Mapping[str, Any], new_loop: bool) -> str:
+    identity = {
+        "uri": uri,
+        "params": hashlib.sha256(json.dumps(params, sort_keys=True, default=str).encode()).hexdigest(),
+    }
+    if PARENT_FILE.exists() and not new_loop:
+        known = json.loads(PARENT_FILE.read_text())
+        if {key: known.get(key) for key in identity} == identity:
+            return str(known["run_id"])
+    run = client.create_run(
+        experiment, run_name=f"loop-{identity['params'][:8]}", tags={"evenshard.params_hash": identity["params"]}
+    )
+    client.log_dict(run.info.run_id, dict(params), "params.yaml")
+    client.set_terminated(run.info.run_id, "FINISHED")  # its children tell how it went
+    PARENT_FILE.parent.mkdir(parents=True, exist_ok=True)
+    PARENT_FILE.write_text(json.dumps({**identity, "run_id": run.info.run_id}) + "\n")
+    return str(run.info.run_id)
+
+
+def log_to_parent(params: Mapping[str, Any], values: Mapping[str, float]) -> None:
+    """Puts the loop's headline metrics on the parent run, so that loops can be compared side by side."""
+    try:
+        from mlflow import MlflowClient
+
+        client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_URI))
+        parent = os.environ.get("MLFLOW_RUN_ID") or json.loads(PARENT_FILE.read_text())["run_id"]
+        for name, value in values.items():
+            client.log_metric(parent, name, value)
+    except Exception as error:
+        log.warning("the loop's metrics were not logged to MLflow (%s)", _first_line(error))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
