@@ -15,24 +15,23 @@ export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 setup: .venv/ready $(LOCK)
 
 .venv/ready: pyproject.toml requirements/constraints-$(EXTRA).txt
-	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("evenshard needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("evenshard needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint requirements/constraints-$(EXTRA).txt --editable '.[$(EXTRA),dev]'
-	mkdir -p .venv/cache
-	touch $@
+	@mkdir -p .venv/cache && touch $@
 
 # dvc.lock is a link to this file: what was measured here is this machine's state, not the repository's
 # (docs/decisions/0005-dvc-lock-is-local.md).
 $(LOCK):
-	echo "schema: '2.0'" > $@
+	@echo "schema: '2.0'" > $@
 
 run: setup
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro --quiet
-	@cat reports/table.txt
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro --quiet
+	@echo "Up to date: reports/table.txt, reports/metrics.json, reports/evaluation.csv, reports/*.png"
 
 test: setup
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --numprocesses 2
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --numprocesses 2
 
 check: setup
 	$(BIN)/ruff check .

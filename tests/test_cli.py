@@ -1,0 +1,290 @@
+"""The commands as a user types them: what they write, what they say, what they return."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from evenshard.cli import main
+from evenshard.errors import MeasurementFailed
+from evenshard.table_files import load_tables
+
+POOL = ["--tables", "t.parquet", "--tasks", "tasks.json"]
+GENERATE = ["generate-tables", "--tables-out", "t.parquet", "--tasks-out", "tasks.json"]
+BENCHMARK = ["benchmark", *POOL, "--out", "costs.parquet"]
+
+
+@pytest.fixture(autouse=True)
+def no_mlflow(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Runs untracked unless the test asks for MLflow: opening its database takes seconds."""
+    if "tracked" not in request.keywords:
+        monkeypatch.setattr("evenshard.tracking._open", lambda *args: None)
+        monkeypatch.setattr("evenshard.tracking.log_to_parent", lambda *args: None)
+
+
+def settings(change: Callable[[dict[str, Any]], None]) -> None:
+    params = yaml.safe_load(Path("params.yaml").read_text())
+    change(params)
+    Path("params.yaml").write_text(yaml.safe_dump(params))
+
+
+def run_loop(folder: Path) -> None:
+    """Both rounds of the small loop, through the command line."""
+    assert main(GENERATE) == 0
+    for k in (1, 2):
+        previous = ["--cost-net", f"r{k - 1}/cost", "--policy", f"r{k - 1}/policy"] if k > 1 else []
+        costs = [f"r{number}/costs.parquet" for number in range(1, k + 1)]
+        at_round = [*POOL, "--round", str(k)]
+        metrics = ["--metrics", f"r{k}/benchmark.json"]
+        assert main(["benchmark", *at_round, *previous, "--out", f"r{k}/costs.parquet", *metrics]) == 0
+        assert main(["train-cost", *at_round, "--costs", *costs, *previous[:2], "--out", f"r{k}/cost"]) == 0
+        policy = ["--cost-net", f"r{k}/cost", *previous[2:]]
+        assert main(["train-policy", *at_round, *policy, "--out", f"r{k}/policy"]) == 0
+    networks = ["--cost-net", "r2/cost", "--policy", "r2/policy"]
+    assert main(["evaluate", *POOL, "--costs", *costs, *networks, "--out", "reports"]) == 0
+
+
+@pytest.mark.tracked
+def test_the_whole_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_loop(workdir)
+    metrics = json.loads(Path("reports/metrics.json").read_text())
+    assert metrics["hardware"].startswith("cpu: ")
+    assert metrics["num_test_tasks"] == 3
+    assert metrics["num_infeasible"] == 0
+    assert list(metrics["sharders"]) == [
+        "random",
+        "size_greedy",
+        "dim_greedy",
+        "lookup_greedy",
+        "size_lookup_greedy",
+        "single_cost_greedy",
+        "dreamshard",
+    ]
+    for standing in metrics["sharders"].values():
+        assert standing["ci95_ms"][0] < standing["mean_measured_ms"] < standing["ci95_ms"][1]
+    assert metrics["cost_network"]["median_abs_pct_error"] > 0
+
+    costs = pd.read_parquet("r1/costs.parquet")
+    assert len(costs) == 4 * 2  # placements x devices
+    assert (costs.fwd_compute_ms + costs.bwd_compute_ms > 0).all()
+    assert (costs.all_to_all == "modelled").all()
+    assert set(costs.proposed_by) == {"random"}
+    assert set(pd.read_parquet("r2/costs.parquet").proposed_by) == {"dreamshard"}
+    evaluation = pd.read_csv("reports/evaluation.csv")
+    assert len(evaluation) == 3 * 7 * 2  # tasks x sharders x devices
+    steps = evaluation.groupby(["task_id", "sharder"])
+    parts = ["fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms"]
+    slowest = evaluation[parts].sum(axis=1).groupby([evaluation.task_id, evaluation.sharder]).max()
+    pd.testing.assert_series_equal(steps.max_device_ms.first(), slowest, check_names=False)
+    for picture in ("device_costs", "predicted_vs_measured", "cost_per_round"):
+        assert Path(f"reports/{picture}.png").read_bytes().startswith(b"\x89PNG")
+    benchmark = json.loads(Path("r1/benchmark.json").read_text())
+    assert 0 < benchmark["kernel_share_of_wall_time"] < 1
+    printed = capsys.readouterr().out
+    assert "single_cost_greedy *" in printed and "privileged" in printed
+    assert "report: reports/" in printed
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient("sqlite:///mlflow.db")
+    (experiment,) = [e for e in client.search_experiments() if e.name == "evenshard"]
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    children = {run.info.run_name: run for run in runs if run is not parent}
+    assert children.keys() == {
+        "generate_tables",
+        *(f"{stage}_{k}" for k in (1, 2) for stage in ("benchmark", "train_cost", "train_policy")),
+        "evaluate",
+    }
+    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parent.info.run_id}
+    assert {run.info.status for run in children.values()} == {"FINISHED"}
+    assert children["train_cost_2"].data.params["num_updates"] == "5"
+    assert len(client.get_metric_history(children["train_cost_1"].info.run_id, "loss_per_update")) == 5
+    assert parent.data.metrics["dreamshard.mean_measured_ms"] == pytest.approx(
+        metrics["sharders"]["dreamshard"]["mean_measured_ms"]
+    )
+    assert "costs.parquet" in [f.path for f in client.list_artifacts(children["benchmark_1"].info.run_id)]
+
+
+def test_the_same_seed_trains_the_same_networks(workdir: Path) -> None:
+    assert main(GENERATE) == 0
+    assert main(BENCHMARK) == 0
+    for name in ("a", "b"):
+        assert main(["train-cost", *POOL, "--costs", "costs.parquet", "--out", f"{name}/cost"]) == 0
+        assert main(["train-policy", *POOL, "--cost-net", f"{name}/cost", "--out", f"{name}/policy"]) == 0
+    for net in ("cost", "policy"):
+        a, b = (torch.load(f"{name}/{net}/state.pt", weights_only=True) for name in ("a", "b"))
+        assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize(
+    ("source", "num_tables"), [("criteo_kaggle", 26), ("nvidia_tiny", 55), ("own.yaml", 12), ("own.csv", 12)]
+)
+def test_tables_come_from_a_catalogue_or_the_users_file(workdir: Path, source: str, num_tables: int) -> None:
+    tables = [
+        {"name": f"clicks_{i}", "num_rows": 10 + i, "embedding_dim": 8, "pooling_factor": 1.5} for i in range(12)
+    ]
+    Path("own.yaml").write_text(yaml.safe_dump({"tables": tables}))
+    pd.DataFrame(tables).to_csv("own.csv", index=False)
+    assert main([*GENERATE, "--source", source]) == 0
+    assert len(load_tables(Path("t.parquet"))) == num_tables
+
+
+def write_recorded_batch(path: Path) -> None:
+    """8 tables x 64 samples of 2 lookups each, as facebookresearch/dlrm_datasets stores them."""
+    indices = torch.randint(50, (8 * 64 * 2,), generator=torch.Generator().manual_seed(0))
+    lengths = torch.full((8, 64), 2)
+    offsets = torch.arange(8 * 64 + 1) * 2
+    torch.save((indices, offsets, lengths), path)
+
+
+def test_a_recorded_batch_is_replayed(workdir: Path) -> None:
+    write_recorded_batch(Path("batch.pt"))
+    settings(lambda p: (p["generate_tables"].update(tables_per_task=4), p["measure"].update(recorded_batch="batch.pt")))
+    assert main([*GENERATE, "--source", "batch.pt"]) == 0
+    assert {table.pooling_factor for table in load_tables(Path("t.parquet"))} == {2.0}
+    assert main(BENCHMARK) == 0
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    error = capsys.readouterr().err
+    said = [line for line in error.splitlines() if line.startswith("evenshard")]
+    assert len(said) == 1 and "Traceback" not in error, error
+    return said[0]
+
+
+BAD_TABLES = {
+    "missing column": "name,num_rows,embedding_dim\na,5,4\n",
+    "negative rows": "name,num_rows,embedding_dim,pooling_factor\na,5,4,1\nb,-5,4,1\n",
+    "nan pooling": "name,num_rows,embedding_dim,pooling_factor\na,5,4,1\nb,5,4,nan\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("missing column", ["bad.csv", "pooling_factor"]),
+        ("negative rows", ["bad.csv", "2", "b", "num_rows", "-5"]),
+        ("nan pooling", ["bad.csv", "2", "b", "pooling_factor", "nan"]),
+    ],
+)
+def test_a_bad_table_file_is_named_with_row_and_remedy(
+    workdir: Path, capsys: pytest.CaptureFixture[str], fault: str, words: list[str]
+) -> None:
+    Path("bad.csv").write_text(BAD_TABLES[fault])
+    assert main([*GENERATE, "--source", "bad.csv"]) == 2
+    said = one_line(capsys)
+    assert all(word in said for word in words), said
+    assert not Path("t.parquet").exists() and not Path("tasks.json").exists()
+
+
+def test_unknown_catalogue(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*GENERATE, "--source", "criteo_kagle"]) == 2
+    assert "criteo_kaggle" in one_line(capsys)
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "batch.pt"])
+def test_truncated_files(workdir: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    write_recorded_batch(Path("batch.pt"))
+    assert main(GENERATE) == 0
+    Path(name).write_bytes(Path(name).read_bytes()[:-200])
+    command = BENCHMARK if name == "t.parquet" else [*GENERATE, "--source", name]
+    assert main(command) == 2
+    assert name in one_line(capsys)
+    assert not Path("costs.parquet").exists()
+
+
+def test_more_memory_than_any_device(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings(lambda p: p["generate_tables"].update(memory_cap_gb=1e-6))
+    assert main(GENERATE) == 0
+    assert main(BENCHMARK) == 2
+    assert "memory_cap_gb" in one_line(capsys)
+    assert not Path("costs.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda p: p["train_cost"].update(num_update=3), ["train_cost", "num_update", "num_updates"]),
+        (lambda p: p["train_cost"].update(learning_rate="fast"), ["train_cost", "learning_rate"]),
+        (lambda p: p["train_cost"].update(num_updates=0), ["train_cost.num_updates", "0"]),
+        (lambda p: p.pop("generate_tables"), ["generate_tables", "source"]),
+    ],
+)
+def test_bad_settings(
+    workdir: Path, capsys: pytest.CaptureFixture[str], change: Callable[[dict[str, Any]], None], words: list[str]
+) -> None:
+    settings(change)
+    command = GENERATE if "source" in words else ["train-cost", *POOL, "--costs", "c.parquet", "--out", "net"]
+    assert main(command) == 2
+    said = one_line(capsys)
+    assert all(word in said for word in words), said
+
+
+@pytest.mark.parametrize("argv", [["--hardware", "tpu"], ["--hardware", "cuda"]])
+def test_hardware_that_is_not_there(workdir: Path, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    if argv[1] == "cuda" and torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    assert main(GENERATE) == 0
+    assert main([*BENCHMARK, *argv]) == 2
+    assert argv[1] in one_line(capsys)
+
+
+def test_a_failing_kernel_exits_1(
+    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise MeasurementFailed("FBGEMM failed on the shard [a]")
+
+    assert main(GENERATE) == 0
+    monkeypatch.setattr("evenshard.measure.fbgemm.FbgemmHardware.measure", fail)
+    assert main(BENCHMARK) == 1
+    assert "FBGEMM failed" in one_line(capsys)
+    assert not Path("costs.parquet").exists()
+
+
+def test_missing_and_unknown_flags_take_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["benchmark"], ["evaluate", "--nonsense"], ["no-such-command"]):
+        with pytest.raises(SystemExit) as left:
+            main(argv)
+        assert left.value.code == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["generate-tables", "benchmark", "train-cost", "train-policy", "evaluate"])
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([name, "--help"])
+    assert left.value.code == 0
+    told = capsys.readouterr().out
+    assert "--params" in told and len(told) > 500
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys; from evenshard.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print([m for m in ('torch', 'mlflow', 'pandas', 'matplotlib', 'yaml') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
+
+
+@pytest.mark.tracked
+def test_a_stage_goes_on_when_mlflow_is_away(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    start = time.monotonic()
+    assert main(GENERATE) == 0
+    assert time.monotonic() - start < 60
+    assert Path("tasks.json").exists()
+    assert "MLflow cannot be reached" in caplog.text
