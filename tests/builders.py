@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import torch
 
-from evenshard.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
+from evenshard.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.env import CostModel, Policy
 from evenshard.errors import InfeasibleTask
 from evenshard.features import NUM_FEATURES, FeatureNormalizer

@@ -131,9 +131,7 @@ def test_the_same_seed_trains_the_same_networks(workdir: Path) -> None:
     ("source", "num_tables"), [("criteo_kaggle", 26), ("nvidia_tiny", 55), ("own.yaml", 12), ("own.csv", 12)]
 )
 def test_tables_come_from_a_catalogue_or_the_users_file(workdir: Path, source: str, num_tables: int) -> None:
-    tables = [
-        {"name": f"clicks_{i}", "num_rows": 10 + i, "embedding_dim": 8, "pooling_factor": 1.5} for i in range(12)
-    ]
+    tables = [{"name": f"clicks_{i}", "num_rows": 10 + i, "embedding_dim": 8, "pooling_factor": 1.5} for i in range(12)]
     Path("own.yaml").write_text(yaml.safe_dump({"tables": tables}))
     pd.DataFrame(tables).to_csv("own.csv", index=False)
     assert main([*GENERATE, "--source", source]) == 0

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builders import PROVENANCE, cost, measured, some_tables, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import PROVENANCE, cost, measured, some_tables, task
 from evenshard.costs import (
     DeviceCost,
     MeasuredPlacement,
@@ -169,12 +169,9 @@ def setting(row: int, column: str, value: Any) -> Callable[[Rows], Rows]:
         (setting(3, "tables", []), "every device and table", "measurement a"),
         (setting(2, "tables", ["clicks"]), "every device and table", "measurement a"),
         (setting(2, "device_id", 7), "every device and table", "measurement a"),
-        # Fails: a table on two devices is accepted, on the later one.
         (setting(2, "tables", [TABLES[0].name]), "every device and table", "measurement a"),
-        # Fails: rows measured at another batch size, or on other devices, pass for those of the task.
         (setting(2, "batch_size", 128), "batch_size", "row 2"),
         (setting(2, "num_devices", 4), "num_devices", "row 2"),
-        # Fails: TypeError.
         (setting(4, "fwd_compute_ms", None), "fwd_compute_ms", "row 4"),
     ],
 )
@@ -191,7 +188,6 @@ def test_the_dataset_that_the_broken_ones_are_made_of_is_sound(tmp_path: Path) -
     assert len(load_costs(tampered(tmp_path / "costs.parquet", lambda rows: rows), [TASK])) == 2
 
 
-# Fails: KeyError.
 @pytest.mark.parametrize("column", ["task_id", "tables", "bwd_compute_ms", "hardware"])
 def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
     path = tampered(tmp_path / "costs.parquet", lambda rows: rows)

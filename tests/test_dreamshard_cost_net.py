@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from builders import BATCH_SIZE, cost_net, some_tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from builders import BATCH_SIZE, cost_net, some_tables
 from evenshard.cost_nets.dreamshard import REPRESENTATION_SIZE, DreamShardCostNet
 from evenshard.features import FeatureNormalizer
 
@@ -65,6 +65,12 @@ def test_devices_outside_the_mask_do_not_count() -> None:
     alone = net.overall_cost(sums[None], torch.ones(1, 3, dtype=torch.bool))
     torch.testing.assert_close(net.overall_cost(padded, mask), alone)
     assert float((net.overall_cost(padded, torch.ones_like(mask)) - alone).abs().detach()) > 1
+
+
+def test_a_device_outside_the_mask_is_no_zero_in_the_maximum() -> None:
+    net, below_zero = cost_net(), torch.full((1, 2, REPRESENTATION_SIZE), -3.0)
+    masked = net.overall_cost(below_zero, torch.tensor([[True, False]]))
+    torch.testing.assert_close(masked, net.overall_cost(below_zero[:, :1], torch.ones(1, 1, dtype=torch.bool)))
 
 
 def test_an_empty_device_inside_the_mask_is_zero_in_the_maximum() -> None:

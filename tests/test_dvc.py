@@ -18,7 +18,9 @@ PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text())
 
 
 def test_dvc_yaml_fits_params_yaml() -> None:
-    done = subprocess.run([sys.executable, "pipelines/dvc_rounds.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "pipelines/dvc_rounds.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -7,6 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from builders import (
     BATCH_SIZE,
     PLAIN_FEATURES,
@@ -22,9 +25,6 @@ from builders import (
     task,
     working,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from evenshard.env import (
     Choose,
     EpisodeBatch,
@@ -291,6 +291,19 @@ def test_a_device_without_tables_is_seen_as_the_zero_representation() -> None:
     torch.testing.assert_close(episodes.costs_BTDC[0, 0], empty.expand(2, -1))
     zero_features = cost_net().device_costs(cost_net().encode(torch.zeros(1, 21)))[0].detach()
     assert (empty - zero_features).abs().max() > 1e-3
+
+
+class IdlestDevice(AdditiveCostModel):
+    """A cost model to which the idlest device of the task matters, so that one it does not have would."""
+
+    def overall_cost(self, sums_BDH: torch.Tensor, device_mask_BD: torch.Tensor) -> torch.Tensor:
+        return sums_BDH[..., 0].masked_fill(~device_mask_BD, torch.inf).amin(dim=1)
+
+
+def test_the_overall_cost_is_asked_for_the_devices_of_the_task_only() -> None:
+    batch = EpisodeBatch.of([task(working(5.0, 3.0), devices=2), task(working(5.0), devices=3)], PLAIN_FEATURES)
+    episodes = rollout(batch, IdlestDevice(), EmptiestDevice(), choose_best)
+    assert episodes.predicted_ms_B.tolist() == pytest.approx([3.0, 0.0])
 
 
 def test_replayed_logits_stay_finite_where_nothing_was_placed() -> None:

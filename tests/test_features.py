@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from builders import BATCH_SIZE, READ_ONCE, some_tables, table
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import BATCH_SIZE, READ_ONCE, some_tables, table
 from evenshard.features import NUM_FEATURES, FeatureNormalizer, raw_features_TF
 from evenshard.reuse import feasible_reuse_bins
 
@@ -73,6 +73,7 @@ def test_unseen_tables_are_measured_with_the_training_pool() -> None:
     assert unseen[0, 1] == pytest.approx(3.0)
 
 
+@settings(deadline=None)
 @given(st.permutations(range(len(POOL))))
 def test_the_order_of_the_pool_does_not_matter(order: list[int]) -> None:
     shuffled = [POOL[number] for number in order]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from builders import BATCH_SIZE, FakeHardware, cost, cost_net, measured, some_tables, task
 
+from builders import BATCH_SIZE, FakeHardware, cost, cost_net, measured, some_tables, task
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.costs import DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.features import FeatureNormalizer

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from builders import sized, table, task
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import sized, table, task
 from evenshard.errors import InfeasibleTask
 from evenshard.placement import Placement, check_placement, legal_mask, no_room, require_room
 from evenshard.units import BYTES_PER_GB

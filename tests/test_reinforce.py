@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from builders import (
     BATCH_SIZE,
     PLAIN_FEATURES,
@@ -22,7 +23,6 @@ from builders import (
     task,
     working,
 )
-
 from evenshard.env import EpisodeBatch, Episodes, choose_sampled, rollout
 from evenshard.features import FeatureNormalizer
 from evenshard.learn.reinforce import ReinforceConfig, reinforce_loss, train_policy
@@ -136,7 +136,10 @@ def test_padding_and_company_change_nothing() -> None:
 def test_a_better_than_average_choice_becomes_more_probable() -> None:
     batch, episodes = played(task(TABLES[:1], devices=2), 2)
     one_each = replace(
-        episodes, device_BT=torch.tensor([[0], [1]]), predicted_ms_B=torch.tensor([5.0, 9.0]), finished_B=torch.ones(2) > 0
+        episodes,
+        device_BT=torch.tensor([[0], [1]]),
+        predicted_ms_B=torch.tensor([5.0, 9.0]),
+        finished_B=torch.ones(2) > 0,
     )
     logits = torch.zeros(2, requires_grad=True)
     reinforce_loss(batch, one_each, FixedLogits(logits), 0.0).backward()  # type: ignore[no-untyped-call]
@@ -185,7 +188,10 @@ def test_episodes_that_met_a_dead_end_do_not_count_and_nothing_becomes_nan() -> 
 
 
 def trained(
-    tasks: list[PlacementTask], config: ReinforceConfig, net: DreamShardPolicy, normalizer: FeatureNormalizer = NORMALIZER
+    tasks: list[PlacementTask],
+    config: ReinforceConfig,
+    net: DreamShardPolicy,
+    normalizer: FeatureNormalizer = NORMALIZER,
 ) -> list[float]:
     batches = [EpisodeBatch.of([one], normalizer) for one in tasks]
     optimizer = torch.optim.Adam(net.parameters(), lr=123.0)
@@ -199,6 +205,16 @@ def test_a_task_without_any_legal_placement_leaves_the_policy_as_it_was() -> Non
     assert all(math.isnan(value) for value in history) and len(history) == 3
     for weight, before in zip(net.parameters(), policy().parameters(), strict=True):
         assert weight.equal(before)
+
+
+def test_the_momentum_of_earlier_updates_does_not_move_the_policy_at_a_dead_end() -> None:
+    net, generator = policy(), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adam(net.parameters())
+    well, dead = (EpisodeBatch.of([one], NORMALIZER) for one in (ROOMY, task(sized(3, 3, 3), cap=4 * 4)))
+    train_policy(net, optimizer, cost_net(), [well], ReinforceConfig(2, 6, 0.01, 0.1), generator)
+    before = [weight.detach().clone() for weight in net.parameters()]
+    train_policy(net, optimizer, cost_net(), [dead], ReinforceConfig(2, 6, 0.01, 0.1), generator)
+    assert all(weight.equal(old) for weight, old in zip(net.parameters(), before, strict=True))
 
 
 def test_training_on_dead_ends_stays_finite() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from builders import cost
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import cost
 from evenshard.reward import negative_predicted_cost_B, negative_step_time, standardised_B
 
 
@@ -30,6 +30,7 @@ def test_returns_that_are_all_alike_teach_nothing_and_divide_nothing_by_zero(ret
     assert standardised_B(torch.tensor(returns)).tolist() == [0.0] * len(returns)
 
 
+@settings(deadline=None)
 @given(
     returns=st.lists(st.integers(-1000, 1000).map(float), min_size=2, max_size=10).filter(lambda r: len(set(r)) > 1),
     scale=st.sampled_from([1e-2, 1.0, 1e3]),

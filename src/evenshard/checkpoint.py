@@ -13,7 +13,7 @@ from torch import nn
 from evenshard.atomic import atomic_path
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.errors import BadFile
-from evenshard.features import FeatureNormalizer
+from evenshard.features import NUM_FEATURES, FeatureNormalizer
 from evenshard.sharders.dreamshard import DreamShardPolicy
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -65,6 +65,8 @@ def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:
         if KINDS.get(config["kind"]) is not kind:
             raise BadFile(folder, f"holds a {config['kind']}, not a {kind.__name__}", "Name the other folder.")
         normalizer = FeatureNormalizer(**{key: tuple(value) for key, value in config["normalizer"].items()})
+        if not len(normalizer.mean) == len(normalizer.scale) == NUM_FEATURES:
+            raise ValueError(f"its normalizer is not for {NUM_FEATURES} features")
         checkpoint = new_checkpoint(kind(), normalizer)
         checkpoint.net.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
         checkpoint.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
@@ -74,4 +76,5 @@ def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:
     except BadFile:
         raise
     except Exception as error:  # torch.load raises half a dozen kinds on a torn file
-        raise BadFile(folder, f"not readable as a saved network ({str(error).splitlines()[0][:120]})", remedy) from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise BadFile(folder, f"not readable as a saved network ({reason})", remedy) from None

@@ -217,6 +217,9 @@ def load_costs(path: Path, tasks: Sequence[PlacementTask]) -> tuple[MeasuredPlac
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
     if version != SCHEMA_VERSION:
         raise BadFile(path, f"cost schema version is {version}, this evenshard reads {SCHEMA_VERSION}", remedy)
+    missing = next((name for name in _schema().names if name not in table.column_names), None)
+    if missing is not None:
+        raise BadFile(path, f"column {missing} is missing", remedy)
     by_id = {task.task_id: task for task in tasks}
     groups: dict[str, list[dict[str, Any]]] = {}
     for number, row in enumerate(table.to_pylist(), start=1):
@@ -228,20 +231,27 @@ def load_costs(path: Path, tasks: Sequence[PlacementTask]) -> tuple[MeasuredPlac
 
 
 def _row_problem(row: dict[str, Any], by_id: dict[str, PlacementTask]) -> str | None:
-    if row["task_id"] not in by_id:
-        return f"task {row['task_id']!r} is not in the task file"
     for column, value in row.items():
+        if value is None:
+            return f"{column} is empty"
         if column.endswith("_ms") and not 0 <= value < float("inf"):
             return f"{column} is {value}, not a time"
+    if row["task_id"] not in by_id:
+        return f"task {row['task_id']!r} is not in the task file"
+    task = by_id[row["task_id"]]
+    for column in ("num_devices", "batch_size"):
+        if row[column] != getattr(task, column):
+            return f"{column} is {row[column]}, but {getattr(task, column)} in task {task.task_id}"
     return None
 
 
 def _measured(path: Path, rows: list[dict[str, Any]], task: PlacementTask) -> MeasuredPlacement:
     first = rows[0]
     rows = sorted(rows, key=lambda row: int(row["device_id"]))
-    device_of = {name: row["device_id"] for row in rows for name in row["tables"]}
-    names = [table.name for table in task.tables]
-    if [row["device_id"] for row in rows] != list(range(task.num_devices)) or device_of.keys() != set(names):
+    placed = [(name, row["device_id"]) for row in rows for name in row["tables"]]
+    device_of, names = dict(placed), [table.name for table in task.tables]
+    each_table_once = sorted(name for name, _ in placed) == sorted(names)
+    if [row["device_id"] for row in rows] != list(range(task.num_devices)) or not each_table_once:
         raise BadFile(
             path,
             f"its rows do not cover every device and table of task {task.task_id} exactly once",

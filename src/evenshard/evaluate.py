@@ -85,12 +85,14 @@ class Standing:
         sharder: its name.
         privileged: True if it measured the test tables before placing them.
         measured_ms: mean over the tasks that every sharder could place.
+        is_best_heuristic: True for the one the others are compared with.
         against_best_pct: paired difference to the best heuristic, per cent of the latter's mean; negative is faster.
         num_infeasible: tasks this sharder could not place.
     """
 
     sharder: str
     privileged: bool
+    is_best_heuristic: bool
     measured_ms: Interval
     against_best_pct: Interval
     num_infeasible: int
@@ -98,8 +100,10 @@ class Standing:
     @property
     def verdict(self) -> str:
         """What the interval allows to say about the difference to the best heuristic."""
-        if self.against_best_pct.mean == 0:
+        if self.is_best_heuristic:
             return "the best heuristic"
+        if math.isnan(self.against_best_pct.mean):
+            return "no task that all could place"
         if self.against_best_pct.high < 0:
             return "faster"
         if self.against_best_pct.low > 0:
@@ -118,25 +122,22 @@ def standings(results: Sequence[Result]) -> list[Standing]:
         if all(math.isfinite(results_of[task_id].measured_ms) for results_of in by_sharder.values())
     ]
     costs = {name: [results_of[t].measured_ms for t in common] for name, results_of in by_sharder.items()}
-    if not common:
-        nothing = Interval(math.nan, math.nan, math.nan)
-        return [_standing(name, nothing, nothing, results_of) for name, results_of in by_sharder.items()]
-    best = min((name for name in EXPERTS if name in costs), key=lambda name: fmean(costs[name]))
-    scale = 100 / fmean(costs[best])
-    return [
-        _standing(
-            name,
-            Interval.of(costs[name]),
-            Interval.of([(own - other) * scale for own, other in zip(costs[name], costs[best], strict=True)]),
-            by_sharder[name],
+    nothing = Interval(math.nan, math.nan, math.nan)
+    best = min((name for name in EXPERTS if name in costs), key=lambda name: fmean(costs[name])) if common else ""
+    scale = 100 / fmean(costs[best]) if common else math.nan
+
+    def standing(name: str) -> Standing:
+        differences = [(own - other) * scale for own, other in zip(costs[name], costs.get(best, []), strict=True)]
+        return Standing(
+            sharder=name,
+            privileged=name in PRIVILEGED,
+            is_best_heuristic=name == best,
+            measured_ms=Interval.of(costs[name]) if common else nothing,
+            against_best_pct=Interval.of(differences) if common else nothing,
+            num_infeasible=sum(1 for result in by_sharder[name].values() if not result.measured),
         )
-        for name in by_sharder
-    ]
 
-
-def _standing(name: str, cost: Interval, against: Interval, results_of: dict[str, Result]) -> Standing:
-    missed = sum(1 for result in results_of.values() if not result.measured)
-    return Standing(name, name in PRIVILEGED, cost, against, missed)
+    return [standing(name) for name in by_sharder]
 
 
 def infeasible_tasks(results: Sequence[Result]) -> int:
@@ -166,6 +167,8 @@ def network_accuracy(results: Sequence[Result]) -> NetworkAccuracy:
     taus = []
     for task_id in dict.fromkeys(r.answer.task.task_id for r in measured):
         own = [r for r in measured if r.answer.task.task_id == task_id]
+        if len(own) < 2:
+            continue
         tau = float(kendalltau([r.answer.predicted_ms for r in own], [r.measured_ms for r in own]).statistic)
         if math.isfinite(tau):
             taus.append(tau)

@@ -122,7 +122,9 @@ def text_table(standings: Sequence[Standing], num_tasks: int) -> str:
     lines = [f"{'sharder':<22}{'mean measured ms':>17}{'to the best heuristic':>36}  verdict"]
     for one in sorted(standings, key=lambda one: one.measured_ms.mean):
         against = one.against_best_pct
-        difference = f"{against.mean:+.1f} % [{against.low:+.1f}, {against.high:+.1f}]" if against.mean else "0"
+        difference = f"{against.mean:+.1f} % [{against.low:+.1f}, {against.high:+.1f}]"
+        if one.is_best_heuristic:
+            difference = "0"
         missed = f"; {one.num_infeasible} of {num_tasks} tasks infeasible" if one.num_infeasible else ""
         mark = " *" if one.privileged else ""
         lines.append(f"{one.sharder + mark:<22}{one.measured_ms.mean:>17.3f}{difference:>36}  {one.verdict}{missed}")
@@ -154,7 +156,7 @@ def _save(figure: Any, path: Path) -> None:
 def plot_device_costs(costs: Mapping[str, PlacementCost], title: str, path: Path) -> None:
     """Stacked bars of every device's four times, one panel per sharder, with the step time they wait for."""
     figure, axes = _figure(1.2 + 3.1 * len(costs), 3.8, len(costs))
-    for axis, (sharder, cost) in zip(axes[0], costs.items(), strict=True):
+    for axis, (sharder, cost) in zip(axes[0], costs.items(), strict=False):  # an empty panel if there is no cost
         bottom = [0.0] * len(cost.devices)
         devices = range(len(cost.devices))
         for part, (label, colour) in PARTS.items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,13 +130,18 @@ def load_tasks(path: Path, pool: Sequence[Table]) -> TaskSplit:
         raise BadFile(path, "no such file", remedy) from None
     except (ValueError, OSError) as error:
         raise BadFile(path, f"not readable as JSON ({error})", remedy) from None
-    if not isinstance(sides, dict) or not {"train", "test"} <= sides.keys():
-        raise BadFile(path, "has no train and test tasks", remedy)
+    if not isinstance(sides, dict) or not all(isinstance(sides.get(side), list) for side in ("train", "test")):
+        raise BadFile(path, "has no lists of train and test tasks", remedy)
 
     def tasks(side: str) -> tuple[PlacementTask, ...]:
         return tuple(_task(path, f"{side} task {number}", record, by_name) for number, record in enumerate(sides[side]))
 
-    return TaskSplit(train=tasks("train"), test=tasks("test"))
+    split = TaskSplit(train=tasks("train"), test=tasks("test"))
+    ids = Counter(task.task_id for task in (*split.train, *split.test))
+    twice = next((task_id for task_id, count in ids.items() if count > 1), None)
+    if twice is not None:
+        raise BadFile(path, f"two tasks have the task_id {twice!r}", "Give each its own.")
+    return split
 
 
 def _task(path: Path, where: str, record: object, by_name: dict[str, Table]) -> PlacementTask:
@@ -153,8 +160,10 @@ def _task(path: Path, where: str, record: object, by_name: dict[str, Table]) -> 
     unknown = next((name for name in names if name not in by_name), None)
     if unknown is not None:
         raise BadFile(path, f"table {unknown!r} is not in the table file", "Use the tables it was made with.", where)
-    if num_devices < 1 or batch_size < 1 or not cap_gb > 0 or not names:
-        raise BadFile(
-            path, "num_devices, batch_size, memory_cap_gb and the number of tables must be above 0", "Repair it.", where
-        )
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise BadFile(path, f"table {twice!r} is named twice", "Name each table once.", where)
+    if num_devices < 1 or batch_size < 1 or not 0 < cap_gb < math.inf or not names:
+        problem = "num_devices, batch_size, memory_cap_gb and the number of tables must be above 0 and finite"
+        raise BadFile(path, problem, "Repair it.", where)
     return PlacementTask(task_id, tuple(by_name[name] for name in names), num_devices, gb_to_bytes(cap_gb), batch_size)

@@ -40,7 +40,7 @@ class FbgemmHardware:
         self._recorded = RecordedLookups(read_dlrm_batch(config.recorded_batch)) if config.recorded_batch else None
         self._device = device
         self._link = link(config.link)
-        self._lookups: dict[tuple[str, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._lookups: dict[tuple[Table, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._weights = _WeightArena()
         self._opened = time.perf_counter()
         self._kernel_s = 0.0
@@ -161,7 +161,7 @@ class FbgemmHardware:
 
     def _table_batches(self, table: Table, batch_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The table's own part of each batch: drawn once and kept, since a table recurs in many shards."""
-        key = (table.name, batch_size)
+        key = (table, batch_size)
         if key not in self._lookups:
             self._lookups[key] = [self._lookups_of(table, batch_size, n) for n in range(self._config.num_batches)]
         return self._lookups[key]

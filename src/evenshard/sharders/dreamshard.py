@@ -49,17 +49,21 @@ class DreamShardPolicy(nn.Module):
 
 
 class DreamShardSharder:
-    """Places each table on the most probable device (the published inference).
+    """Follows the policy, and looks at more than one answer.
 
-    Where that runs into a full memory, sampled rollouts are tried and the one with the lowest predicted cost counts.
+    The candidates are the placement that takes the most probable device at every step (the published inference) and
+    ``num_rollouts`` sampled ones; the lowest predicted overall cost wins. Nothing is measured.
     """
 
     name = "dreamshard"
 
-    def __init__(self, cost_model: CostModel, policy: Policy, normalizer: FeatureNormalizer) -> None:
+    def __init__(
+        self, cost_model: CostModel, policy: Policy, normalizer: FeatureNormalizer, num_rollouts: int = 0
+    ) -> None:
         self._cost_model = cost_model
         self._policy = policy
         self._normalizer = normalizer
+        self._num_rollouts = num_rollouts
 
     def place(self, task: PlacementTask) -> Placement:
         """The policy's placement.
@@ -69,14 +73,18 @@ class DreamShardSharder:
         """
         require_room(task)
         batch = EpisodeBatch.of([task], self._normalizer)
-        episodes, best = rollout(batch, self._cost_model, self._policy, choose_best), 0
-        if not episodes.finished_B[0]:
-            generator = torch.Generator().manual_seed(0)
-            episodes = rollout(batch.repeat(RESCUE_ROLLOUTS), self._cost_model, self._policy, choose_sampled(generator))
-            best = int(episodes.predicted_ms_B.argmin())
-            if not episodes.finished_B[best]:
-                raise _dead_end(task)
-        placement = episodes.placement(best, task)
+        greedy = rollout(batch, self._cost_model, self._policy, choose_best)
+        num_rollouts = self._num_rollouts if greedy.finished_B[0] else max(self._num_rollouts, RESCUE_ROLLOUTS)
+        best, episode = greedy, 0
+        if num_rollouts:
+            choose = choose_sampled(torch.Generator().manual_seed(0))
+            sampled = rollout(batch.repeat(num_rollouts), self._cost_model, self._policy, choose)
+            lowest = int(sampled.predicted_ms_B.argmin())
+            if sampled.predicted_ms_B[lowest] < greedy.predicted_ms_B[0]:
+                best, episode = sampled, lowest
+        if not best.finished_B[episode]:
+            raise _dead_end(task, 1 + num_rollouts)
+        placement = best.placement(episode, task)
         check_placement(task, placement)
         return placement
 
@@ -99,14 +107,14 @@ class DreamShardSharder:
             return float(self._cost_model.overall_cost(sums[None], mask))
 
 
-def _dead_end(task: PlacementTask) -> InfeasibleTask:
+def _dead_end(task: PlacementTask, num_rollouts: int) -> InfeasibleTask:
     def gb(num_bytes: int) -> str:
         return f"{bytes_to_gb(num_bytes):.2f} GB"
 
     total, room = sum(table.size_bytes for table in task.tables), task.memory_cap_bytes * task.num_devices
     largest = max(task.tables, key=lambda table: table.size_bytes)
     return InfeasibleTask(
-        f"{task.task_id}: no placement found in {1 + RESCUE_ROLLOUTS} rollouts: the tables need {gb(total)} of "
-        f"{gb(room)}, the largest ({largest.name}) {gb(largest.size_bytes)} of one device's {gb(task.memory_cap_bytes)}. "
+        f"{task.task_id}: no placement found in {num_rollouts} rollouts: the tables need {gb(total)} of {gb(room)}, "
+        f"the largest ({largest.name}) {gb(largest.size_bytes)} of one device's {gb(task.memory_cap_bytes)}. "
         f"Raise memory_cap_gb or num_devices."
     )

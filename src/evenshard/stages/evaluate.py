@@ -16,6 +16,7 @@ from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.costs import MeasuredPlacement, PlacementCost, load_costs, save_costs
 from evenshard.evaluate import EXPERTS, Answer, Result, Standing, ask, infeasible_tasks, network_accuracy, standings
 from evenshard.measure import Hardware, MeasureConfig, measure_all, open_hardware
+from evenshard.params import require
 from evenshard.progress import progress
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
@@ -32,9 +33,12 @@ class EvaluateConfig:
     """Section ``evaluate`` of params.yaml.
 
     Attributes:
+        num_rollouts: sampled placements that dreamshard compares by predicted cost, beside the most probable one; 0 is
+            the published inference.
         seed: of the random sharder.
     """
 
+    num_rollouts: int = 64
     seed: int = 0
 
 
@@ -71,12 +75,13 @@ def run(config: EvaluateConfig, measure: MeasureConfig, inputs: EvaluateInputs, 
         BadInput: if an input cannot be read.
         MeasurementFailed: if a kernel fails.
     """
+    require(config.num_rollouts >= 0, f"evaluate.num_rollouts is {config.num_rollouts}. Make it at least 0.")
     split = load_tasks(inputs.tasks, load_tables(inputs.tables))
     cost_net = load_checkpoint(inputs.cost_net, DreamShardCostNet)
     policy = load_checkpoint(inputs.policy, DreamShardPolicy)
     training_costs = [one for path in inputs.costs for one in load_costs(path, split.train)]
     hardware = open_hardware(measure)
-    dreamshard = DreamShardSharder(cost_net.net, policy.net, policy.normalizer)
+    dreamshard = DreamShardSharder(cost_net.net, policy.net, policy.normalizer, config.num_rollouts)
     sharders: list[Sharder] = [
         RandomSharder(config.seed),
         *expert_sharders(),

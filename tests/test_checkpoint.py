@@ -1,0 +1,156 @@
+"""Checkpoints: a network comes back as it was, optimizer included, or the folder is named as the problem."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from builders import BATCH_SIZE, FakeHardware, cost_net, measured, policy, some_tables, task
+from evenshard.checkpoint import Checkpoint, load_checkpoint, new_checkpoint, save_checkpoint
+from evenshard.cost_nets.dreamshard import DreamShardCostNet
+from evenshard.errors import BadFile
+from evenshard.features import FeatureNormalizer
+from evenshard.learn.fit_cost_net import CostTensors, FitConfig, fit_cost_net
+from evenshard.placement import Placement
+from evenshard.sharders.dreamshard import DreamShardPolicy
+
+TABLES = some_tables(6)
+NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
+
+
+def data() -> CostTensors:
+    of_task = task(TABLES, devices=2)
+    placements = [Placement((number % 2, 0, 1, 0, 1, number // 2), 2) for number in range(4)]
+    return CostTensors.of(
+        [measured(of_task, one.device_of_table, FakeHardware().measure(of_task, one)) for one in placements], NORMALIZER
+    )
+
+
+def fit(checkpoint: Checkpoint[DreamShardCostNet], seed: int) -> None:
+    config = FitConfig(num_updates=10, minibatch_size=3, learning_rate=1e-3)
+    fit_cost_net(checkpoint.net, checkpoint.optimizer, data(), config, torch.Generator().manual_seed(seed))
+
+
+def same_weights(one: nn.Module, other: nn.Module) -> bool:
+    mine, others = one.state_dict(), other.state_dict()
+    return mine.keys() == others.keys() and all(mine[name].equal(others[name]) for name in mine)
+
+
+def test_a_cost_network_comes_back_as_it_was(tmp_path: Path) -> None:
+    saved = replace(new_checkpoint(cost_net(seed=5, scale_ms=42.0), NORMALIZER), round=3)
+    save_checkpoint(saved, tmp_path / "net")
+    loaded = load_checkpoint(tmp_path / "net", DreamShardCostNet)
+    assert same_weights(loaded.net, saved.net) and float(loaded.net.cost_scale_ms) == 42.0
+    assert loaded.normalizer == NORMALIZER
+    assert loaded.round == 3
+
+
+def test_a_policy_comes_back_as_it_was(tmp_path: Path) -> None:
+    saved = new_checkpoint(policy(seed=5, scale_ms=42.0), NORMALIZER)
+    save_checkpoint(saved, tmp_path / "policy")
+    loaded = load_checkpoint(tmp_path / "policy", DreamShardPolicy)
+    assert same_weights(loaded.net, saved.net) and loaded.round == 0
+    features = NORMALIZER(TABLES, BATCH_SIZE)
+    assert loaded.net.encode(loaded.normalizer(TABLES, BATCH_SIZE)).equal(saved.net.encode(features))
+
+
+def test_training_goes_on_as_if_nothing_had_been_saved(tmp_path: Path) -> None:
+    never_saved = new_checkpoint(cost_net(), NORMALIZER)
+    fit(never_saved, seed=1)
+    save_checkpoint(never_saved, tmp_path / "net")
+    loaded = load_checkpoint(tmp_path / "net", DreamShardCostNet)
+    forgetful = new_checkpoint(cost_net(), NORMALIZER)
+    forgetful.net.load_state_dict(never_saved.net.state_dict())
+    for checkpoint in (never_saved, loaded, forgetful):
+        fit(checkpoint, seed=2)
+    assert same_weights(loaded.net, never_saved.net)
+    assert not same_weights(forgetful.net, never_saved.net)  # a fresh Adam goes elsewhere
+
+
+def test_saving_again_replaces_the_folder_as_a_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "net"
+    save_checkpoint(new_checkpoint(cost_net(seed=1), NORMALIZER), folder)
+    (folder / "left_over").touch()
+    save_checkpoint(new_checkpoint(cost_net(seed=2), NORMALIZER), folder)
+    assert same_weights(load_checkpoint(folder, DreamShardCostNet).net, cost_net(seed=2))
+    assert sorted(found.name for found in folder.iterdir()) == ["config.json", "optimizer.pt", "state.pt"]
+    assert [found.name for found in tmp_path.iterdir()] == ["net"]
+
+
+# What is wrong with a folder -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_checkpoint(new_checkpoint(cost_net(), NORMALIZER), tmp_path / "net")
+    return tmp_path / "net"
+
+
+def test_a_missing_folder_is_a_bad_file_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"config\.json is missing.*train-cost") as caught:
+        load_checkpoint(tmp_path / "net", DreamShardCostNet)
+    assert str(tmp_path / "net") in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "state.pt", "optimizer.pt"])
+def test_each_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(BadFile, match=f"{name} is missing"):
+        load_checkpoint(folder, DreamShardCostNet)
+
+
+# Fails for empty .pt files: torch raises an EOFError without a message, whose first line is then asked for.
+@pytest.mark.parametrize("name", ["config.json", "state.pt", "optimizer.pt"])
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
+def test_each_torn_file_is_a_bad_file_on_one_line(folder: Path, name: str, keep: float) -> None:
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: int(keep * len(whole))])
+    with pytest.raises(BadFile, match="not readable as a saved network") as caught:
+        load_checkpoint(folder, DreamShardCostNet)
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_folder_of_the_other_kind_is_named_as_such(folder: Path) -> None:
+    with pytest.raises(BadFile, match="holds a dreamshard_cost_net, not a DreamShardPolicy"):
+        load_checkpoint(folder, DreamShardPolicy)
+
+
+def test_weights_of_another_shape_are_refused(folder: Path) -> None:
+    torch.save({"table_mlp.0.0.weight": torch.zeros(3, 3)}, folder / "state.pt")
+    with pytest.raises(BadFile, match="not readable as a saved network"):
+        load_checkpoint(folder, DreamShardCostNet)
+
+
+@pytest.mark.parametrize("key", ["kind", "round", "normalizer"])
+def test_a_config_without_a_key_is_refused(folder: Path, key: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadFile, match=key):
+        load_checkpoint(folder, DreamShardCostNet)
+
+
+def test_a_normalizer_of_the_wrong_number_of_features_is_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["normalizer"]["mean"].pop()
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadFile):
+        load_checkpoint(folder, DreamShardCostNet)
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, ("never_opened_by_load", "w")
+
+
+def test_no_pickled_code_is_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"weight": Hostile()}, folder / "state.pt")
+    with pytest.raises(BadFile):
+        load_checkpoint(folder, DreamShardCostNet)
+    assert not (tmp_path / "never_opened_by_load").exists()

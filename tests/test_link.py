@@ -1,0 +1,77 @@
+"""The all-to-all model: hand-computable exchanges of named links."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenshard.errors import BadConfig
+from evenshard.measure.link import LINKS, Link, link
+
+PLAIN = Link(latency_us=0.0, bandwidth_gb_s=1.0, source="by hand")
+
+
+def test_two_devices_by_hand() -> None:
+    """500,000 samples each. Device 0 sends 3 values of 4 bytes for the other's half and receives 1: 6 MB at 1 GB/s.
+
+    Device 1 sends 1 value and receives 3: the busier direction takes as long.
+    """
+    assert PLAIN.all_to_all_ms([3, 1], 1_000_000) == pytest.approx((6.0, 6.0))
+
+
+def test_four_devices_by_hand() -> None:
+    """250 samples each, 4 bytes a value: 1000 bytes per unit of dim and peer, 1 us per 1000 bytes.
+
+    Device 0 sends 8 to each of 3 and receives 3; device 1 sends 2 to each, 6, and receives 9; device 3 only receives.
+    """
+    found = PLAIN.all_to_all_ms([8, 2, 1, 0], 1000)
+    assert found == pytest.approx((24e-3, 9e-3, 10e-3, 11e-3))
+
+
+def test_latency_is_paid_once_per_exchange_in_microseconds() -> None:
+    slow_start = Link(latency_us=500.0, bandwidth_gb_s=1.0, source="by hand")
+    assert slow_start.all_to_all_ms([3, 1], 1_000_000) == pytest.approx((6.5, 6.5))
+    assert slow_start.all_to_all_ms([0, 0], 1_000_000) == pytest.approx((0.5, 0.5))
+
+
+def test_one_device_exchanges_nothing_and_waits_for_nobody() -> None:
+    assert Link(500.0, 1.0, "by hand").all_to_all_ms([64], 4096) == (0.0,)
+
+
+def test_twice_the_bandwidth_takes_half_the_time() -> None:
+    twice = Link(0.0, 2.0, "by hand").all_to_all_ms([8, 2, 1], 3000)
+    assert twice == pytest.approx([ms / 2 for ms in PLAIN.all_to_all_ms([8, 2, 1], 3000)])
+
+
+@settings(deadline=None)
+@given(dims=st.lists(st.integers(0, 500), min_size=2, max_size=8), data=st.data())
+def test_renamed_devices_swap_their_times(dims: list[int], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(dims))))
+    times = LINKS["ethernet_25g"].all_to_all_ms(dims, 512)
+    assert LINKS["ethernet_25g"].all_to_all_ms([dims[d] for d in order], 512) == tuple(times[d] for d in order)
+
+
+@settings(deadline=None)
+@given(share=st.integers(1, 100), devices=st.integers(2, 8))
+def test_even_dims_are_the_fastest_split(share: int, devices: int) -> None:
+    even = PLAIN.all_to_all_ms([share] * devices, 512)
+    uneven = PLAIN.all_to_all_ms([share + 1, *[share] * (devices - 2), share - 1], 512)
+    assert len(set(even)) == 1 and max(uneven) > max(even)
+
+
+@pytest.mark.parametrize("name", sorted(LINKS))
+def test_each_link_is_named_sourced_and_physical(name: str) -> None:
+    found = link(name)
+    assert found is LINKS[name] and found.source
+    assert 0 < found.latency_us < 1000 and 0 < found.bandwidth_gb_s < 1000
+
+
+def test_line_rates_in_bits_become_bytes() -> None:
+    assert (link("ethernet_10g").bandwidth_gb_s, link("ethernet_25g").bandwidth_gb_s) == (10 / 8, 25 / 8)
+    assert link("infiniband_hdr").bandwidth_gb_s == 200 / 8
+
+
+def test_an_unknown_link_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(BadConfig, match=r"link is 'carrier_pigeon'.*ethernet_25g"):
+        link("carrier_pigeon")
