@@ -104,7 +104,6 @@ def test_each_missing_file_is_named(folder: Path, name: str) -> None:
         load_checkpoint(folder, DreamShardCostNet)
 
 
-# Fails for empty .pt files: torch raises an EOFError without a message, whose first line is then asked for.
 @pytest.mark.parametrize("name", ["config.json", "state.pt", "optimizer.pt"])
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
 def test_each_torn_file_is_a_bad_file_on_one_line(folder: Path, name: str, keep: float) -> None:

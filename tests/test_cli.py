@@ -108,6 +108,7 @@ def test_the_whole_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> No
     }
     assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parent.info.run_id}
     assert {run.info.status for run in children.values()} == {"FINISHED"}
+    assert len(client.get_metric_history(children["benchmark_2"].info.run_id, "measured_ms_per_placement")) == 4
     assert children["train_cost_2"].data.params["num_updates"] == "5"
     assert len(client.get_metric_history(children["train_cost_1"].info.run_id, "loss_per_update")) == 5
     assert parent.data.metrics["dreamshard.mean_measured_ms"] == pytest.approx(

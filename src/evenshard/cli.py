@@ -46,10 +46,11 @@ def _benchmark(args: argparse.Namespace, params: dict[str, Any]) -> Mapping[str,
     measure = section(params, "measure", MeasureConfig, hardware=args.hardware)
     inputs = stage.BenchmarkInputs(args.tables, args.tasks, args.round, args.cost_net, args.policy)
     with stage_run(f"benchmark_{args.round}", params, {**asdict(config), **asdict(measure)}) as run:
-        metrics = stage.run(config, measure, inputs, stage.BenchmarkOutputs(args.out))
-        run.metrics(metrics)
+        outcome = stage.run(config, measure, inputs, stage.BenchmarkOutputs(args.out))
+        run.series("measured_ms_per_placement", outcome.curve)
+        run.metrics(outcome.metrics)
         run.artifact(args.out)
-    return metrics
+    return outcome.metrics
 
 
 def _train_cost(args: argparse.Namespace, params: dict[str, Any]) -> Mapping[str, Any]:
@@ -64,11 +65,11 @@ def _train_cost(args: argparse.Namespace, params: dict[str, Any]) -> Mapping[str
         args.tables, args.tasks, tuple(args.costs), args.round, max(num_rounds, args.round), args.cost_net
     )
     with stage_run(f"train_cost_{args.round}", params, asdict(config)) as run:
-        trained = stage.run(config, inputs, stage.TrainCostOutputs(args.out))
-        run.series("loss_per_update", trained.curve)
-        run.metrics(trained.metrics)
+        outcome = stage.run(config, inputs, stage.TrainCostOutputs(args.out))
+        run.series("loss_per_update", outcome.curve)
+        run.metrics(outcome.metrics)
         run.artifact(args.out)
-    return trained.metrics
+    return outcome.metrics
 
 
 def _train_policy(args: argparse.Namespace, params: dict[str, Any]) -> Mapping[str, Any]:
@@ -83,11 +84,11 @@ def _train_policy(args: argparse.Namespace, params: dict[str, Any]) -> Mapping[s
         args.tables, args.tasks, args.cost_net, args.round, max(num_rounds, args.round), args.policy
     )
     with stage_run(f"train_policy_{args.round}", params, asdict(config)) as run:
-        trained = stage.run(config, inputs, stage.TrainPolicyOutputs(args.out))
-        run.series("predicted_ms_per_update", trained.curve)
-        run.metrics(trained.metrics)
+        outcome = stage.run(config, inputs, stage.TrainPolicyOutputs(args.out))
+        run.series("predicted_ms_per_update", outcome.curve)
+        run.metrics(outcome.metrics)
         run.artifact(args.out)
-    return trained.metrics
+    return outcome.metrics
 
 
 def _evaluate(args: argparse.Namespace, params: dict[str, Any]) -> Mapping[str, Any]:
@@ -108,7 +109,7 @@ def _evaluate(args: argparse.Namespace, params: dict[str, Any]) -> Mapping[str, 
         } | {key: value for key, value in evaluation.metrics["cost_network"].items() if value is not None}
         run.metrics(headline)
         run.artifact(args.out)
-    log_to_parent(params, headline)
+    log_to_parent(headline)
     print(evaluation.table)
     print("\nreport: " + ", ".join(str(path) for path in sorted(args.out.iterdir())))
     return {}

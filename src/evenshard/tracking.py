@@ -137,7 +137,7 @@ def _parent(client: Any, experiment: str, uri: str, params: Mapping[str, Any], n
     return str(run.info.run_id)
 
 
-def log_to_parent(params: Mapping[str, Any], values: Mapping[str, float]) -> None:
+def log_to_parent(values: Mapping[str, float]) -> None:
     """Puts the loop's headline metrics on the parent run, so that loops can be compared side by side."""
     try:
         from mlflow import MlflowClient

@@ -149,6 +149,12 @@ class RecordedLookups:
                 f"Lower it."
             )
         indices, lengths = self._recorded.lookups(self._index_of[table.name])
+        # FBGEMM would read row 0 instead and only log it.
+        if indices.numel() and int(indices.max()) >= table.num_rows:
+            raise BadConfig(
+                f"measure.recorded_batch reads row {int(indices.max())} of table {table.name!r}, which has "
+                f"{table.num_rows} rows. Generate the tables from the same file."
+            )
         first = (batch_number % num_batches) * batch_size
         own = lengths[first : first + batch_size]
         skip = int(lengths[:first].sum())

@@ -22,6 +22,7 @@ from evenshard.placement import Placement
 from evenshard.progress import progress
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.random import random_placement
+from evenshard.stages.outcome import Outcome
 from evenshard.table_files import load_tables
 from evenshard.tasks import PlacementTask, load_tasks
 
@@ -59,9 +60,7 @@ class BenchmarkOutputs:
     costs: Path
 
 
-def run(
-    config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInputs, outputs: BenchmarkOutputs
-) -> dict[str, float]:
+def run(config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInputs, outputs: BenchmarkOutputs) -> Outcome:
     """Measures placements of train tasks and writes them as a cost dataset; returns metrics.
 
     Raises:
@@ -105,12 +104,13 @@ def run(
         100 * share.kernel_share,
         share.wall_s,
     )
-    return {
+    metrics = {
         "mean_measured_ms": mean_ms,
-        "num_placements": len(measured),
+        "num_placements": float(len(measured)),
         "kernel_share_of_wall_time": share.kernel_share,
         "wall_s": share.wall_s,
     }
+    return Outcome(metrics, [cost.max_device_ms for cost in costs])
 
 
 def _cycle(tasks: tuple[PlacementTask, ...], count: int, rng: np.random.Generator) -> list[PlacementTask]:

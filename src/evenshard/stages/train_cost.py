@@ -17,6 +17,7 @@ from evenshard.features import FeatureNormalizer
 from evenshard.learn.fit_cost_net import CostTensors, FitConfig, fit_cost_net, predict
 from evenshard.params import require
 from evenshard.progress import progress
+from evenshard.stages.outcome import Outcome
 from evenshard.table_files import load_tables
 from evenshard.tasks import load_tasks
 
@@ -59,15 +60,7 @@ class TrainCostOutputs:
     cost_net: Path
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a training stage reports: final metrics and the curve over its updates."""
-
-    metrics: dict[str, float]
-    curve: list[float]
-
-
-def run(config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutputs) -> Trained:
+def run(config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutputs) -> Outcome:
     """Fits the network, going on from the previous round's.
 
     Raises:
@@ -102,7 +95,7 @@ def run(config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutp
     save_checkpoint(replace(checkpoint, round=inputs.round), outputs.cost_net)
     error = _median_abs_pct_error(checkpoint, data)
     log.info("round %d: cost network fitted to %d placements, median error %.1f %%", inputs.round, len(measured), error)
-    return Trained(
+    return Outcome(
         {"loss": fmean(losses[-20:]), "fit_median_abs_pct_error": error, "num_placements": len(measured)}, losses
     )
 

@@ -18,7 +18,8 @@ from evenshard.learn.reinforce import ReinforceConfig, train_policy
 from evenshard.params import require
 from evenshard.progress import progress
 from evenshard.sharders.dreamshard import DreamShardPolicy
-from evenshard.stages.train_cost import Trained, decayed
+from evenshard.stages.outcome import Outcome
+from evenshard.stages.train_cost import decayed
 from evenshard.table_files import load_tables
 from evenshard.tasks import load_tasks
 
@@ -63,7 +64,7 @@ class TrainPolicyOutputs:
     policy: Path
 
 
-def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPolicyOutputs) -> Trained:
+def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPolicyOutputs) -> Outcome:
     """Trains the policy, going on from the previous round's.
 
     Raises:
@@ -98,10 +99,10 @@ def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPoli
     finished = [value for value in history if math.isfinite(value)]
     if not finished:
         log.warning("round %d: no episode found room for its tables; the policy has learnt nothing", inputs.round)
-        return Trained({"num_dead_updates": len(history)}, [])
+        return Outcome({"num_dead_updates": len(history)}, [])
     last = fmean(finished[-max(1, len(finished) // 5) :])
     log.info("round %d: predicted cost of sampled placements %.2f -> %.2f ms", inputs.round, finished[0], last)
-    return Trained(
+    return Outcome(
         {"predicted_ms": last, "first_predicted_ms": finished[0], "num_dead_updates": len(history) - len(finished)},
         finished,
     )

@@ -1,0 +1,116 @@
+"""Does the loop's result hold for other tables, tasks and networks? Runs the whole loop of params.yaml once per seed.
+
+    python benchmarks/loop_seeds.py --seeds 0 1 2 --json out.json
+
+Every random choice takes the seed: tables, tasks, lookups, placements, initial weights. Everything is measured for
+real, in this process; params.yaml of the working directory gives the settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evenshard.measure import MeasureConfig
+from evenshard.params import load_params, section
+from evenshard.progress import log_to_stderr
+from evenshard.stages import benchmark, evaluate, generate_tables, train_cost, train_policy
+from evenshard.stages.loop import LoopConfig
+
+SHOWN = (
+    "random",
+    "size_greedy",
+    "dim_greedy",
+    "lookup_greedy",
+    "size_lookup_greedy",
+    "single_cost_greedy",
+    "dreamshard",
+)
+
+
+def run_loop(params: dict[str, Any], seed: int, work: Path) -> evaluate.Evaluation:
+    """The loop of DreamShard's Algorithm 1 for one seed."""
+    measure = section(params, "measure", MeasureConfig, seed=seed)
+    num_rounds = section(params, "loop", LoopConfig).num_rounds
+    tables, tasks = work / "tables.parquet", work / "tasks.json"
+    generate_tables.run(
+        section(params, "generate_tables", generate_tables.GenerateTablesConfig, seed=seed),
+        generate_tables.GenerateTablesInputs(),
+        generate_tables.GenerateTablesOutputs(tables, tasks),
+    )
+    costs: list[Path] = []
+    cost_net = policy = None
+    for number in range(1, num_rounds + 1):
+        folder = work / f"round_{number}"
+        costs.append(folder / "costs.parquet")
+        benchmark.run(
+            section(params, "benchmark", benchmark.BenchmarkConfig, seed=seed),
+            measure,
+            benchmark.BenchmarkInputs(tables, tasks, number, cost_net, policy),
+            benchmark.BenchmarkOutputs(costs[-1]),
+        )
+        train_cost.run(
+            section(params, "train_cost", train_cost.TrainCostConfig, seed=seed),
+            train_cost.TrainCostInputs(tables, tasks, tuple(costs), number, num_rounds, cost_net),
+            train_cost.TrainCostOutputs(folder / "cost_net"),
+        )
+        cost_net = folder / "cost_net"
+        train_policy.run(
+            section(params, "train_policy", train_policy.TrainPolicyConfig, seed=seed),
+            train_policy.TrainPolicyInputs(tables, tasks, cost_net, number, num_rounds, policy),
+            train_policy.TrainPolicyOutputs(folder / "policy"),
+        )
+        policy = folder / "policy"
+    assert cost_net is not None and policy is not None
+    return evaluate.run(
+        section(params, "evaluate", evaluate.EvaluateConfig, seed=seed),
+        measure,
+        evaluate.EvaluateInputs(tables, tasks, tuple(costs), cost_net, policy),
+        evaluate.EvaluateOutputs(work / "reports"),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--work", type=Path, help="keep everything here")
+    parser.add_argument("--json", type=Path, help="write the metrics of every seed here")
+    args = parser.parse_args()
+    log_to_stderr()
+    torch.set_num_threads(1)
+    params = load_params(Path("params.yaml"))
+    found = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for seed in args.seeds:
+            start = time.perf_counter()
+            evaluation = run_loop(params, seed, (args.work or Path(scratch)) / f"seed_{seed}")
+            found[seed] = {**evaluation.metrics, "wall_s": time.perf_counter() - start}
+            print(f"seed {seed}, {found[seed]['wall_s']:.0f} s\n{evaluation.table}\n", flush=True)
+            if args.json:
+                args.json.write_text(json.dumps(found, indent=1) + "\n")
+    print("| seed | " + " | ".join(SHOWN) + " | network: median error, tau |")
+    print("|---" * (len(SHOWN) + 2) + "|")
+    for seed, metrics in found.items():
+        cells = []
+        for name in SHOWN:
+            one = metrics["sharders"][name]
+            low, high = one["difference_ci95_pct"]
+            difference = f"{one['difference_to_best_heuristic_pct']:+.1f} % [{low:+.1f}, {high:+.1f}]"
+            cells.append(
+                f"{one['mean_measured_ms']:.2f} ms, {difference}"
+                if low != high
+                else f"{one['mean_measured_ms']:.2f} ms"
+            )
+        network = metrics["cost_network"]
+        cells.append(f"{network['median_abs_pct_error']:.1f} %, {network['kendall_tau']:.2f}")
+        print(f"| {seed} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
