@@ -38,7 +38,7 @@ class EvaluateConfig:
         seed: of the random sharder.
     """
 
-    num_rollouts: int = 64
+    num_rollouts: int = 256
     seed: int = 0
 
 
