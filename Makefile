@@ -49,5 +49,6 @@ use: setup
 	cp presets/$(PRESET).yaml params.yaml
 	$(BIN)/python pipelines/dvc_rounds.py
 
+# Removes what was installed; what was measured stays.
 clean:
-	rm -rf .venv work reports mlruns mlartifacts mlflow.db $(LOCK)
+	rm -rf .venv
