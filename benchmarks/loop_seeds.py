@@ -17,21 +17,14 @@ from typing import Any
 
 import torch
 
+from evenshard.evaluate import EXPERTS, PRIVILEGED
 from evenshard.measure import MeasureConfig
 from evenshard.params import load_params, section
 from evenshard.progress import log_to_stderr
 from evenshard.stages import benchmark, evaluate, generate_tables, train_cost, train_policy
 from evenshard.stages.loop import LoopConfig
 
-SHOWN = (
-    "random",
-    "size_greedy",
-    "dim_greedy",
-    "lookup_greedy",
-    "size_lookup_greedy",
-    "single_cost_greedy",
-    "dreamshard",
-)
+SHOWN = (*EXPERTS, *PRIVILEGED, "dreamshard")
 
 
 def run_loop(params: dict[str, Any], seed: int, work: Path) -> evaluate.Evaluation:

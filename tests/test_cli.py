@@ -139,6 +139,12 @@ def test_tables_come_from_a_catalogue_or_the_users_file(workdir: Path, source: s
     assert len(load_tables(Path("t.parquet"))) == num_tables
 
 
+def test_a_catalogue_takes_the_dim_that_the_settings_name(workdir: Path) -> None:
+    settings(lambda p: p["generate_tables"].update(source="avazu", catalog_embedding_dim=64))
+    assert main(GENERATE) == 0
+    assert {table.embedding_dim for table in load_tables(Path("t.parquet"))} == {64}
+
+
 def write_recorded_batch(path: Path) -> None:
     """8 tables x 64 samples of 2 lookups each, as facebookresearch/dlrm_datasets stores them."""
     indices = torch.randint(50, (8 * 64 * 2,), generator=torch.Generator().manual_seed(0))
@@ -250,6 +256,18 @@ def test_a_failing_kernel_exits_1(
     assert main(BENCHMARK) == 1
     assert "FBGEMM failed" in one_line(capsys)
     assert not Path("costs.parquet").exists()
+
+
+def test_a_kernel_that_fails_without_a_word_is_named(
+    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise AssertionError
+
+    assert main(GENERATE) == 0
+    monkeypatch.setattr("evenshard.measure.fbgemm.FbgemmHardware._time_shard", fail)
+    assert main(BENCHMARK) == 1
+    assert "AssertionError" in one_line(capsys)
 
 
 def test_missing_and_unknown_flags_take_one_line(capsys: pytest.CaptureFixture[str]) -> None:

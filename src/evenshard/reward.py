@@ -7,13 +7,6 @@ from __future__ import annotations
 
 import torch
 
-from evenshard.costs import PlacementCost
-
-
-def negative_step_time(cost: PlacementCost) -> float:
-    """Minus the measured cost of a step, ms: what a placement is worth in the end."""
-    return -cost.max_device_ms
-
 
 def negative_predicted_cost_B(predicted_ms_B: torch.Tensor) -> torch.Tensor:
     """Minus the predicted overall cost, [B] (DreamShard, section 3.3): the only reward, given at the end."""

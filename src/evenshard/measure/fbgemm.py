@@ -89,7 +89,8 @@ class FbgemmHardware:
                 times = self._time_shard(shard, batch_size)
         except (RuntimeError, AssertionError) as error:
             names = ", ".join(table.name for table in shard[:4]) + (", ..." if len(shard) > 4 else "")
-            raise MeasurementFailed(f"FBGEMM failed on the shard [{names}]: {str(error).splitlines()[0]}") from error
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise MeasurementFailed(f"FBGEMM failed on the shard [{names}]: {reason}") from error
         forward, backward = zip(*times, strict=True)
         return DeviceCost(
             fwd_compute_ms=median(forward),

@@ -159,8 +159,3 @@ class RecordedLookups:
         own = lengths[first : first + batch_size]
         skip = int(lengths[:first].sum())
         return Lookups(indices[skip : skip + int(own.sum())], own)
-
-
-def measured_pooling_factor(lookups: Lookups) -> float:
-    """Mean lookups per sample of a drawn or recorded batch."""
-    return float(lookups.lengths.double().mean())

@@ -30,6 +30,8 @@ class GenerateTablesConfig:
             DLRM batch file (.pt, .pt.gz).
         num_tables: tables to generate (dlrm_2021 only).
         embedding_dims: dims drawn from, where the source publishes none (dlrm_2021 and DLRM batch files).
+        catalog_embedding_dim: dim of a catalogue's tables in place of its own (Criteo Kaggle and Avazu publish none, 16
+            is assumed); null keeps it. Sets of several dims refuse it.
         max_rows: generated tables are capped here; null leaves them as large as published.
         weight_bits: 16 or 32 (dlrm_2021 and DLRM batch files).
         num_train_tasks, num_test_tasks, tables_per_task, num_devices, memory_cap_gb, batch_size: see ``TaskSampling``.
@@ -45,6 +47,7 @@ class GenerateTablesConfig:
     batch_size: int
     num_tables: int = 856
     embedding_dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
+    catalog_embedding_dim: int | None = None
     max_rows: int | None = None
     weight_bits: int = 32
     seed: int = 0
@@ -102,7 +105,7 @@ def _pool(config: GenerateTablesConfig) -> tuple[Table, ...]:
         generator = GeneratorConfig(config.num_tables, config.embedding_dims, config.max_rows, config.weight_bits)
         return generate_tables(generator, config.batch_size, config.seed)
     if config.source in catalog_names():
-        return load_catalog(config.source, config.batch_size)
+        return load_catalog(config.source, config.batch_size, config.catalog_embedding_dim)
     if config.source.endswith(TABLE_SUFFIXES):
         return load_tables(Path(config.source))
     if config.source.endswith(BATCH_SUFFIXES):
