@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from builders import cost, measured, some_tables, task
+from evenshard.costs import DeviceCost, PlacementCost
 from evenshard.errors import InfeasibleTask
 from evenshard.evaluate import (
     Answer,
@@ -19,6 +21,7 @@ from evenshard.evaluate import (
     network_accuracy,
     standings,
 )
+from evenshard.noise import Noise
 from evenshard.placement import Placement
 from evenshard.tasks import PlacementTask
 
@@ -217,3 +220,33 @@ def test_a_task_with_one_placement_has_no_ranks_and_is_left_out() -> None:
 def test_nothing_measured_has_no_accuracy() -> None:
     accuracy = network_accuracy([result("a", 0, None)])
     assert math.isnan(accuracy.median_abs_pct_error) and math.isnan(accuracy.kendall_tau)
+
+
+# Noise ---------------------------------------------------------------------------------------------------------------
+
+
+def test_two_sharders_closer_than_the_noise_are_equal() -> None:
+    """Every task says 1 % faster; four tasks measured to within 1 % cannot tell less than 1.39 %."""
+    costs = {"random": [100.0, 100.0, 100.0, 100.0], "dreamshard": [99.0, 99.0, 99.1, 98.9]}
+    noise = Noise(within_run_pct=1.0, between_run_pct=None, num_controls=1, num_runs=1)
+    quiet = Noise(within_run_pct=0.5, between_run_pct=None, num_controls=1, num_runs=1)
+    of = {name: {one.sharder: one for one in standings(results(costs), told)} for name, told in
+          {"noisy": noise, "quiet": quiet}.items()}  # fmt: skip
+    assert of["noisy"]["dreamshard"].noise_pct == pytest.approx(1.96 * math.sqrt(2 / 4))
+    assert of["noisy"]["dreamshard"].verdict == "equal (within the noise)"
+    assert of["quiet"]["dreamshard"].verdict == "faster"
+    assert by_name(costs)["dreamshard"].verdict == "faster"  # nothing known about the noise
+    assert of["noisy"]["random"].verdict == "the best heuristic"
+
+
+def test_a_placement_that_ran_out_of_memory_counts_as_infeasible() -> None:
+    everything = results({"random": [1.0, 2.0], "dreamshard": [1.0, 2.0]})
+    full = PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1.0, 1.0, 1.0, 1.0)), "modelled")
+    one = everything[-1]
+    assert one.measured is not None
+    everything[-1] = replace(one, measured=replace(one.measured, cost=full))
+    of = {standing.sharder: standing for standing in standings(everything)}
+    assert (of["dreamshard"].num_infeasible, of["random"].num_infeasible) == (1, 0)
+    assert of["random"].measured_ms.mean == 1.0  # the common task alone
+    assert infeasible_tasks(everything) == 1
+    assert math.isfinite(network_accuracy(everything).median_abs_pct_error)

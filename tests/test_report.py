@@ -13,7 +13,8 @@ import pytest
 
 from builders import PROVENANCE, cost, measured, some_tables, task
 from evenshard.costs import DeviceCost, PlacementCost
-from evenshard.evaluate import Answer, Interval, NetworkAccuracy, Result, Standing
+from evenshard.evaluate import QUIET, Answer, Interval, NetworkAccuracy, Result, Standing
+from evenshard.noise import Noise
 from evenshard.report import (
     CSV_COLUMNS,
     PARTS,
@@ -31,11 +32,12 @@ PLACED = measured(TASK, (0, 0, 0), COST)
 MEASURED = Result(Answer(TASK, "random", PLACED.placement, "", 12.5), PLACED)
 INFEASIBLE = Result(Answer(TASK, "dreamshard", None, "table ads needs 6 GB, more than a device", math.nan), None)
 ACCURACY = NetworkAccuracy(median_abs_pct_error=8.25, kendall_tau=0.5)
+NOISE = Noise(within_run_pct=3.0, between_run_pct=4.0, num_controls=2, num_runs=4)
 STANDINGS = [
-    Standing("random", False, False, Interval(30.0, 28.0, 32.0), Interval(50.0, 40.0, 60.0), 0),
-    Standing("dim_greedy", False, True, Interval(20.0, 19.0, 21.0), Interval(0.0, 0.0, 0.0), 1),
-    Standing("single_cost_greedy", True, False, Interval(16.0, 15.0, 17.0), Interval(-20.0, -22.0, -18.0), 0),
-    Standing("dreamshard", False, False, Interval(18.0, 17.0, 19.0), Interval(-10.0, -13.5, -6.5), 2),
+    Standing("random", False, False, Interval(30.0, 28.0, 32.0), Interval(50.0, 40.0, 60.0), 0, 0.5),
+    Standing("dim_greedy", False, True, Interval(20.0, 19.0, 21.0), Interval(0.0, 0.0, 0.0), 1, 0.5),
+    Standing("single_cost_greedy", True, False, Interval(16.0, 15.0, 17.0), Interval(-20.0, -22.0, -18.0), 0, 0.5),
+    Standing("dreamshard", False, False, Interval(18.0, 17.0, 19.0), Interval(-10.0, -13.5, -6.5), 2, 0.5),
 ]
 
 
@@ -69,7 +71,7 @@ def test_the_csv_has_a_row_per_device_and_keeps_what_was_infeasible(tmp_path: Pa
 
 
 def test_metrics_hold_every_sharder_the_network_and_the_origin() -> None:
-    found = metrics(STANDINGS, ACCURACY, 48, 3, {"hardware": "cpu", "all_to_all": ["modelled"]})
+    found = metrics(STANDINGS, ACCURACY, 48, 3, NOISE, {"hardware": "cpu", "all_to_all": ["modelled"]})
     assert (found["hardware"], found["all_to_all"], found["num_test_tasks"], found["num_infeasible"]) == (
         "cpu",
         ["modelled"],
@@ -91,8 +93,8 @@ def test_metrics_hold_every_sharder_the_network_and_the_origin() -> None:
 
 def test_what_is_not_known_is_null_in_the_metrics_so_that_any_json_reader_takes_them() -> None:
     nothing = Interval(math.nan, math.nan, math.nan)
-    unknown = [Standing("a", False, False, Interval(5.0, -math.inf, math.inf), nothing, 1)]
-    found = metrics(unknown, NetworkAccuracy(math.nan, math.nan), 1, 1, {})
+    unknown = [Standing("a", False, False, Interval(5.0, -math.inf, math.inf), nothing, 1, 0.0)]
+    found = metrics(unknown, NetworkAccuracy(math.nan, math.nan), 1, 1, QUIET, {})
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["sharders"]["a"]["ci95_ms"] == [None, None]
     assert found["sharders"]["a"]["difference_to_best_heuristic_pct"] is None
@@ -103,18 +105,18 @@ def test_what_is_not_known_is_null_in_the_metrics_so_that_any_json_reader_takes_
 
 
 def test_the_table_ranks_by_measured_time_and_marks_who_was_privileged() -> None:
-    lines = text_table(STANDINGS, 48).splitlines()
+    lines = text_table(STANDINGS, 48, NOISE).splitlines()
     assert [line.split()[0] for line in lines[1:5]] == ["single_cost_greedy", "dreamshard", "dim_greedy", "random"]
     assert lines[1].split()[1] == "*" and "privileged" in lines[5]
     assert "-10.0 % [-13.5, -6.5]" in lines[2] and "18.000" in lines[2]
     assert lines[2].endswith("faster; 2 of 48 tasks infeasible")
     assert lines[3].endswith("the best heuristic; 1 of 48 tasks infeasible")
     assert lines[4].endswith("slower")
-    assert "48 held-out tasks" in lines[-1]
+    assert "48 held-out tasks" in lines[-2]
 
 
 def test_without_a_privileged_sharder_the_table_has_no_footnote_about_it() -> None:
-    assert "privileged" not in text_table([STANDINGS[0], STANDINGS[1]], 48)
+    assert "privileged" not in text_table([STANDINGS[0], STANDINGS[1]], 48, QUIET)
 
 
 # Pictures ------------------------------------------------------------------------------------------------------------
@@ -175,3 +177,36 @@ def test_pictures_leave_no_figure_open(tmp_path: Path) -> None:
     pyplot.close("all")
     plot_cost_per_round([PLACED], tmp_path / "cost_per_round.png")
     assert pyplot.get_fignums() == []
+
+
+# Noise and memory ----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_says_how_noisy_the_measurements_were_and_what_is_called_equal() -> None:
+    line = text_table(STANDINGS, 48, NOISE).splitlines()[-1]
+    assert "3.0 % within a run and 4.0 % between runs" in line and "below 0.5 % are called equal" in line
+    once = Noise(within_run_pct=3.0, between_run_pct=None, num_controls=2, num_runs=1)
+    assert "between" not in text_table(STANDINGS, 48, once).splitlines()[-1]
+    assert "noise" not in text_table(STANDINGS, 48, QUIET)
+
+
+def test_metrics_hold_the_noise() -> None:
+    """1.96 * sqrt(2 / 45 common tasks) * 5 % = 2.066 %."""
+    found = metrics(STANDINGS, ACCURACY, 48, 3, NOISE, {})["noise"]
+    assert found == {
+        "within_run_pct": 3.0, "between_run_pct": 4.0, "num_controls": 2, "num_runs": 4, "equal_below_pct": 2.066,
+    }  # fmt: skip
+
+
+def test_a_device_that_ran_out_of_memory_is_a_row_without_times(tmp_path: Path) -> None:
+    half = PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1.0, 2.0, 3.0, 4.0)), "modelled")
+    one = measured(TASK, (0, 0, 1), half)
+    result = Result(Answer(TASK, "random", one.placement, "", 12.5), one)
+    write_csv([result], tmp_path / "evaluation.csv")
+    with (tmp_path / "evaluation.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["status"], second["status"]) == ("out_of_memory", "measured")
+    assert first["fwd_compute_ms"] == first["max_device_ms"] == second["max_device_ms"] == ""
+    assert second["bwd_compute_ms"] == "4.0"
+    plot_predicted_vs_measured([result, MEASURED], ACCURACY, tmp_path / "predicted.png")
+    plot_cost_per_round([one, PLACED], tmp_path / "rounds.png")

@@ -11,12 +11,15 @@ import numpy as np
 
 from evenshard.costs import MeasuredPlacement
 from evenshard.errors import InfeasibleTask
+from evenshard.noise import Noise
 from evenshard.placement import Placement
 from evenshard.sharders.base import Sharder
 from evenshard.tasks import PlacementTask
 
 EXPERTS = ("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy")
 PRIVILEGED = ("single_cost_greedy",)
+QUIET = Noise(within_run_pct=None, between_run_pct=None, num_controls=0, num_runs=0)
+"""Where no control was measured, nothing is known about the noise."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Result:
 
     @property
     def measured_ms(self) -> float:
-        """Measured cost of a step; infinite for an infeasible answer."""
+        """Measured cost of a step; infinite for an infeasible answer, and for one that ran out of memory."""
         return self.measured.cost.max_device_ms if self.measured else math.inf
 
 
@@ -87,7 +90,8 @@ class Standing:
         measured_ms: mean over the tasks that every sharder could place.
         is_best_heuristic: True for the one the others are compared with.
         against_best_pct: paired difference to the best heuristic, per cent of the latter's mean; negative is faster.
-        num_infeasible: tasks this sharder could not place.
+        num_infeasible: tasks this sharder could not place, or whose placement ran out of memory.
+        noise_pct: a mean difference below this is no more than measuring noise.
     """
 
     sharder: str
@@ -96,6 +100,7 @@ class Standing:
     measured_ms: Interval
     against_best_pct: Interval
     num_infeasible: int
+    noise_pct: float
 
     @property
     def verdict(self) -> str:
@@ -104,6 +109,8 @@ class Standing:
             return "the best heuristic"
         if math.isnan(self.against_best_pct.mean):
             return "no task that all could place"
+        if abs(self.against_best_pct.mean) < self.noise_pct:
+            return "equal (within the noise)"
         if self.against_best_pct.high < 0:
             return "faster"
         if self.against_best_pct.low > 0:
@@ -111,8 +118,12 @@ class Standing:
         return "not separable from it"
 
 
-def standings(results: Sequence[Result]) -> list[Standing]:
-    """Compares the sharders over the tasks that all of them could place: means over different tasks compare nothing."""
+def standings(results: Sequence[Result], noise: Noise = QUIET) -> list[Standing]:
+    """Compares the sharders over the tasks that all of them could place: means over different tasks compare nothing.
+
+    Args:
+        noise: of the measurements; two sharders closer than it are called equal.
+    """
     by_sharder: dict[str, dict[str, Result]] = {}
     for result in results:
         by_sharder.setdefault(result.answer.sharder, {})[result.answer.task.task_id] = result
@@ -134,7 +145,8 @@ def standings(results: Sequence[Result]) -> list[Standing]:
             is_best_heuristic=name == best,
             measured_ms=Interval.of(costs[name]) if common else nothing,
             against_best_pct=Interval.of(differences) if common else nothing,
-            num_infeasible=sum(1 for result in by_sharder[name].values() if not result.measured),
+            num_infeasible=sum(1 for result in by_sharder[name].values() if math.isinf(result.measured_ms)),
+            noise_pct=noise.difference_pct(len(common)),
         )
 
     return [standing(name) for name in by_sharder]
@@ -142,7 +154,7 @@ def standings(results: Sequence[Result]) -> list[Standing]:
 
 def infeasible_tasks(results: Sequence[Result]) -> int:
     """Tasks that at least one sharder could not place."""
-    return len({result.answer.task.task_id for result in results if not result.measured})
+    return len({result.answer.task.task_id for result in results if math.isinf(result.measured_ms)})
 
 
 @dataclass(frozen=True)
@@ -162,7 +174,7 @@ def network_accuracy(results: Sequence[Result]) -> NetworkAccuracy:
     """Compares predictions with measurements over all measured placements."""
     from scipy.stats import kendalltau
 
-    measured = [result for result in results if result.measured]
+    measured = [result for result in results if math.isfinite(result.measured_ms)]
     errors = [abs(r.answer.predicted_ms / r.measured_ms - 1) * 100 for r in measured]
     taus = []
     for task_id in dict.fromkeys(r.answer.task.task_id for r in measured):

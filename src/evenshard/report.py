@@ -11,8 +11,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from evenshard.atomic import atomic_path
-from evenshard.costs import MeasuredPlacement, PlacementCost
+from evenshard.costs import OK, MeasuredPlacement, PlacementCost
 from evenshard.evaluate import Interval, NetworkAccuracy, Result, Standing
+from evenshard.noise import Noise
 
 CSV_COLUMNS = (
     "task_id",
@@ -29,6 +30,7 @@ CSV_COLUMNS = (
     "bwd_compute_ms",
     "fwd_compute_spread_ms",
     "bwd_compute_spread_ms",
+    "fwd_wait_ms",
     "all_to_all",
     "hardware",
 )
@@ -65,12 +67,12 @@ def _csv_rows(result: Result) -> list[dict[str, object]]:
     return [
         {
             **head,
-            "status": "measured",
-            "max_device_ms": one.cost.max_device_ms,
+            "max_device_ms": one.cost.max_device_ms if one.cost.fits else "",
             "predicted_ms": answer.predicted_ms,
             "device_id": device_id,
             "num_tables": len(shards[device_id]),
-            **asdict(cost),
+            **(asdict(cost) if cost.status == OK else {}),
+            "status": "measured" if cost.status == OK else cost.status,
             "all_to_all": one.cost.all_to_all,
             "hardware": one.provenance.hardware,
         }
@@ -83,11 +85,13 @@ def metrics(
     accuracy: NetworkAccuracy,
     num_tasks: int,
     num_infeasible: int,
+    noise: Noise,
     origin: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The contents of ``metrics.json``."""
     return {
         **origin,
+        "noise": {**asdict(noise), "equal_below_pct": _json_number(noise.difference_pct(num_tasks - num_infeasible))},
         "num_test_tasks": num_tasks,
         "num_infeasible": num_infeasible,
         "sharders": {
@@ -117,7 +121,7 @@ def _json_interval(interval: Interval) -> list[float | None]:
     return [_json_number(interval.low), _json_number(interval.high)]
 
 
-def text_table(standings: Sequence[Standing], num_tasks: int) -> str:
+def text_table(standings: Sequence[Standing], num_tasks: int, noise: Noise) -> str:
     """The standings as a table for the terminal, fastest first."""
     lines = [f"{'sharder':<22}{'mean measured ms':>17}{'to the best heuristic':>36}  verdict"]
     for one in sorted(standings, key=lambda one: one.measured_ms.mean):
@@ -131,6 +135,13 @@ def text_table(standings: Sequence[Standing], num_tasks: int) -> str:
     if any(one.privileged for one in standings):
         lines.append("* privileged: it has measured every table of the test tasks by itself before placing them")
     lines.append(f"{num_tasks} held-out tasks of unseen tables, paired; intervals are 95 %")
+    if noise.within_run_pct is not None:
+        between = f" and {noise.between_run_pct:.1f} % between runs" if noise.between_run_pct is not None else ""
+        equal_below = max(one.noise_pct for one in standings)
+        lines.append(
+            f"noise: repeated placements spread by {noise.within_run_pct:.1f} % within a run{between} (standard "
+            f"deviation); differences below {equal_below:.1f} % are called equal"
+        )
     return "\n".join(lines)
 
 
@@ -180,7 +191,7 @@ def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccur
     """Predicted against measured overall cost of every measured placement of the held-out tasks."""
     figure, axes = _figure(5.6, 5.0)
     axis = axes[0][0]
-    measured = [result for result in results if result.measured]
+    measured = [result for result in results if math.isfinite(result.measured_ms)]
     for sharder in dict.fromkeys(result.answer.sharder for result in measured):
         own = [result for result in measured if result.answer.sharder == sharder]
         axis.scatter(
@@ -207,7 +218,8 @@ def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> No
     axis = axes[0][0]
     by_round: dict[int, list[float]] = {}
     for one in measured:
-        by_round.setdefault(one.round, []).append(one.cost.max_device_ms)
+        if one.cost.fits and not one.is_control:
+            by_round.setdefault(one.round, []).append(one.cost.max_device_ms)
     rounds = sorted(by_round)
     means = [fmean(by_round[number]) for number in rounds]
     errors = [1.96 * stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for v in (by_round[r] for r in rounds)]

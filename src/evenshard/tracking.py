@@ -7,7 +7,6 @@ Under Kubeflow the run that MLFLOW_RUN_ID names is the parent.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -15,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from evenshard.lineage import params_hash
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -121,7 +122,7 @@ def _experiment(client: Any) -> str:
 def _parent(client: Any, experiment: str, uri: str, params: Mapping[str, Any], new_loop: bool) -> str:
     identity = {
         "uri": uri,
-        "params": hashlib.sha256(json.dumps(params, sort_keys=True, default=str).encode()).hexdigest(),
+        "params": params_hash(params),
     }
     if PARENT_FILE.exists() and not new_loop:
         known = json.loads(PARENT_FILE.read_text())
