@@ -8,6 +8,7 @@ from itertools import product
 from typing import TypeVar
 
 import torch
+from hypothesis import strategies as st
 
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
@@ -26,7 +27,9 @@ Net = TypeVar("Net", DreamShardCostNet, DreamShardPolicy)
 BATCH_SIZE = 64
 ROOMY = 10**12
 READ_ONCE = (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
-PROVENANCE = Provenance(hardware="fake: adds up", versions="none 0", link="ethernet_25g", seed=7, repeats=3)
+PROVENANCE = Provenance(
+    hardware="simulated: adds up", driver="none", versions="none 0", link="ethernet_25g", seed=7, repeats=3
+)
 PLAIN_FEATURES = FeatureNormalizer(mean=(0.0,) * NUM_FEATURES, scale=(1.0,) * NUM_FEATURES)
 """Leaves the features as they are, so that a hand-made cost model can read dims and pooling factors out of them."""
 
@@ -88,6 +91,21 @@ def every_placement(of_task: PlacementTask) -> list[Placement]:
     return [Placement(choice, of_task.num_devices) for choice in choices]
 
 
+times_ms = st.floats(0, 1e6)
+device_costs = st.builds(DeviceCost, *[times_ms] * 7) | st.just(DeviceCost.out_of_memory())
+"""Any device's cost, out of memory too."""
+
+provenances = st.builds(
+    Provenance,
+    st.sampled_from(["cpu", "cuda", "simulated"]).flatmap(lambda kind: st.text().map(lambda name: f"{kind}: {name}")),
+    st.text(),
+    st.text(),
+    st.sampled_from(["ethernet_25g", "gloo", "?"]),
+    st.integers(0, 2**62),
+    st.integers(1, 99),
+)
+
+
 # Analytic costs ------------------------------------------------------------------------------------------------------
 
 FWD_MS = 1.0  # per unit of embedding_dim * pooling_factor
@@ -98,6 +116,8 @@ EXCHANGE_MS = 0.5  # per unit of embedding_dim
 @dataclass
 class FakeHardware:
     """Hardware on which costs add up: a device's times are those of its tables, one after the other.
+
+    A single device exchanges nothing.
 
     Attributes:
         slowness: factors on all times, one per call of ``measure``, in turn: the neighbour's noise.
@@ -116,10 +136,11 @@ class FakeHardware:
         factor = self.slowness[len(self.calls) % len(self.slowness)]
         self.calls.append((task, placement))
         shards = [[task.tables[position] for position in shard] for shard in placement.shards()]
-        return PlacementCost(tuple(_device_cost(shard, factor, EXCHANGE_MS) for shard in shards), "modelled")
+        exchange_ms = EXCHANGE_MS if task.num_devices > 1 else 0.0
+        return PlacementCost(tuple(_device_cost(shard, factor, exchange_ms) for shard in shards), "modelled")
 
-    def measure_table(self, table: Table, batch_size: int) -> DeviceCost:
-        return _device_cost([table], 1.0, 0.0)
+    def close(self) -> None:
+        pass
 
 
 def _device_cost(shard: Sequence[Table], factor: float, exchange_ms: float) -> DeviceCost:

@@ -21,15 +21,18 @@ class Bare:
 sys.meta_path.insert(0, Bare())
 from pathlib import Path
 
-from evenshard.measure import MeasureConfig, open_hardware
+from evenshard.measure import Job, Journal, MeasureConfig, from_journal, measure_jobs, open_hardware
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.table_files import load_tables
 from evenshard.tasks import PlacementTask
 
 task = PlacementTask("t", load_tables(Path(sys.argv[1])), 2, 10**9, 16)
-hardware = open_hardware(MeasureConfig(hardware="cpu", repeats=1, warmup=0))
-for sharder in expert_sharders():
-    assert hardware.measure(task, sharder.place(task)).max_device_ms > 0
+config = MeasureConfig(hardware="cpu", repeats=1, warmup=0)
+jobs = [Job(sharder.name, task, sharder.place(task), 0, sharder.name, "t") for sharder in expert_sharders()]
+with Journal(Path(sys.argv[2])) as journal:
+    measured = measure_jobs(open_hardware(config), jobs, config, journal)
+    assert from_journal(jobs, config, journal) == measured
+assert len(measured) == len(jobs) and all(one.cost.max_device_ms > 0 for one in measured)
 """
 
 
@@ -39,5 +42,7 @@ def test_measuring_needs_torch_and_numpy_alone(tmp_path: Path) -> None:
         '[{"name": "a", "num_rows": 9, "embedding_dim": 4, "pooling_factor": 2},'
         ' {"name": "b", "num_rows": 5, "embedding_dim": 8, "pooling_factor": 1}]'
     )
-    done = subprocess.run([sys.executable, "-c", BARE, str(tables)], capture_output=True, text=True)
+    journal = tmp_path / "journal.jsonl"
+    done = subprocess.run([sys.executable, "-c", BARE, str(tables), str(journal)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert journal.read_text().count('"job"') > 0

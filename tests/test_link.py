@@ -1,13 +1,16 @@
-"""The all-to-all model: hand-computable exchanges of named links."""
+"""The all-to-all model: hand-computable exchanges of named links, and who waits for whom before them."""
 
 from __future__ import annotations
+
+import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.errors import BadConfig
-from evenshard.measure.link import LINKS, Link, link
+from evenshard.errors import BadConfig, BadFile
+from evenshard.measure.link import LINKS, Link, link, start_skew_ms
 
 PLAIN = Link(latency_us=0.0, bandwidth_gb_s=1.0, source="by hand")
 
@@ -75,3 +78,66 @@ def test_line_rates_in_bits_become_bytes() -> None:
 def test_an_unknown_link_is_refused_with_the_known_ones() -> None:
     with pytest.raises(BadConfig, match=r"link is 'carrier_pigeon'.*ethernet_25g"):
         link("carrier_pigeon")
+
+
+def test_auto_is_an_affordable_network() -> None:
+    assert link("auto") is LINKS["ethernet_25g"]
+
+
+# Links of one's own --------------------------------------------------------------------------------------------------
+
+CALIBRATED = """\
+latency_us: {value: 17.5, source: by hand}
+bandwidth_gb_s: {value: 2, source: by hand}
+source: two machines and a cable
+"""
+
+
+@pytest.mark.parametrize("name", ["mine.yaml", "mine.yml"])
+def test_a_link_can_come_from_a_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(CALIBRATED)
+    assert link(str(tmp_path / name)) == Link(17.5, 2.0, "two machines and a cable")
+
+
+def test_a_file_that_is_no_link_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    with pytest.raises(BadFile, match=r"mine\.yaml: no such file"):
+        link(str(path))
+    path.write_text(CALIBRATED.replace("bandwidth_gb_s", "bandwidth_mb_s"))
+    with pytest.raises(BadFile, match="constant 'bandwidth_mb_s' is unknown"):
+        link(str(path))
+    path.write_text(CALIBRATED.replace("value: 17.5", "value: -17.5"))
+    with pytest.raises(BadFile, match=r"constant latency_us is -17\.5"):
+        link(str(path))
+
+
+# Start skew ----------------------------------------------------------------------------------------------------------
+
+
+def test_devices_wait_for_the_slowest_forward_by_hand() -> None:
+    assert start_skew_ms([5.0, 7.0, 0.0, 4.0]) == (2.0, 0.0, 7.0, 3.0)
+    assert start_skew_ms([3.0]) == (0.0,)
+    assert start_skew_ms([0.0, 0.0]) == (0.0, 0.0)
+
+
+def test_nobody_waits_for_a_device_that_ran_out_of_memory_nor_does_it_wait() -> None:
+    assert start_skew_ms([5.0, math.inf, 7.0]) == (2.0, 0.0, 0.0)
+    assert start_skew_ms([math.inf, math.inf]) == (0.0, 0.0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=8))
+def test_after_waiting_all_devices_begin_together(forwards: list[float]) -> None:
+    waits = start_skew_ms(forwards)
+    assert min(waits) == 0.0
+    ends = [own + wait for own, wait in zip(forwards, waits, strict=True)]
+    assert ends == pytest.approx([max(forwards)] * len(ends))
+
+
+def test_a_link_that_carries_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "dead.yaml"
+    path.write_text(
+        "latency_us: {value: 10, source: by hand}\nbandwidth_gb_s: {value: 0, source: by hand}\nsource: by hand\n"
+    )
+    with pytest.raises(BadFile, match="bandwidth_gb_s is 0"):
+        link(str(path))

@@ -35,6 +35,7 @@ from evenshard.sharders.dreamshard import DreamShardSharder
 from evenshard.sharders.greedy import GreedySharder, expert_sharders, single_cost_sharder
 from evenshard.sharders.random import RandomSharder, random_placement
 from evenshard.tables import Table
+from evenshard.tasks import single_table_task
 from evenshard.units import BYTES_PER_GB
 
 TABLES = some_tables(10)
@@ -218,7 +219,8 @@ def test_fractions_of_a_lookup_count() -> None:
 
 def test_single_cost_greedy_finds_the_optimum_of_three_tables_on_two_devices() -> None:
     of_task, hardware = task(working(4.0, 7.0, 3.0), devices=2), FakeHardware()
-    costs = {one.name: hardware.measure_table(one, BATCH_SIZE).total_ms for one in of_task.tables}
+    alone = {one.name: single_table_task(one, BATCH_SIZE) for one in of_task.tables}
+    costs = {name: hardware.measure(one, Placement((0,), 1)).max_device_ms for name, one in alone.items()}
     placement = single_cost_sharder(costs).place(of_task)
     best = min(every_placement(of_task), key=lambda one: hardware.measure(of_task, one).max_device_ms)
     assert split_by(placement) == split_by(best) == {(1,), (0, 2)}

@@ -15,8 +15,17 @@ from builders import READ_ONCE, table
 from evenshard.dlrm_batch import DlrmBatch, recorded_name
 from evenshard.errors import BadConfig
 from evenshard.generator import GeneratorConfig, generate_tables
-from evenshard.measure.workload import Lookups, RecordedLookups, draw_lookups
-from evenshard.reuse import NUM_REUSE_BINS, feasible_reuse_bins, reuse_bins_of_counts
+from evenshard.measure.workload import Lookups, RecordedLookups, _counts_U, _largest_remainder, draw_lookups
+from evenshard.reuse import (
+    BIN_MEAN_COUNTS,
+    DLRM_2021_REUSE,
+    MAX_COUNT_OF_BIN,
+    MIN_COUNT_OF_BIN,
+    NUM_REUSE_BINS,
+    ReuseBins,
+    feasible_reuse_bins,
+    reuse_bins_of_counts,
+)
 from evenshard.tables import Table
 
 
@@ -100,6 +109,112 @@ def test_each_sample_has_the_floor_or_the_ceiling_of_the_pooling_factor() -> Non
 def test_a_table_that_nobody_reads_has_an_empty_batch() -> None:
     lookups = draw_lookups(table(pooling=0.0), 64, seed=0)
     assert len(lookups.indices) == 0 and lookups.lengths.tolist() == [0] * 64
+
+
+# Lookups of each unique row ------------------------------------------------------------------------------------------
+
+LOW = np.array(MIN_COUNT_OF_BIN)
+HIGH = np.array([*MAX_COUNT_OF_BIN, 2 * MAX_COUNT_OF_BIN[-1]])
+
+
+def counts_U(bins: ReuseBins, num_lookups: int, num_rows: int) -> np.ndarray:
+    return _counts_U(np.asarray(bins), num_lookups, num_rows, "cpu").numpy()
+
+
+def asked_rows(bins: ReuseBins, num_lookups: int, num_rows: int) -> int:
+    """Lookups over the mean count; at least one row, and no more than there are rows or lookups."""
+    wanted = round(num_lookups / float(np.dot(bins, BIN_MEAN_COUNTS)))
+    return min(max(wanted, 1), num_rows, num_lookups)
+
+
+def check_counts(bins: ReuseBins, num_lookups: int, num_rows: int) -> None:
+    counts = counts_U(bins, num_lookups, num_rows)
+    assert counts.dtype == np.int64 and counts.sum() == num_lookups and (counts >= 1).all()
+    assert len(counts) == asked_rows(bins, num_lookups, num_rows)
+    rows_of_bin = _largest_remainder(np.asarray(bins), len(counts))
+    bin_of_row = np.repeat(np.arange(NUM_REUSE_BINS), rows_of_bin)[::-1]  # upper bins first
+    low, high = LOW[bin_of_row], HIGH[bin_of_row]
+    if low.sum() <= num_lookups <= high.sum():
+        assert (low <= counts).all() and (counts <= high).all()
+    elif num_lookups < low.sum():
+        assert (counts <= low).all()
+    else:
+        hottest = max(1, len(counts) // 100)
+        assert (counts >= high).all() and (counts[hottest:] == high[hottest:]).all()
+    num_hot = int((counts > 1).sum())
+    assert (counts[:num_hot] > 1).all()  # rows that come back in every batch stand before those that do not
+
+
+histograms = (
+    st.lists(st.floats(0, 1), min_size=NUM_REUSE_BINS, max_size=NUM_REUSE_BINS)
+    .filter(lambda shares: sum(shares) > 1e-3)
+    .map(lambda shares: tuple(share / sum(shares) for share in shares))
+    | st.integers(0, NUM_REUSE_BINS - 1).map(one_hot)
+    | st.just(DLRM_2021_REUSE)
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(bins=histograms, num_lookups=st.integers(1, 20_000), num_rows=st.integers(1, 30_000))
+def test_counts_are_exact_and_inside_their_bins_wherever_the_bins_allow_it(
+    bins: ReuseBins, num_lookups: int, num_rows: int
+) -> None:
+    """Also for histograms that the rows or the lookups make impossible."""
+    check_counts(bins, num_lookups, num_rows)
+
+
+@settings(max_examples=200, deadline=None)
+@given(bins=histograms, num_lookups=st.integers(1, 10), num_rows=st.integers(1, 12))
+def test_counts_of_a_handful_of_lookups(bins: ReuseBins, num_lookups: int, num_rows: int) -> None:
+    check_counts(bins, num_lookups, num_rows)
+
+
+@settings(max_examples=100, deadline=None)
+@given(num_rows=st.integers(1, 10**7), num_lookups=st.integers(1, 3_000_000), tilt=st.floats(-2, 2))
+def test_counts_of_a_possible_histogram(num_rows: int, num_lookups: int, tilt: float) -> None:
+    check_counts(feasible_reuse_bins(num_rows, num_lookups, tilt), num_lookups, num_rows)
+
+
+@pytest.mark.parametrize(
+    ("bins", "num_lookups", "num_rows"),
+    [
+        (READ_ONCE, 3_000_000, 2_000_000_000),
+        (DLRM_2021_REUSE, 50_000_000, 100_000_000),
+        (one_hot(1), 3_000_001, 10**9),
+        (one_hot(16), 10**9, 10**6),
+        (one_hot(16), 2**31 - 1, 10),
+        (READ_ONCE, 2**31 - 1, 3),
+    ],
+)
+def test_counts_of_huge_batches(bins: ReuseBins, num_lookups: int, num_rows: int) -> None:
+    check_counts(bins, num_lookups, num_rows)
+
+
+def by_hand(*shares: float) -> ReuseBins:
+    return shares + (0.0,) * (NUM_REUSE_BINS - len(shares))
+
+
+@pytest.mark.parametrize(
+    ("bins", "num_lookups", "num_rows", "expected"),
+    [
+        (READ_ONCE, 1, 1, [1]),
+        (one_hot(16), 1, 1, [1]),  # the bin wants 32769 at least
+        (one_hot(3), 3, 100, [3]),
+        (READ_ONCE, 4, 4, [1, 1, 1, 1]),
+        (READ_ONCE, 10, 4, [7, 1, 1, 1]),  # one row of a hundred takes what the bin cannot hold
+        (by_hand(0.5, 0.5), 6, 100, [2, 2, 1, 1]),
+        (by_hand(0, 0, 1), 6, 2, [3, 3]),
+        (by_hand(0, 0, 1), 8, 2, [4, 4]),
+        (by_hand(0, 0, 0, 1), 14, 2, [8, 6]),  # between 5 and 8: 7.25 and 5.75 add up to 13, then both move up
+        (by_hand(0, 1), 3, 2, [2, 1]),
+    ],
+)
+def test_counts_by_hand(bins: ReuseBins, num_lookups: int, num_rows: int, expected: list[int]) -> None:
+    assert counts_U(bins, num_lookups, num_rows).tolist() == expected
+
+
+def test_nobody_reads_nothing() -> None:
+    assert counts_U(READ_ONCE, 0, 10).tolist() == []
 
 
 # Rows ----------------------------------------------------------------------------------------------------------------

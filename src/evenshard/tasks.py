@@ -16,6 +16,8 @@ from evenshard.errors import BadConfig, BadFile
 from evenshard.tables import Table
 from evenshard.units import bytes_to_gb, gb_to_bytes
 
+MAX_SHARD_TABLES = 64
+
 
 @dataclass(frozen=True)
 class PlacementTask:
@@ -97,6 +99,36 @@ def sample_tasks(pool: Sequence[Table], sampling: TaskSampling, seed: int) -> Ta
         train=draw("train", shuffled[:half], sampling.num_train_tasks),
         test=draw("test", shuffled[half:], sampling.num_test_tasks),
     )
+
+
+def single_table_task(table: Table, batch_size: int) -> PlacementTask:
+    """The task of measuring one table alone on one device."""
+    return PlacementTask(f"alone-{table.name}", (table,), 1, table.size_bytes, batch_size)
+
+
+def sample_shards(
+    pool: Sequence[Table], count: int, batch_size: int, memory_cap_bytes: int, rng: np.random.Generator
+) -> tuple[PlacementTask, ...]:
+    """Random shards to measure alone: tasks of one device that hold 1 to 64 tables of the pool.
+
+    The number of tables is log-uniform, so that few and many tables are seen alike; tables beyond the memory cap are
+    left out.
+
+    Raises:
+        BadConfig: if no table fits the memory cap.
+    """
+    candidates = [table for table in pool if table.size_bytes <= memory_cap_bytes]
+    if not candidates:
+        raise BadConfig(f"memory_cap_gb is {bytes_to_gb(memory_cap_bytes):.2f}: no table of the pool fits. Raise it.")
+    most = min(MAX_SHARD_TABLES, len(candidates))
+    shards = []
+    for number in range(count):
+        size = min(most, int(np.exp(rng.uniform(0, np.log(most + 1)))))
+        drawn = [candidates[i] for i in rng.choice(len(candidates), size=size, replace=False)]
+        room = np.cumsum([table.size_bytes for table in drawn]) <= memory_cap_bytes
+        tables = tuple(table for table, fits in zip(drawn, room, strict=True) if fits)
+        shards.append(PlacementTask(f"shard-{number:05d}", tables, 1, memory_cap_bytes, batch_size))
+    return tuple(shards)
 
 
 def save_tasks(split: TaskSplit, path: Path) -> None:

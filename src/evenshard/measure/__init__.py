@@ -1,76 +1,61 @@
 """What does a placement really cost? One module per way to find out; ``open_hardware`` is the door.
 
-Imports nothing beyond the standard library, numpy and torch (FBGEMM inside functions), so that a bare GPU box
-that has only torch can measure.
+Imports nothing beyond the standard library, numpy and torch (FBGEMM inside functions; PyYAML where a profile is read),
+so that a bare GPU box that has only torch can measure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-
-import numpy as np
-
-from evenshard.costs import PlacementCost, combine_visits
 from evenshard.errors import BadConfig
+from evenshard.measure.campaign import Job, from_journal, measure_jobs, with_controls
 from evenshard.measure.hardware import Hardware, MeasureConfig
-from evenshard.placement import Placement
-from evenshard.tasks import PlacementTask
+from evenshard.measure.journal import Journal
 
-HARDWARE = ("auto", "cpu", "cuda")
+REAL = ("auto", "cpu", "cuda")
+SIMULATED = "simulated:"
 
 
-def open_hardware(config: MeasureConfig) -> Hardware:
-    """The hardware that ``config.hardware`` names: ``auto`` is CUDA where there is a GPU, else the CPU.
+def open_hardware(hardware: str | MeasureConfig) -> Hardware:
+    """The hardware with this name (see ``MeasureConfig.hardware``), or of this configuration.
+
+    ``auto`` is CUDA where there is a GPU, else the CPU. Under torchrun all its processes measure together, each one
+    as one device; this is then the first of them (the others run ``collective.serve``).
 
     Raises:
-        BadConfig: if the name is unknown, or CUDA is asked for where there is none.
+        BadConfig: if the name is unknown, a setting makes no sense, or CUDA is asked for where there is none.
     """
-    import torch
+    config = MeasureConfig(hardware=hardware) if isinstance(hardware, str) else hardware
+    _check(config)
+    if config.hardware.startswith(SIMULATED):
+        from evenshard.measure.simulated import SimulatedHardware
 
-    from evenshard.measure.fbgemm import FbgemmHardware
+        return SimulatedHardware(config)
+    from evenshard.measure import collective
+    from evenshard.measure.fbgemm import real_device
+    from evenshard.measure.in_turn import OneDeviceInTurn
 
-    for name, least in (("num_batches", 1), ("warmup", 0), ("repeats", 1), ("visits", 1)):
-        if getattr(config, name) < least:
+    device = real_device(config.hardware)
+    return collective.lead(config, device) if collective.world_size() > 1 else OneDeviceInTurn(config, device)
+
+
+def _check(config: MeasureConfig) -> None:
+    least_of = {"num_batches": 1, "warmup": 0, "repeats": 1, "visits": 1, "controls": 0, "control_repeats": 1}
+    for name, least in {**least_of, "noise": 0, "timeout_s": 1}.items():
+        if not getattr(config, name) >= least:
             raise BadConfig(f"measure.{name} is {getattr(config, name)}. Make it at least {least}.")
-    if config.hardware not in HARDWARE:
-        raise BadConfig(f"hardware is {config.hardware!r}. Use one of {', '.join(HARDWARE)}.")
-    has_gpu = torch.cuda.is_available()
-    if config.hardware == "cuda" and not has_gpu:
-        raise BadConfig(
-            "hardware is cuda, but torch finds no CUDA GPU here. Use cpu or auto, or install the cuda extra."
-        )
-    use_gpu = has_gpu if config.hardware == "auto" else config.hardware == "cuda"
-    return FbgemmHardware(config, torch.device("cuda" if use_gpu else "cpu"))
+    if config.hardware not in REAL and not config.hardware.startswith(SIMULATED):
+        raise BadConfig(f"hardware is {config.hardware!r}. Use one of {', '.join(REAL)}, or simulated:<profile>.")
+    if config.noise and not config.hardware.startswith(SIMULATED):
+        raise BadConfig(f"measure.noise is {config.noise}, but {config.hardware} has its own. Make it 0.")
 
 
-def measure_all(
-    hardware: Hardware,
-    jobs: Sequence[tuple[Hashable, PlacementTask, Placement]],
-    config: MeasureConfig,
-    track: Callable[[list[int]], Iterable[int]] = iter,
-) -> list[PlacementCost]:
-    """Measures placements in ``config.visits`` passes and combines the visits of each.
-
-    Args:
-        jobs: (group, task, placement). Jobs of one group are measured right after each other, in random order, so that
-            slow drift hits all that will be compared alike; the groups take turns in the order given.
-        track: wraps the list of steps, for a progress bar.
-
-    Returns:
-        One cost per job.
-    """
-    rng = np.random.default_rng(config.seed)
-    groups: dict[Hashable, list[int]] = {}
-    for number, (group, _, _) in enumerate(jobs):
-        groups.setdefault(group, []).append(number)
-    schedule = [
-        int(number) for _ in range(config.visits) for members in groups.values() for number in rng.permutation(members)
-    ]
-    visits: list[list[PlacementCost]] = [[] for _ in jobs]
-    for number in track(schedule):
-        _, task, placement = jobs[number]
-        visits[number].append(hardware.measure(task, placement))
-    return [combine_visits(own) for own in visits]
-
-
-__all__ = ["HARDWARE", "Hardware", "MeasureConfig", "measure_all", "open_hardware"]
+__all__ = [
+    "Hardware",
+    "Job",
+    "Journal",
+    "MeasureConfig",
+    "from_journal",
+    "measure_jobs",
+    "open_hardware",
+    "with_controls",
+]

@@ -1,118 +1,98 @@
-"""What does a shard cost on the real kernels? FBGEMM's fused table-batched embedding, forward and backward.
+"""What is a shard on the real kernels? FBGEMM's fused table-batched embedding on one device, CPU or CUDA.
 
 One shard is one fused call: ``SplitTableBatchedEmbeddingBagsCodegen`` with fused EXACT_SGD, as DLRM training runs it.
-The devices of a placement are measured in turn on the one device of this process.
 """
 
 from __future__ import annotations
 
+import os
 import platform
-import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
-from evenshard.costs import DeviceCost, PlacementCost, Provenance, interquartile_range
 from evenshard.dlrm_batch import read_dlrm_batch
-from evenshard.errors import BadInput, MeasurementFailed
-from evenshard.measure.hardware import MeasureConfig, TimeShare
-from evenshard.measure.link import link
+from evenshard.errors import BadConfig, BadInput, MeasurementFailed
+from evenshard.measure.hardware import MeasureConfig
 from evenshard.measure.workload import RecordedLookups, draw_lookups
-from evenshard.placement import Placement
 from evenshard.tables import Table
-from evenshard.tasks import PlacementTask
-from evenshard.units import BYTES_PER_GB, seconds_to_ms
+from evenshard.units import BYTES_PER_GB
 
 MEASURABLE_WEIGHT_BITS = {16: torch.float16, 32: torch.float32}
-L2_FLUSH_BYTES = 256 * 1024**2  # more than the L2 of any GPU on sale
+MAX_INT32 = 2**31 - 1
+LOOKUP_CACHE_SHARE = 0.2  # of the device's memory; a table recurs in many shards, so its drawn lookups are kept
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-class FbgemmHardware:
-    """Measures shards with FBGEMM on the CPU (one thread stands for one device) or on a CUDA GPU."""
+class OutOfDeviceMemory(Exception):
+    """The device cannot hold this shard. A finding, not a failure: it ends in a row of the cost dataset."""
+
+
+@dataclass(frozen=True)
+class LoadedShard:
+    """A shard on its device, ready to run.
+
+    Attributes:
+        operator: FBGEMM's fused module.
+        batches: (indices, offsets) of each input batch, table after table.
+        gradient: [B, sum of dims] FP32, what the dense part sends back.
+    """
+
+    operator: Any
+    batches: Sequence[Batch]
+    gradient: torch.Tensor
+
+    def forward(self, number: int) -> torch.Tensor:
+        """Looks up and pools the ``number``-th batch (after the last the first comes again): [B, sum of dims]."""
+        pooled: torch.Tensor = self.operator(*self.batches[number % len(self.batches)])
+        return pooled
+
+    def backward(self, pooled: torch.Tensor) -> None:
+        """Gradient and optimizer step in one fused pass."""
+        pooled.backward(self.gradient)  # type: ignore[no-untyped-call]
+
+
+class ShardKernels:
+    """Loads shards onto one device, one at a time."""
 
     def __init__(self, config: MeasureConfig, device: torch.device) -> None:
+        self.device = device
         self._config = config
         self._recorded = RecordedLookups(read_dlrm_batch(config.recorded_batch)) if config.recorded_batch else None
-        self._device = device
-        self._link = link(config.link)
-        self._lookups: dict[tuple[Table, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._lookups = _LookupCache(int(LOOKUP_CACHE_SHARE * _total_memory(device)))
         self._weights = _WeightArena()
-        self._opened = time.perf_counter()
-        self._kernel_s = 0.0
-        self.provenance = Provenance(
-            hardware=_device_name(device),
-            versions=_versions(device),
-            link=config.link,
-            seed=config.seed,
-            repeats=config.repeats * config.visits,
-        )
 
-    @property
-    def time_share(self) -> TimeShare:
-        """Kernel time against wall time since this hardware was opened."""
-        return TimeShare(self._kernel_s, time.perf_counter() - self._opened)
+    @contextmanager
+    def loaded(self, shard: Sequence[Table], batch_size: int) -> Iterator[LoadedShard]:
+        """The shard on the device, freed at the end of the block.
 
-    def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
-        """Measures each device's shard; the all-to-all times come from the link model."""
-        shards = [[task.tables[position] for position in shard] for shard in placement.shards()]
-        dims = [sum(table.embedding_dim for table in shard) for shard in shards]
-        all_to_all_ms = self._link.all_to_all_ms(dims, task.batch_size)
-        devices = []
-        for shard, exchange_ms in zip(shards, all_to_all_ms, strict=True):
-            compute = self._shard_cost(shard, task.batch_size)
-            devices.append(
-                DeviceCost(
-                    fwd_compute_ms=compute.fwd_compute_ms,
-                    fwd_all_to_all_ms=exchange_ms,
-                    bwd_all_to_all_ms=exchange_ms,
-                    bwd_compute_ms=compute.bwd_compute_ms,
-                    fwd_compute_spread_ms=compute.fwd_compute_spread_ms,
-                    bwd_compute_spread_ms=compute.bwd_compute_spread_ms,
-                )
-            )
-        return PlacementCost(tuple(devices), all_to_all="modelled")
+        Raises:
+            OutOfDeviceMemory: also if the memory runs out inside the block.
+            BadInput: if one fused call cannot take these tables.
+            MeasurementFailed: if a kernel fails inside the block.
+        """
+        with _one_thread(self.device), _named_failures(shard):
+            yield self._load(shard, batch_size)
 
-    def measure_table(self, table: Table, batch_size: int) -> DeviceCost:
-        """Measures one table alone on a device, without communication."""
-        return self._shard_cost([table], batch_size)
+    def free(self) -> None:
+        """Gives back all memory that is only kept for speed."""
+        self._lookups.clear()
+        self._weights = _WeightArena()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
-    def _shard_cost(self, shard: Sequence[Table], batch_size: int) -> DeviceCost:
-        if not shard:
-            return DeviceCost(0.0, 0.0, 0.0, 0.0)
-        try:
-            with _one_thread(self._device):
-                times = self._time_shard(shard, batch_size)
-        except (RuntimeError, AssertionError) as error:
-            names = ", ".join(table.name for table in shard[:4]) + (", ..." if len(shard) > 4 else "")
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise MeasurementFailed(f"FBGEMM failed on the shard [{names}]: {reason}") from error
-        forward, backward = zip(*times, strict=True)
-        return DeviceCost(
-            fwd_compute_ms=median(forward),
-            fwd_all_to_all_ms=0.0,
-            bwd_all_to_all_ms=0.0,
-            bwd_compute_ms=median(backward),
-            fwd_compute_spread_ms=interquartile_range(forward),
-            bwd_compute_spread_ms=interquartile_range(backward),
-        )
-
-    def _time_shard(self, shard: Sequence[Table], batch_size: int) -> list[tuple[float, float]]:
-        """(forward ms, backward ms) of every timed repeat."""
+    def _load(self, shard: Sequence[Table], batch_size: int) -> LoadedShard:
         operator = self._operator(shard)
-        batches = self._batches(shard, batch_size)
-        gradient = torch.full((batch_size, sum(table.embedding_dim for table in shard)), 1e-3, device=self._device)
-        time_pass = self._time_pass_cuda if self._device.type == "cuda" else self._time_pass_cpu
-        times = [
-            time_pass(operator, *batches[number % len(batches)], gradient)
-            for number in range(self._config.warmup + self._config.repeats)
-        ]
-        self._kernel_s += sum(map(sum, times)) / 1e3
-        return times[self._config.warmup :]
+        gradient = torch.full((batch_size, sum(table.embedding_dim for table in shard)), 1e-3, device=self.device)
+        return LoadedShard(operator, self._batches(shard, batch_size), gradient)
 
     def _operator(self, shard: Sequence[Table]) -> Any:
         """The fused embedding operator of a shard."""
@@ -130,75 +110,90 @@ class FbgemmHardware:
                 f"precision, 16 or 32. Give all tables the same weight_bits."
             )
         dtype = MEASURABLE_WEIGHT_BITS[weight_bits.pop()]
-        on_gpu = self._device.type == "cuda"
+        on_gpu = self.device.type == "cuda"
         location = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
         num_weights = sum(table.num_rows * table.embedding_dim for table in shard)
         # On the CPU, making and first touching the weights of every shard anew would take ten times as long as
         # measuring it, so all shards borrow one arena; what the weights are does not change how long a lookup takes.
-        borrowed = (
-            {} if on_gpu else {"preallocated_host_buffers": {"weights": self._weights.borrow(num_weights, dtype)}}
+        # On a GPU PyTorch's caching allocator does the same.
+        options: dict[str, Any] = (
+            {"embedding_table_index_type": torch.int32, "embedding_table_offset_type": torch.int32}
+            if on_gpu
+            else {"preallocated_host_buffers": {"weights": self._weights.borrow(num_weights, dtype)}}
         )
         return SplitTableBatchedEmbeddingBagsCodegen(
             [(table.num_rows, table.embedding_dim, location, compute) for table in shard],
             optimizer=EmbOptimType.EXACT_SGD,
             learning_rate=1e-6,  # keeps the borrowed weights where they are
             weights_precision=SparseType.from_dtype(dtype),
-            device=self._device,
-            **borrowed,
+            device=self.device,
+            **options,
         )
 
-    def _batches(self, shard: Sequence[Table], batch_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _batches(self, shard: Sequence[Table], batch_size: int) -> list[Batch]:
         """(indices, offsets) of the fused call for each of the batches that the repeats cycle through."""
         per_table = [self._table_batches(table, batch_size) for table in shard]
         batches = []
         for number in range(self._config.num_batches):
             indices = torch.cat([batch[number][0] for batch in per_table])
             lengths = torch.cat([batch[number][1] for batch in per_table])
-            offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64, device=self._device)
+            if len(indices) > MAX_INT32:
+                raise BadInput(
+                    f"a shard has {len(indices)} lookups in a batch, more than 32-bit offsets can count. "
+                    f"Lower batch_size."
+                )
+            offsets = torch.zeros(len(lengths) + 1, dtype=indices.dtype, device=self.device)
             torch.cumsum(lengths, 0, out=offsets[1:])
             batches.append((indices, offsets))
         return batches
 
-    def _table_batches(self, table: Table, batch_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The table's own part of each batch: drawn once and kept, since a table recurs in many shards."""
+    def _table_batches(self, table: Table, batch_size: int) -> list[Batch]:
+        """The table's own part of each batch: (indices, lengths)."""
         key = (table, batch_size)
-        if key not in self._lookups:
-            self._lookups[key] = [self._lookups_of(table, batch_size, n) for n in range(self._config.num_batches)]
-        return self._lookups[key]
+        batches = self._lookups.get(key)
+        if batches is None:
+            batches = [self._lookups_of(table, batch_size, number) for number in range(self._config.num_batches)]
+            self._lookups.put(key, batches)
+        return batches
 
-    def _lookups_of(self, table: Table, batch_size: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _lookups_of(self, table: Table, batch_size: int, number: int) -> Batch:
         if self._recorded is None:
-            lookups = draw_lookups(table, batch_size, self._config.seed, number, str(self._device))
+            lookups = draw_lookups(table, batch_size, self._config.seed, number, str(self.device))
         else:
             lookups = self._recorded(table, batch_size, number)
-        return lookups.indices.to(self._device), lookups.lengths.to(self._device)
+        # TorchRec trains with 32-bit indices on GPUs; FBGEMM's CPU kernels are the faster with 64.
+        index_type = torch.int32 if self.device.type == "cuda" else torch.int64
+        return lookups.indices.to(self.device, index_type), lookups.lengths.to(self.device, index_type)
 
-    @staticmethod
-    def _time_pass_cpu(
-        operator: Any, indices: torch.Tensor, offsets: torch.Tensor, gradient: torch.Tensor
-    ) -> tuple[float, float]:
-        start = time.perf_counter()
-        pooled = operator(indices, offsets)
-        middle = time.perf_counter()
-        pooled.backward(gradient)
-        end = time.perf_counter()
-        return seconds_to_ms(middle - start), seconds_to_ms(end - middle)
 
-    @staticmethod
-    def _time_pass_cuda(
-        operator: Any, indices: torch.Tensor, offsets: torch.Tensor, gradient: torch.Tensor
-    ) -> tuple[float, float]:
-        # A training step comes back to its tables after the dense part has run: they are not in the L2 any more.
-        torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device=gradient.device).zero_()
-        start, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))  # type: ignore[no-untyped-call]
-        start.record()
-        pooled = operator(indices, offsets)
-        middle.record()
-        pooled.backward(gradient)
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(middle), middle.elapsed_time(end)
+class _LookupCache:
+    """Drawn lookups of tables, the least recently used dropped first."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._held_bytes = 0
+        self._batches: OrderedDict[tuple[Table, int], list[Batch]] = OrderedDict()
+
+    def get(self, key: tuple[Table, int]) -> list[Batch] | None:
+        if key in self._batches:
+            self._batches.move_to_end(key)
+        return self._batches.get(key)
+
+    def put(self, key: tuple[Table, int], batches: list[Batch]) -> None:
+        self._batches[key] = batches
+        self._held_bytes += _num_bytes(batches)
+        while self._held_bytes > self._capacity_bytes:
+            _, dropped = self._batches.popitem(last=False)
+            self._held_bytes -= _num_bytes(dropped)
+
+    def clear(self) -> None:
+        self._batches.clear()
+        self._held_bytes = 0
+
+
+def _num_bytes(batches: Sequence[Batch]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for batch in batches for tensor in batch)
 
 
 class _WeightArena:
@@ -209,18 +204,59 @@ class _WeightArena:
         self._touched = 0
 
     def borrow(self, num_weights: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat view, [num_weights] of ``dtype``, filled with small numbers."""
+        """A flat view, [num_weights] of ``dtype``, filled with small numbers.
+
+        Raises:
+            OutOfDeviceMemory: before the operating system would kill the process.
+        """
         num_bytes = num_weights * dtype.itemsize
+        if num_bytes > self._touched and num_bytes - self._touched > _free_host_memory():
+            raise OutOfDeviceMemory
         if num_bytes > self._block.numel():
             # Untouched memory costs nothing, so doubling keeps the number of times that pages are touched anew small.
             capacity = max(num_bytes, 2 * self._block.numel(), BYTES_PER_GB)
             self._block = torch.empty(0, dtype=torch.uint8)  # free the old block first: both may not fit
-            self._block = torch.empty(capacity, dtype=torch.uint8)
             self._touched = 0
+            self._block = torch.empty(capacity, dtype=torch.uint8)
         if num_bytes > self._touched:
             self._block[self._touched : num_bytes].fill_(0x22)  # 2.2e-18 as FP32, 0.012 as FP16: no zeros or subnormals
             self._touched = num_bytes
         return self._block[:num_bytes].view(dtype)
+
+
+def _free_host_memory() -> int:
+    """Bytes that the machine and this process's control group have left."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    info = Path("/proc/meminfo")
+    if info.exists():
+        available = [line.split()[1] for line in info.read_text().splitlines() if line.startswith("MemAvailable")]
+        free = 1024 * int(available[0]) if available else free
+    limit, used, parts = (CONTROL_GROUP / f"memory.{name}" for name in ("max", "current", "stat"))
+    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+        # What the group uses includes cached files, which the kernel gives up first.
+        stat = dict(line.split() for line in parts.read_text().splitlines()) if parts.exists() else {}
+        cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
+        free = min(free, int(limit.read_text()) - int(used.read_text()) + cached)
+    return free
+
+
+def _total_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def _named_failures(shard: Sequence[Table]) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, AssertionError, MemoryError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        ran_out = ("out of memory", "can't allocate memory", "not enough memory")
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in ran_out):
+            raise OutOfDeviceMemory from error
+        names = ", ".join(table.name for table in shard[:4]) + (", ..." if len(shard) > 4 else "")
+        raise MeasurementFailed(f"FBGEMM failed on the shard [{names}]: {reason}") from error
 
 
 @contextmanager
@@ -235,7 +271,26 @@ def _one_thread(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _device_name(device: torch.device) -> str:
+def real_device(hardware: str) -> torch.device:
+    """The device that auto, cpu or cuda means here; under torchrun, this process's own GPU.
+
+    Raises:
+        BadConfig: if CUDA is asked for where there is none.
+    """
+    has_gpu = torch.cuda.is_available()
+    if hardware == "cuda" and not has_gpu:
+        raise BadConfig(
+            "hardware is cuda, but torch finds no CUDA GPU here. Use cpu or auto, or install the cuda extra."
+        )
+    if hardware == "cpu" or not has_gpu:
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """What ran, as ``Provenance.hardware`` wants it."""
     if device.type == "cuda":
         return f"cuda: {torch.cuda.get_device_name(device)}"
     cpu_info = Path("/proc/cpuinfo")
@@ -248,7 +303,19 @@ def _device_name(device: torch.device) -> str:
     return f"cpu: {model} (1 thread)"
 
 
-def _versions(device: torch.device) -> str:
+def driver_version(device: torch.device) -> str:
+    """The NVIDIA driver on a GPU; the operating system's kernel on a CPU."""
+    if device.type == "cuda":
+        loaded = Path("/proc/driver/nvidia/version")
+        words = loaded.read_text().splitlines()[0].split() if loaded.exists() else []
+        numbers = [word for word in words if word[:1].isdigit() and "." in word]
+        return f"NVIDIA {numbers[0]}" if numbers else "NVIDIA, unknown version"
+    return f"{platform.system()} {platform.release()}"
+
+
+def library_versions(device: torch.device) -> str:
+    """The libraries whose kernels ran."""
+
     def installed(*names: str) -> str:
         for name in names:
             try:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from evenshard.costs import DeviceCost, PlacementCost, Provenance
+from evenshard.costs import PlacementCost, Provenance
 from evenshard.placement import Placement
-from evenshard.tables import Table
 from evenshard.tasks import PlacementTask
 
 
@@ -16,8 +15,9 @@ class MeasureConfig:
     """How to measure.
 
     Attributes:
-        hardware: auto, cpu or cuda.
-        link: name of the link model behind the all-to-all times (see ``measure/link.py``).
+        hardware: auto, cpu, cuda, or simulated:<profile> (a name in ``measure/profiles/`` or a YAML file).
+        link: the link model behind the all-to-all times: a name of ``measure/link.py``, a YAML file that
+            ``evenshard calibrate-link`` wrote, or auto: a simulated device's own, else ethernet_25g.
         num_batches: distinct input batches that the repeats cycle through.
         warmup: untimed forward and backward passes at the start of a visit.
         repeats: timed ones after them; their median counts.
@@ -25,16 +25,26 @@ class MeasureConfig:
             neighbour on the machine disturbs for seconds on end, which more repeats in a row would all catch.
         recorded_batch: a DLRM batch file whose lookups are replayed; None draws lookups that match each table's pooling
             factor and reuse histogram.
-        seed: of drawn lookups and of the order of measuring.
+        keep_cache_warm: leave what the pass before left in the GPU's L2; else it is flushed before every pass.
+        controls: placements that are measured again and again, spread over the run, to know the noise.
+        control_repeats: times each of them is measured (each time like any other placement).
+        noise: relative standard deviation that a simulated device adds to its times; real hardware has its own.
+        timeout_s: several devices at once: seconds after which a silent device ends the run.
+        seed: of drawn lookups, of simulated noise and of the order of measuring.
     """
 
     hardware: str = "auto"
-    link: str = "ethernet_25g"
+    link: str = "auto"
     num_batches: int = 4
     warmup: int = 2
     repeats: int = 3
     visits: int = 3
     recorded_batch: str | None = None
+    keep_cache_warm: bool = False
+    controls: int = 2
+    control_repeats: int = 4
+    noise: float = 0.0
+    timeout_s: float = 120.0
     seed: int = 0
 
 
@@ -70,13 +80,13 @@ class Hardware(Protocol):
         ...
 
     def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
-        """Measures one training step of a placement.
+        """Measures one training step of a placement; a shard that does not fit is a cost too (``out_of_memory``).
 
         Raises:
-            MeasurementFailed: if a device cannot run its shard.
+            MeasurementFailed: if a device cannot run its shard for any other reason.
         """
         ...
 
-    def measure_table(self, table: Table, batch_size: int) -> DeviceCost:
-        """Measures one table alone on a device, without communication."""
+    def close(self) -> None:
+        """Frees the devices."""
         ...

@@ -6,13 +6,16 @@ row says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from evenshard.errors import BadConfig
+from evenshard.errors import BadConfig, BadFile
 from evenshard.units import seconds_to_ms
 
 BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
+DEFAULT_LINK = "ethernet_25g"
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,12 @@ class Link:
 
 
 LINKS = {
+    "pcie3_host": Link(
+        40.0,
+        5.0,
+        "estimate: PCIe 3.0 x16 without peer-to-peer: 7 to 13 GB/s to or from pinned host memory, crossed twice by "
+        "all GPUs at once; latency of a small NCCL all-to-all through host memory, 30 to 50 us",
+    ),
     "ethernet_10g": Link(30.0, 1.25, "line rate of 10GBASE; latency of a kernel TCP round through one switch"),
     "ethernet_25g": Link(30.0, 3.125, "line rate of 25GBASE; latency of a kernel TCP round through one switch"),
     "infiniband_hdr": Link(10.0, 25.0, "line rate of HDR 200 Gb/s; latency of a small NCCL all-to-all"),
@@ -64,12 +73,31 @@ LINKS = {
 }
 
 
+def start_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
+    """How long each device waits, after its own forward, until the slowest device can join the exchange, ms.
+
+    A device that ran out of memory (infinite time) never joins: the others do not wait for it, and it does not wait.
+    """
+    last = max((own for own in fwd_compute_ms if math.isfinite(own)), default=0.0)
+    return tuple(last - own if math.isfinite(own) else 0.0 for own in fwd_compute_ms)
+
+
 def link(name: str) -> Link:
-    """The link called ``name``.
+    """The link called ``name``: one of ``LINKS``, or a YAML file that ``evenshard calibrate-link`` wrote.
 
     Raises:
         BadConfig: if there is none.
+        BadFile: if the file is no link profile.
     """
+    if name == "auto":
+        return LINKS[DEFAULT_LINK]
+    if name.endswith((".yaml", ".yml")):
+        from evenshard.measure.profiles import read_profile
+
+        found = read_profile(Path(name), Link)
+        if found.bandwidth_gb_s <= 0:
+            raise BadFile(name, "constant bandwidth_gb_s is 0", "Calibrate it anew with `evenshard calibrate-link`.")
+        return found
     if name not in LINKS:
-        raise BadConfig(f"link is {name!r}. Use one of {', '.join(LINKS)}.")
+        raise BadConfig(f"link is {name!r}. Use auto, one of {', '.join(LINKS)}, or a file that calibrate-link wrote.")
     return LINKS[name]

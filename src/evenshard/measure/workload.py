@@ -14,7 +14,7 @@ import torch
 
 from evenshard.dlrm_batch import DlrmBatch, recorded_name
 from evenshard.errors import BadConfig
-from evenshard.reuse import BIN_MEAN_COUNTS, NUM_REUSE_BINS, feasible_reuse_bins
+from evenshard.reuse import BIN_MEAN_COUNTS, MAX_COUNT_OF_BIN, MIN_COUNT_OF_BIN, feasible_reuse_bins
 from evenshard.tables import Table
 
 
@@ -55,50 +55,52 @@ def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0
     lengths[longer] += 1
 
     bins = table.reuse_bins or feasible_reuse_bins(table.num_rows, num_lookups)
-    counts_U = torch.from_numpy(_counts(np.asarray(bins), num_lookups, table.num_rows)).to(device)
+    counts_U = _counts_U(np.asarray(bins), num_lookups, table.num_rows, device)
     rows_U = _rows(counts_U, table.num_rows, np.random.default_rng([seed, name_seed]), batch_number)
-    indices = torch.repeat_interleave(rows_U, counts_U)
+    indices = torch.repeat_interleave(rows_U, counts_U, output_size=num_lookups)
     return Lookups(indices[torch.randperm(num_lookups, generator=torch_rng, device=device)], lengths)
 
 
-def _counts(bins: np.ndarray, num_lookups: int, num_rows: int) -> np.ndarray:
-    """Lookups of each unique row, [U] int64, most read first: they add up to ``num_lookups`` exactly."""
+def _counts_U(bins: np.ndarray, num_lookups: int, num_rows: int, device: str) -> torch.Tensor:
+    """Lookups of each unique row, [U] int64 of at least 1, those of the upper bins first; they add up exactly.
+
+    All sums are known from the 17 bins, so the rows themselves are only touched on ``device``, in one pass.
+    """
     if num_lookups == 0:
-        return np.zeros(0, dtype=np.int64)
+        return torch.zeros(0, dtype=torch.int64, device=device)
     mean_count = float(bins @ BIN_MEAN_COUNTS)
     num_unique = int(np.clip(round(num_lookups / mean_count), 1, min(num_rows, num_lookups)))
-    per_bin = _largest_remainder(bins, num_unique)
-    bin_of_row = np.repeat(np.arange(NUM_REUSE_BINS), per_bin)
-    low = np.where(bin_of_row > 0, 2.0 ** (bin_of_row - 1) + 1, 1.0)
-    high = 2.0**bin_of_row
-    # Spread the rows of a bin evenly over its range, then scale all within their ranges until the sum is right.
-    rank = np.arange(num_unique) - np.repeat(np.cumsum(per_bin) - per_bin, per_bin)
-    counts = low + (high - low) * (rank + 0.5) / np.repeat(per_bin, per_bin)
-    for _ in range(20):
-        scaled = np.clip(counts * num_lookups / counts.sum(), low, high)
-        if np.allclose(scaled, counts, rtol=1e-4):
-            break
-        counts = scaled
-    counts = np.floor(counts).astype(np.int64)[::-1]
-    return _meet(counts.copy(), num_lookups)
+    rows_of_bin = _largest_remainder(bins, num_unique)[::-1].copy()
+    low_of_bin = np.array(MIN_COUNT_OF_BIN, dtype=np.float64)[::-1].copy()
+    high_of_bin = np.array([*MAX_COUNT_OF_BIN, 2 * MAX_COUNT_OF_BIN[-1]], dtype=np.float64)[::-1].copy()
 
+    def of_rows(per_bin: np.ndarray) -> torch.Tensor:
+        repeats = torch.from_numpy(rows_of_bin).to(device)
+        return torch.repeat_interleave(torch.from_numpy(per_bin).to(device), repeats, output_size=num_unique)
 
-def _meet(counts: np.ndarray, total: int) -> np.ndarray:
-    """Changes counts (most read first) as little as possible so that they add up to ``total``; none falls below 1."""
-    surplus = total - int(counts.sum())
-    if surplus > 0:  # the open-ended and the hottest rows take what the ranges could not hold
-        hottest = max(1, len(counts) // 100)
-        counts[:hottest] += _largest_remainder(counts[:hottest] / counts[:hottest].sum(), surplus)
-        return counts
-    while surplus < 0:
-        spare = counts - 1
-        take = np.minimum(spare, np.ceil(spare * (-surplus / max(1, spare.sum()))).astype(np.int64))
-        overshoot = int(take.sum()) + surplus
-        if overshoot > 0:  # rounding up took too much: give back one each
-            take[np.flatnonzero(take)[:overshoot]] -= 1
-        counts -= take
-        surplus += int(take.sum())
-    return counts
+    low, high = of_rows(low_of_bin), of_rows(high_of_bin)
+    first = of_rows((np.cumsum(rows_of_bin) - rows_of_bin).astype(np.float64))
+    rank = torch.arange(num_unique, dtype=torch.float64, device=device) - first
+    # The rows of a bin stand evenly over its range; then all move within their ranges until the sum is right.
+    counts = high - (high - low) * (rank + 0.5) / of_rows(rows_of_bin.astype(np.float64))
+    total_low, total_high = float(rows_of_bin @ low_of_bin), float(rows_of_bin @ high_of_bin)
+    total = float(rows_of_bin @ (low_of_bin + high_of_bin)) / 2
+    if num_lookups < total_low:  # the bins want more lookups than there are
+        counts = 1 + (low - 1) * (num_lookups - num_unique) / (total_low - num_unique)
+    elif num_lookups <= total:
+        counts = low + (counts - low) * ((num_lookups - total_low) / max(total - total_low, 1.0))
+    elif num_lookups <= total_high:
+        counts = counts + (high - counts) * ((num_lookups - total) / (total_high - total))
+    else:  # the open-ended bin and the hottest rows take what the ranges cannot hold
+        hottest = max(1, num_unique // 100)
+        counts = high.clone()
+        counts[:hottest] *= 1 + (num_lookups - total_high) / float(high[:hottest].sum())
+    # Rounding the running sum keeps each count next to its value and the sum exact.
+    ends = torch.floor(torch.cumsum(counts, 0) + 0.5).to(torch.int64)
+    ends[-1] = num_lookups
+    counts_U = torch.diff(ends, prepend=ends.new_zeros(1))
+    # Scaled down, a row of an upper bin may be left with one lookup: it belongs with the others that are read once.
+    return counts_U.sort(descending=True).values if num_lookups < total_low else counts_U
 
 
 def _largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-import torch
 
-from evenshard.checkpoint import load_checkpoint
-from evenshard.cost_nets.dreamshard import DreamShardCostNet
-from evenshard.costs import MeasuredPlacement, save_costs
-from evenshard.errors import InfeasibleTask
-from evenshard.measure import MeasureConfig, measure_all, open_hardware
+from evenshard.cost_dataset import save_costs
+from evenshard.costs import RANDOM_SHARD, MeasuredPlacement
+from evenshard.errors import BadFile, MeasurementFailed
+from evenshard.lineage import Lineage
+from evenshard.measure import Job, Journal, MeasureConfig, from_journal, measure_jobs, open_hardware
+from evenshard.measure.hardware import TimeShare
+from evenshard.measure.plan import save_plan
+from evenshard.noise import controls_of, noise_of
 from evenshard.params import require
-from evenshard.placement import Placement
 from evenshard.progress import progress
-from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
-from evenshard.sharders.random import random_placement
 from evenshard.stages.outcome import Outcome
+from evenshard.stages.propose import among_controls, placement_jobs, shard_jobs
 from evenshard.table_files import load_tables
-from evenshard.tasks import PlacementTask, load_tasks
+from evenshard.tasks import load_tasks
 
 log = logging.getLogger(__name__)
 
@@ -34,112 +35,137 @@ class BenchmarkConfig:
     """Section ``benchmark`` of params.yaml.
 
     Attributes:
-        placements_per_round: placements to measure in each round.
-        seed: of tasks and placements.
+        placements_per_round: placements of train tasks to measure in each round.
+        shards_per_round: random shards of 1 to 64 tables to measure alone. They are for calibrating a simulated device;
+            the cost network learns from whole placements.
+        seed: of tasks, placements and shards.
     """
 
     placements_per_round: int
+    shards_per_round: int = 0
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class BenchmarkInputs:
-    """``policy`` and ``cost_net``: those of the previous round, or None in round 1, which places at random."""
+    """``policy`` and ``cost_net``: those of the previous round, or None in round 1, which places at random.
+
+    ``journal``: what was measured before, and where every measurement goes first; None keeps a journal beside the
+    costs until they are written. ``budget_minutes``: measure no longer than that; 0 only turns the journal into costs.
+    """
 
     tables: Path
     tasks: Path
     round: int
     cost_net: Path | None = None
     policy: Path | None = None
+    journal: Path | None = None
+    budget_minutes: float | None = None
 
 
 @dataclass(frozen=True)
 class BenchmarkOutputs:
-    """``costs``: the cost dataset of this round."""
+    """``costs``: the cost dataset of this round. ``plan``: instead of measuring, write what is to be measured here."""
 
     costs: Path
+    plan: Path | None = None
 
 
-def run(config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInputs, outputs: BenchmarkOutputs) -> Outcome:
-    """Measures placements of train tasks and writes them as a cost dataset; returns metrics.
+def run(
+    config: BenchmarkConfig,
+    measure: MeasureConfig,
+    inputs: BenchmarkInputs,
+    outputs: BenchmarkOutputs,
+    lineage: Lineage | None = None,
+) -> Outcome:
+    """Measures placements of train tasks and random shards and writes them as a cost dataset; returns metrics.
 
     Raises:
         BadInput: if an input cannot be read or no train task fits its devices.
-        MeasurementFailed: if a kernel fails.
+        MeasurementFailed: if a kernel fails; what was measured before stays in the journal.
     """
-    require(
-        config.placements_per_round >= 1,
-        f"benchmark.placements_per_round is {config.placements_per_round}. Make it at least 1.",
-    )
-    tasks = load_tasks(inputs.tasks, load_tables(inputs.tables)).train
-    tasks_to_try = _cycle(tasks, config.placements_per_round, np.random.default_rng([config.seed, inputs.round]))
-    proposals = list(_proposals(config, inputs, tasks_to_try))
-    hardware = open_hardware(measure)
-    log.info("round %d: measuring %d placements on %s", inputs.round, len(proposals), hardware.provenance.hardware)
-    costs = measure_all(
-        hardware,
-        [(number, task, placement) for number, (task, placement, _) in enumerate(proposals)],
-        measure,
-        partial(progress, description=f"benchmark {inputs.round}"),
-    )
-    measured = [
-        MeasuredPlacement(
-            measurement_id=f"round{inputs.round}-{number:05d}",
-            round=inputs.round,
-            proposed_by=proposed_by,
-            task=task,
-            placement=placement,
-            cost=cost,
-            provenance=hardware.provenance,
+    jobs = _plan(config, measure, inputs)
+    if outputs.plan is not None:
+        save_plan(jobs, measure, outputs.plan)
+        log.info("%s: %d placements and shards to measure", outputs.plan, len(jobs))
+        return Outcome({"num_placements": float(len(jobs))})
+    own_journal = outputs.costs.with_name(f".{outputs.costs.name}.journal")
+    if inputs.budget_minutes == 0 and not (inputs.journal or own_journal).exists():
+        raise BadFile(inputs.journal or own_journal, "no such file", "Name a journal that holds measurements.")
+    share = TimeShare(0.0, 0.0)
+    with Journal(inputs.journal or own_journal) as journal:
+        if inputs.budget_minutes == 0:
+            measured = from_journal(jobs, measure, journal)
+        else:
+            measured, share = _measure(jobs, measure, journal, inputs)
+    if not measured:
+        raise MeasurementFailed(
+            "Nothing was measured. Raise --budget-minutes, or name the journal that holds the costs."
         )
-        for number, ((task, placement, proposed_by), cost) in enumerate(zip(proposals, costs, strict=True))
-    ]
-    save_costs(measured, outputs.costs)
-    share = hardware.time_share
-    mean_ms = fmean(cost.max_device_ms for cost in costs)
-    log.info(
-        "round %d: mean %.2f ms per step; %.0f %% of %.1f s went into kernels",
-        inputs.round,
-        mean_ms,
-        100 * share.kernel_share,
-        share.wall_s,
+    save_costs(measured, outputs.costs, lineage)
+    own_journal.unlink(missing_ok=True)
+    return _outcome(measured, len(jobs), share, inputs.round)
+
+
+def _plan(config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInputs) -> list[Job]:
+    """All jobs of the round in the order of measuring; a time budget then cuts off a random sample of them."""
+    for name in ("placements_per_round", "shards_per_round"):
+        require(getattr(config, name) >= 0, f"benchmark.{name} is {getattr(config, name)}. Make it at least 0.")
+    require(
+        config.placements_per_round + config.shards_per_round > 0,
+        "benchmark.placements_per_round and shards_per_round are both 0. Raise one of them.",
     )
+    require(
+        inputs.budget_minutes is None or inputs.budget_minutes >= 0,
+        f"budget-minutes is {inputs.budget_minutes}. Make it at least 0.",
+    )
+    pool = load_tables(inputs.tables)
+    tasks = load_tasks(inputs.tasks, pool).train
+    require(bool(tasks), f"{inputs.tasks} has no train task. Make some with `evenshard generate-tables`.")
+    jobs = placement_jobs(
+        tasks, config.placements_per_round, inputs.round, config.seed, inputs.cost_net, inputs.policy
+    ) + shard_jobs(pool, tasks[0], config.shards_per_round, inputs.round, config.seed)
+    if config.shards_per_round:
+        order = np.random.default_rng([config.seed, inputs.round, 3]).permutation(len(jobs))
+        jobs = [jobs[number] for number in order]
+    return among_controls(jobs, tasks, measure)
+
+
+def _measure(
+    jobs: Sequence[Job], measure: MeasureConfig, journal: Journal, inputs: BenchmarkInputs
+) -> tuple[list[MeasuredPlacement], TimeShare]:
+    with closing(open_hardware(measure)) as hardware:
+        log.info("round %d: measuring %d placements on %s", inputs.round, len(jobs), hardware.provenance.hardware)
+        if len(journal):
+            log.info("%s: %d measurements of an earlier run are on record", journal.path, len(journal))
+        budget_s = None if inputs.budget_minutes is None else 60 * inputs.budget_minutes
+        show = partial(progress, description=f"benchmark {inputs.round}")
+        measured = measure_jobs(hardware, jobs, measure, journal, budget_s, show)
+        return measured, hardware.time_share
+
+
+def _outcome(measured: Sequence[MeasuredPlacement], num_jobs: int, share: TimeShare, round_number: int) -> Outcome:
+    placements = [one for one in measured if not one.is_control and one.proposed_by != RANDOM_SHARD]
+    costs = [one.cost.max_device_ms for one in placements if one.cost.fits]
     metrics = {
-        "mean_measured_ms": mean_ms,
-        "num_placements": float(len(measured)),
+        "num_placements": float(len(placements)),
+        "num_shards": float(sum(one.proposed_by == RANDOM_SHARD for one in measured)),
+        "num_out_of_memory": float(sum(not one.cost.fits for one in measured)),
         "kernel_share_of_wall_time": share.kernel_share,
         "wall_s": share.wall_s,
     }
-    return Outcome(metrics, [cost.max_device_ms for cost in costs])
-
-
-def _cycle(tasks: tuple[PlacementTask, ...], count: int, rng: np.random.Generator) -> list[PlacementTask]:
-    """``count`` tasks, every task once in random order before any comes again: rounds then compare like with like."""
-    order: list[int] = []
-    while len(order) < count:
-        order.extend(rng.permutation(len(tasks)).tolist())
-    return [tasks[number] for number in order[:count]]
-
-
-def _proposals(
-    config: BenchmarkConfig, inputs: BenchmarkInputs, tasks: list[PlacementTask]
-) -> Iterator[tuple[PlacementTask, Placement, str]]:
-    """Placements to measure: sampled from the previous round's policy; random where it is missing or found no room."""
-    rng = np.random.default_rng([config.seed, inputs.round, 1])
-    sampled: list[Placement | None] = [None] * len(tasks)
-    if inputs.policy is not None and inputs.cost_net is not None:
-        policy = load_checkpoint(inputs.policy, DreamShardPolicy)
-        cost_net = load_checkpoint(inputs.cost_net, DreamShardCostNet)
-        sharder = DreamShardSharder(cost_net.net, policy.net, policy.normalizer)
-        sampled = sharder.sample(tasks, torch.Generator().manual_seed(config.seed * 1000 + inputs.round))
-    any_fits = False
-    for task, placement in zip(tasks, sampled, strict=True):
-        try:
-            proposal = (task, placement, "dreamshard") if placement else (task, random_placement(task, rng), "random")
-        except InfeasibleTask as error:
-            log.warning("skipped: %s", error)
-            continue
-        any_fits = True
-        yield proposal
-    if not any_fits:
-        raise InfeasibleTask(f"{inputs.tasks}: no train task fits its devices. Raise memory_cap_gb or num_devices.")
+    if costs:
+        metrics["mean_measured_ms"] = fmean(costs)
+        log.info("round %d: mean %.2f ms per step", round_number, metrics["mean_measured_ms"])
+    within = noise_of([controls_of(measured)]).within_run_pct
+    if within is not None:
+        metrics["within_run_noise_pct"] = within
+    log.info(
+        "round %d: %d of %d measured; %.0f %% of %.1f s went into kernels",
+        round_number,
+        len(measured),
+        num_jobs,
+        100 * share.kernel_share,
+        share.wall_s,
+    )
+    return Outcome(metrics, costs)

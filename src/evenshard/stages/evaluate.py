@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,18 +13,22 @@ from typing import Any
 
 from evenshard import report
 from evenshard.checkpoint import load_checkpoint
+from evenshard.cost_dataset import load_costs, save_costs
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
-from evenshard.costs import MeasuredPlacement, PlacementCost, load_costs, save_costs
+from evenshard.costs import MeasuredPlacement, PlacementCost
 from evenshard.evaluate import EXPERTS, Answer, Result, Standing, ask, infeasible_tasks, network_accuracy, standings
-from evenshard.measure import Hardware, MeasureConfig, measure_all, open_hardware
+from evenshard.lineage import Lineage
+from evenshard.measure import Hardware, Job, Journal, MeasureConfig, measure_jobs, open_hardware
+from evenshard.noise import controls_of, noise_of
 from evenshard.params import require
 from evenshard.progress import progress
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.greedy import expert_sharders, single_cost_sharder
 from evenshard.sharders.random import RandomSharder
+from evenshard.stages.propose import alone, among_controls
 from evenshard.table_files import load_tables
-from evenshard.tasks import PlacementTask, load_tasks
+from evenshard.tasks import PlacementTask, load_tasks, single_table_task
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +73,13 @@ class Evaluation:
     table: str
 
 
-def run(config: EvaluateConfig, measure: MeasureConfig, inputs: EvaluateInputs, outputs: EvaluateOutputs) -> Evaluation:
+def run(
+    config: EvaluateConfig,
+    measure: MeasureConfig,
+    inputs: EvaluateInputs,
+    outputs: EvaluateOutputs,
+    lineage: Lineage | None = None,
+) -> Evaluation:
     """Measures and reports.
 
     Raises:
@@ -76,52 +87,55 @@ def run(config: EvaluateConfig, measure: MeasureConfig, inputs: EvaluateInputs, 
         MeasurementFailed: if a kernel fails.
     """
     require(config.num_rollouts >= 0, f"evaluate.num_rollouts is {config.num_rollouts}. Make it at least 0.")
-    split = load_tasks(inputs.tasks, load_tables(inputs.tables))
+    pool = load_tables(inputs.tables)
+    split = load_tasks(inputs.tasks, pool)
     cost_net = load_checkpoint(inputs.cost_net, DreamShardCostNet)
     policy = load_checkpoint(inputs.policy, DreamShardPolicy)
-    training_costs = [one for path in inputs.costs for one in load_costs(path, split.train)]
-    hardware = open_hardware(measure)
+    rounds = [load_costs(path, pool) for path in inputs.costs]
     dreamshard = DreamShardSharder(cost_net.net, policy.net, policy.normalizer, config.num_rollouts)
-    sharders: list[Sharder] = [
-        RandomSharder(config.seed),
-        *expert_sharders(),
-        single_cost_sharder(_single_costs(hardware, split.test)),
-        dreamshard,
-    ]
-    answers = [_predicted(ask(sharder, task), dreamshard) for task in split.test for sharder in sharders]
-    for answer in answers:
-        if answer.placement is None:
-            log.warning("%s is infeasible for %s", answer.reason, answer.sharder)
-    results = _measure(answers, hardware, measure)
-    ranking, accuracy = standings(results), network_accuracy(results)
-    origin = {
-        "hardware": hardware.provenance.hardware,
-        "versions": hardware.provenance.versions,
-        "all_to_all": sorted({result.measured.cost.all_to_all for result in results if result.measured}),
-        "link": hardware.provenance.link,
-        "kernel_share_of_wall_time": round(hardware.time_share.kernel_share, 3),
-    }
-    metrics = report.metrics(ranking, accuracy, len(split.test), infeasible_tasks(results), origin)
+    journal_path = outputs.report.with_name(f".{outputs.report.name}.journal")
+    with closing(open_hardware(measure)) as hardware, Journal(journal_path) as journal:
+        sharders: list[Sharder] = [
+            RandomSharder(config.seed),
+            *expert_sharders(),
+            single_cost_sharder(_single_costs(hardware, split.test, measure, journal)),
+            dreamshard,
+        ]
+        answers = [_predicted(ask(sharder, task), dreamshard) for task in split.test for sharder in sharders]
+        for answer in answers:
+            if answer.placement is None:
+                log.warning("%s is infeasible for %s", answer.reason, answer.sharder)
+        measured = _measure(answers, split.train, hardware, measure, journal)
+        origin = _origin(hardware, measured)
+    by_id = {one.measurement_id: one for one in measured}
+    results = [Result(answer, by_id.get(_measurement_id(number))) for number, answer in enumerate(answers)]
+    noise = noise_of([controls_of(run) for run in (*rounds, measured)])
+    ranking, accuracy = standings(results, noise), network_accuracy(results)
+    metrics = report.metrics(ranking, accuracy, len(split.test), infeasible_tasks(results), noise, origin)
     folder = outputs.report
     report.write_csv(results, folder / "evaluation.csv")
-    save_costs([result.measured for result in results if result.measured], folder / "evaluation_costs.parquet")
+    save_costs(measured, folder / "evaluation_costs.parquet", lineage)
     report.plot_predicted_vs_measured(results, accuracy, folder / "predicted_vs_measured.png")
-    report.plot_cost_per_round(training_costs, folder / "cost_per_round.png")
+    report.plot_cost_per_round([one for run in rounds for one in run], folder / "cost_per_round.png")
     _plot_one_task(results, ranking, folder / "device_costs.png")
-    table = report.text_table(ranking, len(split.test))
+    table = report.text_table(ranking, len(split.test), noise)
     report.write_text(table, folder / "table.txt")
     report.write_text(json.dumps(metrics, indent=1), folder / "metrics.json")
+    journal_path.unlink(missing_ok=True)
     return Evaluation(metrics, table)
 
 
-def _single_costs(hardware: Hardware, tasks: Sequence[PlacementTask]) -> dict[str, float]:
-    """Measured forward and backward time of every table of the tasks, alone on a device, ms."""
-    alone = {table.name: (table, task.batch_size) for task in tasks for table in task.tables}
-    log.info("measuring %d test tables one by one for single_cost_greedy", len(alone))
-    return {
-        table.name: hardware.measure_table(table, batch_size).total_ms
-        for table, batch_size in progress(list(alone.values()), "single tables")
-    }
+def _single_costs(
+    hardware: Hardware, tasks: Sequence[PlacementTask], measure: MeasureConfig, journal: Journal
+) -> dict[str, float]:
+    """Measured forward and backward time of every table of the tasks, alone on a device, ms. One visit each."""
+    tables = {table.name: single_table_task(table, task.batch_size) for task in tasks for table in task.tables}
+    jobs = [Job(task.task_id, task, alone(task), 0, "single_table", "single tables") for task in tables.values()]
+    log.info("measuring %d test tables one by one for single_cost_greedy", len(jobs))
+    once = replace(measure, visits=1)
+    show = partial(progress, description="single tables")
+    measured = measure_jobs(hardware, jobs, once, journal, track=show)
+    return {name: one.cost.max_device_ms for name, one in zip(tables, measured, strict=True)}
 
 
 def _predicted(answer: Answer, dreamshard: DreamShardSharder) -> Answer:
@@ -130,29 +144,38 @@ def _predicted(answer: Answer, dreamshard: DreamShardSharder) -> Answer:
     return replace(answer, predicted_ms=dreamshard.predicted_ms(answer.task, answer.placement))
 
 
-def _measure(answers: Sequence[Answer], hardware: Hardware, measure: MeasureConfig) -> list[Result]:
-    """Measures all placements, those of one task right after each other."""
-    placed = [(answer, answer.placement) for answer in answers if answer.placement is not None]
-    log.info("measuring %d placements of held-out tasks", len(placed))
-    jobs = [(answer.task.task_id, answer.task, placement) for answer, placement in placed]
-    costs = iter(measure_all(hardware, jobs, measure, partial(progress, description="evaluate")))
-    return [
-        Result(
-            answer,
-            MeasuredPlacement(
-                measurement_id=f"evaluate-{number:05d}",
-                round=0,
-                proposed_by=answer.sharder,
-                task=answer.task,
-                placement=answer.placement,
-                cost=next(costs),
-                provenance=hardware.provenance,
-            )
-            if answer.placement
-            else None,
-        )
+def _measure(
+    answers: Sequence[Answer],
+    train_tasks: Sequence[PlacementTask],
+    hardware: Hardware,
+    measure: MeasureConfig,
+    journal: Journal,
+) -> list[MeasuredPlacement]:
+    """Measures all placements, those of one task right after each other, with the benchmark's controls among them."""
+    jobs = [
+        Job(_measurement_id(number), answer.task, answer.placement, 0, answer.sharder, answer.task.task_id)
         for number, answer in enumerate(answers)
+        if answer.placement is not None
     ]
+    log.info("measuring %d placements of held-out tasks", len(jobs))
+    show = partial(progress, description="evaluate")
+    return measure_jobs(hardware, among_controls(jobs, train_tasks, measure), measure, journal, track=show)
+
+
+def _measurement_id(number: int) -> str:
+    return f"evaluate-{number:05d}"
+
+
+def _origin(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[str, Any]:
+    """Where the figures of the report come from."""
+    return {
+        "hardware": hardware.provenance.hardware,
+        "driver": hardware.provenance.driver,
+        "versions": hardware.provenance.versions,
+        "all_to_all": sorted({one.cost.all_to_all for one in measured}),
+        "link": hardware.provenance.link,
+        "kernel_share_of_wall_time": round(hardware.time_share.kernel_share, 3),
+    }
 
 
 def _plot_one_task(results: Sequence[Result], ranking: Sequence[Standing], path: Path) -> None:
@@ -161,7 +184,7 @@ def _plot_one_task(results: Sequence[Result], ranking: Sequence[Standing], path:
     shown = list(dict.fromkeys(("random", best, "dreamshard")))
     by_task: dict[PlacementTask, dict[str, PlacementCost]] = {}
     for result in results:
-        if result.measured and result.answer.sharder in shown:
+        if result.measured and result.measured.cost.fits and result.answer.sharder in shown:
             by_task.setdefault(result.answer.task, {})[result.answer.sharder] = result.measured.cost
     complete = [(task, costs) for task, costs in by_task.items() if len(costs) == len(shown)]
     if not complete:

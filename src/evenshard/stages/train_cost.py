@@ -11,8 +11,10 @@ from statistics import fmean
 import torch
 
 from evenshard.checkpoint import Checkpoint, load_checkpoint, new_checkpoint, save_checkpoint
+from evenshard.cost_dataset import load_costs
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
-from evenshard.costs import load_costs
+from evenshard.costs import CONTROL, RANDOM_SHARD, MeasuredPlacement
+from evenshard.errors import BadFile
 from evenshard.features import FeatureNormalizer
 from evenshard.learn.fit_cost_net import CostTensors, FitConfig, fit_cost_net, predict
 from evenshard.params import require
@@ -68,12 +70,16 @@ def run(config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutp
     """
     for name in ("num_updates", "minibatch_size", "learning_rate"):
         require(getattr(config, name) > 0, f"train_cost.{name} is {getattr(config, name)}. Make it above 0.")
-    tasks = load_tasks(inputs.tasks, load_tables(inputs.tables)).train
-    measured = [one for path in inputs.costs for one in load_costs(path, tasks)]
+    pool = load_tables(inputs.tables)
+    tasks = load_tasks(inputs.tasks, pool).train
+    measured = [one for path in inputs.costs for one in load_costs(path, pool) if _teaches(one)]
+    if not measured:
+        problem = "no whole placement that fits its devices, so there is nothing to learn from"
+        raise BadFile(inputs.costs[-1], problem, "Measure some with `evenshard benchmark --placements`.")
     torch.manual_seed(config.seed)
     if inputs.cost_net is None:
-        pool = list(dict.fromkeys(table for task in tasks for table in task.tables))
-        checkpoint = new_checkpoint(DreamShardCostNet(), FeatureNormalizer.fit(pool, tasks[0].batch_size))
+        train_tables = list(dict.fromkeys(table for task in tasks for table in task.tables))
+        checkpoint = new_checkpoint(DreamShardCostNet(), FeatureNormalizer.fit(train_tables, tasks[0].batch_size))
         checkpoint.net.cost_scale_ms.fill_(max(1e-9, fmean(one.cost.max_device_ms for one in measured)))
     else:
         checkpoint = load_checkpoint(inputs.cost_net, DreamShardCostNet)
@@ -98,6 +104,11 @@ def run(config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutp
     return Outcome(
         {"loss": fmean(losses[-20:]), "fit_median_abs_pct_error": error, "num_placements": len(measured)}, losses
     )
+
+
+def _teaches(one: MeasuredPlacement) -> bool:
+    """Whole placements teach. A control would count several times, and a shard alone exchanges nothing."""
+    return one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD)
 
 
 def decayed(learning_rate: float, round_number: int, num_rounds: int) -> float:

@@ -1,0 +1,61 @@
+"""Measures a plan on a box that has torch, numpy and FBGEMM alone (see ``plan.py``)."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from evenshard.errors import BadInput, EvenshardError
+from evenshard.measure import Journal, measure_jobs, open_hardware
+from evenshard.measure.plan import load_plan
+
+LOG_EVERY_S = 10.0
+log = logging.getLogger("evenshard.measure")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the plan and returns the exit code: 0 done (or out of budget), 1 failed, 2 bad input."""
+    parser = argparse.ArgumentParser(prog="python -m evenshard.measure", description=__doc__)
+    parser.add_argument("plan", type=Path, help="what evenshard benchmark --plan-out wrote")
+    parser.add_argument("--journal", type=Path, required=True, help="where every measurement goes at once")
+    parser.add_argument("--hardware", help="auto, cpu, cuda or simulated:<profile> (default: the plan's)")
+    parser.add_argument("--budget-minutes", type=float, help="begin no measurement after that")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    log.setLevel(logging.INFO)
+    try:
+        jobs, config = load_plan(args.plan)
+        config = replace(config, hardware=args.hardware or config.hardware)
+        budget_s = None if args.budget_minutes is None else 60 * args.budget_minutes
+        with closing(open_hardware(config)) as hardware, Journal(args.journal) as journal:
+            log.info("%d jobs on %s (%s)", len(jobs), hardware.provenance.hardware, hardware.provenance.versions)
+            measured = measure_jobs(hardware, jobs, config, journal, budget_s, _logged)
+            share = hardware.time_share
+        log.info("%d of %d jobs measured; %.0f %% of %.0f s went into kernels",
+                 len(measured), len(jobs), 100 * share.kernel_share, share.wall_s)  # fmt: skip
+    except BadInput as error:
+        print(f"python -m evenshard.measure: {error}", file=sys.stderr)
+        return 2
+    except (EvenshardError, OSError) as error:
+        print(f"python -m evenshard.measure failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _logged(steps: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    last = time.monotonic()
+    for number, step in enumerate(steps):
+        if time.monotonic() - last > LOG_EVERY_S:
+            last = time.monotonic()
+            log.info("%d of %d", number, len(steps))
+        yield step
+
+
+if __name__ == "__main__":
+    sys.exit(main())

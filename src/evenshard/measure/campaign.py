@@ -1,0 +1,154 @@
+"""In which order is a list of placements measured, how long, and what is kept? Pass after pass, into a journal.
+
+Each job is visited ``MeasureConfig.visits`` times, with all other jobs between two visits (docs/decisions/0004). A
+campaign can be stopped by its time budget or killed at any moment: started again with the same journal, it goes on
+where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from evenshard.costs import CONTROL, MeasuredPlacement, Provenance, combine_visits
+from evenshard.measure.hardware import Hardware, MeasureConfig
+from evenshard.measure.journal import Journal, Origin, Visit
+from evenshard.placement import Placement
+from evenshard.tasks import PlacementTask
+
+# The settings without which a visit means something else; what the hardware is called is part of the provenance.
+MEANING = ("link", "num_batches", "warmup", "repeats", "recorded_batch", "keep_cache_warm", "noise", "seed")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One placement to measure.
+
+    Attributes:
+        measurement_id: unique within a campaign.
+        task: what is placed.
+        placement: where.
+        round: of the loop; 0 for an evaluation.
+        proposed_by: the sharder that made the placement, or ``costs.CONTROL``.
+        group: jobs of one group are measured right after each other, in random order, so that slow drift hits all that
+            will be compared alike.
+    """
+
+    measurement_id: str
+    task: PlacementTask
+    placement: Placement
+    round: int
+    proposed_by: str
+    group: str
+
+    @cached_property
+    def key(self) -> str:
+        """Names the job in a journal: another table, device or batch size gives another key."""
+        content = repr((self.measurement_id, self.task, self.placement.device_of_table))
+        return hashlib.sha256(content.encode()).hexdigest()[:20]
+
+
+def with_controls(jobs: Sequence[Job], controls: Sequence[tuple[PlacementTask, Placement]], repeats: int) -> list[Job]:
+    """The jobs with each control placement ``repeats`` times among them, spread evenly over the campaign."""
+    round_number = jobs[0].round if jobs else 0
+    extra = [
+        Job(f"control-{number}-{repeat}", task, placement, round_number, CONTROL, f"control-{repeat}")
+        for repeat in range(repeats)
+        for number, (task, placement) in enumerate(controls)
+    ]
+    positions = np.repeat(np.linspace(0, len(jobs), repeats).round().astype(int), len(controls))
+    result = list(jobs)
+    for position, job in reversed(list(zip(positions.tolist(), extra, strict=True))):
+        result.insert(position, job)
+    return result
+
+
+def measure_jobs(
+    hardware: Hardware,
+    jobs: Sequence[Job],
+    config: MeasureConfig,
+    journal: Journal,
+    budget_s: float | None = None,
+    track: Callable[[list[tuple[int, int]]], Iterable[tuple[int, int]]] = iter,
+) -> list[MeasuredPlacement]:
+    """Measures what the journal does not hold yet, and returns all that has been measured.
+
+    Args:
+        budget_s: no measurement is begun after so many seconds; None measures everything.
+        track: wraps the list of steps, for a progress bar.
+
+    Returns:
+        Jobs with at least one visit, in the order of ``jobs``; with no budget these are all.
+    """
+    origin = Origin(
+        replace(hardware.provenance, repeats=config.repeats), {name: getattr(config, name) for name in MEANING}
+    )
+    deadline = time.monotonic() + budget_s if budget_s is not None else float("inf")
+    missing = [
+        (visit, number)
+        for visit, number in _schedule(jobs, config)
+        if journal.find(jobs[number].key, visit, origin) is None
+    ]
+    for visit, number in track(missing):
+        if time.monotonic() >= deadline:
+            break
+        cost = hardware.measure(jobs[number].task, jobs[number].placement)
+        journal.append(Visit(jobs[number].key, visit, cost, time.time(), origin))
+    return from_journal(jobs, config, journal, origin)
+
+
+def from_journal(
+    jobs: Sequence[Job], config: MeasureConfig, journal: Journal, origin: Origin | None = None
+) -> list[MeasuredPlacement]:
+    """The measured jobs that a journal holds, with their visits combined.
+
+    Args:
+        origin: only visits of this origin count; None takes each job's latest one.
+    """
+    measured = []
+    for job in jobs:
+        latest = origin
+        if latest is None:
+            seen = [journal.find(job.key, number) for number in range(config.visits)]
+            last = max(
+                (visit for visit in seen if visit is not None), key=lambda visit: visit.measured_at, default=None
+            )
+            latest = None if last is None else last.origin
+        found = [journal.find(job.key, number, latest) for number in range(config.visits)]
+        visits = [visit for visit in found if visit is not None]
+        if visits:
+            measured.append(_measured(job, visits))
+    return measured
+
+
+def _measured(job: Job, visits: Sequence[Visit]) -> MeasuredPlacement:
+    provenance: Provenance = visits[0].origin.provenance
+    return MeasuredPlacement(
+        measurement_id=job.measurement_id,
+        round=job.round,
+        proposed_by=job.proposed_by,
+        task=job.task,
+        placement=job.placement,
+        cost=combine_visits([visit.cost for visit in visits]),
+        provenance=replace(provenance, repeats=provenance.repeats * len(visits)),
+        measured_at=max(visit.measured_at for visit in visits),
+    )
+
+
+def _schedule(jobs: Sequence[Job], config: MeasureConfig) -> list[tuple[int, int]]:
+    """(visit, job) in the order of measuring: the groups take turns, all of them in every pass."""
+    rng = np.random.default_rng(config.seed)
+    groups: dict[str, list[int]] = {}
+    for number, job in enumerate(jobs):
+        groups.setdefault(job.group, []).append(number)
+    return [
+        (visit, int(number))
+        for visit in range(config.visits)
+        for members in groups.values()
+        for number in rng.permutation(members)
+    ]

@@ -1,0 +1,113 @@
+"""What does a placement cost where there is one device? Its shards are measured on that device, one after the other.
+
+The exchange between the devices cannot happen then: the link model gives the all-to-all times, and every row says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from evenshard.costs import OK, DeviceCost, PlacementCost, Provenance, interquartile_range
+from evenshard.measure.clock import CacheFlush, stopwatch
+from evenshard.measure.fbgemm import OutOfDeviceMemory, ShardKernels, device_name, driver_version, library_versions
+from evenshard.measure.hardware import MeasureConfig, TimeShare
+from evenshard.measure.link import DEFAULT_LINK, link, start_skew_ms
+from evenshard.placement import Placement
+from evenshard.tables import Table
+from evenshard.tasks import PlacementTask
+
+
+class OneDeviceInTurn:
+    """Measures the shards of a placement in turn, on the CPU (one thread stands for one device) or on a GPU."""
+
+    def __init__(self, config: MeasureConfig, device: torch.device) -> None:
+        self._config = config
+        self._kernels = ShardKernels(config, device)
+        self._flush = CacheFlush(device, config.keep_cache_warm)
+        self._link = link(config.link)
+        self._opened = time.perf_counter()
+        self._kernel_s = 0.0
+        self.provenance = Provenance(
+            hardware=device_name(device),
+            driver=driver_version(device),
+            versions=library_versions(device),
+            link=DEFAULT_LINK if config.link == "auto" else config.link,
+            seed=config.seed,
+            repeats=config.repeats,
+        )
+
+    @property
+    def time_share(self) -> TimeShare:
+        """Kernel time against wall time since this hardware was opened."""
+        return TimeShare(self._kernel_s, time.perf_counter() - self._opened)
+
+    def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
+        """Measures each device's shard; the all-to-all times come from the link model."""
+        shards = [[task.tables[position] for position in shard] for shard in placement.shards()]
+        computes = [self._shard_cost(shard, task.batch_size) for shard in shards]
+        dims = [sum(table.embedding_dim for table in shard) for shard in shards]
+        exchanges_ms = self._link.all_to_all_ms(dims, task.batch_size)
+        waits_ms = start_skew_ms([compute.fwd_compute_ms for compute in computes])
+        return PlacementCost(
+            tuple(
+                replace(compute, fwd_all_to_all_ms=exchange, bwd_all_to_all_ms=exchange, fwd_wait_ms=wait)
+                if compute.status == OK
+                else compute
+                for compute, exchange, wait in zip(computes, exchanges_ms, waits_ms, strict=True)
+            ),
+            all_to_all="modelled",
+        )
+
+    def close(self) -> None:
+        """Frees the device."""
+        self._kernels.free()
+
+    def _shard_cost(self, shard: Sequence[Table], batch_size: int) -> DeviceCost:
+        """Compute times of a shard, without communication."""
+        if not shard:
+            return DeviceCost(0.0, 0.0, 0.0, 0.0)
+        times = self._times_if_fits(shard, batch_size)
+        if times is None:  # what earlier shards left behind may have been in the way: once more, with all memory free
+            times = self._times_if_fits(shard, batch_size)
+        if times is None:
+            return DeviceCost.out_of_memory()
+        forward, backward = zip(*times, strict=True)
+        return DeviceCost(
+            fwd_compute_ms=median(forward),
+            fwd_all_to_all_ms=0.0,
+            bwd_all_to_all_ms=0.0,
+            bwd_compute_ms=median(backward),
+            fwd_compute_spread_ms=interquartile_range(forward),
+            bwd_compute_spread_ms=interquartile_range(backward),
+        )
+
+    def _times_if_fits(self, shard: Sequence[Table], batch_size: int) -> list[tuple[float, float]] | None:
+        """See ``_time_shard``; None, with all memory free again, if the device cannot hold the shard."""
+        try:
+            return self._time_shard(shard, batch_size)
+        except OutOfDeviceMemory:
+            pass  # inside this block the exception's frames would still hold what was allocated so far
+        self._kernels.free()
+        return None
+
+    def _time_shard(self, shard: Sequence[Table], batch_size: int) -> list[tuple[float, float]]:
+        """(forward ms, backward ms) of every timed repeat."""
+        times: list[tuple[float, float]] = []
+        with self._kernels.loaded(shard, batch_size) as loaded:
+            for number in range(self._config.warmup + self._config.repeats):
+                self._flush()
+                watch = stopwatch(self._kernels.device)
+                watch.mark()
+                pooled = loaded.forward(number)
+                watch.mark()
+                loaded.backward(pooled)
+                watch.mark()
+                forward_ms, backward_ms = watch.laps_ms()
+                times.append((forward_ms, backward_ms))
+        self._kernel_s += sum(map(sum, times)) / 1e3
+        return times[self._config.warmup :]

@@ -1,0 +1,183 @@
+"""What has been measured so far, whatever happens next? An append-only file of JSON lines.
+
+Two kinds of lines: an *origin* says what the measurements after it were taken on and how; a *visit* is one finished
+measurement of one job. A visit is written and flushed at once, so that a process killed at any moment loses nothing
+it has finished. Whoever opens the file again finds all whole lines; a torn last line, the trace of a kill, is
+dropped with a warning. Standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from evenshard.costs import OK, OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance
+from evenshard.errors import BadFile
+
+JOURNAL_VERSION = 1
+FSYNC_EVERY_S = 1.0
+_BEGINNING = b'{"journal": '
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a visit was measured on, and how.
+
+    Attributes:
+        provenance: of the hardware.
+        settings: the measuring settings that change what a visit means, by name.
+    """
+
+    provenance: Provenance
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One finished measurement of a job.
+
+    Attributes:
+        job: key of the job (see ``Job.key``).
+        number: 0 for the job's first visit.
+        cost: what was measured.
+        measured_at: when it ended, seconds since 1970 UTC.
+        origin: what it was measured on.
+    """
+
+    job: str
+    number: int
+    cost: PlacementCost
+    measured_at: float
+    origin: Origin
+
+
+class Journal:
+    """The measurements of a campaign on disk. A context manager: opened for appending, closed at the end."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads what is there, drops a torn last line, and opens the file for appending.
+
+        Raises:
+            BadFile: if a whole line cannot be read, the file is no journal or of another version, or another process
+                is writing it.
+        """
+        self.path = path
+        self._visits: dict[tuple[str, int], list[Visit]] = {}
+        self._origin: Origin | None = None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+b")
+        try:
+            self._lock()
+            self._file.truncate(self._read())
+        except BaseException:
+            self._file.close()
+            raise
+        self._synced = time.monotonic()
+
+    def __len__(self) -> int:
+        """Visits on record."""
+        return sum(map(len, self._visits.values()))
+
+    def find(self, job: str, number: int, origin: Origin | None = None) -> Visit | None:
+        """The last such visit of this origin (None: of any), or None."""
+        visits = self._visits.get((job, number), [])
+        return next((visit for visit in reversed(visits) if origin is None or visit.origin == origin), None)
+
+    def append(self, visit: Visit) -> None:
+        """Writes one finished visit; after this call a kill of the process cannot lose it."""
+        if visit.origin != self._origin:
+            self._write({"journal": JOURNAL_VERSION, "origin": asdict(visit.origin)})
+            self._origin = visit.origin
+        self._write(
+            {
+                "job": visit.job,
+                "visit": visit.number,
+                "measured_at": visit.measured_at,
+                "all_to_all": visit.cost.all_to_all,
+                "devices": [_device_record(device) for device in visit.cost.devices],
+            }
+        )
+        self._visits.setdefault((visit.job, visit.number), []).append(visit)
+
+    def close(self) -> None:
+        """Flushes to disk and closes."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        # A kill cannot lose what the operating system has; a power cut can. Syncing each line would slow down short
+        # measurements, so at most the last second is at risk then.
+        if time.monotonic() - self._synced > FSYNC_EVERY_S:
+            os.fsync(self._file.fileno())
+            self._synced = time.monotonic()
+
+    def _lock(self) -> None:
+        """Two writers would measure everything twice. The lock ends with the process, however it ends."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadFile(self.path, "another process is writing it", "Wait for it, or name another journal.") from None
+        except OSError as error:
+            log.warning("%s: the file system cannot lock it (%s); let no second process write it", self.path, error)
+
+    def _read(self) -> int:
+        """Takes in the whole lines and returns how many bytes they are."""
+        self._file.seek(0)
+        content = self._file.read()
+        whole = content.rfind(b"\n") + 1
+        if not whole and not (content.startswith(_BEGINNING) or _BEGINNING.startswith(content)):
+            raise BadFile(self.path, "is no journal", "Name another file.")  # rather than drop all of it as torn
+        if whole < len(content):
+            log.warning("%s: the last line is torn and was dropped; it is measured again", self.path)
+        for number, line in enumerate(content[:whole].splitlines(), start=1):
+            self._take_in(line, number)
+        return whole
+
+    def _take_in(self, line: bytes, number: int) -> None:
+        try:
+            record = json.loads(line)
+            if "origin" in record:
+                if record["journal"] != JOURNAL_VERSION:
+                    raise ValueError(f"journal version {record['journal']}, this evenshard reads {JOURNAL_VERSION}")
+                provenance = Provenance(**record["origin"]["provenance"])
+                self._origin = Origin(provenance, record["origin"]["settings"])
+                return
+            if self._origin is None:
+                raise ValueError("a visit before any origin")
+            cost = PlacementCost(tuple(_device_cost(one) for one in record["devices"]), record["all_to_all"])
+            visit = Visit(record["job"], record["visit"], cost, record["measured_at"], self._origin)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise BadFile(
+                self.path, f"no journal line ({error!r})", "Repair or remove the line, or name another journal.",
+                f"line {number}",
+            ) from None  # fmt: skip
+        self._visits.setdefault((visit.job, visit.number), []).append(visit)
+
+
+def _device_record(device: DeviceCost) -> dict[str, Any]:
+    """JSON has no infinity: a shard that did not fit is recorded by its status alone."""
+    return asdict(device) if device.status == OK else {"status": device.status}
+
+
+def _device_cost(record: dict[str, Any]) -> DeviceCost:
+    return DeviceCost.out_of_memory() if record == {"status": OUT_OF_MEMORY} else DeviceCost(**record)

@@ -1,0 +1,101 @@
+"""Where do the constants of simulated devices and calibrated links come from? YAML files; each number with its source.
+
+A profile maps each constant to ``{value: ..., source: "..."}``. The only place in ``measure`` that needs PyYAML: it
+is imported when a profile is read, so that a bare GPU box can measure without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evenshard.atomic import atomic_path
+from evenshard.errors import BadConfig, BadFile
+
+Profile = TypeVar("Profile")
+_REMEDY = "Start from one of the profiles that come with evenshard, or calibrate anew."
+
+
+def profile_names() -> tuple[str, ...]:
+    """Names of the device profiles that come with evenshard."""
+    files = (entry.name for entry in resources.files(__package__).iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
+
+
+def profile_path(name: str) -> Path:
+    """The file of a profile: a name that comes with evenshard, or the path of a YAML file.
+
+    Raises:
+        BadConfig: if it is neither.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    if name not in profile_names():
+        raise BadConfig(f"simulated device is {name!r}. Use one of {', '.join(profile_names())}, or a YAML file.")
+    return Path(str(resources.files(__package__).joinpath(name + ".yaml")))
+
+
+def read_profile(path: Path, kind: type[Profile]) -> Profile:
+    """A profile as its dataclass, whose fields are numbers or strings.
+
+    Raises:
+        BadFile: if the file is missing or no YAML, or a constant is missing, unknown, negative or without a source.
+    """
+    content = _load(path)
+    known = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
+    unknown = next((name for name in content if name not in known), None)
+    if unknown is not None:
+        raise BadFile(path, f"constant {unknown!r} is unknown", _REMEDY)
+    values: dict[str, Any] = {}
+    for name, kind_of_value in known.items():
+        if name not in content:
+            raise BadFile(path, f"constant {name} is missing", _REMEDY)
+        entry = content[name]
+        if str(kind_of_value) == "str":
+            values[name] = str(entry)
+            continue
+        if not isinstance(entry, dict) or not entry.get("source"):
+            raise BadFile(path, f"constant {name} needs value and source", _REMEDY)
+        value = entry.get("value")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise BadFile(path, f"constant {name} is {value!r}, not a number of at least 0", _REMEDY)
+        values[name] = float(value)
+    return kind(**values)
+
+
+def write_profile(template: Path, values: Mapping[str, float], source: str, path: Path) -> None:
+    """Writes the profile of ``template`` with some constants replaced; the others keep their sources.
+
+    Args:
+        template: an existing profile.
+        values: the new constants.
+        source: where they come from.
+        path: the file to write; it appears whole or not at all.
+
+    Raises:
+        BadFile: if the template cannot be read.
+    """
+    import yaml
+
+    content = _load(template)
+    # Six digits are more than any measurement gives, and a file of them can be read.
+    content.update({name: {"value": float(f"{value:.6g}"), "source": source} for name, value in values.items()})
+    with atomic_path(path) as draft:
+        draft.write_text(yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True))
+
+
+def _load(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise BadFile(path, "no such file", _REMEDY) from None
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise BadFile(path, f"not readable as YAML ({' '.join(str(error).split())})", _REMEDY) from None
+    if not isinstance(content, dict):
+        raise BadFile(path, "is no mapping of constants", _REMEDY)
+    return content

@@ -1,0 +1,59 @@
+"""The host's stopwatch, and the flush that a CPU does not need."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from evenshard.measure import clock
+from evenshard.measure.clock import CacheFlush, HostStopwatch, stopwatch
+
+CPU = torch.device("cpu")
+
+
+def test_laps_are_the_milliseconds_between_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([10.0, 10.5, 10.75, 13.0])
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(seconds))
+    watch = HostStopwatch()
+    for _ in range(4):
+        watch.mark()
+    laps = watch.laps_ms()
+    monkeypatch.undo()
+    assert laps == [500.0, 250.0, 2250.0]
+
+
+def test_a_lap_takes_as_long_as_its_work() -> None:
+    watch = stopwatch(CPU)
+    watch.mark()
+    time.sleep(0.02)
+    watch.mark()
+    watch.mark()
+    slept_ms, nothing_ms = watch.laps_ms()
+    assert slept_ms >= 20.0 and 0.0 <= nothing_ms < slept_ms
+
+
+def test_one_mark_is_no_lap() -> None:
+    watch = HostStopwatch()
+    watch.mark()
+    assert watch.laps_ms() == []
+
+
+def test_a_cpu_gets_a_fresh_stopwatch_of_the_host_each_time() -> None:
+    first = stopwatch(CPU)
+    first.mark()
+    second = stopwatch(CPU)
+    second.mark()
+    assert isinstance(second, HostStopwatch) and second.laps_ms() == []
+
+
+@pytest.mark.parametrize("keep_warm", [False, True])
+def test_flushing_does_nothing_on_the_cpu(keep_warm: bool) -> None:
+    """Neither memory nor time: a thousand flushes of 256 MB would take minutes."""
+    flush = CacheFlush(CPU, keep_warm)
+    assert flush._block is None
+    start = time.perf_counter()
+    for _ in range(1000):
+        flush()
+    assert time.perf_counter() - start < 1.0
