@@ -10,7 +10,7 @@ export DVC_NO_ANALYTICS = 1
 export MLFLOW_DISABLE_TELEMETRY = true
 export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 
-.PHONY: setup run test check dvc.yaml use clean
+.PHONY: setup run test check dataset dvc.yaml use clean
 
 setup: .venv/ready $(LOCK)
 
@@ -39,6 +39,18 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python pipelines/dvc_rounds.py --check
+
+# A cost dataset of this machine: make dataset MINUTES=55. Started again, it goes on where it stopped.
+MINUTES ?= 55
+HARDWARE ?= auto
+DATASET ?= work/dataset
+FROM := --params presets/gpu_dataset.yaml
+POOL := --tables $(DATASET)/tables.parquet --tasks $(DATASET)/tasks.json
+dataset: setup
+	$(BIN)/evenshard generate-tables $(FROM) --tables-out $(DATASET)/tables.parquet --tasks-out $(DATASET)/tasks.json
+	$(BIN)/evenshard benchmark $(FROM) $(POOL) --hardware $(HARDWARE) --budget-minutes $(MINUTES) \
+	    --journal $(DATASET)/journal.jsonl --out $(DATASET)/costs.parquet
+	$(BIN)/evenshard describe $(DATASET)/costs.parquet
 
 # Writes dvc.yaml anew after loop.num_rounds changed in params.yaml.
 dvc.yaml: setup

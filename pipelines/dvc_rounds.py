@@ -35,13 +35,13 @@ def _files(*candidates: str | None) -> list[str]:
     return [name for name in candidates if name and name.endswith((*TABLE_SUFFIXES, *BATCH_SUFFIXES))]
 
 
-def _benchmark(k: int, recorded: list[str]) -> dict[str, Any]:
+def _benchmark(k: int, measured_with: list[str]) -> dict[str, Any]:
     previous = [f"{_folder(k - 1)}/cost_net", f"{_folder(k - 1)}/policy"] if k > 1 else []
     networks = f" --cost-net {previous[0]} --policy {previous[1]}" if previous else ""
     return {
         "cmd": f"evenshard benchmark {POOL} --round {k}{networks} --out {_folder(k)}/costs.parquet"
         f" --metrics {_folder(k)}/benchmark.json",
-        "deps": [TABLES, TASKS, *recorded, *previous],
+        "deps": [TABLES, TASKS, *measured_with, *previous],
         "params": ["measure", "benchmark"],
         "outs": [f"{_folder(k)}/costs.parquet"],
         "metrics": _metrics(f"{_folder(k)}/benchmark.json"),
@@ -75,13 +75,13 @@ def _train_policy(k: int) -> dict[str, Any]:
     }
 
 
-def _evaluate(num_rounds: int, recorded: list[str]) -> dict[str, Any]:
+def _evaluate(num_rounds: int, measured_with: list[str]) -> dict[str, Any]:
     costs = [f"{_folder(number)}/costs.parquet" for number in range(1, num_rounds + 1)]
     networks = [f"{_folder(num_rounds)}/cost_net", f"{_folder(num_rounds)}/policy"]
     return {
         "cmd": f"evenshard evaluate {POOL} --costs {' '.join(costs)} --cost-net {networks[0]} --policy {networks[1]}"
         " --out reports",
-        "deps": [TABLES, TASKS, *recorded, *costs, *networks],
+        "deps": [TABLES, TASKS, *measured_with, *costs, *networks],
         "params": ["measure", "evaluate"],
         "outs": ["reports/evaluation_costs.parquet", "reports/table.txt"],
         "metrics": _metrics("reports/metrics.json"),
@@ -104,7 +104,8 @@ def _evaluate(num_rounds: int, recorded: list[str]) -> dict[str, Any]:
 def unrolled(params: dict[str, Any]) -> dict[str, Any]:
     """The stages of the loop that params.yaml describes, as dvc.yaml has them."""
     num_rounds = section(params, "loop", LoopConfig).num_rounds
-    recorded = _files(section(params, "measure", MeasureConfig).recorded_batch)
+    measure = section(params, "measure", MeasureConfig)
+    measured_with = _files(measure.recorded_batch, measure.link, measure.hardware.removeprefix("simulated:"))
     sources = _files(section(params, "generate_tables", GenerateTablesConfig).source)
     stages: dict[str, Any] = {
         "generate_tables": {
@@ -115,10 +116,10 @@ def unrolled(params: dict[str, Any]) -> dict[str, Any]:
         }
     }
     for k in range(1, num_rounds + 1):
-        stages[f"benchmark_{k}"] = _benchmark(k, recorded)
+        stages[f"benchmark_{k}"] = _benchmark(k, measured_with)
         stages[f"train_cost_{k}"] = _train_cost(k)
         stages[f"train_policy_{k}"] = _train_policy(k)
-    stages["evaluate"] = _evaluate(num_rounds, recorded)
+    stages["evaluate"] = _evaluate(num_rounds, measured_with)
     return {"stages": {name: {key: value for key, value in stage.items() if value} for name, stage in stages.items()}}
 
 

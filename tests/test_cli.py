@@ -75,11 +75,12 @@ def test_the_whole_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert metrics["cost_network"]["median_abs_pct_error"] > 0
 
     costs = pd.read_parquet("r1/costs.parquet")
-    assert len(costs) == 4 * 2  # placements x devices
+    assert len(costs) == (4 + 8) * 2  # placements and repeated controls, one row per device
     assert (costs.fwd_compute_ms + costs.bwd_compute_ms > 0).all()
     assert (costs.all_to_all == "modelled").all()
-    assert set(costs.proposed_by) == {"random"}
-    assert set(pd.read_parquet("r2/costs.parquet").proposed_by) == {"dreamshard"}
+    assert set(costs.proposed_by) == {"random", "control"}
+    assert set(pd.read_parquet("r2/costs.parquet").proposed_by) == {"dreamshard", "control"}
+    assert metrics["noise"]["num_runs"] == 3 and metrics["noise"]["within_run_pct"] > 0
     evaluation = pd.read_csv("reports/evaluation.csv")
     assert len(evaluation) == 3 * 7 * 2  # tasks x sharders x devices
     steps = evaluation.groupby(["task_id", "sharder"])
@@ -252,7 +253,7 @@ def test_a_failing_kernel_exits_1(
         raise MeasurementFailed("FBGEMM failed on the shard [a]")
 
     assert main(GENERATE) == 0
-    monkeypatch.setattr("evenshard.measure.fbgemm.FbgemmHardware.measure", fail)
+    monkeypatch.setattr("evenshard.measure.in_turn.OneDeviceInTurn.measure", fail)
     assert main(BENCHMARK) == 1
     assert "FBGEMM failed" in one_line(capsys)
     assert not Path("costs.parquet").exists()
@@ -265,7 +266,7 @@ def test_a_kernel_that_fails_without_a_word_is_named(
         raise AssertionError
 
     assert main(GENERATE) == 0
-    monkeypatch.setattr("evenshard.measure.fbgemm.FbgemmHardware._time_shard", fail)
+    monkeypatch.setattr("evenshard.measure.fbgemm.ShardKernels._load", fail)
     assert main(BENCHMARK) == 1
     assert "AssertionError" in one_line(capsys)
 

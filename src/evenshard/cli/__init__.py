@@ -1,0 +1,55 @@
+"""The command line: parse and call, nothing else. One module per family of commands.
+
+Exit codes: 0 done, 1 failed, 2 bad input. Results go to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evenshard import __version__
+from evenshard.cli import loop, measuring
+from evenshard.cli.parsing import Commands, OneLineParser
+from evenshard.errors import BadInput, EvenshardError, InfeasibleTask
+
+
+def _parser() -> OneLineParser:
+    parser = OneLineParser(prog="evenshard", description="Learns where to put a recommender model's embedding tables.")
+    parser.add_argument("--version", action="version", version=f"evenshard {__version__}")
+    commands = Commands(parser)
+    loop.add_commands(commands)
+    measuring.add_commands(commands)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    args = _parser().parse_args(argv)
+    from evenshard.progress import log_to_stderr
+
+    log_to_stderr()
+    try:
+        metrics = args.call(args)
+        if getattr(args, "metrics", None) is not None:
+            _write_metrics(metrics, args.metrics)
+    except (BadInput, InfeasibleTask) as error:
+        print(f"evenshard {args.command}: {error}", file=sys.stderr)
+        return 2
+    except (EvenshardError, OSError) as error:
+        print(f"evenshard {args.command} failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"evenshard {args.command}: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _write_metrics(metrics: Mapping[str, Any], path: Path) -> None:
+    from evenshard.atomic import atomic_path
+
+    with atomic_path(path) as draft:
+        draft.write_text(json.dumps(metrics, indent=1) + "\n")
