@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders import cost, measured, some_tables, task
+from builders import PROVENANCE, cost, measured, some_tables, task
 from evenshard.cost_dataset import load_costs, read_rows, save_costs
 from evenshard.costs import CONTROL, DeviceCost, PlacementCost
 from evenshard.noise import ControlCost, Noise, controls_of, controls_of_rows, drift_pct, noise_of
@@ -87,13 +87,14 @@ def test_controls_are_the_same_in_memory_and_in_the_file(tmp_path: Path) -> None
     )  # fmt: skip
     other = replace(control, measurement_id="c3", placement=replace(control.placement, device_of_table=(1, 1, 1)))
     too_big = PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1.0, 0.0, 0.0, 1.0)), "modelled")
+    other_hardware = replace(control, measurement_id="c5", provenance=replace(PROVENANCE, hardware="cpu: another"))
     no_fit = replace(control, measurement_id="c4", cost=too_big)
     ordinary = measured(TASK, (0, 1, 1), cost(1.0, 3.0), "m0")
-    all_of_them = [control, again, elsewhere, other, no_fit, ordinary]
+    all_of_them = [control, again, elsewhere, other, no_fit, ordinary, other_hardware]
     save_costs(all_of_them, tmp_path / "costs.parquet")
 
     found = controls_of(all_of_them)
-    assert [one.cost_ms for one in found] == [3.0, 4.0, 3.0, 3.0]
-    assert len({one.placement for one in found}) == 2 and found[0].placement == found[2].placement
+    assert [one.cost_ms for one in found] == [3.0, 4.0, 3.0, 3.0, 3.0]
+    assert len({one.placement for one in found}) == 3 and found[0].placement == found[2].placement
     assert controls_of_rows(read_rows(tmp_path / "costs.parquet").rows) == found
     assert controls_of(load_costs(tmp_path / "costs.parquet", TABLES)) == found

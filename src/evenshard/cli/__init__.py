@@ -6,8 +6,10 @@ Exit codes: 0 done, 1 failed, 2 bad input. Results go to stdout, everything else
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,8 @@ def main(argv: list[str] | None = None) -> int:
 
     log_to_stderr()
     try:
-        metrics = args.call(args)
+        with _others_dismissed():
+            metrics = args.call(args)
         if getattr(args, "metrics", None) is not None:
             _write_metrics(metrics, args.metrics)
     except (BadInput, InfeasibleTask) as error:
@@ -46,6 +49,18 @@ def main(argv: list[str] | None = None) -> int:
         print(f"evenshard {args.command}: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+@contextmanager
+def _others_dismissed() -> Iterator[None]:
+    """Under torchrun, the other processes wait for this one to open the hardware; it may end without."""
+    try:
+        yield
+    finally:
+        if "WORLD_SIZE" in os.environ:
+            from evenshard.measure import collective
+
+            collective.dismiss()
 
 
 def _write_metrics(metrics: Mapping[str, Any], path: Path) -> None:

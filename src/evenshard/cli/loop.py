@@ -45,12 +45,10 @@ def _benchmark(args: argparse.Namespace) -> Mapping[str, Any]:
         args.tables, args.tasks, args.round, args.cost_net, args.policy, args.journal, args.budget_minutes
     )
     outputs = stage.BenchmarkOutputs(args.out, args.plan_out)
-    measures = args.plan_out is None and args.budget_minutes != 0
     if collective.is_follower():
-        if measures:
-            collective.serve(measure)
+        collective.serve(measure)
         return {}
-    if not measures:
+    if args.plan_out is not None or args.budget_minutes == 0:
         return stage.run(config, measure, inputs, outputs, Lineage.here(params)).metrics
     with stage_run(f"benchmark_{args.round}", params, {**asdict(config), **asdict(measure)}) as run:
         outcome = stage.run(config, measure, inputs, outputs, Lineage.here(params))

@@ -1,4 +1,4 @@
-"""Measures a plan on a box that has torch, numpy and FBGEMM alone (see ``plan.py``)."""
+"""Measures a plan on a box that has torch, numpy and FBGEMM alone (see ``plan.py``); under torchrun, on all GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from evenshard.errors import BadInput, EvenshardError
-from evenshard.measure import Journal, measure_jobs, open_hardware
+from evenshard.measure import Journal, collective, measure_jobs, open_hardware
 from evenshard.measure.plan import load_plan
 
 LOG_EVERY_S = 10.0
@@ -32,6 +32,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         jobs, config = load_plan(args.plan)
         config = replace(config, hardware=args.hardware or config.hardware)
+        if collective.is_follower():
+            collective.serve(config)
+            return 0
         budget_s = None if args.budget_minutes is None else 60 * args.budget_minutes
         with closing(open_hardware(config)) as hardware, Journal(args.journal) as journal:
             log.info("%d jobs on %s (%s)", len(jobs), hardware.provenance.hardware, hardware.provenance.versions)

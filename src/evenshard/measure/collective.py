@@ -1,15 +1,7 @@
 """What does a placement cost where there are several devices? Every process of torchrun measures its own shard.
 
 Rank 0 leads: it runs the command, hands out jobs and gathers the answers. The other ranks only serve. Data travels
-through ``exchange.py``; everything else that the processes have to tell each other stands on a board, torchrun's
-key-value store:
-
-::
-
-    beat/<rank>    counts up as long as the process lives     report/<rank>  lost touch with somebody, but lives itself
-    here/<rank>    has come, with these settings              closed         rank 0 needs nobody any more
-    job/<number>   what to do next; None: nothing             bye/<rank>     has read that
-    lost           rank 0 misses somebody: report
+through ``exchange.py``; everything else that the processes have to tell each other stands on the board of ``board.py``.
 """
 
 from __future__ import annotations
@@ -21,20 +13,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import timedelta
 from functools import partial
-from queue import SimpleQueue
 from statistics import median
 from typing import Any, TypeVar
 
 import torch
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from evenshard.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, interquartile_range
 from evenshard.errors import BadConfig, BadInput, MeasurementFailed
+from evenshard.measure.board import Board, Pulse
 from evenshard.measure.exchange import (
     BAD_INPUT,
     FAILED,
@@ -43,8 +31,8 @@ from evenshard.measure.exchange import (
     Ranks,
     Step,
     Worker,
-    first_line,
     leave_group,
+    measure_alone,
     measure_shard,
 )
 from evenshard.measure.fbgemm import device_name, driver_version, library_versions, real_device
@@ -58,8 +46,6 @@ Job = Callable[[Worker], Any]
 
 START_S = 60.0  # at least so long do processes get to start Python and import torch
 PLANNING_S = 3600.0  # so long may rank 0 read and plan before it opens the hardware
-MAX_BEAT_S = 2.0
-BEATS_TO_TELL = 3  # a process that has not beaten for so many beats is stopped or dead
 
 
 def world_size() -> int:
@@ -70,118 +56,6 @@ def world_size() -> int:
 def is_follower() -> bool:
     """Whether this process only serves rank 0."""
     return int(os.environ.get("RANK", "0")) > 0
-
-
-# The board -----------------------------------------------------------------------------------------------------------
-
-
-class _Board:
-    """What the processes tell each other outside the exchanges.
-
-    Every method raises PeerLost when the store does not answer: torchrun, or without it rank 0, died or hangs.
-    """
-
-    def __init__(self, timeout_s: float, start_s: float) -> None:
-        self.timeout_s = timeout_s
-        self.beat_s = min(timeout_s / 5, MAX_BEAT_S)
-        self.grace_s = BEATS_TO_TELL * self.beat_s
-        try:
-            store, self.rank, self.size = next(rendezvous("env://", timeout=timedelta(seconds=start_s)))
-        except RuntimeError as error:
-            raise PeerLost(f"no connection to the store of torchrun: {first_line(error)}") from error
-        self.store = PrefixStore("evenshard", store)
-        self._gone = False
-        self._questions: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
-        threading.Thread(target=self._clerk, name="evenshard board", daemon=True).start()
-
-    def say(self, key: str, content: bytes = b"") -> None:
-        self._ask(lambda: self.store.set(key, content))  # type: ignore[arg-type]
-
-    def has(self, key: str) -> bool:
-        return self._ask(lambda: bool(self.store.check([key])))
-
-    def read(self, key: str) -> bytes:
-        return self._ask(lambda: bytes(self.store.get(key)))
-
-    def wipe(self, key: str) -> None:
-        self._ask(lambda: self.store.delete_key(key))
-
-    def beats(self, rank: int) -> int:
-        """Beats of that rank so far."""
-        return self._ask(lambda: int(self.store.add(f"beat/{rank}", 0)))
-
-    def _ask(self, question: Callable[[], Answer]) -> Answer:
-        """The store itself would wait for ever for a host that hangs, so a thread of its own asks it."""
-        if self._gone:
-            raise PeerLost("the store of torchrun is gone")
-        answer: Future[Answer] = Future()
-        self._questions.put((question, answer))
-        try:
-            return answer.result(self.timeout_s)
-        except (TimeoutError, RuntimeError) as error:
-            self._gone = True
-            raise PeerLost(f"the store of torchrun is gone: {first_line(error)}") from error
-
-    def _clerk(self) -> None:
-        while True:
-            question, answer = self._questions.get()
-            try:
-                answer.set_result(question())
-            except RuntimeError as error:
-                answer.set_exception(error)
-
-    def wait_for(self, key: str, seconds: float) -> bool:
-        """Whether the key stands there, at the latest after so many seconds."""
-        deadline = time.monotonic() + seconds
-        for _ in self.polls():
-            if self.has(key):
-                return True
-            if time.monotonic() > deadline:
-                return False
-        raise AssertionError("polls end")
-
-    def polls(self) -> Iterator[None]:
-        """Endless; soon after each other at first, then every 20 ms. (Blocking waits of the store log each timeout.)"""
-        pause_s = 0.0005
-        while True:
-            yield
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.02)
-
-    @contextmanager
-    def beating(self) -> Iterator[None]:
-        """This process beats during the block, in a thread with a connection of its own."""
-        store = self.store.clone()  # type: ignore[attr-defined]
-        stopped = threading.Event()
-
-        def beat() -> None:
-            with suppress(RuntimeError):  # without a store there is nobody to tell
-                while not stopped.wait(self.beat_s):
-                    store.add(f"beat/{self.rank}", 1)
-
-        heart = threading.Thread(target=beat, name="evenshard heart", daemon=True)
-        heart.start()
-        try:
-            yield
-        finally:
-            stopped.set()
-            heart.join(self.beat_s)  # not for ever: the store may hang
-
-
-class _Pulse:
-    """Whether another process still beats."""
-
-    def __init__(self, board: _Board, rank: int) -> None:
-        self._board, self._rank = board, rank
-        self._beats = board.beats(rank)
-        self._changed = time.monotonic()
-
-    def silent_s(self) -> float:
-        """Seconds since its last beat, as far as this has been asked."""
-        beats = self._board.beats(self._rank)
-        if beats != self._beats:
-            self._beats, self._changed = beats, time.monotonic()
-        return time.monotonic() - self._changed
 
 
 @contextmanager
@@ -229,7 +103,7 @@ def dismiss() -> None:
     if world_size() == 1 or is_follower() or CollectiveHardware.opened:
         return
     with suppress(PeerLost):
-        _say_goodbye(_Board(START_S, START_S))
+        _say_goodbye(Board(START_S, START_S))
 
 
 class CollectiveHardware:
@@ -248,14 +122,14 @@ class CollectiveHardware:
         self._kernel_s = 0.0
         self._opened = time.perf_counter()
         start_s = max(START_S, config.timeout_s)
-        self._board = _Board(config.timeout_s, start_s)
+        self._board = Board(config.timeout_s, start_s)
         self._undo = ExitStack()
         self._undo.enter_context(_orderly_end())
         self._undo.enter_context(self._board.beating())
         self._undo.callback(self._dismiss_others)
         atexit.register(self.close)
-        self._board.say("here/0")
         self._wait_for_others(start_s)
+        self._board.say("here/0")
         try:
             self._worker = Worker(config, Ranks(self._board.store, 0, self._board.size, device, config.timeout_s))
         except PeerLost as error:
@@ -279,26 +153,30 @@ class CollectiveHardware:
     def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
         """Measures all shards at once, and the exchanges between them.
 
+        A task of one device (a table or shard alone) exchanges nothing: rank 0 measures it while the others wait.
         If a device runs out of memory there is no exchange: the others' all-to-all and waiting times are 0.
 
         Raises:
             BadInput: if the task has not one device for each rank, or a shard cannot be run as it is.
             MeasurementFailed: if a kernel fails, or a rank hangs or dies. After the latter nothing can be measured.
         """
-        if placement.num_devices != self._board.size:
+        if placement.num_devices not in (1, self._board.size):
             raise BadInput(
                 f"task {task.task_id} has {placement.num_devices} devices, torchrun started {self._board.size} "
                 f"processes. Start --nproc-per-node {placement.num_devices}."
             )
-        findings: list[Finding] = self.everyone(
-            partial(measure_shard, task=task, placement=placement), f"measuring {task.task_id}"
-        )
+        if placement.num_devices == 1:
+            findings = [measure_alone(self._worker, task, placement)]
+        else:
+            findings = self.everyone(
+                partial(measure_shard, task=task, placement=placement), f"measuring {task.task_id}"
+            )
         for rank, finding in enumerate(findings):
             if finding.problem in (BAD_INPUT, FAILED):
                 kind = BadInput if finding.problem == BAD_INPUT else MeasurementFailed
                 raise kind(f"rank {rank}, measuring {task.task_id}: {finding.reason}")
         self._kernel_s += _kernel_s([finding.steps for finding in findings])
-        return PlacementCost(_device_costs(findings, self._config.warmup), all_to_all="measured")
+        return PlacementCost(device_costs(findings, self._config.warmup), all_to_all="measured")
 
     def everyone(self, job: Job, during: str) -> list[Any]:
         """Runs a job on all ranks at once and returns their answers, by rank.
@@ -362,14 +240,14 @@ class CollectiveHardware:
         board, others = self._board, range(1, self._board.size)
         with suppress(PeerLost):
             board.say("lost")
-            pulses = {rank: _Pulse(board, rank) for rank in others}
-            asked = time.monotonic()
-            missing, silent = list(others), list(others)
-            while missing and time.monotonic() < asked + board.grace_s:
+            beats = {rank: board.beats(rank) for rank in others}
+            deadline = time.monotonic() + board.grace_s
+            missing = list(others)
+            while missing and time.monotonic() < deadline:
                 time.sleep(board.beat_s / 10)
                 missing = [rank for rank in others if not board.has(f"report/{rank}")]
-                silent = [rank for rank in missing if pulses[rank].silent_s() >= time.monotonic() - asked]
-            lost = silent or missing
+            silent = [rank for rank in missing if board.beats(rank) == beats[rank]]
+            lost = silent or missing  # a process that beats without reporting is hung, or waits for a silent one
             board.say("closed")
             if lost:
                 who = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
@@ -382,7 +260,7 @@ class CollectiveHardware:
         return f"the processes lost each other while {during}: {error}"
 
 
-def _say_goodbye(board: _Board) -> None:
+def _say_goodbye(board: Board) -> None:
     """The store may end with this process, so it stays until the others have read."""
     board.say("closed")
     deadline = time.monotonic() + board.grace_s
@@ -390,7 +268,8 @@ def _say_goodbye(board: _Board) -> None:
         board.wait_for(f"bye/{rank}", deadline - time.monotonic())
 
 
-def _device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, ...]:
+def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, ...]:
+    """What all ranks found, by rank, as costs: medians over the steps after ``warmup``."""
     timed = [finding.steps[warmup:] for finding in findings]
     # The last rank at a barrier waits for nobody: what it spends there is the barrier's own cost.
     barriers_ms = [min(step.wait_ms for step in steps) for steps in zip(*filter(None, timed), strict=True)]
@@ -437,7 +316,7 @@ def serve(config: MeasureConfig) -> None:
     if config.hardware not in ("auto", "cpu", "cuda"):
         return  # a simulated device needs one process
     device = real_device(config.hardware)
-    board = _Board(config.timeout_s, PLANNING_S)
+    board = Board(config.timeout_s, PLANNING_S)
     board.say(f"here/{board.rank}", _settings(config))
     in_step = not _leader_comes(board)
     try:
@@ -451,8 +330,8 @@ def serve(config: MeasureConfig) -> None:
             board.say(f"bye/{board.rank}")
 
 
-def _serve_jobs(config: MeasureConfig, board: _Board, device: torch.device) -> None:
-    leader = _Pulse(board, 0)
+def _serve_jobs(config: MeasureConfig, board: Board, device: torch.device) -> None:
+    leader = Pulse(board, 0)
     try:
         worker = Worker(config, Ranks(board.store, board.rank, board.size, device, config.timeout_s))
         number = 0
@@ -469,7 +348,7 @@ def _serve_jobs(config: MeasureConfig, board: _Board, device: torch.device) -> N
             ) from error
 
 
-def _leader_comes(board: _Board) -> bool:
+def _leader_comes(board: Board) -> bool:
     """False if rank 0 ends without needing anybody."""
     deadline = time.monotonic() + PLANNING_S
     for _ in board.polls():
@@ -482,7 +361,7 @@ def _leader_comes(board: _Board) -> bool:
     raise AssertionError("polls end")
 
 
-def _next_job(board: _Board, leader: _Pulse, number: int) -> Job | None:
+def _next_job(board: Board, leader: Pulse, number: int) -> Job | None:
     """The next job, however long rank 0 plans; None if there is none any more.
 
     Raises:
@@ -504,7 +383,7 @@ def _next_job(board: _Board, leader: _Pulse, number: int) -> Job | None:
     raise AssertionError("polls end")
 
 
-def _leader_lives(board: _Board, leader: _Pulse) -> bool:
+def _leader_lives(board: Board, leader: Pulse) -> bool:
     """Reports this rank, and waits until rank 0 has found out who is lost; False if it is rank 0."""
     deadline = time.monotonic() + 4 * board.grace_s
     with suppress(PeerLost):

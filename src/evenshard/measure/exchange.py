@@ -295,7 +295,16 @@ def measure_shard(worker: Worker, task: PlacementTask, placement: Placement) -> 
         if worst != OUT_OF_MEMORY:
             return finding
         worker.kernels.free()
-    return finding if finding.problem else _attempt(lambda: _steps(worker, task, placement, together=False))
+    return finding if finding.problem else measure_alone(worker, task, placement)
+
+
+def measure_alone(worker: Worker, task: PlacementTask, placement: Placement) -> Finding:
+    """Runs this rank's shard without the others."""
+    finding = _attempt(lambda: _steps(worker, task, placement, together=False))
+    if finding.problem != OUT_OF_MEMORY:
+        return finding
+    worker.kernels.free()
+    return _attempt(lambda: _steps(worker, task, placement, together=False))
 
 
 def _together(worker: Worker, task: PlacementTask, placement: Placement) -> tuple[Finding, str]:

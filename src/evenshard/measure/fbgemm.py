@@ -284,7 +284,10 @@ def real_device(hardware: str) -> torch.device:
         )
     if hardware == "cpu" or not has_gpu:
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    number, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= num_gpus:
+        raise BadConfig(f"torchrun started more processes than the {num_gpus} GPUs here. Lower --nproc-per-node.")
+    device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     return device
 
