@@ -228,8 +228,10 @@ def test_nothing_measured_has_no_accuracy() -> None:
 def test_two_sharders_closer_than_the_noise_are_equal() -> None:
     """Every task says 1 % faster; four tasks measured to within 1 % cannot tell less than 1.39 %."""
     costs = {"random": [100.0, 100.0, 100.0, 100.0], "dreamshard": [99.0, 99.0, 99.1, 98.9]}
-    noise = Noise(within_run_pct=1.0, between_run_pct=None, num_controls=1, num_runs=1)
-    quiet = Noise(within_run_pct=0.5, between_run_pct=None, num_controls=1, num_runs=1)
+    noise, quiet = (
+        Noise(1.0, None, None, num_controls=1, num_runs=1),
+        Noise(0.5, None, None, num_controls=1, num_runs=1),
+    )
     of = {name: {one.sharder: one for one in standings(results(costs), told)} for name, told in
           {"noisy": noise, "quiet": quiet}.items()}  # fmt: skip
     assert of["noisy"]["dreamshard"].noise_pct == pytest.approx(1.96 * math.sqrt(2 / 4))

@@ -378,8 +378,12 @@ def test_each_process_has_its_own_gpu_and_cpu_is_the_cpu_even_beside_one(monkeyp
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     assert real_device("auto") == torch.device("cuda", 0) and real_device("cpu") == CPU
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert real_device("cuda") == torch.device("cuda", 3)
     assert chosen == [torch.device("cuda", 0), torch.device("cuda", 3)]
+    monkeypatch.setenv("LOCAL_RANK", "4")
+    with pytest.raises(BadConfig, match="more processes than the 4 GPUs"):
+        real_device("cuda")

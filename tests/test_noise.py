@@ -52,17 +52,41 @@ def test_both_spreads_come_back() -> None:
     runs = [run(*(10 * np.exp(rng.normal(shift, 0.03, 20)))) for shift in rng.normal(0, 0.06, 200)]
     found = noise_of(runs)
     assert (found.within_run_pct, found.between_run_pct) == pytest.approx((3.0, 6.0), rel=0.15)
-    assert found.total_pct == pytest.approx(math.hypot(found.within_run_pct or 0, found.between_run_pct or 0))
+    assert found.relative_between_run_pct is None  # one control: nothing to be relative to
+    assert found.relative_pct == pytest.approx(math.hypot(found.within_run_pct or 0, found.between_run_pct or 0))
+
+
+def test_a_run_that_is_slow_as_a_whole_changes_no_comparison() -> None:
+    """Twice as slow, all of it; then one control alone 10 % slower: +-2.5 % in a grid of 2 x 2, so 5 %."""
+    calm = run(10.0, 10.0) + run(20.0, 20.0, placement="b")
+    slow = run(20.0, 20.0) + run(40.0, 40.0, placement="b")
+    found = noise_of([calm, slow])
+    assert found.between_run_pct == pytest.approx(100 * math.log(2) / math.sqrt(2))
+    assert (found.relative_between_run_pct, found.relative_pct, found.difference_pct(9)) == pytest.approx((0, 0, 0))
+    one = run(10.0 * math.exp(0.1), 10.0 * math.exp(0.1)) + run(20.0, 20.0, placement="b")
+    assert noise_of([calm, one]).relative_between_run_pct == pytest.approx(5.0)
+
+
+def test_the_relative_spread_comes_back_under_common_shifts() -> None:
+    rng = np.random.default_rng(2)
+    runs = []
+    for shift in rng.normal(0, 0.3, 300):
+        own = rng.normal(shift, 0.04, 2)
+        costs = [np.exp(rng.normal(mean, 0.03, 20)) for mean in own]
+        runs.append(run(*costs[0]) + run(*(2 * costs[1]), placement="b"))
+    found = noise_of(runs)
+    assert found.relative_between_run_pct == pytest.approx(4.0, rel=0.15)
+    assert found.between_run_pct == pytest.approx(30.0, rel=0.15)
 
 
 def test_without_controls_nothing_is_known() -> None:
-    assert noise_of([]) == noise_of([[], []]) == Noise(None, None, 0, 0)
-    assert noise_of([run(10.0)]) == Noise(None, None, 1, 1)
+    assert noise_of([]) == noise_of([[], []]) == Noise(None, None, None, 0, 0)
+    assert noise_of([run(10.0)]) == Noise(None, None, None, 1, 1)
     assert noise_of([]).difference_pct(10) == 0.0
 
 
 def test_more_tasks_tell_smaller_differences() -> None:
-    noise = Noise(within_run_pct=3.0, between_run_pct=4.0, num_controls=1, num_runs=2)
+    noise = Noise(3.0, 40.0, 4.0, num_controls=2, num_runs=2)
     assert noise.difference_pct(1) == pytest.approx(1.96 * math.sqrt(2) * 5.0)
     assert noise.difference_pct(100) == pytest.approx(noise.difference_pct(1) / 10)
 

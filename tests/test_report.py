@@ -32,7 +32,7 @@ PLACED = measured(TASK, (0, 0, 0), COST)
 MEASURED = Result(Answer(TASK, "random", PLACED.placement, "", 12.5), PLACED)
 INFEASIBLE = Result(Answer(TASK, "dreamshard", None, "table ads needs 6 GB, more than a device", math.nan), None)
 ACCURACY = NetworkAccuracy(median_abs_pct_error=8.25, kendall_tau=0.5)
-NOISE = Noise(within_run_pct=3.0, between_run_pct=4.0, num_controls=2, num_runs=4)
+NOISE = Noise(3.0, 8.0, 4.0, num_controls=2, num_runs=4)
 STANDINGS = [
     Standing("random", False, False, Interval(30.0, 28.0, 32.0), Interval(50.0, 40.0, 60.0), 0, 0.5),
     Standing("dim_greedy", False, True, Interval(20.0, 19.0, 21.0), Interval(0.0, 0.0, 0.0), 1, 0.5),
@@ -184,8 +184,11 @@ def test_pictures_leave_no_figure_open(tmp_path: Path) -> None:
 
 def test_the_table_says_how_noisy_the_measurements_were_and_what_is_called_equal() -> None:
     line = text_table(STANDINGS, 48, NOISE).splitlines()[-1]
-    assert "3.0 % within a run and 4.0 % between runs" in line and "below 0.5 % are called equal" in line
-    once = Noise(within_run_pct=3.0, between_run_pct=None, num_controls=2, num_runs=1)
+    assert (
+        "3.0 % within a run and 8.0 % between runs (4.0 % relative to each other)" in line
+        and "below 0.5 % are called equal" in line
+    )
+    once = Noise(3.0, None, None, num_controls=2, num_runs=1)
     assert "between" not in text_table(STANDINGS, 48, once).splitlines()[-1]
     assert "noise" not in text_table(STANDINGS, 48, QUIET)
 
@@ -194,7 +197,8 @@ def test_metrics_hold_the_noise() -> None:
     """1.96 * sqrt(2 / 45 common tasks) * 5 % = 2.066 %."""
     found = metrics(STANDINGS, ACCURACY, 48, 3, NOISE, {})["noise"]
     assert found == {
-        "within_run_pct": 3.0, "between_run_pct": 4.0, "num_controls": 2, "num_runs": 4, "equal_below_pct": 2.066,
+        "within_run_pct": 3.0, "between_run_pct": 8.0, "relative_between_run_pct": 4.0,
+        "num_controls": 2, "num_runs": 4, "equal_below_pct": 2.066,
     }  # fmt: skip
 
 

@@ -92,7 +92,8 @@ def text(description: Mapping[str, Any]) -> str:
     if len(description["datasets"]) > 1:
         lines.append(
             f"between the {noise['num_runs']} runs with controls, a placement's mean spreads by "
-            f"{_pct(noise['between_run_pct'])} beyond what the spread within a run explains"
+            f"{_pct(noise['between_run_pct'])} beyond what the spread within a run explains; relative to the other "
+            f"controls of its run, by {_pct(noise['relative_between_run_pct'])}"
         )
     return "\n".join(lines).rstrip()
 

@@ -18,7 +18,7 @@ from evenshard.tasks import PlacementTask
 
 EXPERTS = ("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy")
 PRIVILEGED = ("single_cost_greedy",)
-QUIET = Noise(within_run_pct=None, between_run_pct=None, num_controls=0, num_runs=0)
+QUIET = Noise(None, None, None, num_controls=0, num_runs=0)
 """Where no control was measured, nothing is known about the noise."""
 
 

@@ -78,26 +78,33 @@ class Noise:
             repeated.
         between_run_pct: standard deviation of one placement's mean from run to run, beyond what the spread within the
             runs explains; None where no control was in two runs.
+        relative_between_run_pct: likewise, of its mean relative to those of the other controls of the run: what is left
+            of the above when all of a run is faster or slower. None with fewer than two controls in two runs.
         num_controls: distinct control placements.
         num_runs: runs that measured one.
     """
 
     within_run_pct: float | None
     between_run_pct: float | None
+    relative_between_run_pct: float | None
     num_controls: int
     num_runs: int
 
     @property
-    def total_pct(self) -> float:
-        """Both together: how far a measured cost may be from that of another day; 0 where nothing is known."""
-        return math.hypot(self.within_run_pct or 0.0, self.between_run_pct or 0.0)
+    def relative_pct(self) -> float:
+        """Standard deviation of a measured cost relative to the others of its run; 0 where nothing is known.
+
+        Placements that are compared are measured in one run: how fast the machine was that day does not matter to them.
+        """
+        between = self.relative_between_run_pct
+        return math.hypot(self.within_run_pct or 0.0, (self.between_run_pct if between is None else between) or 0.0)
 
     def difference_pct(self, num_tasks: int) -> float:
         """Below this, the mean difference of two sharders over so many tasks is no more than noise (95 %).
 
         Each task brings two noisy measurements, independent of those of the other tasks.
         """
-        return 1.96 * math.sqrt(2 / max(num_tasks, 1)) * self.total_pct
+        return 1.96 * math.sqrt(2 / max(num_tasks, 1)) * self.relative_pct
 
 
 def noise_of(runs: Sequence[Sequence[ControlCost]]) -> Noise:
@@ -115,9 +122,26 @@ def noise_of(runs: Sequence[Sequence[ControlCost]]) -> Noise:
     return Noise(
         within_run_pct=None if within is None else 100 * math.sqrt(within),
         between_run_pct=100 * math.sqrt(max(0.0, fmean(between))) if between else None,
+        relative_between_run_pct=_relative_between_run_pct([run for run in by_run if run], within or 0.0),
         num_controls=len(placements),
         num_runs=sum(1 for run in by_run if run),
     )
+
+
+def _relative_between_run_pct(runs: Sequence[dict[Hashable, list[float]]], within: float) -> float | None:
+    """Interaction of run and placement: what the means over the runs and over the placements leave unexplained."""
+    shared = [placement for placement in runs[0] if all(placement in run for run in runs)] if runs else []
+    if len(runs) < 2 or len(shared) < 2:
+        return None
+    means = [[fmean(run[placement]) for placement in shared] for run in runs]
+    of_run, of_placement = [fmean(row) for row in means], [fmean(column) for column in zip(*means, strict=True)]
+    overall = fmean(of_run)
+    squares = [
+        (mean - of_run[r] - of_placement[p] + overall) ** 2 for r, row in enumerate(means) for p, mean in enumerate(row)
+    ]
+    explained = within * fmean(1 / len(run[placement]) for run in runs for placement in shared)
+    found = sum(squares) / ((len(runs) - 1) * (len(shared) - 1)) - explained
+    return 100 * math.sqrt(max(0.0, found))
 
 
 def drift_pct(run: Sequence[ControlCost]) -> float | None:

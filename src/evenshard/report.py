@@ -137,6 +137,8 @@ def text_table(standings: Sequence[Standing], num_tasks: int, noise: Noise) -> s
     lines.append(f"{num_tasks} held-out tasks of unseen tables, paired; intervals are 95 %")
     if noise.within_run_pct is not None:
         between = f" and {noise.between_run_pct:.1f} % between runs" if noise.between_run_pct is not None else ""
+        if noise.relative_between_run_pct is not None:
+            between += f" ({noise.relative_between_run_pct:.1f} % relative to each other)"
         equal_below = max(one.noise_pct for one in standings)
         lines.append(
             f"noise: repeated placements spread by {noise.within_run_pct:.1f} % within a run{between} (standard "

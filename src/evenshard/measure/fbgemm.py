@@ -9,7 +9,7 @@ import os
 import platform
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +22,7 @@ from evenshard.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.measure.hardware import MeasureConfig
 from evenshard.measure.workload import RecordedLookups, draw_lookups
 from evenshard.tables import Table
+from evenshard.threads import one_thread
 from evenshard.units import BYTES_PER_GB
 
 MEASURABLE_WEIGHT_BITS = {16: torch.float16, 32: torch.float32}
@@ -79,7 +80,7 @@ class ShardKernels:
             BadInput: if one fused call cannot take these tables.
             MeasurementFailed: if a kernel fails inside the block.
         """
-        with _one_thread(self.device), _named_failures(shard):
+        with one_thread() if self.device.type == "cpu" else nullcontext(), _named_failures(shard):
             yield self._load(shard, batch_size)
 
     def free(self) -> None:
@@ -257,18 +258,6 @@ def _named_failures(shard: Sequence[Table]) -> Iterator[None]:
             raise OutOfDeviceMemory from error
         names = ", ".join(table.name for table in shard[:4]) + (", ..." if len(shard) > 4 else "")
         raise MeasurementFailed(f"FBGEMM failed on the shard [{names}]: {reason}") from error
-
-
-@contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
-    """On the CPU, one core stands for one device."""
-    threads = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def real_device(hardware: str) -> torch.device:

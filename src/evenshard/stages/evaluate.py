@@ -29,6 +29,7 @@ from evenshard.sharders.random import RandomSharder
 from evenshard.stages.propose import alone, among_controls
 from evenshard.table_files import load_tables
 from evenshard.tasks import PlacementTask, load_tasks, single_table_task
+from evenshard.threads import one_thread
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,8 @@ def run(
             single_cost_sharder(_single_costs(hardware, split.test, measure, journal)),
             dreamshard,
         ]
-        answers = [_predicted(ask(sharder, task), dreamshard) for task in split.test for sharder in sharders]
+        with one_thread():
+            answers = [_predicted(ask(sharder, task), dreamshard) for task in split.test for sharder in sharders]
         for answer in answers:
             if answer.placement is None:
                 log.warning("%s is infeasible for %s", answer.reason, answer.sharder)

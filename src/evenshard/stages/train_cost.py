@@ -22,6 +22,7 @@ from evenshard.progress import progress
 from evenshard.stages.outcome import Outcome
 from evenshard.table_files import load_tables
 from evenshard.tasks import load_tasks
+from evenshard.threads import one_thread
 
 log = logging.getLogger(__name__)
 
@@ -90,14 +91,9 @@ def run(config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutp
         learning_rate=decayed(config.learning_rate, inputs.round, inputs.num_rounds),
     )
     generator = torch.Generator().manual_seed(config.seed * 1000 + inputs.round)
-    losses = fit_cost_net(
-        checkpoint.net,
-        checkpoint.optimizer,
-        data,
-        fit,
-        generator,
-        partial(progress, description=f"train cost {inputs.round}"),
-    )
+    show = partial(progress, description=f"train cost {inputs.round}")
+    with one_thread():
+        losses = fit_cost_net(checkpoint.net, checkpoint.optimizer, data, fit, generator, show)
     save_checkpoint(replace(checkpoint, round=inputs.round), outputs.cost_net)
     error = _median_abs_pct_error(checkpoint, data)
     log.info("round %d: cost network fitted to %d placements, median error %.1f %%", inputs.round, len(measured), error)

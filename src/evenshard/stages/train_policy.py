@@ -22,6 +22,7 @@ from evenshard.stages.outcome import Outcome
 from evenshard.stages.train_cost import decayed
 from evenshard.table_files import load_tables
 from evenshard.tasks import load_tasks
+from evenshard.threads import one_thread
 
 log = logging.getLogger(__name__)
 
@@ -86,15 +87,11 @@ def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPoli
         learning_rate=decayed(config.learning_rate, inputs.round, inputs.num_rounds),
         entropy_weight=config.entropy_weight,
     )
-    history = train_policy(
-        checkpoint.net,
-        checkpoint.optimizer,
-        cost_net.net,
-        [EpisodeBatch.of([task], checkpoint.normalizer) for task in tasks],
-        reinforce,
-        torch.Generator().manual_seed(config.seed * 1000 + inputs.round),
-        partial(progress, description=f"train policy {inputs.round}"),
-    )
+    episodes = [EpisodeBatch.of([task], checkpoint.normalizer) for task in tasks]
+    generator = torch.Generator().manual_seed(config.seed * 1000 + inputs.round)
+    show = partial(progress, description=f"train policy {inputs.round}")
+    with one_thread():
+        history = train_policy(checkpoint.net, checkpoint.optimizer, cost_net.net, episodes, reinforce, generator, show)
     save_checkpoint(replace(checkpoint, round=inputs.round), outputs.policy)
     finished = [value for value in history if math.isfinite(value)]
     if not finished:
