@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+
+# Tests run side by side, one process per core: more threads would only wait for each other.
+torch.set_num_threads(1)
 
 SMALL = {
     "loop": {"num_rounds": 2},

@@ -11,13 +11,20 @@ import torch
 from torch import nn
 
 from evenshard.atomic import atomic_path
+from evenshard.cost_nets.autoshard import AutoShardCostNet
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.errors import BadFile
 from evenshard.features import NUM_FEATURES, FeatureNormalizer
+from evenshard.sharders.autoshard import AutoShardPolicy
 from evenshard.sharders.dreamshard import DreamShardPolicy
 
 Net = TypeVar("Net", bound=nn.Module)
-KINDS: dict[str, type[nn.Module]] = {"dreamshard_cost_net": DreamShardCostNet, "dreamshard_policy": DreamShardPolicy}
+KINDS: dict[str, type[nn.Module]] = {
+    "autoshard_cost_net": AutoShardCostNet,
+    "autoshard_policy": AutoShardPolicy,
+    "dreamshard_cost_net": DreamShardCostNet,
+    "dreamshard_policy": DreamShardPolicy,
+}
 
 
 @dataclass(frozen=True)

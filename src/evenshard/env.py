@@ -172,7 +172,7 @@ def rollout(batch: EpisodeBatch, cost_model: CostModel, policy: Policy, choose: 
     """Plays B episodes to their ends at once."""
     cost_repr_PH = cost_model.encode(batch.features_PF)
     policy_repr_PH = policy.encode(batch.features_PF)
-    position_BT = _placing_order(batch, cost_model.device_costs(cost_repr_PH).sum(dim=-1))
+    position_BT = placing_order(batch, cost_model.device_costs(cost_repr_PH).sum(dim=-1))
     table_BT = batch.table_BT.gather(1, position_BT)
     size_BT = batch.size_BT.gather(1, position_BT)
     present_BT = batch.present_BT.gather(1, position_BT)
@@ -222,7 +222,7 @@ def rollout(batch: EpisodeBatch, cost_model: CostModel, policy: Policy, choose: 
     )
 
 
-def _placing_order(batch: EpisodeBatch, single_cost_P: torch.Tensor) -> torch.Tensor:
+def placing_order(batch: EpisodeBatch, single_cost_P: torch.Tensor) -> torch.Tensor:
     """Positions of each task by descending predicted single-table cost, padding last, [B, T]."""
     cost_BT = single_cost_P[batch.table_BT].masked_fill(~batch.present_BT, -torch.inf)
     return cost_BT.argsort(dim=1, descending=True, stable=True)
