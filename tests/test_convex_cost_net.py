@@ -11,20 +11,17 @@ import pytest
 import torch
 
 from builders import BATCH_SIZE, every_placement, some_tables, table, task
+from convex_builders import EXCHANGE, TABLES, random_model
 from evenshard.cost_nets.additive import QUANTITIES, additive_work_TA
 from evenshard.cost_nets.convex import Calibration, ConvexCostModel, ExchangeTime
-from evenshard.cost_nets.convex_net import EnsembleSizes
+from evenshard.cost_nets.convex_scorer import ConvexScorer
 from evenshard.errors import BadFile
-from evenshard.features import FeatureNormalizer
 from evenshard.measure.link import Link
 from evenshard.placement import Placement
 from evenshard.reuse import NUM_REUSE_BINS
 from evenshard.tables import Table
 from evenshard.threads import one_thread
 
-TABLES = some_tables(12)
-NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
-EXCHANGE = ExchangeTime(latency_ms=0.3, ms_per_byte=2e-5)
 SEEDS = range(5)
 
 
@@ -32,16 +29,6 @@ SEEDS = range(5)
 def on_one_thread() -> Iterator[None]:
     with one_thread():
         yield
-
-
-def random_model(seed: int = 0, exchange: ExchangeTime = EXCHANGE) -> ConvexCostModel:
-    """An untrained model whose hinges lie among the devices of a few tables, so that it is far from linear."""
-    sizes = EnsembleSizes(num_members=3, table_hidden=8, factors_per_quantity=2, head_hidden=8, pieces=4)
-    model = ConvexCostModel(sizes, NORMALIZER, torch.Generator().manual_seed(seed))
-    model.net.work_scale_A.copy_(torch.from_numpy(additive_work_TA(TABLES, BATCH_SIZE)).mean(dim=0) * 3)
-    model.net.time_scale_ms.copy_(torch.tensor([2.0, 5.0]))
-    model.exchange = exchange
-    return model
 
 
 def random_sums(model: ConvexCostModel, count: int, seed: int) -> torch.Tensor:
@@ -88,20 +75,22 @@ def test_a_table_that_is_never_read_still_counts_as_a_table() -> None:
     assert work == [1.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_representations_are_never_negative_and_begin_with_the_dims() -> None:
+def test_representations_are_never_negative_and_begin_with_dims_and_rows() -> None:
     represented = random_model().represent(TABLES, BATCH_SIZE)
     assert represented.dtype == torch.float32
     assert (represented >= 0).all()
     assert represented[:, 0].tolist() == [one.embedding_dim for one in TABLES]
+    assert represented[:, 1].tolist() == [one.num_rows for one in TABLES]
 
 
 # The shape of the cost -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_cost_is_convex_and_not_linear(seed: int) -> None:
+def test_with_the_same_passes_the_cost_is_convex_and_not_linear(seed: int) -> None:
     model = random_model(seed)
     one, other = random_sums(model, 300, seed + 10), random_sums(model, 300, seed + 20)
+    one[:, 1] = other[:, 1] = 300.0
 
     def cost(sums: torch.Tensor) -> torch.Tensor:
         return model.device_ms(sums, 150.0, 4, BATCH_SIZE)
@@ -116,7 +105,7 @@ def test_compute_time_never_falls_when_anything_is_added(seed: int) -> None:
     model = random_model(seed)
     sums = random_sums(model, 300, seed)
     more = sums + torch.rand(sums.shape, generator=torch.Generator().manual_seed(seed)) * sums.mean(dim=0)
-    before, after = (model.net.member_ms(x[:, 1:]) for x in (sums, more))
+    before, after = (model.net.member_ms(x[:, 2:], x[:, 1]) for x in (sums, more))
     assert (after >= before).all()
     assert (after > before).any()
 
@@ -127,10 +116,25 @@ def test_projection_restores_the_shape_after_any_step_of_learning() -> None:
         for parameter in model.net.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     model.net.project()
-    sums = random_sums(model, 200, 1)[:, 1:]
-    both = model.net.member_ms(sums[:100] + sums[100:])
-    assert (both >= model.net.member_ms(sums[:100])).all()
+    sums = random_sums(model, 200, 1)
+    both = sums[:100] + sums[100:]
+    assert (model.net.member_ms(both[:, 2:], both[:, 1]) >= model.net.member_ms(sums[:100, 2:], sums[:100, 1])).all()
     assert (model.net.overhead > 0).all()
+
+
+def test_from_each_eight_bits_of_rows_on_every_lookup_costs_another_pass() -> None:
+    """Weights of 1, 2, 3 and 4 for both outputs of all members, times of 2 and 5 ms, and 3 mean devices' lookups."""
+    model = random_model()
+    with torch.no_grad():
+        model.net.pass_weight.copy_(torch.tensor([[1.0], [2.0], [3.0], [4.0]]).expand_as(model.net.pass_weight))
+    inputs = torch.zeros(8, model.net.own_pieces.shape[0])
+    inputs[:, QUANTITIES.index("lookups")] = 3.0
+    num_rows = torch.tensor([0, 255, 256, 2**16 - 1, 2**16, 2**24 - 1, 2**24, 2.0**32])
+    times = model.net.member_ms(inputs, num_rows)
+    passes = torch.tensor([0.0, 0.0, 1.0, 1.0, 3.0, 3.0, 6.0, 10.0])
+    for member in range(3):
+        for direction, scale in enumerate((2.0, 5.0)):
+            torch.testing.assert_close(times[:, member, direction] - times[0, member, direction], 3 * scale * passes)
 
 
 def test_members_know_nothing_of_each_other() -> None:
@@ -245,6 +249,20 @@ def test_a_wider_calibration_gives_wider_intervals() -> None:
     assert float((high / mean).log()) >= 0.2
 
 
+def test_a_search_scores_devices_as_the_model_does() -> None:
+    """From columns that only add up, also where a table's rows bring another pass; an empty device costs nothing."""
+    model = random_model()
+    tables = [replace(one, num_rows=one.num_rows * 40) for one in TABLES]
+    of_task = task(tables, devices=3)
+    scorer, represented = ConvexScorer(model, of_task), model.represent(tables, BATCH_SIZE)
+    weights = (torch.rand(50, len(tables), generator=torch.Generator().manual_seed(1)) < 0.4).float()
+    weights[7] = 0
+    expected = model.device_ms(weights @ represented, float(represented[:, 0].sum()), 3, BATCH_SIZE)
+    found = scorer.device_ms(scorer.empty_H + weights @ scorer.columns_TH)
+    torch.testing.assert_close(found, expected)
+    assert found[7] == 0
+
+
 # Lower bounds --------------------------------------------------------------------------------------------------------
 
 EXCHANGES = (ExchangeTime(), EXCHANGE, ExchangeTime(0.0, 1e-3))
@@ -263,8 +281,30 @@ def test_no_placement_is_below_the_bound(seed: int, num_tables: int, devices: in
         assert bound == pytest.approx(best, rel=1e-4)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_placement_is_below_the_bound_where_passes_cost_most(seed: int) -> None:
+    """Tables of 100 to 200 rows each: two share a device for one pass, or none needs any."""
+    model = random_model(seed)
+    with torch.no_grad():
+        model.net.pass_weight.fill_(1.0)
+    of_task = task([replace(one, num_rows=100 + 20 * n) for n, one in enumerate(some_tables(6, seed))], 3)
+    best = float(model.placement_ms(of_task, every_placement(of_task))[0].min())
+    assert 0.3 * best < model.lower_bound_ms(of_task) <= best
+
+
+def test_the_bound_counts_the_passes_that_tables_need_on_their_own() -> None:
+    model = random_model()
+    tables = [replace(TABLES[0], name=f"t{n}", num_rows=70_000) for n in range(6)]
+    with torch.no_grad():
+        model.net.pass_weight.fill_(1.0)
+    of_task = task(tables, devices=3)
+    best = float(model.placement_ms(of_task, every_placement(of_task))[0].min())
+    assert model.lower_bound_ms(of_task) == pytest.approx(best, rel=1e-4)
+
+
 def test_equal_tables_that_divide_evenly_meet_the_bound() -> None:
-    model, of_task = random_model(), task([replace(TABLES[0], name=f"t{n}") for n in range(6)], devices=3)
+    tables = [replace(TABLES[0], name=f"t{n}", num_rows=100) for n in range(6)]
+    model, of_task = random_model(), task(tables, devices=3)
     best = float(model.placement_ms(of_task, every_placement(of_task))[0].min())
     assert model.lower_bound_ms(of_task) == pytest.approx(best, rel=1e-4)
 

@@ -158,7 +158,7 @@ def test_the_same_seed_gives_the_same_model_and_another_another() -> None:
 
 def test_what_was_learned_is_convex_and_never_falls() -> None:
     net = fitted()[0].net
-    for weight in (net.piece_weight, net.output_weight, net.linear_weight, net.overhead):
+    for weight in (net.piece_weight, net.output_weight, net.linear_weight, net.overhead, net.pass_weight):
         assert (weight >= 0).all()
     assert (net.piece_weight * (1 - net.own_pieces) == 0).all()
 
@@ -317,6 +317,7 @@ def constant_model(always_ms: float) -> ConvexCostModel:
     with torch.no_grad():
         model.net.linear_weight.zero_()
         model.net.output_weight.zero_()
+        model.net.pass_weight.zero_()
         model.net.overhead.fill_(always_ms / 2)
     return model
 

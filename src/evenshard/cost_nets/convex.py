@@ -1,24 +1,24 @@
 """A cost model that is convex in what adds up: it generalises to more tables and devices, and it gives lower bounds.
 
-A device's compute time is ``g(sum of its tables' representations)``. Representations are non-negative; ``g`` is convex
-and never falls (non-negative weights, ReLU), as kernels are: they take the longest of several additive limits, plus
-fixed overheads. Hence, for tables with the sum S on D devices, whatever the placement (``lower_bound_ms``):
+A device's compute time is ``g(sum of its tables' representations) + lookups * p(rows)``. Representations are
+non-negative; ``g`` is convex and never falls (non-negative weights, ReLU), as kernels are: they take the longest of
+several additive limits, plus fixed overheads. ``p``, what the passes of the sort take, jumps up and never down. Hence,
+for tables with the sum S on D devices, whatever the placement (``lower_bound_ms``):
 
-- the slowest device takes at least ``g(S / D)`` (Jensen's inequality);
-- the device that holds table t takes at least ``g(z_t)``.
+- the slowest device takes at least ``g(S / D)`` (Jensen's inequality), and an equal share of the passes that cannot be
+  saved (a knapsack);
+- the device that holds table t takes at least what t takes on its own.
 
-The mean over the ensemble is convex as its members are. The network itself stands in ``convex_net.py``.
+The mean over the ensemble has this form as its members have. The network itself stands in ``convex_net.py``.
 
-The bounds hold for the model's own predictions. They say nothing sure about hardware where the model is wrong: it
-cannot express a cost per lookup that jumps, such as one more pass of a sort beyond 2**24 rows of a shard, and predicts
-too much below the jump if all it has seen lies above.
+The bounds hold for the model's own predictions. They say nothing sure about hardware where the model is wrong.
 
 All-to-all times need no network: latency plus bytes over bandwidth, with two fitted numbers.
 
 Ours; DreamShard's network (``dreamshard.py``) is neither convex nor bounded.
 
-Legend: T tables, K members, H representation size (column 0: dims; the others: inputs of the heads), N placements,
-D devices.
+Legend: T tables, K members, H representation size (column 0: dims; 1: rows; the others: inputs of the heads),
+N placements, D devices.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
 from evenshard.atomic import atomic_path
-from evenshard.cost_nets.convex_net import ConvexNet, EnsembleSizes
+from evenshard.cost_nets.convex_net import LOOKUPS, PASS_ROWS, ConvexNet, EnsembleSizes
 from evenshard.errors import BadFile
 from evenshard.features import FeatureNormalizer
 from evenshard.placement import Placement
@@ -113,9 +114,9 @@ class ConvexCostModel(nn.Module):
 
     @torch.no_grad()
     def represent(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
-        """Non-negative representations that add up over a device's tables, [T, H] float32; column 0 holds the dims."""
-        dims_T1 = torch.tensor([[float(table.embedding_dim)] for table in tables])
-        return torch.cat([dims_T1, self.net.encode(*self.net.table_inputs(tables, batch_size))], dim=1)
+        """Non-negative representations that add up over a device's tables, [T, H] float32: dims, rows, inputs."""
+        plain_T2 = torch.tensor([[float(table.embedding_dim), float(table.num_rows)] for table in tables])
+        return torch.cat([plain_T2, self.net.encode(*self.net.table_inputs(tables, batch_size))], dim=1)
 
     # Devices ---------------------------------------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class ConvexCostModel(nn.Module):
             batch_size: global batch, samples.
         """
         mix_O1 = self.net.sum_of_parts_OK().mean(dim=1, keepdim=True)
-        compute = self.net.mixed_ms(sums[..., 1:], mix_O1).squeeze(-1)
+        compute = self.net.mixed_ms(sums[..., 2:], sums[..., 1], mix_O1).squeeze(-1)
         exchange = 2 * self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size)
         return torch.where(sums[..., 0] > 0, compute + exchange, 0.0)
 
@@ -141,7 +142,7 @@ class ConvexCostModel(nn.Module):
         self, sums: torch.Tensor, total_dims: Number, num_devices: Number, batch_size: int
     ) -> torch.Tensor:
         """Each member's ``device_ms``, [K, ...]."""
-        compute = self.net.mixed_ms(sums[..., 1:], self.net.sum_of_parts_OK()).movedim(-1, 0)
+        compute = self.net.mixed_ms(sums[..., 2:], sums[..., 1], self.net.sum_of_parts_OK()).movedim(-1, 0)
         exchange = 2 * self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size)
         return torch.where(sums[..., 0] > 0, compute + exchange, 0.0)
 
@@ -151,7 +152,7 @@ class ConvexCostModel(nn.Module):
 
         They add up to ``device_ms``.
         """
-        forward, backward = self.net.member_ms(sums[..., 1:]).mean(dim=-2).unbind(-1)
+        forward, backward = self.net.member_ms(sums[..., 2:], sums[..., 1]).mean(dim=-2).unbind(-1)
         exchange = self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size).expand_as(forward)
         parts = torch.stack([forward, exchange, exchange, backward], dim=-1)
         return torch.where(sums[..., :1] > 0, parts, 0.0)
@@ -194,9 +195,30 @@ class ConvexCostModel(nn.Module):
         even_1H = table_TH.sum(dim=0, keepdim=True) / task.num_devices
         total_dims = float(table_TH[:, 0].sum())
         candidates = torch.cat([even_1H, table_TH])
+        candidates[0, 1] = 0.0  # no passes: how many a device needs does not follow from the sum
         candidates[:, 0].clamp_(min=float(even_1H[0, 0]))
-        bound = self.device_ms(candidates, total_dims, task.num_devices, task.batch_size).max()
-        return float(bound) * (1 - ROUNDING)
+        bounds = self.device_ms(candidates, total_dims, task.num_devices, task.batch_size)
+        bounds[0] += self._least_pass_ms(table_TH, task.num_devices) / task.num_devices
+        return float(bounds.max()) * (1 - ROUNDING)
+
+    def _least_pass_ms(self, table_TH: torch.Tensor, num_devices: int) -> float:
+        """What the passes of all devices take together, at least.
+
+        A pass is saved on the devices with less than so many rows. Together these have room for that many rows each
+        (all but one of them, if the tables have too many rows for all). The most lookups that fit in there are those
+        of the tables with the most lookups per row, the last one cut (the knapsack's relaxation).
+        """
+        num_rows_T, lookups_T = table_TH[:, 1].double().numpy(), table_TH[:, 2 + LOOKUPS].double().numpy()
+        densest_T = np.argsort(-lookups_T / num_rows_T)
+        mix_O1 = self.net.sum_of_parts_OK().mean(dim=1, keepdim=True)
+        total_ms = 0.0
+        for limit, weight_ms in zip(PASS_ROWS, (self.net.pass_weight @ mix_O1).flatten().tolist(), strict=True):
+            room = limit * (num_devices - (num_rows_T.sum() >= num_devices * limit))
+            small_T = densest_T[num_rows_T[densest_T] < limit]
+            rows = np.concatenate([[0.0], num_rows_T[small_T].cumsum()])
+            saved = np.interp(room, rows, np.concatenate([[0.0], lookups_T[small_T].cumsum()]))
+            total_ms += weight_ms * float(lookups_T.sum() - saved)
+        return total_ms
 
     # Files -----------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,10 @@ never negative, and a unit is the largest of several pieces and 0, so that it is
 ReLU units with such weights (input-convex networks, Amos et al. 2017) can bend only where everything grows, and never
 learn the larger of two limits.
 
+One thing kernels do is not convex: FBGEMM's backward pass sorts the indices of a shard, eight bits of the row number
+at a time, so that with every 8 bits more of rows each lookup costs another pass. These jumps are added to the head,
+with a learned weight each; times still never fall.
+
 Every layer is a plain matrix in which a member's units see nothing but its own: one product serves all members. Weights
 are kept legal by projection after each step of learning (``project``), which learned faster here than squares, softplus
 or exponentials of free numbers.
@@ -29,6 +33,9 @@ from evenshard.features import NUM_FEATURES, FeatureNormalizer
 from evenshard.tables import Table
 
 NUM_QUANTITIES = len(QUANTITIES)
+LOOKUPS = QUANTITIES.index("lookups")
+PASS_ROWS = (2.0**8, 2.0**16, 2.0**24, 2.0**32)
+"""Rows of a shard from which on the radix sort of its indices takes one more pass."""
 LEAST_OVERHEAD = 1e-4  # in units of the mean time: predictions stay above 0, where their logarithm is finite
 
 
@@ -116,16 +123,18 @@ class ConvexNet(nn.Module):
         self.output_weight = uniform(self.own_outputs.shape, 0.3 / sizes.head_hidden)
         self.linear_weight = uniform(self.own_linear.shape, 0.5 / own_inputs)
         self.overhead = nn.Parameter(torch.full((len(member_of_output),), 0.05))
+        self.pass_weight = nn.Parameter(torch.full((len(PASS_ROWS), len(member_of_output)), 0.02))
         self.project()
 
     @torch.no_grad()
     def project(self) -> None:
-        """Back to the nearest network that is convex, never falls, and keeps the members apart."""
+        """Back to the nearest network whose times never fall, are convex but for the jumps, and of one member each."""
         self.factor_weight.mul_(self.own_factors)
         self.piece_weight.mul_(self.own_pieces).clamp_(min=0)
         self.output_weight.mul_(self.own_outputs).clamp_(min=0)
         self.linear_weight.mul_(self.own_linear).clamp_(min=0)
         self.overhead.clamp_(min=LEAST_OVERHEAD)
+        self.pass_weight.clamp_(min=0)
 
     def table_inputs(self, tables: Sequence[Table], batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What ``encode`` reads: normalised features [T, F] and scaled additive work [T, A]."""
@@ -139,18 +148,29 @@ class ConvexNet(nn.Module):
         repeats = factors_TL.shape[1] // NUM_QUANTITIES
         return torch.cat([work_TA, factors_TL * work_TA.repeat(1, repeats)], dim=1)
 
-    def member_ms(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Each member's forward and backward time, [..., K, 2] ms from summed representations [..., I]."""
+    def member_ms(self, inputs: torch.Tensor, num_rows: torch.Tensor) -> torch.Tensor:
+        """Each member's forward and backward time, [..., K, 2] ms.
+
+        Args:
+            inputs: summed representations [..., I].
+            num_rows: summed rows of the tables [...].
+        """
         each_OO = torch.diag(self.time_scale_ms.repeat(self.sizes.num_members))
-        both = self.mixed_ms(inputs, each_OO)
+        both = self.mixed_ms(inputs, num_rows, each_OO)
         return both.reshape(*both.shape[:-1], self.sizes.num_members, 2)
 
-    def mixed_ms(self, inputs: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
+    def mixed_ms(self, inputs: torch.Tensor, num_rows: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
         """[..., X]: the outputs times ``mix_OX``, which is applied to the weights: they are few, devices are many."""
         pieces = nn.functional.linear(inputs, self.piece_weight.T, self.piece_bias).chunk(self.sizes.pieces, dim=-1)
         hidden = torch.relu(reduce(torch.maximum, pieces))
         linear = nn.functional.linear(inputs, (self.linear_weight @ mix_OX).T, self.overhead @ mix_OX)
-        return linear + hidden @ (self.output_weight @ mix_OX)
+        smooth = linear + hidden @ (self.output_weight @ mix_OX)
+        return smooth + inputs[..., LOOKUPS, None] * self.pass_ms(num_rows, mix_OX)
+
+    def pass_ms(self, num_rows: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
+        """[..., X]: what the passes of the sort take for a mean device's lookups, with so many rows [...]."""
+        passes = (num_rows[..., None] >= num_rows.new_tensor(PASS_ROWS)).float()
+        return passes @ (self.pass_weight @ mix_OX)
 
     def sum_of_parts_OK(self) -> torch.Tensor:
         """[O, K] for ``mixed_ms``: each member's forward and backward time together."""

@@ -194,6 +194,7 @@ def _learn(
     mean_A = (rows.holds_RP.sum(dim=0).float() @ unscaled_PA) / len(rows.times_R2)
     net.work_scale_A.copy_(torch.where(mean_A > 0, mean_A, 1.0))
     features_PF, work_PA = net.table_inputs(rows.tables, batch_size)
+    num_rows_P = torch.tensor([float(table.num_rows) for table in rows.tables])
     times_R2 = rows.times_R2.clamp(min=LEAST_TIME * float(net.time_scale_ms.min()))
     goal_R3 = torch.cat([times_R2, times_R2.sum(dim=1, keepdim=True)], dim=1).log()
     # Slow devices decide what a placement costs: faster ones than the mean count less, or they would bend the fit.
@@ -208,7 +209,8 @@ def _learn(
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * _share_of_rate((update + 0.5) / config.num_updates)
         rows_M = torch.randint(len(goal_R3), (config.minibatch_size,), generator=generator)
-        times_MK2 = net.member_ms(rows.holds_RP[rows_M].float() @ net.encode(features_PF, work_PA))
+        holds_MP = rows.holds_RP[rows_M].float()
+        times_MK2 = net.member_ms(holds_MP @ net.encode(features_PF, work_PA), holds_MP @ num_rows_P)
         found_MK3 = torch.cat([times_MK2, times_MK2.sum(dim=2, keepdim=True)], dim=2).log()
         goal_MK3 = goal_R3[rows_M, None].expand_as(found_MK3)
         errors_MK3 = torch.nn.functional.huber_loss(found_MK3, goal_MK3, reduction="none", delta=ROBUST_BEYOND)
