@@ -1,0 +1,181 @@
+"""evenshard's own sharder: everything that is known proposes, the cost model judges, a local search improves.
+
+Proposals are the greedy experts, greedy on the model's own single-table costs, and rollouts of a trained policy where
+there is one. The most promising are improved by moves and swaps (``local_search``). All of them stay in the race, so
+the answer is never predicted worse than any of them. With a budget for measuring, the best few are measured, and the
+measured best wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from evenshard.cost_nets.convex import ConvexCostModel
+from evenshard.cost_nets.convex_scorer import ConvexScorer
+from evenshard.costs import PlacementCost
+from evenshard.errors import BadConfig, InfeasibleTask
+from evenshard.placement import Placement, check_placement, require_room
+from evenshard.sharders.base import Sharder
+from evenshard.sharders.dreamshard import DreamShardSharder
+from evenshard.sharders.greedy import GreedySharder, expert_sharders
+from evenshard.sharders.local_search import LocalSearch, SearchEffort
+from evenshard.sharders.predicted import PredictedPlacement
+from evenshard.tasks import PlacementTask
+
+MAX_ROLLOUT_CHOICES = 2**21  # tables times devices of all rollouts: what fits a core's caches, and a second
+
+Measure = Callable[[Sequence[tuple[PlacementTask, Placement]]], Sequence[PlacementCost]]
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How to look for a placement.
+
+    Attributes:
+        num_rollouts: sampled from the policy, fewer where tables and devices are many.
+        effort: of the local search.
+        seed: of rollouts and search.
+    """
+
+    num_rollouts: int = 64
+    effort: SearchEffort = field(default_factory=SearchEffort)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What the search found.
+
+    Attributes:
+        best: the answer.
+        candidates: all placements that were considered, lowest predicted cost first; ``best.placement`` is the first.
+        predicted_ms: of each.
+        expert: the experts' placement with the lowest predicted cost; None where none of them found room.
+    """
+
+    best: PredictedPlacement
+    candidates: tuple[Placement, ...]
+    predicted_ms: tuple[float, ...]
+    expert: Placement | None
+
+
+class EvenshardSharder:
+    """Places a task with a cost model, with or without a policy. The same arguments give the same placement.
+
+    (With ``SearchEffort.time_limit_s``, that holds as long as the limit is not reached.)
+    """
+
+    name = "evenshard"
+
+    def __init__(
+        self,
+        model: ConvexCostModel,
+        policy: DreamShardSharder | None = None,
+        config: SearchConfig | None = None,
+    ) -> None:
+        self.model = model
+        self._policy = policy
+        self._config = config or SearchConfig()
+
+    def place(self, task: PlacementTask) -> Placement:
+        """The placement with the lowest predicted cost that was found.
+
+        Raises:
+            InfeasibleTask: if neither an expert nor the policy found room for all tables.
+        """
+        return self.search(task).best.placement
+
+    def search(self, task: PlacementTask) -> SearchResult:
+        """The same with all that is known about it.
+
+        Raises:
+            InfeasibleTask: as ``place``.
+        """
+        require_room(task)
+        generator = torch.Generator().manual_seed(self._config.seed)
+        experts, refusal = self._experts(task)
+        starts = distinct([*experts, *self._rollouts(task, generator)])
+        if not starts:
+            assert refusal is not None
+            raise refusal
+        start_ms = self.model.overall_ms(task, starts)[0]
+        chosen = [starts[n] for n in start_ms.argsort(stable=True)[: self._config.effort.num_chains].tolist()]
+        search = LocalSearch(task, ConvexScorer(self.model, task), self._config.effort, generator)
+        candidates = distinct([*search.improve(chosen), *starts])
+        predicted_ms = self.model.overall_ms(task, candidates)[0]
+        order = predicted_ms.argsort(stable=True).tolist()
+        best = candidates[order[0]]
+        check_placement(task, best)
+        expert_ms = self.model.overall_ms(task, experts)[0]
+        return SearchResult(
+            best=PredictedPlacement.of(self.model, task, best),
+            candidates=tuple(candidates[n] for n in order),
+            predicted_ms=tuple(predicted_ms[order].tolist()),
+            expert=experts[int(expert_ms.argmin())] if experts else None,
+        )
+
+    def place_measured(
+        self, task: PlacementTask, measure: Measure, num_measured: int
+    ) -> tuple[PredictedPlacement, PlacementCost]:
+        """The best of a few candidates, by measuring them: the best predicted ones, and the best expert's.
+
+        Args:
+            measure: measures placements, such as ``SimulatedHardware.measure_many``.
+            num_measured: how many.
+
+        Raises:
+            InfeasibleTask: as ``place``, or if every candidate ran out of memory.
+            BadConfig: if nothing may be measured.
+        """
+        if num_measured < 1:
+            raise BadConfig(f"The measuring budget is {num_measured}. Make it at least 1 placement.")
+        found = self.search(task)
+        candidates = list(found.candidates[:num_measured])
+        if found.expert is not None and num_measured > 1:
+            candidates = distinct([*candidates[: num_measured - 1], found.expert, candidates[-1]])[:num_measured]
+        costs = measure([(task, placement) for placement in candidates])
+        placement, cost = min(zip(candidates, costs, strict=True), key=lambda pair: pair[1].max_device_ms)
+        if not cost.fits:
+            raise InfeasibleTask(
+                f"{task.task_id}: all {len(candidates)} measured placements ran out of memory. Lower memory_cap_gb, "
+                f"so that what a device cannot hold is not tried, or raise num_devices."
+            )
+        return PredictedPlacement.of(self.model, task, placement), cost
+
+    def _experts(self, task: PlacementTask) -> tuple[list[Placement], InfeasibleTask | None]:
+        """What greedy finds, with the experts' weights and with the model's; and the last refusal."""
+        represented_TH = self.model.represent(task.tables, task.batch_size)
+        total_dims = float(represented_TH[:, 0].sum())
+        alone_ms = self.model.device_ms(represented_TH, total_dims, task.num_devices, task.batch_size).tolist()
+        cost_of = dict(zip(task.tables, alone_ms, strict=True))
+        sharders: list[Sharder] = [*expert_sharders(), GreedySharder("predicted_greedy", cost_of.__getitem__)]
+        placements, refusal = [], None
+        for sharder in sharders:
+            try:
+                placements.append(sharder.place(task))
+            except InfeasibleTask as error:
+                refusal = error
+        return placements, refusal
+
+    def _rollouts(self, task: PlacementTask, generator: torch.Generator) -> list[Placement]:
+        if self._policy is None:
+            return []
+        most = max(1, MAX_ROLLOUT_CHOICES // (len(task.tables) * task.num_devices))
+        sampled = self._policy.sample([task] * min(self._config.num_rollouts, most), generator)
+        return [placement for placement in sampled if placement is not None]
+
+
+def distinct(placements: Sequence[Placement]) -> list[Placement]:
+    """The placements without those that differ from an earlier one in nothing but the devices' names."""
+
+    def renamed(placement: Placement) -> tuple[int, ...]:
+        names: dict[int, int] = {}
+        return tuple(names.setdefault(device, len(names)) for device in placement.device_of_table)
+
+    found: dict[tuple[int, ...], Placement] = {}
+    for placement in placements:
+        found.setdefault(renamed(placement), placement)
+    return list(found.values())
