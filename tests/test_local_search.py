@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 
 import pytest
 import torch
@@ -11,8 +12,6 @@ from builders import ROOMY, every_placement, some_tables, table, task
 from evenshard.placement import Placement, check_placement
 from evenshard.sharders.local_search import LocalSearch, SearchEffort
 from evenshard.tasks import PlacementTask
-
-DESCENT = SearchEffort(num_chains=1, scores_per_table=10**6, kicked_tables=0, time_limit_s=None)
 
 
 class Additive:
@@ -85,6 +84,31 @@ def test_small_tasks_are_solved(seed: int, scorer_of: type[Additive]) -> None:
     best = min(cost(placement) for placement in every_placement(of_task))
     found = search(of_task, scorer_of(weights), [(0,) * 7, (0, 1, 2, 0, 1, 2, 0)], scores=2000, seed=seed)
     assert min(cost(placement) for placement in found) == pytest.approx(best, rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_descent_ends_where_no_step_helps_any_device(seed: int) -> None:
+    """No move or swap leaves both devices faster than the slower one was, behind the slowest device too."""
+    weights = torch.randint(1, 60, (14,), generator=torch.Generator().manual_seed(seed)).float().tolist()
+    of_task, effort = task(equal_tables(14), 4), SearchEffort(scores_per_table=3000, kicked_tables=0)
+    start = Placement((0,) * 14, 4)
+    (end,) = LocalSearch(of_task, Additive(weights), effort, torch.Generator()).improve([start])
+    shards = [list(shard) for shard in end.shards()]
+    load = [sum(weights[i] for i in shard) for shard in shards]
+    for home, away in permutations(range(4), 2):
+        for leaves in shards[home]:
+            for comes in [0.0, *(weights[i] for i in shards[away])]:
+                change = weights[leaves] - comes
+                assert max(load[home] - change, load[away] + change) >= load[home]
+
+
+def test_kicks_also_help_the_devices_behind_the_slowest() -> None:
+    """Nothing can be done about the 100; the others have a perfect split, 38 each, that descents miss."""
+    weights = [100.0, 19.0, 17.0, 13.0, 11.0, 7.0, 5.0, 3.0, 1.0]
+    starts = [(0, 1, 2, 2, 1, 1, 2, 1, 2), (0, *[1] * 8), (0, 1, 1, 1, 1, 2, 2, 2, 2)]
+    for seed in range(3):
+        for found in search(task(equal_tables(9), 3), Additive(weights), starts, 3000, seed):
+            assert loads(weights, found) == [100.0, 38.0, 38.0]
 
 
 @pytest.mark.parametrize("seed", range(6))
