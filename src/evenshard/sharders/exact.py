@@ -1,0 +1,208 @@
+"""What is the best placement, if costs added up? An integer program over single-table costs, solved by OR-tools.
+
+A fused shard does not cost the sum of its tables, so this is optimal for the sums and not for the hardware. What is
+left between it and a learned placement is what the sums do not see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from evenshard.errors import BadConfig, InfeasibleTask
+from evenshard.placement import Placement, check_placement, require_room
+from evenshard.sharders.greedy import GreedySharder
+from evenshard.tables import Table
+from evenshard.tasks import PlacementTask
+from evenshard.units import bytes_to_gb
+
+COST_UNITS = 1_000_000
+"""The solver counts in whole units: so many make up the lower bound; a table is rounded by half of one."""
+GAP_LIMIT = 5e-4
+"""Relative distance from the bound at which a placement counts as optimal; measuring is far noisier."""
+
+
+@dataclass(frozen=True)
+class ExactAnswer:
+    """What was found, in the sums of single-table costs.
+
+    Attributes:
+        placement: the best one.
+        load_ms: its most loaded device's sum.
+        bound_ms: no placement within the memory has a smaller one.
+    """
+
+    placement: Placement
+    load_ms: float
+    bound_ms: float
+
+    @property
+    def gap(self) -> float:
+        """How much better, relative to the bound, another placement could be at most."""
+        return self.load_ms / self.bound_ms - 1 if self.bound_ms else 0.0
+
+    @property
+    def optimal(self) -> bool:
+        """Whether that is next to nothing."""
+        return self.gap <= GAP_LIMIT
+
+
+class ExactSharder:
+    """Minimises the largest sum of single-table costs within the devices' memory; never worse than greedy on the sums.
+
+    Privileged as single-cost greedy is: somebody has to measure every table of the task beforehand.
+    """
+
+    name = "exact_single_cost"
+
+    def __init__(
+        self, cost_ms_of_table: Mapping[str, float] | Callable[[Table], float], time_limit_s: float = 1.0
+    ) -> None:
+        """Takes costs by name of the table, or a function of it.
+
+        Args:
+            cost_ms_of_table: what each table costs on its own, ms, at least 0.
+            time_limit_s: the solver's own seconds, which count its steps, so that the same task gets the same
+                placement whatever else the machine does. Each is one to three seconds of one core.
+
+        Raises:
+            BadConfig: if the time limit is not above 0.
+        """
+        if not time_limit_s > 0:
+            raise BadConfig(f"time_limit_s is {time_limit_s}. Make it larger than 0.")
+        self._cost = cost_ms_of_table if callable(cost_ms_of_table) else lambda table: cost_ms_of_table[table.name]
+        self._time_limit_s = time_limit_s
+
+    def place(self, task: PlacementTask) -> Placement:
+        """The best placement found.
+
+        Raises:
+            InfeasibleTask: if no placement fits the memory, or none was found in time.
+            BadConfig: if a table's cost is negative or not finite.
+        """
+        return self.solve(task).placement
+
+    def solve(self, task: PlacementTask) -> ExactAnswer:
+        """The best placement found, and how good it is at least.
+
+        Raises:
+            InfeasibleTask, BadConfig: as ``place``.
+        """
+        require_room(task)
+        costs_ms = [self._cost_ms(table) for table in task.tables]
+        greedy = self._greedy(task)
+        bound_ms = additive_bound_ms(costs_ms, task.num_devices)
+        if greedy is not None and _load_ms(greedy, costs_ms) <= bound_ms * (1 + GAP_LIMIT):
+            return _answer(greedy, costs_ms, bound_ms)
+        solved, solved_bound_ms = _solve(task, costs_ms, bound_ms, greedy, self._time_limit_s)
+        found = [placement for placement in (solved, greedy) if placement is not None]
+        if not found:
+            raise no_placement_found(task, f"the solver found none in its {self._time_limit_s:g} s")
+        best = min(found, key=lambda placement: _load_ms(placement, costs_ms))
+        check_placement(task, best)
+        return _answer(best, costs_ms, max(bound_ms, solved_bound_ms))
+
+    def _cost_ms(self, table: Table) -> float:
+        cost_ms = self._cost(table)
+        if not 0 <= cost_ms < math.inf:
+            raise BadConfig(f"table {table.name} costs {cost_ms} ms on its own, which nothing can. Measure it again.")
+        return cost_ms
+
+    def _greedy(self, task: PlacementTask) -> Placement | None:
+        try:
+            return GreedySharder("greedy", self._cost).place(task)
+        except InfeasibleTask:
+            return None  # a dead end of greedy; the solver may still find room
+
+
+def additive_bound_ms(costs_ms: Sequence[float], num_devices: int) -> float:
+    """What the most loaded device takes at least, if costs add up: an equal share, or the heaviest table."""
+    return max(sum(costs_ms) / num_devices, max(costs_ms))
+
+
+def no_placement_found(task: PlacementTask, why: str) -> InfeasibleTask:
+    """The error of a solver that knows no placement, with what the task needs and has."""
+    total, cap = sum(table.size_bytes for table in task.tables), task.memory_cap_bytes
+    largest = max(task.tables, key=lambda table: table.size_bytes)
+    return InfeasibleTask(
+        f"{task.task_id}: {why}: the tables need {bytes_to_gb(total):.2f} GB of the {task.num_devices} devices' "
+        f"{bytes_to_gb(cap * task.num_devices):.2f} GB (cap {bytes_to_gb(cap):.2f} GB each), the largest "
+        f"({largest.name}) {bytes_to_gb(largest.size_bytes):.2f} GB. Raise memory_cap_gb or num_devices."
+    )
+
+
+def _load_ms(placement: Placement, costs_ms: Sequence[float]) -> float:
+    return max(sum(costs_ms[position] for position in shard) for shard in placement.shards())
+
+
+def _answer(placement: Placement, costs_ms: Sequence[float], bound_ms: float) -> ExactAnswer:
+    load_ms = _load_ms(placement, costs_ms)
+    return ExactAnswer(placement, load_ms, min(bound_ms, load_ms))  # sums in another order differ in the last digit
+
+
+def _solve(
+    task: PlacementTask, costs_ms: Sequence[float], lowest_ms: float, hint: Placement | None, time_limit_s: float
+) -> tuple[Placement | None, float]:
+    """Solves the integer program: which device each table goes to.
+
+    Args:
+        task: what to place.
+        costs_ms: of each table.
+        lowest_ms: a lower bound of the largest sum.
+        hint: a placement to begin with.
+        time_limit_s: in the solver's own seconds.
+
+    Returns:
+        Its best placement, if it found one, and its lower bound of the largest sum, ms.
+
+    Raises:
+        InfeasibleTask: if it proves that none fits the memory.
+    """
+    from ortools.sat.python import cp_model
+
+    # Equal devices can swap names. Costliest first, table i goes to one of the devices 0 to i: each device is named by
+    # its costliest table, and the solver does not see the same placement twice.
+    order = sorted(range(len(costs_ms)), key=lambda position: costs_ms[position], reverse=True)
+    unit_ms = lowest_ms / COST_UNITS or 1.0  # where nothing costs anything, any unit will do
+    units = [round(costs_ms[position] / unit_ms) for position in order]
+    sizes = [task.tables[position].size_bytes for position in order]
+
+    model = cp_model.CpModel()
+    is_on = [[model.new_bool_var("") for _ in range(min(i + 1, task.num_devices))] for i in range(len(order))]
+    longest = model.new_int_var(0, sum(units), "longest")
+    for choices in is_on:
+        model.add_exactly_one(choices)
+    for device in range(task.num_devices):
+        # The first tables have no variable for the later devices.
+        on_device = [choices[device] for choices in is_on[device:]]
+        model.add(cp_model.LinearExpr.weighted_sum(on_device, units[device:]) <= longest)
+        # The rule of legal_mask, as a constraint.
+        model.add(cp_model.LinearExpr.weighted_sum(on_device, sizes[device:]) <= task.memory_cap_bytes)
+    model.minimize(longest)
+    if hint is not None:
+        names: dict[int, int] = {}
+        for position, choices in zip(order, is_on, strict=True):
+            hinted = names.setdefault(hint.device_of_table[position], len(names))
+            for device, choice in enumerate(choices):
+                model.add_hint(choice, device == hinted)
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    # On one thread the default search stays with the hint; in turn with the others it finds better in a second.
+    solver.parameters.interleave_search = True
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = time_limit_s
+    solver.parameters.relative_gap_limit = GAP_LIMIT / 2  # the other half is for the rounding
+    status = solver.solve(model)
+    assert status != cp_model.MODEL_INVALID, "the integer program is wrong"
+    if status == cp_model.INFEASIBLE:
+        raise no_placement_found(task, "no placement fits")
+    rounding_ms = len(order) * unit_ms / 2
+    bound_ms = solver.best_objective_bound * unit_ms - rounding_ms
+    if status == cp_model.UNKNOWN:
+        return None, bound_ms
+    device_of_table = [0] * len(order)
+    for position, choices in zip(order, is_on, strict=True):
+        device_of_table[position] = next(d for d, choice in enumerate(choices) if solver.boolean_value(choice))
+    return Placement(tuple(device_of_table), task.num_devices), bound_ms

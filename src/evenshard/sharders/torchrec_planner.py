@@ -1,0 +1,204 @@
+"""Where would TorchRec put the tables? Its ``EmbeddingShardingPlanner``, asked for whole tables on fused kernels.
+
+With one way to shard each table, nothing is left of its proposers; its greedy partitioner decides: the tables in
+descending order of storage, each on the device with the least estimated time so far among those with room. The time
+of a shard is the sum of its tables' (forward, backward, both all-to-alls, the exchange of indices).
+
+TorchRec is told what it would not know by itself: the tables' true pooling factors, the weights' data type, the batch
+size of a device and the bandwidths. It has no 8-bit weights to train and estimates them as FP16. It estimates that
+pooled embeddings travel in the weights' data type.
+
+The memory: evenshard's rule is that the weights of a device fit its cap; TorchRec also counts a table's inputs and
+outputs. So its own count keeps the order of the tables, with unlimited device memory, and the weights are capped in
+the column of host memory, which fused kernels leave empty.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from evenshard.errors import BadConfig
+from evenshard.measure import SIMULATED, MeasureConfig
+from evenshard.measure.gpu_profile import gpu_profile
+from evenshard.measure.link import link
+from evenshard.placement import Placement, check_placement, require_room
+from evenshard.sharders.exact import no_placement_found
+from evenshard.tasks import PlacementTask
+
+if TYPE_CHECKING:
+    from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+BYTES_PER_MS = 1e6  # in 10**9 bytes per second
+UNLIMITED_BYTES = 2**60
+REMEDY = "Install it with `make setup`, or with `pip install 'evenshard[torchrec]' && pip install --no-deps torchrec`."
+
+
+@dataclass(frozen=True)
+class Bandwidths:
+    """What TorchRec's estimates divide by; None leaves TorchRec's own constant.
+
+    Attributes:
+        hbm_gb_s: 10**9 bytes per second out of a device's memory; TorchRec's own: 963 (897 * 1024**3 bytes).
+        intra_node_gb_s: between devices of one node; its own: 644. All devices of a task are on one node.
+        inter_node_gb_s: between nodes; its own: 13.4.
+    """
+
+    hbm_gb_s: float | None = None
+    intra_node_gb_s: float | None = None
+    inter_node_gb_s: float | None = None
+
+
+def bandwidths_of(config: MeasureConfig) -> Bandwidths:
+    """Those of a simulated device and its link; TorchRec's own constants for real hardware, which names none.
+
+    The device memory counts with what embedding kernels get out of it, as in the device model.
+
+    Raises:
+        BadConfig, BadFile: if the device or link profile cannot be read.
+    """
+    if not config.hardware.startswith(SIMULATED):
+        return Bandwidths()
+    profile = gpu_profile(config.hardware.removeprefix(SIMULATED))
+    link_gb_s = link(profile.link if config.link == "auto" else config.link).bandwidth_gb_s
+    return Bandwidths(profile.hbm_bytes_per_ns, link_gb_s, link_gb_s)
+
+
+class TorchRecSharder:
+    """TorchRec's planner, table-wise. Fast and deterministic; a GPU is not needed.
+
+    ``sort_by`` is TorchRec's setting of the same name: which tables go first, those that need the most storage (its
+    default) or those that take the most time.
+    """
+
+    def __init__(self, bandwidths: Bandwidths | None = None, sort_by: Literal["storage", "perf"] = "storage") -> None:
+        """Loads TorchRec.
+
+        Raises:
+            BadConfig: if TorchRec is not installed.
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # deprecated modules of FBGEMM that TorchRec imports
+                import torchrec.distributed.planner  # noqa: F401
+        except ImportError as error:
+            raise BadConfig(f"torchrec_planner needs TorchRec, which cannot be imported ({error}). {REMEDY}") from None
+        self._bandwidths = bandwidths or Bandwidths()
+        self._sort_by = sort_by
+        self.name = "torchrec_planner" if sort_by == "storage" else "torchrec_planner_perf"
+
+    def place(self, task: PlacementTask) -> Placement:
+        """TorchRec's plan.
+
+        Raises:
+            InfeasibleTask: if TorchRec finds none.
+        """
+        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+        from torchrec.distributed.planner.types import PlannerError
+
+        require_room(task)
+        try:
+            plan = self._planner(task).plan(_module(task), [EmbeddingBagCollectionSharder()]).plan[""]
+        except PlannerError:
+            raise no_placement_found(task, "TorchRec's planner found no plan") from None
+        ranks = [plan[_name(position)].ranks for position in range(len(task.tables))]
+        assert all(len(rank) == 1 for rank in ranks), "a table is split"
+        placement = Placement(tuple(rank[0] for rank in ranks), task.num_devices)
+        check_placement(task, placement)
+        return placement
+
+    def _planner(self, task: PlacementTask) -> EmbeddingShardingPlanner:
+        from torchrec.distributed.planner import EmbeddingShardingPlanner
+        from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+        from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
+        from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
+        from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+        from torchrec.distributed.planner.types import ParameterConstraints
+
+        topology = self._topology(task)
+        constraints = {
+            _name(position): ParameterConstraints(
+                sharding_types=["table_wise"], compute_kernels=["fused"], pooling_factors=[table.pooling_factor]
+            )
+            for position, table in enumerate(task.tables)
+        }
+        size_bytes = {_name(position): table.size_bytes for position, table in enumerate(task.tables)}
+        estimators = [
+            EmbeddingPerfEstimator(topology, constraints),
+            _CappedWeights(EmbeddingStorageEstimator(topology, constraints), size_bytes),
+        ]
+        batch_per_device = math.ceil(task.batch_size / task.num_devices)
+        return EmbeddingShardingPlanner(
+            topology=topology,
+            batch_size=batch_per_device,
+            constraints=constraints,
+            enumerator=EmbeddingEnumerator(topology, batch_per_device, constraints, estimators),
+            partitioner=GreedyPerfPartitioner(SortBy(self._sort_by)),
+            storage_reservation=FixedPercentageStorageReservation(0.0),
+            stats=[],  # which would print
+            debug=False,
+        )
+
+    def _topology(self, task: PlacementTask) -> Any:
+        from torchrec.distributed.planner.types import HardwareConfig, KernelConfig, TopologyFactory, TrainerConfig
+
+        def per_ms(gb_s: float | None) -> float | None:
+            return None if gb_s is None else gb_s * BYTES_PER_MS
+
+        return TopologyFactory.create_topology(
+            TrainerConfig(
+                world_size=task.num_devices,
+                local_world_size=task.num_devices,
+                hbm_cap_bytes=UNLIMITED_BYTES,
+                ddr_cap_bytes=task.memory_cap_bytes,
+            ),
+            HardwareConfig(
+                hbm_mem_bw=per_ms(self._bandwidths.hbm_gb_s),
+                intra_host_bw=per_ms(self._bandwidths.intra_node_gb_s),
+                inter_host_bw=per_ms(self._bandwidths.inter_node_gb_s),
+            ),
+            KernelConfig(compute_device="cuda", use_hardware_based_bandwidth=True),
+        )
+
+
+class _CappedWeights:
+    """TorchRec's estimate of the storage, with the weights, which are capped, as host memory."""
+
+    def __init__(self, estimator: Any, size_bytes: Mapping[str, int]) -> None:
+        self._estimator = estimator
+        self._size_bytes = size_bytes
+
+    def estimate(self, sharding_options: list[Any], sharder_data_map: Any) -> None:
+        """Sets the storage of every shard, as TorchRec's ``ShardEstimator`` does."""
+        self._estimator.estimate(sharding_options, sharder_data_map)
+        for option in sharding_options:
+            (shard,) = option.shards
+            shard.storage.ddr = self._size_bytes[option.name]
+
+
+def _module(task: PlacementTask) -> EmbeddingBagCollection:
+    """The tables as TorchRec's module, without memory behind them."""
+    import torch
+    from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    configs = [
+        EmbeddingBagConfig(
+            name=_name(position),
+            feature_names=[_name(position)],
+            num_embeddings=table.num_rows,
+            embedding_dim=table.embedding_dim,
+            data_type=DataType.FP32 if table.weight_bits == 32 else DataType.FP16,
+        )
+        for position, table in enumerate(task.tables)
+    ]
+    return EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+
+
+def _name(position: int) -> str:
+    """A name that TorchRec takes: those of the tables may hold dots."""
+    return f"table_{position}"
