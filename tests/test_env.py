@@ -29,10 +29,12 @@ from evenshard.env import (
     Choose,
     EpisodeBatch,
     Episodes,
+    acting_mask_BTD,
     choose_best,
     choose_sampled,
     replayed_logits_BTD,
     rollout,
+    seen_costs_BTDC,
 )
 from evenshard.errors import InfeasibleTask
 from evenshard.features import FeatureNormalizer
@@ -74,14 +76,15 @@ def test_costs_masks_and_logits_of_every_step_are_those_of_a_state_encoded_anew(
     batch = EpisodeBatch.of(MIXED, NORMALIZER).repeat(3)
     episodes = sampled_episodes(batch, seed)
     logits_BTD = replayed_logits_BTD(batch, episodes, policy()).detach()
+    masks_BTD, costs_BTDC = acting_mask_BTD(batch, episodes), seen_costs_BTDC(batch, episodes)
     assert episodes.finished_B.sum() > 10
     for row, of_task in enumerate(one for one in MIXED for _ in range(3)):
         slow, devices = SlowEpisode(of_task, NORMALIZER, cost_net(), policy()), of_task.num_devices
         for step in range(int(episodes.taken_BT[row].sum())):
             expected = slow.next()
             assert int(episodes.position_BT[row, step]) == expected.position
-            assert episodes.acting_mask_BTD[row, step].tolist() == [*expected.legal.tolist(), *[False] * (5 - devices)]
-            torch.testing.assert_close(episodes.costs_BTDC[row, step, :devices], expected.costs, atol=1e-5, rtol=1e-5)
+            assert masks_BTD[row, step].tolist() == [*expected.legal.tolist(), *[False] * (5 - devices)]
+            torch.testing.assert_close(costs_BTDC[row, step, :devices], expected.costs, atol=1e-5, rtol=1e-5)
             masked = expected.logits.detach().masked_fill(~expected.legal, -torch.inf)
             torch.testing.assert_close(logits_BTD[row, step, :devices], masked, atol=1e-5, rtol=1e-5)
             assert logits_BTD[row, step, devices:].isneginf().all()
@@ -109,15 +112,16 @@ def test_the_most_probable_devices_are_those_of_the_slow_episode(seed: int) -> N
 
 
 def test_tasks_of_different_lengths_and_device_counts_are_played_as_if_alone() -> None:
-    together = rollout(EpisodeBatch.of(MIXED, NORMALIZER), cost_net(), policy(), choose_best)
+    batch = EpisodeBatch.of(MIXED, NORMALIZER)
+    together = rollout(batch, cost_net(), policy(), choose_best)
     for row, of_task in enumerate(MIXED):
         alone = rollout(EpisodeBatch.of([of_task], NORMALIZER), cost_net(), policy(), choose_best)
         length, devices = len(of_task.tables), of_task.num_devices
         assert together.finished_B[row] == alone.finished_B[0]
         assert together.position_BT[row, :length].tolist() == alone.position_BT[0].tolist()
         assert together.taken_BT[row, :length].tolist() == alone.taken_BT[0].tolist()
-        assert not together.taken_BT[row, length:].any()
-        assert not together.acting_mask_BTD[row, :, devices:].any()
+        assert not together.taken_BT[row, length:].any() and not together.device_BT[row, length:].any()
+        assert not acting_mask_BTD(batch, together)[row, :, devices:].any()
         assert float(together.predicted_ms_B[row]) == pytest.approx(float(alone.predicted_ms_B[0]), rel=1e-5)
         if alone.finished_B[0]:
             assert split_by(together.placement(row, of_task)) == split_by(alone.placement(0, of_task))
@@ -228,7 +232,7 @@ def test_illegal_devices_are_never_chosen(sizes: list[int], devices: int, cap: i
     of_task = task(sized(*sizes), devices=devices, cap=4 * cap)
     batch = EpisodeBatch.of([of_task, task(sized(*sizes), devices=4)], NORMALIZER).repeat(8)
     episodes = sampled_episodes(batch, seed)
-    chosen_BT = episodes.acting_mask_BTD.gather(2, episodes.device_BT[..., None]).squeeze(-1)
+    chosen_BT = acting_mask_BTD(batch, episodes).gather(2, episodes.device_BT[..., None]).squeeze(-1)
     assert chosen_BT[episodes.taken_BT].all()
     assert episodes.finished_B[8:].all()
     for row in range(8):
@@ -286,9 +290,10 @@ def test_one_device_takes_everything() -> None:
 
 def test_a_device_without_tables_is_seen_as_the_zero_representation() -> None:
     """Not as the representation of a table whose features are all zero."""
-    episodes = rollout(EpisodeBatch.of([task(TABLES[:3])], NORMALIZER), cost_net(), policy(), choose_best)
+    batch = EpisodeBatch.of([task(TABLES[:3])], NORMALIZER)
+    episodes = rollout(batch, cost_net(), policy(), choose_best)
     empty = cost_net().device_costs(torch.zeros(32)).detach()
-    torch.testing.assert_close(episodes.costs_BTDC[0, 0], empty.expand(2, -1))
+    torch.testing.assert_close(seen_costs_BTDC(batch, episodes)[0, 0], empty.expand(2, -1))
     zero_features = cost_net().device_costs(cost_net().encode(torch.zeros(1, 21)))[0].detach()
     assert (empty - zero_features).abs().max() > 1e-3
 

@@ -38,6 +38,14 @@ def test_a_table_nobody_has_counted_gets_the_stated_default_for_the_batch() -> N
     assert raw_features_TF([table(pooling=3.0)], 1000)[0, 4:].tolist() == list(READ_ONCE)
 
 
+def test_counted_and_uncounted_tables_among_each_other_each_get_their_own_bins() -> None:
+    bins = (0.25, 0.75) + (0.0,) * 15
+    pool = [replace(one, reuse_bins=bins if number % 2 else None) for number, one in enumerate(POOL)]
+    for one, found in zip(pool, raw_features_TF(pool, BATCH_SIZE), strict=True):
+        expected = one.reuse_bins or feasible_reuse_bins(one.num_rows, round(one.pooling_factor * BATCH_SIZE))
+        assert found[4:].tolist() == list(expected)
+
+
 def test_the_training_pool_has_mean_0_and_deviation_1_in_the_first_four_features() -> None:
     scalars_T4 = FeatureNormalizer.fit(POOL, BATCH_SIZE)(POOL, BATCH_SIZE)[:, :4]
     torch.testing.assert_close(scalars_T4.mean(dim=0), torch.zeros(4), atol=1e-6, rtol=0)

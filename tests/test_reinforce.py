@@ -23,7 +23,7 @@ from builders import (
     task,
     working,
 )
-from evenshard.env import EpisodeBatch, Episodes, choose_sampled, rollout
+from evenshard.env import EpisodeBatch, Episodes, acting_mask_BTD, choose_sampled, rollout
 from evenshard.features import FeatureNormalizer
 from evenshard.learn.reinforce import ReinforceConfig, reinforce_loss, train_policy
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
@@ -85,8 +85,8 @@ def test_loss_and_gradients_are_those_of_the_slow_reference(of_task: PlacementTa
 
 def test_the_tight_task_masks_devices_and_leaves_some_episodes_unfinished() -> None:
     """What the comparison above needs in order to say anything about masks."""
-    _, episodes = played(TIGHT, 12)
-    masked = ~episodes.acting_mask_BTD & episodes.taken_BT[..., None]
+    batch, episodes = played(TIGHT, 12)
+    masked = ~acting_mask_BTD(batch, episodes) & episodes.taken_BT[..., None]
     assert masked.sum() > 10 and 2 <= episodes.finished_B.sum() < 12
 
 
@@ -94,7 +94,7 @@ def test_a_forced_choice_has_probability_one_and_teaches_nothing() -> None:
     """With the log-probability over all devices instead, its gradient would not be zero."""
     of_task = task(sized(3, 3), devices=2, cap=4 * 3)
     batch, episodes = played(of_task, 6)
-    second = episodes.acting_mask_BTD[:, 1].sum(dim=1)
+    second = acting_mask_BTD(batch, episodes)[:, 1].sum(dim=1)
     assert second.tolist() == [1] * 6
     net = policy()
     first_step_only = replace(episodes, predicted_ms_B=torch.arange(6.0))
@@ -117,9 +117,9 @@ def test_padding_and_company_change_nothing() -> None:
         position_BT=episodes.position_BT[:4, :3],
         table_BT=episodes.table_BT[:4, :3],
         device_BT=episodes.device_BT[:4, :3],
-        acting_mask_BTD=episodes.acting_mask_BTD[:4, :3, :2],
-        costs_BTDC=episodes.costs_BTDC[:4, :3, :2],
         taken_BT=episodes.taken_BT[:4, :3],
+        new_costs_BTC=episodes.new_costs_BTC[:4, :3],
+        empty_costs_BC=episodes.empty_costs_BC[:4],
         finished_B=episodes.finished_B[:4],
         predicted_ms_B=episodes.predicted_ms_B[:4],
     )

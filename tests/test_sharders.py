@@ -330,3 +330,9 @@ def test_the_same_generator_samples_the_same() -> None:
         return dreamshard().sample([task(TABLES, devices=3)] * 3, torch.Generator().manual_seed(seed))
 
     assert sample(0) == sample(0) != sample(1)
+
+
+def test_many_samples_of_one_task_are_those_of_a_task_that_is_repeated() -> None:
+    of_task, sharder = task(TABLES, devices=3), dreamshard()
+    repeated = sharder.sample([of_task] * 4, torch.Generator().manual_seed(0))
+    assert sharder.sample_one(of_task, 4, torch.Generator().manual_seed(0)) == repeated

@@ -8,7 +8,8 @@ One episode places the tables of one task, one table per step, in descending pre
 - Reward: none until the end, then minus the predicted overall cost.
 
 Each table is encoded once per rollout. A step changes one device of each episode: only that device's
-sum, costs and logit are computed again. There is no loop over episodes or devices, only over steps.
+sum, costs and logit are computed again. There is no loop over episodes or devices, only over steps, and a step does
+nothing that can be done for all steps at once afterwards: what the policy saw is put together only for learning.
 
 Legend: P distinct tables, B episodes, T steps = tables of the longest task, D devices, H representation size,
 C = 3 predicted costs.
@@ -124,9 +125,9 @@ class Episodes:
         position_BT: position in ``task.tables`` that was placed at each step.
         table_BT: which of the P distinct tables that was.
         device_BT: the device it went to; 0 in the padding and from a dead end on.
-        acting_mask_BTD: the devices the choice was made among.
-        costs_BTDC: predicted device costs the policy saw.
         taken_BT: True where a table was really placed.
+        new_costs_BTC: predicted costs of that device with the table; meaningless where nothing was placed.
+        empty_costs_BC: predicted costs of a device without tables.
         finished_B: False where some table found no legal device.
         predicted_ms_B: predicted overall cost; infinite where the episode did not finish.
     """
@@ -134,9 +135,9 @@ class Episodes:
     position_BT: torch.Tensor
     table_BT: torch.Tensor
     device_BT: torch.Tensor
-    acting_mask_BTD: torch.Tensor
-    costs_BTDC: torch.Tensor
     taken_BT: torch.Tensor
+    new_costs_BTC: torch.Tensor
+    empty_costs_BC: torch.Tensor
     finished_B: torch.Tensor
     predicted_ms_B: torch.Tensor
 
@@ -170,55 +171,56 @@ def choose_sampled(generator: torch.Generator) -> Choose:
 @torch.no_grad()
 def rollout(batch: EpisodeBatch, cost_model: CostModel, policy: Policy, choose: Choose) -> Episodes:
     """Plays B episodes to their ends at once."""
-    cost_repr_PH = cost_model.encode(batch.features_PF)
-    policy_repr_PH = policy.encode(batch.features_PF)
+    cost_repr_PH, policy_repr_PH = cost_model.encode(batch.features_PF), policy.encode(batch.features_PF)
+    repr_PH = torch.cat([cost_repr_PH, policy_repr_PH], dim=1)
+    num_tables, own = cost_repr_PH.shape  # the first columns are the cost model's own, the others the policy's
+    nothing_1H = repr_PH.new_zeros(1, repr_PH.shape[1])
+    repr_PH = torch.cat([repr_PH, nothing_1H])  # the padding has the last row
     position_BT = placing_order(batch, cost_model.device_costs(cost_repr_PH).sum(dim=-1))
-    table_BT = batch.table_BT.gather(1, position_BT)
-    size_BT = batch.size_BT.gather(1, position_BT)
+    table_BT, size_BT = batch.table_BT.gather(1, position_BT), batch.size_BT.gather(1, position_BT)
     present_BT = batch.present_BT.gather(1, position_BT)
 
-    num_episodes, num_steps = table_BT.shape
-    num_devices = batch.device_mask_BD.shape[1]
-    episode_B = torch.arange(num_episodes)
-    cost_sums_BDH = cost_repr_PH.new_zeros(num_episodes, num_devices, cost_repr_PH.shape[1])
-    policy_sums_BDH = policy_repr_PH.new_zeros(num_episodes, num_devices, policy_repr_PH.shape[1])
-    costs_BDC = cost_model.device_costs(cost_sums_BDH)
-    logits_BD = policy.device_logits(policy_sums_BDH, costs_BDC)
-    used_BD = torch.zeros(num_episodes, num_devices, dtype=torch.int64)
-    alive_B = torch.ones(num_episodes, dtype=torch.bool)
+    # All devices of all episodes in one row: S slots. A device that a task does not have is full.
+    num_episodes, num_devices = batch.device_mask_BD.shape
+    first_slot_B = torch.arange(num_episodes) * num_devices
+    cap_B1, barred = batch.memory_cap_B[:, None], torch.tensor(-torch.inf)
+    used_BD = torch.where(batch.device_mask_BD, 0, cap_B1 + 1)
+    sums_SH = nothing_1H.repeat(num_episodes * num_devices, 1)
+    costs_SC = cost_model.device_costs(sums_SH[:, :own])
+    logits_S = policy.device_logits(sums_SH[:, own:], costs_SC)
+    used_S1, logits_BD = used_BD.view(-1, 1), logits_S.view(num_episodes, num_devices)
 
-    device_BT = torch.zeros(num_episodes, num_steps, dtype=torch.int64)
-    taken_BT = torch.zeros(num_episodes, num_steps, dtype=torch.bool)
-    acting_mask_BTD = torch.zeros(num_episodes, num_steps, num_devices, dtype=torch.bool)
-    costs_BTDC = costs_BDC.new_zeros(num_episodes, num_steps, num_devices, NUM_COSTS)
-    for step in range(num_steps):
-        legal_BD = legal_mask(used_BD, size_BT[:, step, None], batch.memory_cap_B[:, None]) & batch.device_mask_BD
-        alive_B &= legal_BD.any(dim=1) | ~present_BT[:, step]
-        taken_B = alive_B & present_BT[:, step]
-        device_B = choose(logits_BD.masked_fill(~legal_BD, -torch.inf)) * taken_B
-        device_BT[:, step] = device_B
-        taken_BT[:, step] = taken_B
-        acting_mask_BTD[:, step] = legal_BD
-        costs_BTDC[:, step] = costs_BDC
+    repr_TBH = repr_PH[table_BT.where(present_BT, num_tables).t()]
+    chosen, had_room, new_costs = [], [], []
+    with torch.inference_mode():  # a step is a dozen tiny operations: the bookkeeping of gradients would be felt
+        for repr_BH, size_B1 in zip(repr_TBH.unbind(0), size_BT.t()[..., None].unbind(0), strict=True):
+            legal_BD = legal_mask(used_BD, size_B1, cap_B1)
+            device_B = choose(torch.where(legal_BD, logits_BD, barred))
+            slot_B = first_slot_B + device_B
+            used_S1.index_add_(0, slot_B, size_B1)
+            sums_SH.index_add_(0, slot_B, repr_BH)
+            sums_BH = sums_SH.index_select(0, slot_B)
+            costs_BC = cost_model.device_costs(sums_BH[:, :own])
+            logits_S.index_copy_(0, slot_B, policy.device_logits(sums_BH[:, own:], costs_BC))
+            chosen.append(device_B)
+            had_room.append(legal_BD.take(slot_B))
+            new_costs.append(costs_BC)
 
-        table_B = table_BT[:, step]
-        used_BD[episode_B, device_B] += size_BT[:, step] * taken_B
-        cost_sums_BDH[episode_B, device_B] += cost_repr_PH[table_B] * taken_B[:, None]
-        policy_sums_BDH[episode_B, device_B] += policy_repr_PH[table_B] * taken_B[:, None]
-        changed_costs_BC = cost_model.device_costs(cost_sums_BDH[episode_B, device_B])
-        costs_BDC[episode_B, device_B] = changed_costs_BC
-        logits_BD[episode_B, device_B] = policy.device_logits(policy_sums_BDH[episode_B, device_B], changed_costs_BC)
-
-    predicted_ms_B = cost_model.overall_cost(cost_sums_BDH, batch.device_mask_BD)
+    # Nothing counts from the first table on that found no room.
+    alive_BT = torch.stack(had_room, dim=1).cummin(dim=1).values
+    taken_BT, finished_B = alive_BT & present_BT, alive_BT[:, -1]
+    predicted_ms_B = cost_model.overall_cost(
+        sums_SH[:, :own].view(num_episodes, num_devices, own), batch.device_mask_BD
+    )
     return Episodes(
         position_BT=position_BT,
         table_BT=table_BT,
-        device_BT=device_BT,
-        acting_mask_BTD=acting_mask_BTD,
-        costs_BTDC=costs_BTDC,
+        device_BT=torch.stack(chosen, dim=1) * taken_BT,
         taken_BT=taken_BT,
-        finished_B=alive_B,
-        predicted_ms_B=predicted_ms_B.masked_fill(~alive_B, torch.inf),
+        new_costs_BTC=torch.stack(new_costs, dim=1),
+        empty_costs_BC=costs_SC[first_slot_B],
+        finished_B=finished_B,
+        predicted_ms_B=predicted_ms_B.masked_fill(~finished_B, torch.inf),
     )
 
 
@@ -228,17 +230,41 @@ def placing_order(batch: EpisodeBatch, single_cost_P: torch.Tensor) -> torch.Ten
     return cost_BT.argsort(dim=1, descending=True, stable=True)
 
 
+def went_to_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
+    """True at the device where the table of each step was placed, nowhere if it was not."""
+    device_D = torch.arange(batch.device_mask_BD.shape[1])
+    return (episodes.device_BT[..., None] == device_D) & episodes.taken_BT[..., None]
+
+
+def acting_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
+    """The devices that each choice was made among."""
+    size_BT1 = batch.size_BT.gather(1, episodes.position_BT)[..., None]
+    placed_BTD = went_to_BTD(batch, episodes) * size_BT1
+    used_before_BTD = placed_BTD.cumsum(dim=1) - placed_BTD
+    has_room_BTD: torch.Tensor = legal_mask(used_before_BTD, size_BT1, batch.memory_cap_B[:, None, None])
+    return has_room_BTD & batch.device_mask_BD[:, None]
+
+
+def seen_costs_BTDC(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
+    """The predicted device costs that the policy saw at each step: those since the device last got a table."""
+    known_BUC = torch.cat([episodes.empty_costs_BC[:, None], episodes.new_costs_BTC], dim=1)  # U = 1 + T
+    went_BTD = went_to_BTD(batch, episodes)
+    step_T1 = torch.arange(1, went_BTD.shape[1] + 1)[:, None]
+    since_BTD = (went_BTD * step_T1).cummax(dim=1).values.roll(1, dims=1)
+    since_BTD[:, 0] = 0
+    episode_B11 = torch.arange(len(known_BUC))[:, None, None]
+    return known_BUC[episode_B11, since_BTD]
+
+
 def replayed_logits_BTD(batch: EpisodeBatch, episodes: Episodes, policy: Policy) -> torch.Tensor:
     """The logits of every choice, [B, T, D], with gradients, masked as they were when acting.
 
     All steps are computed at once: the sums a device had before a step are the running sums of what went to it.
     Steps where nothing was placed stay unmasked, so that no row is all -inf and gradients stay finite.
     """
-    num_devices = batch.device_mask_BD.shape[1]
     repr_BTH = policy.encode(batch.features_PF)[episodes.table_BT]
-    went_to_BTD = torch.nn.functional.one_hot(episodes.device_BT, num_devices) * episodes.taken_BT[..., None]
-    placed_BTDH = went_to_BTD[..., None] * repr_BTH[:, :, None, :]
+    placed_BTDH = went_to_BTD(batch, episodes)[..., None] * repr_BTH[:, :, None, :]
     before_BTDH = placed_BTDH.cumsum(dim=1) - placed_BTDH
-    logits_BTD = policy.device_logits(before_BTDH, episodes.costs_BTDC)
-    illegal_BTD = ~episodes.acting_mask_BTD & episodes.taken_BT[..., None]
+    logits_BTD = policy.device_logits(before_BTDH, seen_costs_BTDC(batch, episodes))
+    illegal_BTD = ~acting_mask_BTD(batch, episodes) & episodes.taken_BT[..., None]
     return logits_BTD.masked_fill(illegal_BTD, -torch.inf)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from evenshard.reuse import NUM_REUSE_BINS, feasible_reuse_bins
+from evenshard.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, tilt_to_feasible
 from evenshard.tables import Table
 
 NUM_FEATURES = 4 + NUM_REUSE_BINS
@@ -30,9 +30,12 @@ def raw_features_TF(tables: Sequence[Table], batch_size: int) -> np.ndarray:
             for t in tables
         ]
     ).reshape(-1, 4)
-    bins = np.array(
-        [t.reuse_bins or feasible_reuse_bins(t.num_rows, round(t.pooling_factor * batch_size)) for t in tables]
-    ).reshape(-1, NUM_REUSE_BINS)
+    bins = np.array([t.reuse_bins or DLRM_2021_REUSE for t in tables]).reshape(-1, NUM_REUSE_BINS)
+    uncounted = [number for number, t in enumerate(tables) if not t.reuse_bins]
+    if uncounted:  # all at once, as one by one they take longer than everything else
+        rows = np.array([float(tables[number].num_rows) for number in uncounted])
+        lookups = np.array([float(round(tables[number].pooling_factor * batch_size)) for number in uncounted])
+        bins[uncounted] = tilt_to_feasible(bins[uncounted], rows, lookups)
     return np.concatenate([scalars, bins], axis=1)
 
 

@@ -85,8 +85,8 @@ def train_dreamshard(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         cost_net, policy = DreamShardCostNet(), DreamShardPolicy()
-    cost_optimizer = torch.optim.Adam(cost_net.parameters())
-    policy_optimizer = torch.optim.Adam(policy.parameters())
+    cost_optimizer = torch.optim.Adam(cost_net.parameters(), fused=True)
+    policy_optimizer = torch.optim.Adam(policy.parameters(), fused=True)
     episodes = [EpisodeBatch.of([task], normalizer) for task in tasks]
     measured: list[MeasuredPlacement] = []
     for number in range(1, config.num_rounds + 1):

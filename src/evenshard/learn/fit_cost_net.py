@@ -13,6 +13,7 @@ import torch
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.costs import MeasuredPlacement
 from evenshard.features import FeatureNormalizer
+from evenshard.learn.cost_gradient import CostGradient
 
 
 @dataclass(frozen=True)
@@ -104,16 +105,11 @@ def fit_cost_net(
     for group in optimizer.param_groups:
         group["lr"] = config.learning_rate
     num_placements = len(data.overall_N)
+    write_gradient = CostGradient(net, data)
     losses = []
     for _ in track(range(config.num_updates)):
         rows_M = torch.randint(num_placements, (config.minibatch_size,), generator=generator)
-        costs_MDC, overall_M = predict(net, data, rows_M)
-        mask_MD1 = data.device_mask_ND[rows_M].unsqueeze(-1)
-        squared_MDC = ((costs_MDC - data.costs_NDC[rows_M]) / net.cost_scale_ms).square() * mask_MD1
-        loss = squared_MDC.sum() / mask_MD1.sum()
-        loss = loss + ((overall_M - data.overall_N[rows_M]) / net.cost_scale_ms).square().mean()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        # A placement that was drawn twice is predicted once and counts twice: early rounds have fewer than M.
+        losses.append(write_gradient(*torch.unique(rows_M, return_counts=True)))
         optimizer.step()
-        losses.append(loss.item())
     return losses

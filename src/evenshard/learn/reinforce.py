@@ -12,6 +12,7 @@ import torch
 
 from evenshard.env import CostModel, EpisodeBatch, Episodes, Policy, choose_sampled, replayed_logits_BTD, rollout
 from evenshard.reward import negative_predicted_cost_B, standardised_B
+from evenshard.sharders.dreamshard import lean_cost_model, lean_policy
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,12 @@ def train_policy(
     """
     for group in optimizer.param_groups:
         group["lr"] = config.learning_rate
+    cost_model = lean_cost_model(cost_model)
     history = []
     for _ in track(range(config.num_updates)):
         task = tasks[int(torch.randint(len(tasks), (), generator=generator))]
         batch = task.repeat(config.num_episodes)
-        episodes = rollout(batch, cost_model, policy, choose_sampled(generator))
+        episodes = rollout(batch, cost_model, lean_policy(policy), choose_sampled(generator))
         finished_B = episodes.finished_B
         if finished_B.any():
             loss = reinforce_loss(batch, episodes, policy, config.entropy_weight)

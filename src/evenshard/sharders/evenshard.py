@@ -164,7 +164,7 @@ class EvenshardSharder:
         if self._policy is None:
             return []
         most = max(1, MAX_ROLLOUT_CHOICES // (len(task.tables) * task.num_devices))
-        sampled = self._policy.sample([task] * min(self._config.num_rollouts, most), generator)
+        sampled = self._policy.sample_one(task, min(self._config.num_rollouts, most), generator)
         return [placement for placement in sampled if placement is not None]
 
 

@@ -1,0 +1,231 @@
+"""How long do placing, searching and training take on one core, in how much memory, and how does that grow?
+
+    python benchmarks/speed.py [--json out.json] [--naive] [--picture docs/images/placing_time.png]
+
+- place_200x8_ms, place_1000x128_ms: DreamShard's greedy policy, 200 tables on 8 devices and 1000 on 128.
+- search_1000x128_s: evenshard's search, with all its proposals, 1000 tables on 128 devices.
+- train_50x4_s: DreamShard's whole training at the paper's settings (presets/paper.yaml: 10 rounds of 300 cost updates
+  and 10 policy updates on 50-table tasks) without measuring. The costs it learns are made up from lookups.
+- rollout_256x50x8_ms: 256 sampled episodes at once, 50 tables on 8 devices.
+
+Each case runs in a process of its own, so that its peak memory is its own; Python and torch alone take about 300 MB.
+Times are medians of repeats after a warm-up; training and search run once. ``--naive`` also times training in a loop
+that encodes every state anew, one episode after the other. ``--picture`` draws the growth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from evenshard.cost_nets.convex import ConvexCostModel
+from evenshard.cost_nets.dreamshard import DreamShardCostNet
+from evenshard.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
+from evenshard.env import EpisodeBatch, choose_sampled, rollout
+from evenshard.features import FeatureNormalizer
+from evenshard.generator import GeneratorConfig, generate_tables
+from evenshard.learn.fit_convex_net import ConvexFitConfig, fit_convex_net
+from evenshard.learn.fit_cost_net import CostTensors, FitConfig, fit_cost_net
+from evenshard.learn.reinforce import ReinforceConfig, train_policy
+from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder, lean_cost_model, lean_policy
+from evenshard.sharders.evenshard import EvenshardSharder
+from evenshard.sharders.random import random_placement
+from evenshard.tasks import PlacementTask, TaskSampling, sample_tasks
+
+ROUNDS, COST_UPDATES, MINIBATCH, POLICY_UPDATES, EPISODES, PLACEMENTS = 10, 300, 64, 10, 10, 10
+BATCH_SIZE = 65536
+GROWTH_TABLES, GROWTH_DEVICES, SEARCH_DEVICES = (50, 100, 200, 500, 1000), (4, 8, 32, 128), (8, 128)
+
+
+def train_tasks(num_devices: int) -> tuple[PlacementTask, ...]:
+    """The paper's 50 train tasks of 50 tables."""
+    pool = generate_tables(GeneratorConfig(856, (16,), None, 16), BATCH_SIZE, seed=0)
+    return sample_tasks(pool, TaskSampling(50, 1, 50, num_devices, 5.0, BATCH_SIZE), seed=0).train
+
+
+def large_task(num_tables: int, num_devices: int) -> PlacementTask:
+    """A task whose devices have half as much memory again as the tables need, and room for the largest table twice."""
+    tables = generate_tables(GeneratorConfig(num_tables, (16,), None, 16), BATCH_SIZE, seed=0)
+    sizes = [table.size_bytes for table in tables]
+    return PlacementTask(
+        "large", tables, num_devices, max(2 * max(sizes), sum(sizes) * 3 // (2 * num_devices)), BATCH_SIZE
+    )
+
+
+def made_up(task: PlacementTask, rng: np.random.Generator) -> MeasuredPlacement:
+    """A random placement with a made-up cost: milliseconds proportional to lookups."""
+    placement = random_placement(task, rng)
+    lookups = np.zeros(task.num_devices)
+    for table, device in zip(task.tables, placement.device_of_table, strict=True):
+        lookups[device] += table.pooling_factor / 10
+    cost = PlacementCost(tuple(DeviceCost(x, 1.0, 1.0, 2 * x) for x in lookups.tolist()), "made up")
+    return MeasuredPlacement("", 1, "random", task, placement, cost, Provenance("made up", "", "", "", 0, 0))
+
+
+def networks() -> tuple[DreamShardCostNet, DreamShardPolicy]:
+    """Untrained ones, the same every time; how fast they answer does not depend on what they have learned."""
+    torch.manual_seed(0)
+    return DreamShardCostNet(), DreamShardPolicy()
+
+
+def dreamshard(task: PlacementTask) -> DreamShardSharder:
+    return DreamShardSharder(*networks(), FeatureNormalizer.fit(task.tables, BATCH_SIZE))
+
+
+def convex_model() -> ConvexCostModel:
+    """Fitted to 100 placements for a while: a search depends on what its model says."""
+    rng = np.random.default_rng(0)
+    measured = [made_up(task, rng) for task in train_tasks(4)[:20] for _ in range(5)]
+    return fit_convex_net(measured, ConvexFitConfig(num_updates=300))[0]
+
+
+def seconds(work: Callable[[], object], warm_ups: int = 1, repeats: int = 9) -> float:
+    """Median time of some work."""
+    times = []
+    for _ in range(warm_ups + repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return median(times[warm_ups:])
+
+
+def place_seconds(num_tables: int, num_devices: int) -> float:
+    task = large_task(num_tables, num_devices)
+    sharder = dreamshard(task)
+    return seconds(lambda: sharder.place(task))
+
+
+def search_seconds(num_tables: int, num_devices: int) -> float:
+    task = large_task(num_tables, num_devices)
+    sharder = EvenshardSharder(convex_model(), dreamshard(task))
+    sharder.place(large_task(50, 4))
+    return seconds(lambda: sharder.place(task), warm_ups=0, repeats=1)
+
+
+def rollout_seconds() -> float:
+    task = train_tasks(8)[0]
+    cost_net, policy = networks()
+    batch = EpisodeBatch.of([task], FeatureNormalizer.fit(task.tables, BATCH_SIZE)).repeat(256)
+    choose = choose_sampled(torch.Generator().manual_seed(0))
+    return seconds(lambda: rollout(batch, lean_cost_model(cost_net), lean_policy(policy), choose))
+
+
+def train_seconds() -> tuple[float, float]:
+    """Of all cost updates and of all policy updates."""
+    tasks = train_tasks(4)
+    normalizer = FeatureNormalizer.fit([table for task in tasks for table in task.tables], BATCH_SIZE)
+    cost_net, policy = networks()
+    cost_adam, policy_adam = (torch.optim.Adam(net.parameters(), fused=True) for net in (cost_net, policy))
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    batches = [EpisodeBatch.of([task], normalizer) for task in tasks]
+    measured: list[MeasuredPlacement] = []
+    cost_s = policy_s = 0.0
+    for _ in range(ROUNDS):
+        measured += [made_up(tasks[rng.integers(len(tasks))], rng) for _ in range(PLACEMENTS)]
+        start = time.perf_counter()
+        data = CostTensors.of(measured, normalizer)
+        fit_cost_net(cost_net, cost_adam, data, FitConfig(COST_UPDATES, MINIBATCH, 5e-4), generator)
+        middle = time.perf_counter()
+        reinforce = ReinforceConfig(POLICY_UPDATES, EPISODES, 5e-4, 1e-3)
+        train_policy(policy, policy_adam, cost_net, batches, reinforce, generator)
+        cost_s, policy_s = cost_s + middle - start, policy_s + time.perf_counter() - middle
+    return cost_s, policy_s
+
+
+def train_case() -> dict[str, float]:
+    cost_s, policy_s = train_seconds()
+    return {"train_cost_s": cost_s, "train_policy_s": policy_s, "train_50x4_s": cost_s + policy_s}
+
+
+def naive_case() -> dict[str, float]:
+    from naive_loop import NaiveLoop
+
+    loop = NaiveLoop(train_tasks(4), *networks(), MINIBATCH, EPISODES)
+    cost_s, policy_s = loop.seconds_of_updates(cost_updates=30, policy_updates=4)
+    return {"naive_train_50x4_s": ROUNDS * (COST_UPDATES * cost_s + POLICY_UPDATES * policy_s)}
+
+
+CASES: dict[str, Callable[[], dict[str, float]]] = {
+    "place_200x8": lambda: {"place_200x8_ms": place_seconds(200, 8) * 1e3},
+    "place_1000x128": lambda: {"place_1000x128_ms": place_seconds(1000, 128) * 1e3},
+    "search_1000x128": lambda: {"search_1000x128_s": search_seconds(1000, 128)},
+    "train_50x4": train_case,
+    "rollout_256x50x8": lambda: {"rollout_256x50x8_ms": rollout_seconds() * 1e3},
+    "naive_train_50x4": naive_case,
+    "place_growth": lambda: {f"{t}x{d}": place_seconds(t, d) for d in GROWTH_DEVICES for t in GROWTH_TABLES},
+    "search_growth": lambda: {f"{t}x{d}": search_seconds(t, d) for d in SEARCH_DEVICES for t in GROWTH_TABLES},
+}
+MEASURED = ("place_200x8", "place_1000x128", "search_1000x128", "train_50x4", "rollout_256x50x8")
+
+
+def in_own_process(case: str) -> dict[str, float]:
+    """What a case prints. Its errors go to the terminal and end this process too."""
+    command = [sys.executable, __file__, "--case", case]
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    return found
+
+
+def draw(placing_s: dict[str, float], searching_s: dict[str, float], path: Path) -> None:
+    """Time against tables, one line per number of devices."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(9.0, 3.8), layout="constrained")
+    panels: Sequence[tuple[str, dict[str, float], Sequence[int], float, str]] = (
+        ("greedy policy", placing_s, GROWTH_DEVICES, 1e3, "ms"),
+        ("search", searching_s, SEARCH_DEVICES, 1.0, "s"),
+    )
+    for axis, (title, times, devices, scale, unit) in zip(axes, panels, strict=True):
+        for d in devices:
+            values = [times[f"{t}x{d}"] * scale for t in GROWTH_TABLES]
+            axis.plot(GROWTH_TABLES, values, marker="o", label=f"{d} devices")
+        axis.set(
+            title=title, xlabel="tables", ylabel=f"time to place, {unit} (one core)", xlim=(0, None), ylim=(0, None)
+        )
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    parser.add_argument("--naive", action="store_true", help="also time the naive loop")
+    parser.add_argument("--picture", type=Path, help="draw how the times grow into this PNG")
+    parser.add_argument("--case", choices=CASES, help="run one case here and print its numbers as JSON")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.case:
+        found = CASES[args.case]()
+        found[f"{args.case}_peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps(found))
+        return
+    result: dict[str, float] = {}
+    for case in (*MEASURED, *(["naive_train_50x4"] if args.naive else [])):
+        found = in_own_process(case)
+        for name, value in found.items():
+            print(f"{name:<28}{value:>10.2f}", flush=True)
+        result |= found
+    if args.naive:
+        result["speedup"] = result["naive_train_50x4_s"] / result["train_50x4_s"]
+        print(f"{'speedup':<28}{result['speedup']:>10.2f}")
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    if args.picture:
+        draw(in_own_process("place_growth"), in_own_process("search_growth"), args.picture)
+
+
+if __name__ == "__main__":
+    main()
