@@ -1,9 +1,9 @@
 """evenshard's own sharder: everything that is known proposes, the cost model judges, a local search improves.
 
-Proposals are the greedy experts, greedy on the model's own single-table costs, and rollouts of a trained policy where
-there is one. The most promising are improved by moves and swaps (``local_search``). All of them stay in the race, so
-the answer is never predicted worse than any of them. With a budget for measuring, the best few are measured, and the
-measured best wins.
+Proposals are the greedy experts, greedy on the model's own costs (``marginal_greedy``), and rollouts of a trained
+policy where there is one. The most promising are improved by moves and swaps (``local_search``). All of them stay in
+the race, so the answer is never predicted worse than any of them. With a budget for measuring, the best few are
+measured, and the measured best wins.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from evenshard.cost_nets.convex_scorer import ConvexScorer
 from evenshard.costs import PlacementCost
 from evenshard.errors import BadConfig, InfeasibleTask
 from evenshard.placement import Placement, check_placement, require_room
-from evenshard.sharders.base import Sharder
 from evenshard.sharders.dreamshard import DreamShardSharder
-from evenshard.sharders.greedy import GreedySharder, expert_sharders
+from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.local_search import LocalSearch, SearchEffort
+from evenshard.sharders.marginal_greedy import marginal_greedy
 from evenshard.sharders.predicted import PredictedPlacement
 from evenshard.tasks import PlacementTask
 
@@ -96,14 +96,15 @@ class EvenshardSharder:
         """
         require_room(task)
         generator = torch.Generator().manual_seed(self._config.seed)
-        experts, refusal = self._experts(task)
-        starts = distinct([*experts, *self._rollouts(task, generator)])
+        scorer = ConvexScorer(self.model, task)
+        experts, refusal = _experts(task)
+        starts = distinct([*experts, *marginal_greedy(task, scorer), *self._rollouts(task, generator)])
         if not starts:
             assert refusal is not None
             raise refusal
         start_ms = self.model.overall_ms(task, starts)[0]
         chosen = [starts[n] for n in start_ms.argsort(stable=True)[: self._config.effort.num_chains].tolist()]
-        search = LocalSearch(task, ConvexScorer(self.model, task), self._config.effort, generator)
+        search = LocalSearch(task, scorer, self._config.effort, generator)
         candidates = distinct([*search.improve(chosen), *starts])
         predicted_ms = self.model.overall_ms(task, candidates)[0]
         order = predicted_ms.argsort(stable=True).tolist()
@@ -145,27 +146,23 @@ class EvenshardSharder:
             )
         return PredictedPlacement.of(self.model, task, placement), cost
 
-    def _experts(self, task: PlacementTask) -> tuple[list[Placement], InfeasibleTask | None]:
-        """What greedy finds, with the experts' weights and with the model's; and the last refusal."""
-        represented_TH = self.model.represent(task.tables, task.batch_size)
-        total_dims = float(represented_TH[:, 0].sum())
-        alone_ms = self.model.device_ms(represented_TH, total_dims, task.num_devices, task.batch_size).tolist()
-        cost_of = dict(zip(task.tables, alone_ms, strict=True))
-        sharders: list[Sharder] = [*expert_sharders(), GreedySharder("predicted_greedy", cost_of.__getitem__)]
-        placements, refusal = [], None
-        for sharder in sharders:
-            try:
-                placements.append(sharder.place(task))
-            except InfeasibleTask as error:
-                refusal = error
-        return placements, refusal
-
     def _rollouts(self, task: PlacementTask, generator: torch.Generator) -> list[Placement]:
         if self._policy is None:
             return []
         most = max(1, MAX_ROLLOUT_CHOICES // (len(task.tables) * task.num_devices))
         sampled = self._policy.sample_one(task, min(self._config.num_rollouts, most), generator)
         return [placement for placement in sampled if placement is not None]
+
+
+def _experts(task: PlacementTask) -> tuple[list[Placement], InfeasibleTask | None]:
+    """What the experts found, and the last refusal."""
+    placements, refusal = [], None
+    for sharder in expert_sharders():
+        try:
+            placements.append(sharder.place(task))
+        except InfeasibleTask as error:
+            refusal = error
+    return placements, refusal
 
 
 def distinct(placements: Sequence[Placement]) -> list[Placement]:

@@ -1,0 +1,106 @@
+"""How is evenshard's cost model trained? On what DreamShard measured, on random shards, and on its own first answers.
+
+Placements of one kind of task show devices of one kind: with 25 tables each, no device of a random placement has few
+rows, and what such a device would save in the sort is never seen. Random shards of all sizes show it. And a search
+finds what a model is wrong about: some placements of its own, measured, correct it where it matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from evenshard.cost_nets.convex import ConvexCostModel
+from evenshard.costs import RANDOM_SHARD, MeasuredPlacement, Provenance
+from evenshard.errors import InfeasibleTask
+from evenshard.learn.dreamshard_loop import Measure
+from evenshard.learn.fit_convex_net import ConvexFitConfig, ConvexFitMetrics, fit_convex_net
+from evenshard.placement import Placement
+from evenshard.sharders.dreamshard import DreamShardSharder
+from evenshard.sharders.evenshard import EvenshardSharder, SearchConfig
+from evenshard.sharders.local_search import SearchEffort
+from evenshard.tasks import PlacementTask, sample_shards
+
+
+@dataclass(frozen=True)
+class EvenshardConfig:
+    """What is measured beside the placements that are there, and how the model is fitted.
+
+    Attributes:
+        num_shards: random shards, each measured alone on a device.
+        own_placements: train tasks that a first model places; the placements are measured.
+        fit: of the model, first and last; its seed is the training's.
+        search: by which the first model places.
+    """
+
+    num_shards: int = 100
+    own_placements: int = 20
+    fit: ConvexFitConfig = field(default_factory=ConvexFitConfig)
+    search: SearchConfig = field(default_factory=lambda: SearchConfig(effort=SearchEffort(scores_per_table=1000)))
+
+
+@dataclass(frozen=True)
+class TrainedEvenshard:
+    """What training leaves behind.
+
+    Attributes:
+        model: the cost model.
+        metrics: of its last fit.
+        measured: what was measured in addition, in order.
+    """
+
+    model: ConvexCostModel
+    metrics: ConvexFitMetrics
+    measured: tuple[MeasuredPlacement, ...]
+
+
+def train_evenshard(
+    tasks: Sequence[PlacementTask],
+    known: Sequence[MeasuredPlacement],
+    measure: Measure,
+    provenance: Provenance,
+    config: EvenshardConfig,
+    seed: int,
+    policy: DreamShardSharder | None = None,
+) -> TrainedEvenshard:
+    """Trains on ``tasks``; the same seed gives the same model where the costs are the same.
+
+    Args:
+        tasks: train tasks that share batch size and memory.
+        known: placements of such tasks that have been measured, as by DreamShard's loop.
+        measure: measures placements, such as ``SimulatedHardware.measure_many``.
+        provenance: what measured them.
+        policy: whose rollouts are starts of the search, where there is one.
+    """
+    rng, fit = np.random.default_rng([seed, 7]), replace(config.fit, seed=seed)
+    round_number = 1 + max((one.round for one in known), default=0)
+    added: list[MeasuredPlacement] = []
+
+    def add(jobs: Sequence[tuple[PlacementTask, Placement]], who: str) -> None:
+        for (task, placement), cost in zip(jobs, measure(jobs), strict=True):
+            name = f"{who}-{len(added):05d}"
+            added.append(MeasuredPlacement(name, round_number, who, task, placement, cost, provenance))
+
+    pool = list(dict.fromkeys(table for task in tasks for table in task.tables))
+    if config.num_shards:
+        shards = sample_shards(pool, config.num_shards, tasks[0].batch_size, tasks[0].memory_cap_bytes, rng)
+        add([(shard, Placement((0,) * len(shard.tables), 1)) for shard in shards], RANDOM_SHARD)
+    model, metrics = fit_convex_net([*known, *added], fit)
+    if config.own_placements:
+        sharder = EvenshardSharder(model, policy, replace(config.search, seed=seed))
+        chosen = rng.choice(len(tasks), size=min(config.own_placements, len(tasks)), replace=False)
+        add(_placed(sharder, [tasks[int(number)] for number in chosen]), sharder.name)
+        model, metrics = fit_convex_net([*known, *added], fit)
+    return TrainedEvenshard(model, metrics, tuple(added))
+
+
+def _placed(sharder: EvenshardSharder, tasks: Sequence[PlacementTask]) -> list[tuple[PlacementTask, Placement]]:
+    jobs = []
+    for task in tasks:
+        try:
+            jobs.append((task, sharder.place(task)))
+        except InfeasibleTask:  # nothing can be learned from it
+            continue
+    return jobs

@@ -1,0 +1,80 @@
+"""evenshard's training: what it measures beside what is known, and that this reaches the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from builders import PROVENANCE, FakeHardware, some_tables, task
+from evenshard.costs import RANDOM_SHARD, MeasuredPlacement, PlacementCost
+from evenshard.learn.evenshard_loop import EvenshardConfig, TrainedEvenshard, train_evenshard
+from evenshard.learn.fit_convex_net import ConvexFitConfig
+from evenshard.placement import Placement, check_placement
+from evenshard.sharders.evenshard import SearchConfig
+from evenshard.sharders.local_search import SearchEffort
+from evenshard.sharders.random import random_placement
+from evenshard.tasks import PlacementTask
+
+TABLES = some_tables(30)
+TASKS = tuple(task([TABLES[(n * 7 + i) % 30] for i in range(8)], 3, task_id=f"train-{n}") for n in range(6))
+QUICK = EvenshardConfig(
+    num_shards=12,
+    own_placements=4,
+    fit=ConvexFitConfig(num_updates=30),
+    search=SearchConfig(num_rollouts=0, effort=SearchEffort(num_chains=2, scores_per_table=50)),
+)
+
+
+def measure(jobs: Sequence[tuple[PlacementTask, Placement]]) -> list[PlacementCost]:
+    return [FakeHardware().measure(*job) for job in jobs]
+
+
+def known() -> list[MeasuredPlacement]:
+    rng = np.random.default_rng(0)
+    jobs = [(one, random_placement(one, rng)) for one in TASKS * 3]
+    return [
+        MeasuredPlacement(f"m{n}", 1 + n // 9, "random", one, placement, cost, PROVENANCE)
+        for n, ((one, placement), cost) in enumerate(zip(jobs, measure(jobs), strict=True))
+    ]
+
+
+def trained(config: EvenshardConfig = QUICK, seed: int = 0, tasks: Sequence[PlacementTask] = TASKS) -> TrainedEvenshard:
+    return train_evenshard(tasks, known(), measure, PROVENANCE, config, seed)
+
+
+def test_random_shards_and_own_placements_of_different_train_tasks_are_measured() -> None:
+    added = trained().measured
+    shards, own = added[:12], added[12:]
+    assert {one.proposed_by for one in shards} == {RANDOM_SHARD} and {one.task.num_devices for one in shards} == {1}
+    assert {table for one in shards for table in one.task.tables} <= set(TABLES)
+    assert [one.proposed_by for one in own] == ["evenshard"] * 4
+    assert len({one.task.task_id for one in own}) == 4 and {one.task for one in own} <= set(TASKS)
+    for one in added:
+        check_placement(one.task, one.placement)
+        assert one.round == 3 and one.cost == measure([(one.task, one.placement)])[0]
+    assert len({one.measurement_id for one in added}) == 16
+
+
+@pytest.mark.parametrize("without", ["num_shards", "own_placements"])
+def test_each_part_can_be_left_out_and_each_changes_the_model(without: str) -> None:
+    part = trained(replace(QUICK, **{without: 0}))
+    assert len(part.measured) == 16 - getattr(QUICK, without)
+    assert part.model.lower_bound_ms(TASKS[0]) != trained().model.lower_bound_ms(TASKS[0])
+
+
+def test_the_same_seed_gives_the_same_model() -> None:
+    one, same, other = trained(), trained(), trained(seed=1)
+    assert one.measured == same.measured != other.measured
+    assert one.model.lower_bound_ms(TASKS[0]) == same.model.lower_bound_ms(TASKS[0])
+
+
+def test_fewer_tasks_than_placements_and_tasks_without_room_are_no_trouble() -> None:
+    full = replace(TASKS[0], task_id="full", memory_cap_bytes=max(table.size_bytes for table in TABLES))
+    added = trained(tasks=(*TASKS[:2], full)).measured
+    assert [one.task.task_id for one in added if one.proposed_by == "evenshard"] in (
+        ["train-0", "train-1"],
+        ["train-1", "train-0"],
+    )
