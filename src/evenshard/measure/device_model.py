@@ -26,6 +26,7 @@ BWD_KERNELS = (
 )
 KEY_BYTES, VALUE_BYTES = 8, 4
 RADIX_BITS = 8
+ROW_LIMITS = tuple(2.0 ** (RADIX_BITS * passes) - 1 for passes in range(1, 6))  # for ``sort_passes`` of 1, 2, ...
 LOOKUPS_PER_BLOCK = 1024  # of one row; further ones go to another thread block
 WARPS_PER_BLOCK = 8
 NS_PER_MS, US_PER_MS = 1e6, 1e3

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from evenshard.errors import BadConfig, BadFile
+from evenshard.reuse import FloatArray
 from evenshard.units import seconds_to_ms
 
 BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
@@ -42,19 +45,16 @@ class Link:
             device_dims: sum of the embedding dims of each device's tables.
             batch_size: global batch, samples.
         """
-        devices = len(device_dims)
-        if devices == 1:
-            return (0.0,)
-        samples = batch_size / devices
-        total = sum(device_dims)
+        own_D = np.array(device_dims, dtype=np.float64)
+        return tuple(self.exchange_ms(own_D, float(own_D.sum()), len(device_dims), batch_size).tolist())
 
-        def seconds(own: int) -> float:
-            sent, received = own * (devices - 1), total - own
-            return self.latency_us * 1e-6 + samples * max(sent, received) * BYTES_PER_VALUE / (
-                self.bandwidth_gb_s * 1e9
-            )
-
-        return tuple(seconds_to_ms(seconds(own)) for own in device_dims)
+    def exchange_ms(self, own_dims: FloatArray, total_dims: float, num_devices: int, batch_size: int) -> FloatArray:
+        """``all_to_all_ms`` of devices that hold ``own_dims``, [any shape], of the placement's ``total_dims``."""
+        if num_devices == 1:
+            return np.zeros_like(own_dims)
+        values = batch_size / num_devices * np.maximum(own_dims * (num_devices - 1), total_dims - own_dims)
+        seconds = self.latency_us * 1e-6 + values * BYTES_PER_VALUE / (self.bandwidth_gb_s * 1e9)
+        return np.asarray(seconds * seconds_to_ms(1.0))
 
 
 LINKS = {

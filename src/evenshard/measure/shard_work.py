@@ -83,8 +83,9 @@ class ShardWork:
 _FIELDS = tuple(field.name for field in fields(ShardWork))
 # A table's columns: those of ShardWork (its row misses are with the L2 to itself), then [K] each: distinct rows,
 # lookups, bytes of the distinct rows, bytes of the lookups.
-_HOTTEST, _ROW_MISSES = _FIELDS.index("hottest"), _FIELDS.index("row_miss_bytes")
-_TABLES, _BAGS = _FIELDS.index("num_tables"), _FIELDS.index("bags")
+NUM_WORK_COLUMNS = len(_FIELDS)
+HOTTEST, SIZE_BYTES, NUM_ROWS = (_FIELDS.index(name) for name in ("hottest", "size_bytes", "num_rows"))
+_ROW_MISSES, _TABLES, _BAGS = (_FIELDS.index(name) for name in ("row_miss_bytes", "num_tables", "bags"))
 
 
 class WorkCounter:
@@ -117,27 +118,42 @@ class WorkCounter:
         order_T = np.argsort(shard_of_T, kind="stable")
         occupied_N, starts_N = np.unique(shard_of_T[order_T], return_index=True)
         sorted_TC = columns_TC[order_T]
-        sums_NC = np.add.reduceat(sorted_TC, starts_N, axis=0)
-        sums_NC[:, _HOTTEST] = np.maximum.reduceat(sorted_TC[:, _HOTTEST], starts_N)
-        sums_NC[:, _ROW_MISSES] = self._row_misses(sums_NC)
-        work_NC = np.zeros((num_shards, len(_FIELDS)))
-        work_NC[occupied_N] = sums_NC[:, : len(_FIELDS)]
-        return ShardWork(*np.ascontiguousarray(work_NC.T))
+        sums_NC = np.zeros((num_shards, columns_TC.shape[1]))
+        sums_NC[occupied_N] = np.add.reduceat(sorted_TC, starts_N, axis=0)
+        sums_NC[occupied_N, HOTTEST] = np.maximum.reduceat(sorted_TC[:, HOTTEST], starts_N)
+        return self.work_of_sums(sums_NC)
+
+    def work_of_sums(self, sums_NC: FloatArray) -> ShardWork:
+        """The work of shards, from the sums of their tables' columns.
+
+        Args:
+            sums_NC: [N, C] each column's sum over the shard, but its maximum in column ``HOTTEST``; 0 where the shard
+                is empty. The first ``NUM_WORK_COLUMNS`` alone make the same work but for ``row_miss_bytes``, which is
+                then that of tables that never compete for the L2: a little less.
+        """
+        work_CN = np.ascontiguousarray(sums_NC[:, :NUM_WORK_COLUMNS].T)
+        if sums_NC.shape[1] > NUM_WORK_COLUMNS:
+            several = np.flatnonzero(sums_NC[:, _TABLES] > 1)
+            work_CN[_ROW_MISSES, several] = self._row_misses(sums_NC[several])
+        return ShardWork(*work_CN)
 
     def _row_misses(self, sums_NC: FloatArray) -> FloatArray:
-        """[N] between the misses of tables that have the L2 to themselves and of tables that all share it."""
-        alone_N, tables_N = sums_NC[:, _ROW_MISSES].copy(), sums_NC[:, _TABLES]
-        batch_N = sums_NC[:, _BAGS] / tables_N
-        others_N = self._resident_warps / batch_N  # one warp per bag: so many other tables are in flight
-        sharing_N = np.minimum(others_N / np.maximum(tables_N - 1, 1), 1.0)
-        several = np.flatnonzero(tables_N > 1)
-        if several.size:
-            uniques, lookups, unique_bytes, row_bytes = np.split(sums_NC[several, len(_FIELDS) :], 4, axis=1)
-            counts = lookups / np.where(uniques > 0, uniques, 1.0)
-            counts[uniques <= 0] = 1.0
-            together = missed_bytes(unique_bytes, row_bytes, counts, np.full(len(several), self._l2_bytes))
-            alone_N[several] += sharing_N[several] * np.maximum(together - alone_N[several], 0.0)
-        return np.asarray(alone_N)
+        """[N] between the misses of tables that have the L2 to themselves and of tables that all share it.
+
+        Args:
+            sums_NC: [N, C] of shards of at least two tables.
+        """
+        alone_N, tables_N = sums_NC[:, _ROW_MISSES], sums_NC[:, _TABLES]
+        sharing_N = np.minimum(self.tables_in_flight(sums_NC[:, _BAGS] / tables_N) / (tables_N - 1), 1.0)
+        uniques, lookups, unique_bytes, row_bytes = np.split(sums_NC[:, NUM_WORK_COLUMNS:], 4, axis=1)
+        counts = lookups / np.where(uniques > 0, uniques, 1.0)
+        counts[uniques <= 0] = 1.0
+        together_N = missed_bytes(unique_bytes, row_bytes, counts, np.full(len(sums_NC), self._l2_bytes))
+        return np.asarray(alone_N + sharing_N * np.maximum(together_N - alone_N, 0.0))
+
+    def tables_in_flight(self, batch_size: FloatArray | float) -> FloatArray | float:
+        """How many other tables' bags the GPU works on at the same time: it keeps one warp per bag resident."""
+        return self._resident_warps / batch_size
 
 
 def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float) -> FloatArray:

@@ -23,7 +23,7 @@ from evenshard.costs import DeviceCost, PlacementCost, Provenance
 from evenshard.measure.device_model import backward_ms, forward_ms
 from evenshard.measure.gpu_profile import GpuProfile, gpu_profile
 from evenshard.measure.hardware import MeasureConfig, TimeShare
-from evenshard.measure.link import link, start_skew_ms
+from evenshard.measure.link import Link, link, start_skew_ms
 from evenshard.measure.shard_work import ShardWork, WorkCounter
 from evenshard.placement import Placement
 from evenshard.reuse import FloatArray
@@ -64,8 +64,8 @@ class SimulatedHardware:
         name = config.hardware.removeprefix(PREFIX)
         self.profile: GpuProfile = gpu_profile(name)
         link_name = self.profile.link if config.link == "auto" else config.link
-        self._link = link(link_name)
-        self._counter = WorkCounter(self.profile)
+        self.link: Link = link(link_name)
+        self.counter = WorkCounter(self.profile)
         self._tasks: OrderedDict[int, _TaskTables] = OrderedDict()
         self._times_measured: dict[bytes, int] = {}
         self._seed = config.seed
@@ -104,7 +104,7 @@ class SimulatedHardware:
             columns = [self._tables_of(task).columns_TC for task, _ in chunk]
             devices = np.array([placement.num_devices for _, placement in chunk])
             shard_of_T, num_shards = _shard_numbers(chunk, devices)
-            parts.append(self._counter.shard_work(np.concatenate(columns), shard_of_T, num_shards))
+            parts.append(self.counter.shard_work(np.concatenate(columns), shard_of_T, num_shards))
         return ShardWork.concatenate(parts)
 
     def _measure_chunk(self, jobs: Sequence[PlacementJob]) -> list[PlacementCost]:
@@ -133,7 +133,7 @@ class SimulatedHardware:
         dims = [0] * placement.num_devices
         for table, device in zip(task.tables, placement.device_of_table, strict=True):
             dims[device] += table.embedding_dim
-        exchanges_ms = self._link.all_to_all_ms(dims, task.batch_size)
+        exchanges_ms = self.link.all_to_all_ms(dims, task.batch_size)
         waits_ms = start_skew_ms([fwd if fit else math.inf for (fwd, _), fit in zip(times, fits, strict=True)])
         devices = tuple(
             DeviceCost(fwd, exchange, exchange, bwd, fwd * spread, bwd * spread, wait)
@@ -156,7 +156,7 @@ class SimulatedHardware:
         """Found by identity: hashing a task of many tables takes longer than simulating it."""
         known = self._tasks.get(id(task))
         if known is None:
-            columns_TC = self._counter.columns(task.tables, task.batch_size)
+            columns_TC = self.counter.columns(task.tables, task.batch_size)
             known = _TaskTables(task, columns_TC, hashlib.blake2b(repr(task).encode()).digest())
             self._tasks[id(task)] = known
             if len(self._tasks) > MAX_CACHED_TASKS:
