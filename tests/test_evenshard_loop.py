@@ -78,3 +78,27 @@ def test_fewer_tasks_than_placements_and_tasks_without_room_are_no_trouble() -> 
         ["train-0", "train-1"],
         ["train-1", "train-0"],
     )
+
+
+def test_intervals_widen_to_what_the_models_own_choices_cost() -> None:
+    """Its own placements turn out half as slow again as anything it knows lets it expect: up to exp(0.4) and beyond."""
+
+    def disappointing(jobs: Sequence[tuple[PlacementTask, Placement]]) -> list[PlacementCost]:
+        return [
+            PlacementCost(
+                tuple(replace(d, bwd_compute_ms=d.bwd_compute_ms + 0.5 * d.total_ms) for d in one.devices), ""
+            )
+            if of_task.num_devices > 1
+            else one
+            for (of_task, _), one in zip(jobs, measure(jobs), strict=True)
+        ]
+
+    config = replace(QUICK, fit=ConvexFitConfig(num_updates=300))
+    well, badly = (
+        train_evenshard(TASKS, known(), how, PROVENANCE, config, 0).model for how in (measure, disappointing)
+    )
+    placements = [random_placement(TASKS[0], np.random.default_rng(1))]
+    mean, low, high = badly.placement_ms(TASKS[0], placements)
+    assert float((high / mean).log()) > 0.3 and float((mean / low).log()) > 0.3
+    mean, low, high = well.placement_ms(TASKS[0], placements)
+    assert float((high / mean).log()) < 0.3

@@ -76,7 +76,24 @@ def stage_run(stage: str, params: Mapping[str, Any], settings: Mapping[str, Any]
         params: all of params.yaml, which identifies the loop.
         settings: this stage's own settings, logged as the run's parameters.
     """
-    opened = _open(stage, params, settings)
+    with _logged(_open(stage, params, settings)) as run:
+        yield run
+
+
+@contextmanager
+def study_run(study: str, settings: Mapping[str, Any]) -> Iterator[StageRun]:
+    """A run of its own, outside of any loop, marked failed if the study raises.
+
+    Args:
+        study: run name, such as ``bench_mixed``.
+        settings: logged as the run's parameters.
+    """
+    with _logged(_open(study, None, settings)) as run:
+        yield run
+
+
+@contextmanager
+def _logged(opened: tuple[Any, str] | None) -> Iterator[StageRun]:
     if opened is None:
         yield StageRun()
         return
@@ -90,22 +107,24 @@ def stage_run(stage: str, params: Mapping[str, Any], settings: Mapping[str, Any]
     run._try(lambda: client.set_terminated(run_id, "FINISHED"))
 
 
-def _open(stage: str, params: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Any, str] | None:
+def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> tuple[Any, str] | None:
+    """A new run, the child of the loop of ``params``; of none without them. None where MLflow cannot be reached."""
     try:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
         uri = os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_URI)
         client = MlflowClient(uri)
-        injected = os.environ.get("MLFLOW_RUN_ID")
+        injected, tags = os.environ.get("MLFLOW_RUN_ID"), {"evenshard.stage": stage}
         if injected:
             parent, experiment = injected, client.get_run(injected).info.experiment_id
+            tags["mlflow.parentRunId"] = parent
         else:
             experiment = _experiment(client)
-            parent = _parent(client, experiment, uri, params, new_loop=stage == "generate_tables")
-        run = client.create_run(
-            experiment, run_name=stage, tags={"mlflow.parentRunId": parent, "evenshard.stage": stage}
-        )
+            if params is not None:
+                parent = _parent(client, experiment, uri, params, new_loop=stage == "generate_tables")
+                tags["mlflow.parentRunId"] = parent
+        run = client.create_run(experiment, run_name=stage, tags=tags)
         client.log_batch(run.info.run_id, params=[Param(key, str(value)) for key, value in settings.items()])
         return client, run.info.run_id
     except Exception as error:

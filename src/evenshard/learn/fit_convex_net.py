@@ -286,7 +286,14 @@ def calibrate(
     errors_N = (held_out_N / actual_N).log().abs()
     floor = max(float(errors_N.median()), LEAST_FLOOR)
     deviations_N = Calibration(floor=floor).deviation_N(log_spread_N(members_KN))
-    # Of n held-out errors and a new one, any order is as likely: that is why it is the 0.9 (n + 1)-th (conformal).
-    rank = min(math.ceil(COVERAGE * (len(chosen) + 1)), len(chosen))
-    factor = float((errors_N / deviations_N).kthvalue(rank).values)
+    factor = conformal_factor(errors_N, deviations_N)
     return Calibration(factor, floor), float((held_out_N / actual_N - 1).abs().median()) * 100
+
+
+def conformal_factor(errors_N: torch.Tensor, deviations_N: torch.Tensor) -> float:
+    """How many deviations wide an interval must be to hold a new error nine times in ten.
+
+    Of n errors and a new one, any order is as likely: that is why it is the 0.9 (n + 1)-th of them.
+    """
+    rank = min(math.ceil(COVERAGE * (len(errors_N) + 1)), len(errors_N))
+    return float((errors_N / deviations_N).kthvalue(rank).values)

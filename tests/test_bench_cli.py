@@ -1,0 +1,106 @@
+"""``evenshard bench`` as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenshard.bench import study
+from evenshard.bench.rows import ROWS, left_out, rows
+from evenshard.bench.summary import Measured, standings
+from evenshard.cli import main
+from evenshard.errors import BadConfig
+
+STUDY = {
+    "study": "mixed",
+    "hardware": "simulated:h200",
+    "num_seeds": 1,
+    "commit": "0" * 40,
+    "left_out": {},
+    "settings": {
+        "6x2": {
+            **standings({"dim_greedy": Measured(((2.0, 4.0),)), "evenshard": Measured(((1.0, 3.0),))}),
+            "num_test_tasks": 2,
+            "cost_networks": {},
+            "seconds": {"training": {}, "placing_one_task": {}},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["mixed", "--settings", "40"], "'40' is no setting"),
+        (["mixed", "--settings", "40x0"], "'40x0' is no setting"),
+        (["mixed", "--settings", "40x4,"], "'' is no setting"),
+        (["mixed", "--settings", "500x4"], "tables_per_task is 500"),
+        (["mixed", "--hardware", "tpu"], "hardware is 'tpu'"),
+        (["mixed", "--hardware", "simulated:nothing"], "nothing"),
+        (["mixed", "--skip", "nobody"], "'nobody' is no row"),
+        (["autoshard", "--skip", "best_known"], "'best_known' is no row"),
+        (["mixed", "--json", "out.md"], "markdown"),
+        (["mixed", *[word for name in ROWS["mixed"] for word in ("--skip", name)]], "leaves no row"),
+    ],
+)
+def test_bad_flags_are_one_line(
+    flags: list[str], says: str, workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("evenshard.tracking._open", lambda *args: None)
+    more = [] if "--json" in flags else ["--json", "out.json"]
+    assert main(["bench", *flags, *more]) == 2
+    message = capsys.readouterr().err
+    assert says in message
+    assert len([line for line in message.splitlines() if line.startswith("evenshard bench:")]) == 1
+    assert not (workdir / "work").exists()
+
+
+@pytest.mark.parametrize("flags", [["nothing"], ["mixed", "--seeds", "0"], ["mixed", "--test-tasks", "x"], ["mixed"]])
+def test_flags_that_the_parser_refuses_exit_with_2(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", *flags])
+    assert caught.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_row_whose_package_is_missing_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenshard.bench.rows.find_spec", lambda name: None if name == "torchrec" else object())
+    out = left_out("dlrm", True, ["random"])
+    missing = "needs torchrec, which is not installed"
+    assert out == {"random": "skipped", "torchrec_planner": missing, "torchrec_planner_perf": missing}
+    assert "torchrec_planner" not in rows("dlrm", out)
+    with pytest.raises(BadConfig, match="no row"):
+        left_out("generalize", True, ["torchrec_planner"])
+
+
+def test_the_command_writes_json_and_markdown_and_logs_one_run_outside_of_the_loop(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged: dict[str, Any] = {}
+
+    class Client:
+        def log_metric(self, run_id: str, name: str, value: float) -> None:
+            logged[name] = value
+
+        def log_artifact(self, run_id: str, path: str) -> None:
+            logged.setdefault("artifacts", []).append(path)
+
+        def set_terminated(self, run_id: str, status: str) -> None:
+            logged["status"] = status
+
+    def opened(name: str, params: Any, settings: Any) -> Any:
+        logged.update(name=name, params=params)
+        return Client(), "run"
+
+    monkeypatch.setattr("evenshard.tracking._open", opened)
+    monkeypatch.setattr(study, "run_study", lambda chosen: STUDY)
+    assert main(["bench", "mixed", "--json", "deep/out.json"]) == 0
+    assert json.loads(Path("deep/out.json").read_text()) == STUDY
+    assert Path("deep/out.md").read_text().startswith("# Study mixed on simulated:h200")
+    assert "held-out tasks" in capsys.readouterr().out
+    assert (logged["name"], logged["params"], logged["status"]) == ("bench_mixed", None, "FINISHED")
+    assert logged["6x2.evenshard.mean_ms"] == 2.0
+    assert logged["artifacts"] == ["deep/out.json", "deep/out.md"]
