@@ -263,6 +263,14 @@ def test_a_search_scores_devices_as_the_model_does() -> None:
     assert found[7] == 0
 
 
+def test_no_interval_is_narrower_than_half_a_per_cent_to_either_side() -> None:
+    model, of_task = random_model(), task(TABLES[:4], devices=2)
+    model.calibration = Calibration(factor=1e-9, floor=1e-9)
+    mean, low, high = model.placement_ms(of_task, [Placement((0, 1, 0, 1), 2)])
+    assert float((high / mean).log()) == pytest.approx(0.005, rel=1e-3)
+    assert float((mean / low).log()) == pytest.approx(0.005, rel=1e-3)
+
+
 # Lower bounds --------------------------------------------------------------------------------------------------------
 
 EXCHANGES = (ExchangeTime(), EXCHANGE, ExchangeTime(0.0, 1e-3))

@@ -44,6 +44,7 @@ Number = float | torch.Tensor
 KIND = "convex_cost_model"
 BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
 CHUNK_ENTRIES = 2**24  # of the table-to-device matrices of ``placement_ms``: 64 MB at a time
+LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables say too little about tables that nobody has seen
 ROUNDING = 1e-5  # sums of float32 in another order differ by less, relatively
 
 
@@ -89,6 +90,10 @@ class Calibration:
     def deviation_N(self, spread_N: torch.Tensor) -> torch.Tensor:
         """[N] deviations of the logarithm of the cost."""
         return (spread_N.square() + self.floor**2).sqrt()
+
+    def half_width_N(self, spread_N: torch.Tensor) -> torch.Tensor:
+        """[N] what the interval has to either side, of the logarithm of the cost."""
+        return (self.factor * self.deviation_N(spread_N)).clamp(min=LEAST_HALF_WIDTH)
 
 
 class ConvexCostModel(nn.Module):
@@ -165,7 +170,7 @@ class ConvexCostModel(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Predicted overall costs of placements of one task, and their 90 % intervals: mean, low and high, [N] ms."""
         mean_N, members_KN = self.overall_ms(task, placements)
-        half_N = self.calibration.factor * self.calibration.deviation_N(log_spread_N(members_KN))
+        half_N = self.calibration.half_width_N(log_spread_N(members_KN))
         return mean_N, mean_N * torch.exp(-half_N), mean_N * torch.exp(half_N)
 
     @torch.no_grad()
