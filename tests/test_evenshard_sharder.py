@@ -134,6 +134,15 @@ def test_the_best_expert_is_among_the_measured() -> None:
     assert one.asked == [found.candidates[0]]
 
 
+def test_what_was_found_before_is_not_searched_again() -> None:
+    of_task, bench = task(some_tables(14, 0), 3), Bench()
+    sharder = EvenshardSharder(MODEL, None, QUICK)
+    worst_first = sharder.search(of_task)
+    worst_first = replace(worst_first, candidates=worst_first.candidates[::-1])
+    sharder.place_measured(of_task, bench, 1, worst_first)
+    assert bench.asked == [worst_first.candidates[0]]
+
+
 def test_out_of_memory_is_said_and_no_budget_is_refused() -> None:
     of_task = task(some_tables(6), 2)
     sharder = EvenshardSharder(MODEL, None, QUICK)

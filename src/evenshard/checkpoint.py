@@ -15,6 +15,7 @@ from evenshard.cost_nets.autoshard import AutoShardCostNet
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.errors import BadFile
 from evenshard.features import NUM_FEATURES, FeatureNormalizer
+from evenshard.saved import reading_saved
 from evenshard.sharders.autoshard import AutoShardPolicy
 from evenshard.sharders.dreamshard import DreamShardPolicy
 
@@ -66,8 +67,7 @@ def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:
     Raises:
         BadFile: if the folder is missing, torn, or holds another kind of network.
     """
-    remedy = "Train it again with `evenshard train-cost` or `evenshard train-policy`."
-    try:
+    with reading_saved(folder, "network", "Train it again with `evenshard train-cost` or `evenshard train-policy`."):
         config = json.loads((folder / "config.json").read_text())
         if KINDS.get(config["kind"]) is not kind:
             raise BadFile(folder, f"holds a {config['kind']}, not a {kind.__name__}", "Name the other folder.")
@@ -78,10 +78,3 @@ def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:
         checkpoint.net.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
         checkpoint.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
         return Checkpoint(checkpoint.net, normalizer, checkpoint.optimizer, int(config["round"]))
-    except FileNotFoundError as error:
-        raise BadFile(folder, f"{Path(error.filename).name} is missing", remedy) from None
-    except BadFile:
-        raise
-    except Exception as error:  # torch.load raises half a dozen kinds on a torn file
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise BadFile(folder, f"not readable as a saved network ({reason})", remedy) from None

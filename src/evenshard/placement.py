@@ -42,6 +42,11 @@ def legal_mask(used_bytes: Any, table_bytes: Any, memory_cap_bytes: Any) -> Any:
     return used_bytes + table_bytes <= memory_cap_bytes
 
 
+def alone(task: PlacementTask) -> Placement:
+    """All tables on the first device."""
+    return Placement((0,) * len(task.tables), task.num_devices)
+
+
 def require_room(task: PlacementTask) -> None:
     """Raises InfeasibleTask if no placement of the task can exist for a plain reason: one table or all are too big."""
     largest = max(task.tables, key=lambda table: table.size_bytes)
@@ -66,6 +71,17 @@ def no_room(task: PlacementTask, position: int, used_bytes: Sequence[int]) -> In
     return InfeasibleTask(
         f"{task.task_id}: table {table.name} needs {_gb(table.size_bytes)}; the freest device has {_gb(left)} left "
         f"(cap {_gb(task.memory_cap_bytes)}). Raise memory_cap_gb or num_devices."
+    )
+
+
+def no_placement_found(task: PlacementTask, why: str) -> InfeasibleTask:
+    """The error of a sharder that knows no placement at all, with what the task needs and has."""
+    total, cap = sum(table.size_bytes for table in task.tables), task.memory_cap_bytes
+    largest = max(task.tables, key=lambda table: table.size_bytes)
+    return InfeasibleTask(
+        f"{task.task_id}: {why}: the tables need {_gb(total)} of the {task.num_devices} devices' "
+        f"{_gb(cap * task.num_devices)} (cap {_gb(cap)} each), the largest ({largest.name}) {_gb(largest.size_bytes)}. "
+        f"Raise memory_cap_gb or num_devices."
     )
 
 

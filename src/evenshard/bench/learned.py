@@ -138,10 +138,12 @@ class PlaceLearned(Unit):
         self, store: Store, model: ConvexCostModel, dreamshard: DreamShardSharder, tasks: tuple[PlacementTask, ...]
     ) -> dict[str, tuple[list[Answer], float]]:
         """The answers of evenshard without and with measuring, and the seconds per task."""
-        sharder = _OncePerTask(model, dreamshard, replace(self.search, seed=self.seed))
+        sharder = EvenshardSharder(model, dreamshard, replace(self.search, seed=self.seed))
+        found: dict[str, SearchResult] = {}
 
         def search(task: PlacementTask) -> Answer:
-            best = sharder.search(task).best
+            found[task.task_id] = sharder.search(task)
+            best = found[task.task_id].best
             more = {name: getattr(best, name) for name in ("predicted_ms", "low_ms", "high_ms", "lower_bound_ms")}
             return placed(best.placement, **more)
 
@@ -150,25 +152,13 @@ class PlaceLearned(Unit):
             with Meter(self.ground.measure, store.journal(self), self.name) as meter:
 
                 def measure(task: PlacementTask) -> Answer:
-                    return placed(sharder.place_measured(task, meter.quick_costs, NUM_MEASURED)[0].placement)
+                    known = found.get(task.task_id)
+                    best, _ = sharder.place_measured(task, meter.quick_costs, NUM_MEASURED, known)
+                    return placed(best.placement)
 
                 answers, seconds = ask_all(tasks, measure)
             searched["evenshard_measured"] = (answers, searched["evenshard"][1] + seconds)
         return {name: one for name, one in searched.items() if name in self.sharders}
-
-
-class _OncePerTask(EvenshardSharder):
-    """Searches a task once, whether it is then measured or not."""
-
-    def __init__(self, model: ConvexCostModel, policy: DreamShardSharder, config: SearchConfig) -> None:
-        super().__init__(model, policy, config)
-        self._found: dict[str, SearchResult] = {}
-
-    def search(self, task: PlacementTask) -> SearchResult:
-        """As the first time."""
-        if task.task_id not in self._found:
-            self._found[task.task_id] = super().search(task)
-        return self._found[task.task_id]
 
 
 def _predictions(

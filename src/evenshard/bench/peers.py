@@ -16,7 +16,7 @@ from evenshard.bench.settings import Ground, Setting
 from evenshard.bench.units import Result, Store, Unit
 from evenshard.costs import PlacementCost
 from evenshard.errors import InfeasibleTask
-from evenshard.placement import Placement
+from evenshard.placement import Placement, alone
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.greedy import expert_sharders, single_cost_sharder
 from evenshard.sharders.random import RandomSharder, random_placement
@@ -41,11 +41,11 @@ class SingleCosts(Unit):
     def do(self, store: Store) -> Result:
         """``ms``: by table; ``seconds``: of all."""
         tasks = self.ground.test(self.setting)
-        alone = {table.name: single_table_task(table, task.batch_size) for task in tasks for table in task.tables}
+        singles = {table.name: single_table_task(table, task.batch_size) for task in tasks for table in task.tables}
         start = time.perf_counter()
         with Meter(self.ground.measure, store.journal(self), self.name) as meter:
-            costs = meter.quick_costs([(task, Placement((0,), 1)) for task in alone.values()])
-        times = {name: cost.max_device_ms for name, cost in zip(alone, costs, strict=True)}
+            costs = meter.quick_costs([(task, alone(task)) for task in singles.values()])
+        times = {name: cost.max_device_ms for name, cost in zip(singles, costs, strict=True)}
         return {"ms": times, "seconds": time.perf_counter() - start}
 
 

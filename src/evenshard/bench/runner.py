@@ -12,15 +12,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from evenshard.bench.units import Record, Store, Unit
 from evenshard.errors import BadInput, EvenshardError, InfeasibleTask
 from evenshard.progress import log_to_stderr, progress
+from evenshard.sigterm import on_sigterm
 from evenshard.threads import one_thread
 
 log = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ def run_units(units: Sequence[Unit], folder: Path, commit: str, num_jobs: int, d
     missing = [unit for unit in units if not Store(folder).has(unit)]
     if len(missing) < len(units):
         log.info("%d of %d units are in %s", len(units) - len(missing), len(units), folder)
-    with _terminated_as_interrupted():
+    with on_sigterm(_interrupt):  # it ends like Ctrl-C
         if num_jobs == 1:
             with one_thread():
                 for number, unit in enumerate(missing, start=1):  # measuring shows a bar of its own
@@ -105,18 +104,5 @@ def _do(unit: Unit, folder: Path, commit: str) -> None:
     store.save(unit, Record(result, commit, time.perf_counter() - start))
 
 
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends the block like Ctrl-C; outside of the main thread signals are not ours."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _interrupt() -> None:
+    raise KeyboardInterrupt

@@ -37,6 +37,7 @@ from evenshard.cost_nets.convex_net import LOOKUPS, PASS_ROWS, ConvexNet, Ensemb
 from evenshard.errors import BadFile
 from evenshard.features import FeatureNormalizer
 from evenshard.placement import Placement
+from evenshard.saved import reading_saved
 from evenshard.tables import Table
 from evenshard.tasks import PlacementTask
 
@@ -248,8 +249,7 @@ class ConvexCostModel(nn.Module):
         Raises:
             BadFile: if it is missing, torn, or holds something else.
         """
-        remedy = "Fit the cost model again."
-        try:
+        with reading_saved(path, "cost model", "Fit the cost model again."):
             config = json.loads((path / "config.json").read_text())
             if config["kind"] != KIND:
                 raise BadFile(path, f"holds a {config['kind']}, not a {KIND}", "Name the other folder.")
@@ -259,13 +259,6 @@ class ConvexCostModel(nn.Module):
             model.calibration = Calibration(**config["calibration"])
             model.load_state_dict(torch.load(path / "state.pt", weights_only=True))
             return model
-        except FileNotFoundError as error:
-            raise BadFile(path, f"{Path(error.filename).name} is missing", remedy) from None
-        except BadFile:
-            raise
-        except Exception as error:  # torch.load raises half a dozen kinds on a torn file
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-            raise BadFile(path, f"not readable as a saved cost model ({reason})", remedy) from None
 
 
 def log_spread_N(members_KN: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ dozens of times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -14,18 +14,17 @@ import numpy as np
 import torch
 
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
-from evenshard.costs import MeasuredPlacement, PlacementCost, Provenance
+from evenshard.costs import MeasuredPlacement, Provenance
 from evenshard.env import EpisodeBatch
 from evenshard.errors import InfeasibleTask
 from evenshard.features import FeatureNormalizer
 from evenshard.learn.fit_cost_net import CostTensors, FitConfig, fit_cost_net
 from evenshard.learn.reinforce import ReinforceConfig, train_policy
+from evenshard.measure.hardware import Measure
 from evenshard.placement import Placement
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.random import random_placement
-from evenshard.tasks import PlacementTask
-
-Measure = Callable[[Sequence[tuple[PlacementTask, Placement]]], Sequence[PlacementCost]]
+from evenshard.tasks import PlacementTask, distinct_tables
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,7 @@ def train_dreamshard(
         measure: measures placements, such as ``SimulatedHardware.measure_many``.
         provenance: what measured them.
     """
-    pool = list(dict.fromkeys(table for task in tasks for table in task.tables))
-    normalizer = FeatureNormalizer.fit(pool, tasks[0].batch_size)
+    normalizer = FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -16,13 +16,13 @@ import torch
 from evenshard.cost_nets.convex import ConvexCostModel, log_spread_N
 from evenshard.costs import RANDOM_SHARD, MeasuredPlacement, Provenance
 from evenshard.errors import InfeasibleTask
-from evenshard.learn.dreamshard_loop import Measure
 from evenshard.learn.fit_convex_net import ConvexFitConfig, ConvexFitMetrics, conformal_factor, fit_convex_net
-from evenshard.placement import Placement
+from evenshard.measure.hardware import Measure
+from evenshard.placement import Placement, alone
 from evenshard.sharders.dreamshard import DreamShardSharder
 from evenshard.sharders.evenshard import EvenshardSharder, SearchConfig
 from evenshard.sharders.local_search import SearchEffort
-from evenshard.tasks import PlacementTask, sample_shards
+from evenshard.tasks import PlacementTask, distinct_tables, sample_shards
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ def train_evenshard(
             name = f"{who}-{len(added):05d}"
             added.append(MeasuredPlacement(name, round_number, who, task, placement, cost, provenance))
 
-    pool = list(dict.fromkeys(table for task in tasks for table in task.tables))
     if config.num_shards:
-        shards = sample_shards(pool, config.num_shards, tasks[0].batch_size, tasks[0].memory_cap_bytes, rng)
-        add([(shard, Placement((0,) * len(shard.tables), 1)) for shard in shards], RANDOM_SHARD)
+        pool, like = distinct_tables(tasks), tasks[0]
+        shards = sample_shards(pool, config.num_shards, like.batch_size, like.memory_cap_bytes, rng)
+        add([(shard, alone(shard)) for shard in shards], RANDOM_SHARD)
     model, metrics = fit_convex_net([*known, *added], fit)
     if config.own_placements:
         sharder = EvenshardSharder(model, policy, replace(config.search, seed=seed))

@@ -20,10 +20,9 @@ from evenshard.learn.fit_autoshard_net import ShardTensors, fit_autoshard_net
 from evenshard.learn.fit_cost_net import FitConfig
 from evenshard.learn.impala import ImpalaConfig, train_impala
 from evenshard.measure.hardware import Hardware
-from evenshard.placement import Placement
+from evenshard.placement import alone
 from evenshard.sharders.autoshard import AutoShardPolicy, AutoShardSharder, has_room
-from evenshard.tables import Table
-from evenshard.tasks import PlacementTask, sample_shards
+from evenshard.tasks import PlacementTask, distinct_tables, sample_shards
 
 log = logging.getLogger(__name__)
 
@@ -41,20 +40,15 @@ class AutoShardConfig:
     impala: ImpalaConfig = field(default_factory=ImpalaConfig)
 
 
-def train_tables(tasks: Sequence[PlacementTask]) -> tuple[Table, ...]:
-    """The distinct tables of the tasks: the pool to measure shards of and to normalise features over."""
-    return tuple(dict.fromkeys(table for task in tasks for table in task.tables))
-
-
 def measure_random_shards(
     hardware: Hardware, tasks: Sequence[PlacementTask], count: int, seed: int
 ) -> list[MeasuredPlacement]:
     """Random shards of the tasks' tables, each measured alone on a device."""
     like = tasks[0]
     shards = sample_shards(
-        train_tables(tasks), count, like.batch_size, like.memory_cap_bytes, np.random.default_rng([seed, 3])
+        distinct_tables(tasks), count, like.batch_size, like.memory_cap_bytes, np.random.default_rng([seed, 3])
     )
-    placements = [Placement((0,) * len(shard.tables), 1) for shard in shards]
+    placements = [alone(shard) for shard in shards]
     return [
         MeasuredPlacement(
             shard.task_id, 0, RANDOM_SHARD, shard, placement, hardware.measure(shard, placement), hardware.provenance
@@ -84,7 +78,7 @@ def train_autoshard(
     feasible = [task for task in tasks if has_room(task)]
     if not feasible:
         raise InfeasibleTask("No train task fits its devices. Raise memory_cap_gb or num_devices.")
-    normalizer = FeatureNormalizer.fit(train_tables(tasks), tasks[0].batch_size)
+    normalizer = FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -12,8 +12,8 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from statistics import median
 from typing import Any, TypeVar
@@ -38,6 +38,7 @@ from evenshard.measure.exchange import (
 from evenshard.measure.fbgemm import device_name, driver_version, library_versions, real_device
 from evenshard.measure.hardware import MeasureConfig, TimeShare
 from evenshard.placement import Placement
+from evenshard.sigterm import on_sigterm
 from evenshard.tasks import PlacementTask
 
 Answer = TypeVar("Answer")
@@ -58,22 +59,10 @@ def is_follower() -> bool:
     return int(os.environ.get("RANK", "0")) > 0
 
 
-@contextmanager
-def _orderly_end() -> Iterator[None]:
+def _told_to_stop() -> None:
     """torchrun sends SIGTERM to all processes as soon as one has died: time enough to say what happened."""
-
-    def told_to_stop(number: int, frame: Any) -> None:
-        _ignore_further_orders()
-        raise PeerLost("told to stop (SIGTERM)")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, told_to_stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    _ignore_further_orders()
+    raise PeerLost("told to stop (SIGTERM)")
 
 
 def _ignore_further_orders() -> None:
@@ -124,7 +113,7 @@ class CollectiveHardware:
         start_s = max(START_S, config.timeout_s)
         self._board = Board(config.timeout_s, start_s)
         self._undo = ExitStack()
-        self._undo.enter_context(_orderly_end())
+        self._undo.enter_context(on_sigterm(_told_to_stop))
         self._undo.enter_context(self._board.beating())
         self._undo.callback(self._dismiss_others)
         atexit.register(self.close)
@@ -321,7 +310,7 @@ def serve(config: MeasureConfig) -> None:
     in_step = not _leader_comes(board)
     try:
         if not in_step:
-            with board.beating(), _orderly_end():
+            with board.beating(), on_sigterm(_told_to_stop):
                 _serve_jobs(config, board, device)
             in_step = True
     finally:

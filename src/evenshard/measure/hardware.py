@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,6 +65,10 @@ class TimeShare:
     def kernel_share(self) -> float:
         """Part of the wall time spent inside kernels, 0 to 1."""
         return self.kernel_s / self.wall_s if self.wall_s else 0.0
+
+
+Measure = Callable[[Sequence[tuple[PlacementTask, Placement]]], Sequence[PlacementCost]]
+"""Measures placements, such as ``SimulatedHardware.measure_many``."""
 
 
 class Hardware(Protocol):

@@ -14,11 +14,9 @@ from torch.nn.functional import linear
 from evenshard.cost_nets.dreamshard import REPRESENTATION_SIZE, DreamShardCostNet, mlp
 from evenshard.cost_nets.layers import linear_layers
 from evenshard.env import NUM_COSTS, CostModel, EpisodeBatch, Policy, choose_best, choose_sampled, rollout
-from evenshard.errors import InfeasibleTask
 from evenshard.features import NUM_FEATURES, FeatureNormalizer
-from evenshard.placement import Placement, check_placement, require_room
+from evenshard.placement import Placement, check_placement, no_placement_found, require_room
 from evenshard.tasks import PlacementTask
-from evenshard.units import bytes_to_gb
 
 RESCUE_ROLLOUTS = 64
 
@@ -136,7 +134,7 @@ class DreamShardSharder:
             if sampled.predicted_ms_B[lowest] < greedy.predicted_ms_B[0]:
                 best, episode = sampled, lowest
         if not best.finished_B[episode]:
-            raise _dead_end(task, 1 + num_rollouts)
+            raise no_placement_found(task, f"no placement found in {1 + num_rollouts} rollouts")
         placement = best.placement(episode, task)
         check_placement(task, placement)
         return placement
@@ -167,16 +165,3 @@ class DreamShardSharder:
             sums.index_add_(0, torch.tensor(placement.device_of_table), representations)
             mask = torch.ones(1, task.num_devices, dtype=torch.bool)
             return float(self._cost_model.overall_cost(sums[None], mask))
-
-
-def _dead_end(task: PlacementTask, num_rollouts: int) -> InfeasibleTask:
-    def gb(num_bytes: int) -> str:
-        return f"{bytes_to_gb(num_bytes):.2f} GB"
-
-    total, room = sum(table.size_bytes for table in task.tables), task.memory_cap_bytes * task.num_devices
-    largest = max(task.tables, key=lambda table: table.size_bytes)
-    return InfeasibleTask(
-        f"{task.task_id}: no placement found in {num_rollouts} rollouts: the tables need {gb(total)} of {gb(room)}, "
-        f"the largest ({largest.name}) {gb(largest.size_bytes)} of one device's {gb(task.memory_cap_bytes)}. "
-        f"Raise memory_cap_gb or num_devices."
-    )

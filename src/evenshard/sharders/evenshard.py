@@ -8,7 +8,7 @@ measured, and the measured best wins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,7 @@ from evenshard.cost_nets.convex import ConvexCostModel
 from evenshard.cost_nets.convex_scorer import ConvexScorer
 from evenshard.costs import PlacementCost
 from evenshard.errors import BadConfig, InfeasibleTask
+from evenshard.measure.hardware import Measure
 from evenshard.placement import Placement, check_placement, require_room
 from evenshard.sharders.dreamshard import DreamShardSharder
 from evenshard.sharders.greedy import expert_sharders
@@ -26,8 +27,6 @@ from evenshard.sharders.predicted import PredictedPlacement
 from evenshard.tasks import PlacementTask
 
 MAX_ROLLOUT_CHOICES = 2**21  # tables times devices of all rollouts: what fits a core's caches, and a second
-
-Measure = Callable[[Sequence[tuple[PlacementTask, Placement]]], Sequence[PlacementCost]]
 
 
 @dataclass(frozen=True)
@@ -119,13 +118,14 @@ class EvenshardSharder:
         )
 
     def place_measured(
-        self, task: PlacementTask, measure: Measure, num_measured: int
+        self, task: PlacementTask, measure: Measure, num_measured: int, found: SearchResult | None = None
     ) -> tuple[PredictedPlacement, PlacementCost]:
         """The best of a few candidates, by measuring them: the best predicted ones, and the best expert's.
 
         Args:
             measure: measures placements, such as ``SimulatedHardware.measure_many``.
             num_measured: how many.
+            found: what ``search`` has found for the task already; None searches.
 
         Raises:
             InfeasibleTask: as ``place``, or if every candidate ran out of memory.
@@ -133,7 +133,7 @@ class EvenshardSharder:
         """
         if num_measured < 1:
             raise BadConfig(f"The measuring budget is {num_measured}. Make it at least 1 placement.")
-        found = self.search(task)
+        found = found or self.search(task)
         candidates = list(found.candidates[:num_measured])
         if found.expert is not None and num_measured > 1:
             candidates = distinct([*candidates[: num_measured - 1], found.expert, candidates[-1]])[:num_measured]

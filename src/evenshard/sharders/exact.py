@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evenshard.errors import BadConfig, InfeasibleTask
-from evenshard.placement import Placement, check_placement, require_room
+from evenshard.placement import Placement, check_placement, no_placement_found, require_room
 from evenshard.sharders.greedy import GreedySharder
 from evenshard.tables import Table
 from evenshard.tasks import PlacementTask
-from evenshard.units import bytes_to_gb
 
 COST_UNITS = 1_000_000
 """The solver counts in whole units: so many make up the lower bound; a table is rounded by half of one."""
@@ -119,17 +118,6 @@ class ExactSharder:
 def additive_bound_ms(costs_ms: Sequence[float], num_devices: int) -> float:
     """What the most loaded device takes at least, if costs add up: an equal share, or the heaviest table."""
     return max(sum(costs_ms) / num_devices, max(costs_ms))
-
-
-def no_placement_found(task: PlacementTask, why: str) -> InfeasibleTask:
-    """The error of a solver that knows no placement, with what the task needs and has."""
-    total, cap = sum(table.size_bytes for table in task.tables), task.memory_cap_bytes
-    largest = max(task.tables, key=lambda table: table.size_bytes)
-    return InfeasibleTask(
-        f"{task.task_id}: {why}: the tables need {bytes_to_gb(total):.2f} GB of the {task.num_devices} devices' "
-        f"{bytes_to_gb(cap * task.num_devices):.2f} GB (cap {bytes_to_gb(cap):.2f} GB each), the largest "
-        f"({largest.name}) {bytes_to_gb(largest.size_bytes):.2f} GB. Raise memory_cap_gb or num_devices."
-    )
 
 
 def _load_ms(placement: Placement, costs_ms: Sequence[float]) -> float:

@@ -25,8 +25,7 @@ from evenshard.errors import BadConfig
 from evenshard.measure import SIMULATED, MeasureConfig
 from evenshard.measure.gpu_profile import gpu_profile
 from evenshard.measure.link import link
-from evenshard.placement import Placement, check_placement, require_room
-from evenshard.sharders.exact import no_placement_found
+from evenshard.placement import Placement, check_placement, no_placement_found, require_room
 from evenshard.tasks import PlacementTask
 
 if TYPE_CHECKING:
@@ -68,6 +67,21 @@ def bandwidths_of(config: MeasureConfig) -> Bandwidths:
     return Bandwidths(profile.hbm_bytes_per_ns, link_gb_s, link_gb_s)
 
 
+def require_torchrec() -> None:
+    """Imports what planner and export use of TorchRec; later imports of it cost nothing and warn of nothing.
+
+    Raises:
+        BadConfig: if TorchRec is not installed.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecated modules of FBGEMM that TorchRec imports
+            import torchrec.distributed.model_parallel
+            import torchrec.distributed.planner  # noqa: F401
+    except ImportError as error:
+        raise BadConfig(f"TorchRec cannot be imported ({error}). {REMEDY}") from None
+
+
 class TorchRecSharder:
     """TorchRec's planner, table-wise. Fast and deterministic; a GPU is not needed.
 
@@ -81,12 +95,7 @@ class TorchRecSharder:
         Raises:
             BadConfig: if TorchRec is not installed.
         """
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # deprecated modules of FBGEMM that TorchRec imports
-                import torchrec.distributed.planner  # noqa: F401
-        except ImportError as error:
-            raise BadConfig(f"torchrec_planner needs TorchRec, which cannot be imported ({error}). {REMEDY}") from None
+        require_torchrec()
         self._bandwidths = bandwidths or Bandwidths()
         self._sort_by = sort_by
         self.name = "torchrec_planner" if sort_by == "storage" else "torchrec_planner_perf"

@@ -21,12 +21,13 @@ from evenshard.lineage import Lineage
 from evenshard.measure import Hardware, Job, Journal, MeasureConfig, measure_jobs, open_hardware
 from evenshard.noise import controls_of, noise_of
 from evenshard.params import require
+from evenshard.placement import alone
 from evenshard.progress import progress
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.greedy import expert_sharders, single_cost_sharder
 from evenshard.sharders.random import RandomSharder
-from evenshard.stages.propose import alone, among_controls
+from evenshard.stages.propose import among_controls
 from evenshard.table_files import load_tables
 from evenshard.tasks import PlacementTask, load_tasks, single_table_task
 from evenshard.threads import one_thread

@@ -14,7 +14,7 @@ from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.costs import RANDOM_SHARD
 from evenshard.errors import InfeasibleTask
 from evenshard.measure import Job, MeasureConfig, with_controls
-from evenshard.placement import Placement
+from evenshard.placement import Placement, alone
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.random import random_placement
 from evenshard.tables import Table
@@ -80,11 +80,6 @@ def shard_jobs(pool: Sequence[Table], like: PlacementTask, count: int, round_num
         Job(f"round{round_number}-{task.task_id}", task, alone(task), round_number, RANDOM_SHARD, task.task_id)
         for task in shards
     ]
-
-
-def alone(task: PlacementTask) -> Placement:
-    """All tables on the first device."""
-    return Placement((0,) * len(task.tables), task.num_devices)
 
 
 def among_controls(jobs: Sequence[Job], tasks: Sequence[PlacementTask], measure: MeasureConfig) -> list[Job]:

@@ -21,7 +21,7 @@ from evenshard.params import require
 from evenshard.progress import progress
 from evenshard.stages.outcome import Outcome
 from evenshard.table_files import load_tables
-from evenshard.tasks import load_tasks
+from evenshard.tasks import distinct_tables, load_tasks
 from evenshard.threads import one_thread
 
 log = logging.getLogger(__name__)
@@ -79,8 +79,9 @@ def run(config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutp
         raise BadFile(inputs.costs[-1], problem, "Measure some with `evenshard benchmark --placements`.")
     torch.manual_seed(config.seed)
     if inputs.cost_net is None:
-        train_tables = list(dict.fromkeys(table for task in tasks for table in task.tables))
-        checkpoint = new_checkpoint(DreamShardCostNet(), FeatureNormalizer.fit(train_tables, tasks[0].batch_size))
+        checkpoint = new_checkpoint(
+            DreamShardCostNet(), FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)
+        )
         checkpoint.net.cost_scale_ms.fill_(max(1e-9, fmean(one.cost.max_device_ms for one in measured)))
     else:
         checkpoint = load_checkpoint(inputs.cost_net, DreamShardCostNet)

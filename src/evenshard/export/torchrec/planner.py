@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenshard.errors import BadConfig, InfeasibleTask
-from evenshard.export.torchrec.loading import require_torchrec
 from evenshard.export.torchrec.plans import sharding_plan
 from evenshard.export.torchrec.tables import DEFAULT_POOLING_FACTOR, collections_in, tables_of
 from evenshard.placement import check_placement
 from evenshard.sharders.base import Sharder
+from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.tasks import PlacementTask
 
 if TYPE_CHECKING:

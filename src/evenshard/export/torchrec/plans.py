@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.errors import BadConfig
 from evenshard.export.shards import TableShard, by_table, placement_of_shards, whole_tables
-from evenshard.export.torchrec.loading import require_torchrec
 from evenshard.export.torchrec.tables import LocatedTable, located_tables, qualified
 from evenshard.placement import Placement
+from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.tables import Table
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evenshard.errors import BadConfig
-from evenshard.export.torchrec.loading import require_torchrec
+from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.tables import Table
 
 if TYPE_CHECKING:
