@@ -2,9 +2,10 @@
 
     python benchmarks/traffic_memory.py --gigabytes 1 --kind parquet
 
-Writes a sample of about that size into a temporary folder, counts it in a process of its own, and prints its peak
-resident memory, which includes the mapped pages of files, and its seconds. Kinds: ``parquet`` and ``keyed`` are folders
-of files with 4,096 samples per ``.pt`` and 524,288 per Parquet file, ``dlrm`` is one file.
+Writes a sample of about that size into a temporary folder, makes tables of it in a process of its own as
+``evenshard place`` does, and prints that one's peak resident memory, which includes the mapped pages of files, and its
+seconds. Kinds: ``parquet`` and ``keyed`` are folders of files with 4,096 samples per ``.pt`` and 524,288 per Parquet
+file, ``dlrm`` is one file. The results stand in ``traffic_memory_202611.md``.
 """
 
 from __future__ import annotations
@@ -70,25 +71,27 @@ def _write_keyed(path: Path, rng: np.random.Generator, count: int, num_tables: i
 def _write_dlrm(path: Path, rng: np.random.Generator, count: int, num_tables: int, pooling_factor: int) -> None:
     import torch
 
-    values = torch.empty(num_tables * count * pooling_factor, dtype=torch.int64)
-    for part in values.split(1 << 24):
-        part.copy_(torch.from_numpy(_rows(rng, len(part))))
-    lengths = torch.full((num_tables, count), pooling_factor, dtype=torch.int64)
-    torch.save((values, torch.arange(0, len(values) + 1, pooling_factor), lengths), path)
+    # The values stand in a mapped file until they are saved: a sample may be larger than the memory.
+    with tempfile.NamedTemporaryFile(dir=path.parent) as file:
+        num_values = num_tables * count * pooling_factor
+        values = torch.from_file(file.name, shared=True, size=num_values, dtype=torch.int64)
+        for part in values.split(1 << 24):
+            part.copy_(torch.from_numpy(_rows(rng, len(part))))
+        lengths = torch.full((num_tables, count), pooling_factor, dtype=torch.int64)
+        torch.save((values, torch.arange(0, num_values + 1, pooling_factor), lengths), path)
 
 
 def count_sample(source: Path, batch_size: int) -> dict[str, Any]:
-    from evenshard.traffic import tables_from_traffic
+    from evenshard.table_sources import tables_from
 
     start = time.perf_counter()
-    found = tables_from_traffic(source, batch_size, embedding_dim=16)
+    tables = tables_from(source, batch_size, embedding_dim=16).tables
     return {
         "seconds": round(time.perf_counter() - start, 1),
         "peak_resident_mib": _peak_resident_mib(),
-        "num_tables": len(found.tables),
-        "num_samples": found.num_samples,
-        "num_windows": found.num_windows,
-        "first_pooling_factor": found.tables[0].pooling_factor,
+        "num_tables": len(tables),
+        "first_pooling_factor": tables[0].pooling_factor,
+        "first_num_rows": tables[0].num_rows,
     }
 
 

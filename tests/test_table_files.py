@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evenshard.atomic import atomic_path
 from evenshard.errors import BadFile
 from evenshard.generator import GeneratorConfig, generate_tables
 from evenshard.reuse import DLRM_2021_REUSE
-from evenshard.table_files import REUSE_COLUMNS, load_tables, save_tables
+from evenshard.table_files import load_tables, save_tables
+from evenshard.table_formats import REUSE_COLUMNS
 from evenshard.tables import Table
 
 SUFFIXES = [".yaml", ".yml", ".json", ".csv", ".parquet"]
@@ -282,73 +282,3 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> N
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.json"]
     with pytest.raises(BadFile, match="unknown suffix"):
         save_tables([ADS], tmp_path / "t.txt")
-
-
-def test_atomic_path_shows_nothing_before_the_end(tmp_path: Path) -> None:
-    target = tmp_path / "deep" / "er" / "a.pt.gz"
-    with atomic_path(target) as draft:
-        draft.write_text("new")
-        assert not target.exists()
-        assert draft.parent == target.parent and draft.name.endswith("a.pt.gz")
-    assert target.read_text() == "new"
-    assert list(target.parent.iterdir()) == [target]
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_atomic_path_removes_files_and_folders_on_failure(tmp_path: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), atomic_path(tmp_path / "file") as draft:
-        draft.write_text("half")
-        raise error
-    with pytest.raises(error), atomic_path(tmp_path / "folder") as draft:
-        (draft / "inner").mkdir(parents=True)
-        raise error
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_atomic_path_replaces_a_folder_as_a_whole(tmp_path: Path) -> None:
-    target = tmp_path / "model"
-    for name in ("old", "new"):
-        with atomic_path(target) as draft:
-            draft.mkdir()
-            (draft / name).write_text(name)
-    assert [entry.name for entry in target.iterdir()] == ["new"]
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_atomic_path_keeps_the_old_folder_if_the_new_one_cannot_take_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "model"
-    target.mkdir()
-    (target / "old").write_text("old")
-    rename = os.replace
-    calls: list[Path] = []
-
-    def second_fails(source: Path, destination: Path) -> None:
-        calls.append(source)
-        if len(calls) == 2:
-            raise OSError("disk gone")
-        rename(source, destination)
-
-    monkeypatch.setattr(os, "replace", second_fails)
-    with pytest.raises(OSError, match="disk gone"), atomic_path(target) as draft:
-        draft.mkdir()
-    assert (target / "old").read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_atomic_path_replaces_a_file_by_a_folder_but_never_a_folder_by_a_file(tmp_path: Path) -> None:
-    target = tmp_path / "model"
-    target.write_text("a file")
-    with atomic_path(target) as draft:
-        draft.mkdir()
-        (draft / "kept").write_text("kept")
-    with pytest.raises(IsADirectoryError), atomic_path(target) as draft:
-        draft.write_text("a file")
-    assert (target / "kept").read_text() == "kept"
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_atomic_path_wants_something_written(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "file"):
-        pass

@@ -1,34 +1,32 @@
 """The user's own tables: read from and written to YAML, JSON, CSV or Parquet.
 
 One record per table, with the columns ``name, num_rows, embedding_dim, pooling_factor`` and, if known,
-``reuse_bins`` (17 shares) and ``weight_bits`` (32 where left out). YAML and JSON hold a list of records, or
-``{"tables": [...]}``. In CSV the histogram is a JSON list in one column, or 17 columns ``reuse_bin_0`` to
-``reuse_bin_16``. JSON and CSV need nothing beyond the standard library.
+``reuse_bins`` (17 shares) and ``weight_bits`` (32 where left out). How a record stands in each format: see
+``table_formats.py``.
+
+The loop trains on what it reads, so ``load_tables`` wants every pooling factor; to place tables, a stated default will
+do: ``load_tables_with_assumptions``.
 """
 
 from __future__ import annotations
 
-import csv
 import difflib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from evenshard.assumptions import Assumption, assumed_reuse_bins, assumed_weight_bits
 from evenshard.atomic import atomic_path
-from evenshard.errors import BadFile
+from evenshard.errors import BadConfig, BadFile
 from evenshard.reuse import NUM_REUSE_BINS
+from evenshard.table_formats import COLUMNS, REQUIRED_COLUMNS, REUSE_COLUMNS, Record, format_of, one_line
 from evenshard.tables import Table, duplicate_name
 
-REQUIRED_COLUMNS = ("name", "num_rows", "embedding_dim", "pooling_factor")
-COLUMNS = (*REQUIRED_COLUMNS, "reuse_bins", "weight_bits")
-REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
-
-Record = dict[Any, Any]
 _MAX_WHOLE = 2**63 - 1
-_MAKE_ANEW = "Write the file anew; its columns are " + ", ".join(COLUMNS) + "."
 
 
 class _BadRecord(Exception):
@@ -46,22 +44,34 @@ def load_tables(path: str | PathLike[str]) -> tuple[Table, ...]:
         BadFile: anything that makes the file unusable, with row, problem and remedy in one line.
     """
     path = Path(path)
-    read, _ = _format_of(path)
-    if not path.is_file():
-        raise BadFile(path, "is not a file" if path.exists() else "no such file", "Check the path.")
-    try:
-        records = read(path)
-    except OSError as error:
-        raise BadFile(path, f"cannot be read: {_one_line(error)}", "Check the file and its permissions.") from error
-    if not records:
-        raise BadFile(path, "holds no table", f"Add one record per table, with {', '.join(REQUIRED_COLUMNS)}.")
+    return _tables(path, _records(path))
 
-    tables = tuple(_table(path, number, record) for number, record in enumerate(records, start=1))
-    name = duplicate_name(tables)
-    if name is not None:
-        numbers = ", ".join(str(number) for number, table in enumerate(tables, start=1) if table.name == name)
-        raise BadFile(path, f"several tables are called {name!r}", "Give each its own name.", f"records {numbers}")
-    return tables
+
+def load_tables_with_assumptions(
+    path: str | PathLike[str], default_pooling_factor: float
+) -> tuple[tuple[Table, ...], tuple[Assumption, ...]]:
+    """As ``load_tables``, but a missing or blank pooling factor takes a default.
+
+    Args:
+        path: of the file.
+        default_pooling_factor: lookups per sample of a table for which the file gives none.
+
+    Returns:
+        The tables, and every value of theirs that the file does not give (pooling factor, reuse histogram, weight
+        bits), in the order of the tables. A table without a histogram keeps None.
+
+    Raises:
+        BadConfig: the default is no possible pooling factor.
+        BadFile: as ``load_tables``.
+    """
+    if not (math.isfinite(default_pooling_factor) and default_pooling_factor >= 0):
+        raise BadConfig(f"default_pooling_factor is {default_pooling_factor}. Give a finite number of at least 0.")
+    path = Path(path)
+    records = _records(path)
+    default = {"pooling_factor": float(default_pooling_factor)}
+    filled = [record | default if _lacks(record, "pooling_factor") else record for record in records]
+    tables = _tables(path, filled)
+    return tables, tuple(chain.from_iterable(map(_assumed, records, tables)))
 
 
 def save_tables(tables: Sequence[Table], path: str | PathLike[str]) -> None:
@@ -70,7 +80,7 @@ def save_tables(tables: Sequence[Table], path: str | PathLike[str]) -> None:
     Raises:
         BadFile: unknown suffix.
     """
-    _, write = _format_of(Path(path))
+    _, write = format_of(Path(path))
     records = [
         {
             "name": table.name,
@@ -87,6 +97,43 @@ def save_tables(tables: Sequence[Table], path: str | PathLike[str]) -> None:
 
 
 # From a record to a table -------------------------------------------------------------------------------------------
+
+
+def _records(path: Path) -> list[Any]:
+    read, _ = format_of(path)
+    if not path.is_file():
+        raise BadFile(path, "is not a file" if path.exists() else "no such file", "Check the path.")
+    try:
+        records = read(path)
+    except OSError as error:
+        raise BadFile(path, f"cannot be read: {one_line(error)}", "Check the file and its permissions.") from error
+    if not records:
+        raise BadFile(path, "holds no table", f"Add one record per table, with {', '.join(REQUIRED_COLUMNS)}.")
+    return records
+
+
+def _tables(path: Path, records: Sequence[Any]) -> tuple[Table, ...]:
+    tables = tuple(_table(path, number, record) for number, record in enumerate(records, start=1))
+    name = duplicate_name(tables)
+    if name is not None:
+        numbers = ", ".join(str(number) for number, table in enumerate(tables, start=1) if table.name == name)
+        raise BadFile(path, f"several tables are called {name!r}", "Give each its own name.", f"records {numbers}")
+    return tables
+
+
+def _lacks(record: Any, column: str) -> bool:
+    return isinstance(record, dict) and _is_blank(record.get(column))
+
+
+def _assumed(record: Record, table: Table) -> Iterator[Assumption]:
+    """What the record does not give."""
+    if _lacks(record, "pooling_factor"):
+        text = f"{table.pooling_factor:g}, the default, since the file gives none"
+        yield Assumption(table.name, "pooling_factor", text)
+    if table.reuse_bins is None:
+        yield assumed_reuse_bins(table.name)
+    if _lacks(record, "weight_bits"):
+        yield assumed_weight_bits(table.name, table.weight_bits)
 
 
 def _table(path: Path, number: int, record: Any) -> Table:
@@ -194,133 +241,3 @@ def _short(value: Any) -> str:
     """One line of at most 60 characters for a message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
-
-
-# Formats ------------------------------------------------------------------------------------------------------------
-
-
-def _records_of(path: Path, content: Any) -> list[Any]:
-    if isinstance(content, dict) and "tables" in content:
-        content = content["tables"]
-    if content is None:
-        return []
-    if not isinstance(content, list):
-        raise BadFile(path, "holds neither a list of tables nor 'tables: [...]'", _MAKE_ANEW)
-    return content
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadFile(path, f"is not UTF-8 text: {_one_line(error)}", "Save it as UTF-8.") from error
-
-
-def _read_json(path: Path) -> list[Any]:
-    text = _text(path)
-    if not text.strip():
-        return []
-    try:
-        return _records_of(path, json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise BadFile(path, f"is not JSON: {_one_line(error)}", "Correct it there, or write the file anew.") from error
-
-
-def _write_json(records: list[Record], path: Path) -> None:
-    lines = ",\n".join("  " + json.dumps(record) for record in records)
-    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-
-
-def _read_yaml(path: Path) -> list[Any]:
-    import yaml
-
-    text = _text(path)
-    try:
-        content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    # The loader lets its own slips through, on a date such as 2024-13-45 or on "!!bool perhaps".
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        raise BadFile(path, f"is not YAML: {_one_line(error)}", "Correct it there, or write the file anew.") from error
-    return _records_of(path, content)
-
-
-def _write_yaml(records: list[Record], path: Path) -> None:
-    import yaml
-
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text = yaml.dump(records, Dumper=dumper, sort_keys=False, default_flow_style=None, width=120)
-    path.write_text(text, encoding="utf-8")
-
-
-def _read_csv(path: Path) -> list[Any]:
-    lines = _text_lines(path)
-    try:
-        reader = csv.DictReader(lines, strict=True)
-        header = list(reader.fieldnames or ())
-        records = list(reader)
-    except csv.Error as error:
-        raise BadFile(path, f"is not CSV: {_one_line(error)}", "Correct it there, or write the file anew.") from error
-    twice = next((column for column in header if header.count(column) > 1), None)
-    if twice is not None:
-        raise BadFile(path, f"column {twice!r} stands in the header twice", "Remove one.")
-    for number, record in enumerate(records, start=1):
-        if None in record or None in record.values():
-            problem = f"has {'more' if None in record else 'fewer'} fields than the header's {len(header)}"
-            raise BadFile(path, problem, "Correct the line; quote a field that holds commas.", f"record {number}")
-    return records
-
-
-def _text_lines(path: Path) -> list[str]:
-    """Lines as the csv module wants them: a line break inside quotes stays as it is."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return list(file)
-    except UnicodeDecodeError as error:
-        raise BadFile(path, f"is not UTF-8 text: {_one_line(error)}", "Save it as UTF-8.") from error
-
-
-def _write_csv(records: list[Record], path: Path) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        for record in records:
-            bins = record["reuse_bins"]
-            writer.writerow({**record, "reuse_bins": "" if bins is None else json.dumps(bins)})
-
-
-def _read_parquet(path: Path) -> list[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        records: list[Any] = pq.read_table(path).to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise BadFile(path, f"is not whole Parquet: {_one_line(error)}", "Write the file anew.") from error
-    return records
-
-
-def _write_parquet(records: list[Record], path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    types = (pa.string(), pa.int64(), pa.int64(), pa.float64(), pa.list_(pa.float64()), pa.int32())
-    schema = pa.schema(list(zip(COLUMNS, types, strict=True)))
-    pq.write_table(pa.Table.from_pylist(records, schema=schema), path)
-
-
-_FORMATS: dict[str, tuple[Callable[[Path], list[Any]], Callable[[list[Record], Path], None]]] = {
-    ".yaml": (_read_yaml, _write_yaml),
-    ".yml": (_read_yaml, _write_yaml),
-    ".json": (_read_json, _write_json),
-    ".csv": (_read_csv, _write_csv),
-    ".parquet": (_read_parquet, _write_parquet),
-}
-
-
-def _format_of(path: Path) -> tuple[Callable[[Path], list[Any]], Callable[[list[Record], Path], None]]:
-    if path.suffix.lower() not in _FORMATS:
-        raise BadFile(path, f"unknown suffix {path.suffix!r}", f"Use one of {', '.join(_FORMATS)}.")
-    return _FORMATS[path.suffix.lower()]

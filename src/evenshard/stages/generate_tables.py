@@ -12,13 +12,13 @@ from evenshard.errors import BadConfig
 from evenshard.generator import GeneratorConfig, generate_tables
 from evenshard.params import require
 from evenshard.table_files import load_tables, save_tables
+from evenshard.table_formats import TABLE_SUFFIXES
+from evenshard.table_sources import BATCH_SUFFIXES, SourceKind, kind_of_source
 from evenshard.tables import Table
 from evenshard.tasks import TaskSampling, sample_tasks, save_tasks
 
 log = logging.getLogger(__name__)
 GENERATOR = "dlrm_2021"
-TABLE_SUFFIXES = (".yaml", ".yml", ".json", ".csv", ".parquet")
-BATCH_SUFFIXES = (".pt", ".pt.gz")
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,12 @@ def _pool(config: GenerateTablesConfig) -> tuple[Table, ...]:
     if config.source == GENERATOR:
         generator = GeneratorConfig(config.num_tables, config.embedding_dims, config.max_rows, config.weight_bits)
         return generate_tables(generator, config.batch_size, config.seed)
-    if config.source in catalog_names():
+    kind = kind_of_source(config.source)
+    if kind is SourceKind.CATALOG:
         return load_catalog(config.source, config.batch_size, config.catalog_embedding_dim)
-    if config.source.endswith(TABLE_SUFFIXES):
+    if kind is SourceKind.TABLE_FILE:
         return load_tables(Path(config.source))
-    if config.source.endswith(BATCH_SUFFIXES):
+    if kind is SourceKind.BATCH_FILE:
         batch = read_dlrm_batch(Path(config.source))
         return tables_from_batch(batch, config.embedding_dims, config.seed, config.weight_bits, config.batch_size)
     raise BadConfig(

@@ -11,6 +11,7 @@ bounded memory::
     tables.py           puts the figures into tables and says what was assumed
 """
 
-from evenshard.traffic.tables import Assumption, TrafficTables, tables_from_traffic
+from evenshard.assumptions import Assumption
+from evenshard.traffic.tables import TrafficTables, tables_from_traffic
 
 __all__ = ["Assumption", "TrafficTables", "tables_from_traffic"]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from evenshard.assumptions import Assumption, assumed_weight_bits
 from evenshard.errors import BadConfig, BadFile
 from evenshard.progress import progress
 from evenshard.reuse import feasible_reuse_bins
@@ -26,21 +27,6 @@ GROUP_LOOKUPS = 1 << 24
 """Expected lookups of one window in the tables that are read together: 128 MiB."""
 BLOCK_LOOKUPS = 1 << 21
 """Expected lookups and samples that are read at a time."""
-
-
-@dataclass(frozen=True)
-class Assumption:
-    """A value that the sample does not tell.
-
-    Attributes:
-        table: its name.
-        column: of the table, such as ``num_rows``.
-        text: what stands there instead, and why.
-    """
-
-    table: str
-    column: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -214,7 +200,7 @@ def _assumed_sizes(
         text = f"{table.num_rows}, the largest index seen + 1" if seen else "1, since no row was looked up"
         assumptions.append(Assumption(table.name, "num_rows", text))
         if weight_bits is None:
-            assumptions.append(Assumption(table.name, "weight_bits", f"{table.weight_bits}, the default"))
+            assumptions.append(assumed_weight_bits(table.name, table.weight_bits))
     return assumptions
 
 

@@ -1,0 +1,30 @@
+"""Which values of a table did nobody give? Each gets a stated default and is reported, never filled in silently."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A value that the user's input does not tell.
+
+    Attributes:
+        table: its name.
+        column: of the table, such as ``num_rows``.
+        text: what stands there instead, and why.
+    """
+
+    table: str
+    column: str
+    text: str
+
+
+def assumed_reuse_bins(table_name: str) -> Assumption:
+    """A table that nobody has counted: see ``reuse.feasible_reuse_bins``."""
+    return Assumption(table_name, "reuse_bins", "the DLRM 2021 histogram, moved to what rows and lookups allow")
+
+
+def assumed_weight_bits(table_name: str, weight_bits: int) -> Assumption:
+    """A table whose precision nobody gave."""
+    return Assumption(table_name, "weight_bits", f"{weight_bits}, the default")
