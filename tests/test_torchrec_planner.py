@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import sized, some_tables, split_by, table, task
+from constraint_builders import limited, only
 from evenshard.errors import BadConfig, InfeasibleTask
 from evenshard.measure import MeasureConfig
-from evenshard.placement import check_placement
+from evenshard.placement import broken_constraints, check_placement
 from evenshard.sharders.torchrec_planner import Bandwidths, TorchRecSharder, bandwidths_of
 from evenshard.units import BYTES_PER_GB
 
@@ -159,3 +160,11 @@ def test_without_torchrec_the_remedy_is_a_command(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "torchrec.distributed.planner", None)
     with pytest.raises(BadConfig, match="pip install --no-deps torchrec"):
         TorchRecSharder()
+
+
+def test_each_devices_cap_and_optimizer_state_are_kept_and_no_other_constraint_is_known() -> None:
+    tables = tuple(table(f"t{n}", 6, 4) for n in range(4))
+    capped = limited(task(tables, 2), device_caps_bytes=(2 * 96, 3 * (96 + 8)), state_bytes=(8,) * 4)
+    assert sorted(SHARDER.place(capped).device_of_table) == [0, 1, 1, 1]
+    pinned = limited(task(tables, 2), allowed=(only(0),) * 4)
+    assert any(broken_constraints(pinned, SHARDER.place(pinned)))

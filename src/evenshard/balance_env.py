@@ -7,7 +7,7 @@ One episode places the tables of one task, one table per step, in descending pre
 - Legal are the devices whose memory still holds the table (``placement.legal_mask``). A table that none of them holds
   ends the episode. With ``mask_illegal=False``, as published, every device of the task may be chosen.
 - Reward: none until the end, then the degree of balance, minus the overflow ratio. A dead end gets no balance, only
-  minus the overflow that the table would cause on the freest device.
+  minus the overflow that the table would cause on the freest device, as a share of the largest device's memory.
 
 Each table is encoded once. A step changes one device per slot, and only that device is computed again.
 
@@ -102,7 +102,7 @@ class BalanceEnv:
         self._size_KT = batch.size_BT.gather(1, self.position_KT)
         self._length_K = batch.present_BT.sum(dim=1)
         self._device_mask_KD = batch.device_mask_BD
-        self._memory_cap_K = batch.memory_cap_B
+        self._cap_KD, self._memory_cap_K = batch.cap_BD, batch.memory_cap_B
         shape = (num_slots, batch.device_mask_BD.shape[1])
         self._slot_B = torch.arange(num_slots)
         self.task_B = torch.zeros(num_slots, dtype=torch.int64)
@@ -168,6 +168,6 @@ class BalanceEnv:
         if not self._mask_illegal:
             return mask_BD
         size_B = self._size_KT[self.task_B, self._row_B()]
-        room_BD = legal_mask(self.used_BD, size_B[:, None], self._memory_cap_K[self.task_B][:, None])
+        room_BD = legal_mask(self.used_BD, size_B[:, None], self._cap_KD[self.task_B])
         legal_BD: torch.Tensor = mask_BD & (room_BD | ~self.active_B[:, None])
         return legal_BD

@@ -5,6 +5,7 @@ One episode places the tables of one task, one table per step, in descending pre
 - State of a device: the sum of its tables' representations under the policy, and its three predicted costs
   (forward compute, backward all-to-all, backward compute). A device without tables has the zero representation.
 - Action: a device. Legal are the devices of the task whose memory still holds the table (``placement.legal_mask``).
+  Other constraints of a task are not known here: an episode may break them.
 - Reward: none until the end, then minus the predicted overall cost.
 
 Each table is encoded once per rollout. A step changes one device of each episode: only that device's
@@ -66,9 +67,9 @@ class EpisodeBatch:
         features_PF: normalised features of the distinct tables.
         table_BT: which of the P tables stands at each position of each task; 0 in the padding.
         present_BT: False in the padding.
-        size_BT: table sizes, bytes.
+        size_BT: what the tables take, bytes.
         device_mask_BD: False for devices a task does not have.
-        memory_cap_B: bytes per device.
+        cap_BD: what the devices may hold, bytes; less than nothing where a task has no device.
     """
 
     features_PF: torch.Tensor
@@ -76,11 +77,19 @@ class EpisodeBatch:
     present_BT: torch.Tensor
     size_BT: torch.Tensor
     device_mask_BD: torch.Tensor
-    memory_cap_B: torch.Tensor
+    cap_BD: torch.Tensor
+
+    @property
+    def memory_cap_B(self) -> torch.Tensor:
+        """What the largest device of each task may hold."""
+        return self.cap_BD.amax(dim=1)
 
     @staticmethod
     def of(tasks: Sequence[PlacementTask], normalizer: FeatureNormalizer) -> EpisodeBatch:
-        """One episode per task. All tasks must share the batch size, which the reuse features hold for."""
+        """One episode per task. All tasks must share the batch size, which the reuse features hold for.
+
+        Of the constraints it knows the memory of devices and what tables take of it.
+        """
         assert len({task.batch_size for task in tasks}) == 1, "tasks of one batch share the batch size"
         distinct = {
             table: number for number, table in enumerate(dict.fromkeys(t for task in tasks for t in task.tables))
@@ -94,16 +103,19 @@ class EpisodeBatch:
             length = len(task.tables)
             table_BT[row, :length] = torch.tensor([distinct[table] for table in task.tables])
             present_BT[row, :length] = True
-            size_BT[row, :length] = torch.tensor([table.size_bytes for table in task.tables])
+            size_BT[row, :length] = torch.tensor(task.table_bytes)
         num_devices_B = torch.tensor([task.num_devices for task in tasks])
         device_mask_BD = torch.arange(int(num_devices_B.max())) < num_devices_B[:, None]
+        cap_BD = torch.full(device_mask_BD.shape, -1)
+        for row, task in enumerate(tasks):
+            cap_BD[row, : task.num_devices] = torch.tensor(task.caps_bytes)
         return EpisodeBatch(
             features_PF=normalizer(list(distinct), tasks[0].batch_size),
             table_BT=table_BT,
             present_BT=present_BT,
             size_BT=size_BT,
             device_mask_BD=device_mask_BD,
-            memory_cap_B=torch.tensor([task.memory_cap_bytes for task in tasks]),
+            cap_BD=cap_BD,
         )
 
     def repeat(self, episodes: int) -> EpisodeBatch:
@@ -112,7 +124,7 @@ class EpisodeBatch:
             self.features_PF,
             *(
                 column.repeat_interleave(episodes, dim=0)
-                for column in (self.table_BT, self.present_BT, self.size_BT, self.device_mask_BD, self.memory_cap_B)
+                for column in (self.table_BT, self.present_BT, self.size_BT, self.device_mask_BD, self.cap_BD)
             ),
         )
 
@@ -180,11 +192,11 @@ def rollout(batch: EpisodeBatch, cost_model: CostModel, policy: Policy, choose: 
     table_BT, size_BT = batch.table_BT.gather(1, position_BT), batch.size_BT.gather(1, position_BT)
     present_BT = batch.present_BT.gather(1, position_BT)
 
-    # All devices of all episodes in one row: S slots. A device that a task does not have is full.
+    # All devices of all episodes in one row: S slots.
     num_episodes, num_devices = batch.device_mask_BD.shape
     first_slot_B = torch.arange(num_episodes) * num_devices
-    cap_B1, barred = batch.memory_cap_B[:, None], torch.tensor(-torch.inf)
-    used_BD = torch.where(batch.device_mask_BD, 0, cap_B1 + 1)
+    cap_BD, barred = batch.cap_BD, torch.tensor(-torch.inf)
+    used_BD = torch.zeros_like(cap_BD)
     sums_SH = nothing_1H.repeat(num_episodes * num_devices, 1)
     costs_SC = cost_model.device_costs(sums_SH[:, :own])
     logits_S = policy.device_logits(sums_SH[:, own:], costs_SC)
@@ -194,7 +206,7 @@ def rollout(batch: EpisodeBatch, cost_model: CostModel, policy: Policy, choose: 
     chosen, had_room, new_costs = [], [], []
     with torch.inference_mode():  # a step is a dozen tiny operations: the bookkeeping of gradients would be felt
         for repr_BH, size_B1 in zip(repr_TBH.unbind(0), size_BT.t()[..., None].unbind(0), strict=True):
-            legal_BD = legal_mask(used_BD, size_B1, cap_B1)
+            legal_BD = legal_mask(used_BD, size_B1, cap_BD)
             device_B = choose(torch.where(legal_BD, logits_BD, barred))
             slot_B = first_slot_B + device_B
             used_S1.index_add_(0, slot_B, size_B1)
@@ -241,7 +253,7 @@ def acting_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
     size_BT1 = batch.size_BT.gather(1, episodes.position_BT)[..., None]
     placed_BTD = went_to_BTD(batch, episodes) * size_BT1
     used_before_BTD = placed_BTD.cumsum(dim=1) - placed_BTD
-    has_room_BTD: torch.Tensor = legal_mask(used_before_BTD, size_BT1, batch.memory_cap_B[:, None, None])
+    has_room_BTD: torch.Tensor = legal_mask(used_before_BTD, size_BT1, batch.cap_BD[:, None])
     return has_room_BTD & batch.device_mask_BD[:, None]
 
 

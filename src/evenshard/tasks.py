@@ -6,12 +6,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from evenshard.atomic import atomic_path
+from evenshard.constraints import UNCONSTRAINED, Constraints
 from evenshard.errors import BadConfig, BadFile
 from evenshard.tables import Table
 from evenshard.units import bytes_to_gb, gb_to_bytes
@@ -21,15 +23,17 @@ MAX_SHARD_TABLES = 64
 
 @dataclass(frozen=True)
 class PlacementTask:
-    """Tables to spread over equal devices.
+    """Tables to spread over equally fast devices.
 
     Attributes:
         task_id: unique within a task file.
         tables: the tables to place, in no particular order.
         num_devices: devices that hold tables.
-        memory_cap_bytes: bytes of weights that one device may hold.
+        memory_cap_bytes: bytes that one device may hold.
         batch_size: samples of one training step over all devices together (the global batch):
             with table-wise sharding every device looks its tables up for all of them.
+        constraints: what else a placement must respect. They change no cost, and so they are no part of ``repr``,
+            which tells apart what is measured.
     """
 
     task_id: str
@@ -37,6 +41,18 @@ class PlacementTask:
     num_devices: int
     memory_cap_bytes: int
     batch_size: int
+    constraints: Constraints = field(default=UNCONSTRAINED, repr=False)
+
+    @cached_property
+    def caps_bytes(self) -> tuple[int, ...]:
+        """What each device may hold, by device id."""
+        return self.constraints.device_caps_bytes or (self.memory_cap_bytes,) * self.num_devices
+
+    @cached_property
+    def table_bytes(self) -> tuple[int, ...]:
+        """What each table takes of a device's memory: its weights, and optimizer state where that is counted."""
+        state = self.constraints.state_bytes or (0,) * len(self.tables)
+        return tuple(table.size_bytes + more for table, more in zip(self.tables, state, strict=True))
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ Every layer is a plain matrix in which a member's units see nothing but its own:
 are kept legal by projection after each step of learning (``project``), which learned faster here than squares, softplus
 or exponentials of free numbers.
 
-Legend: T tables, F = 21 features, A = 8 additive quantities, K members, L = learned columns of all members,
-I = A + L inputs of the heads, U = head units of all members, O = 2K outputs (member by member: forward, backward).
+Legend: T tables, F = 21 features (and A more across batches), A = 8 additive quantities, K members, L = learned
+columns of all members, I = A + L inputs of the heads, U = head units of all members, O = 2K outputs (member by member:
+forward, backward).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from evenshard.tables import Table
 
 NUM_QUANTITIES = len(QUANTITIES)
 LOOKUPS = QUANTITIES.index("lookups")
+PER_SAMPLE = [QUANTITIES.index("tables"), QUANTITIES.index("dims")]
+LEAST_WORK, LOG_SCALE = 1e-5, 4.0  # of what factors see of the work: nothing below, and logarithms of about 1
 PASS_ROWS = (2.0**8, 2.0**16, 2.0**24, 2.0**32)
 """Rows of a shard from which on the radix sort of its indices takes one more pass."""
 LEAST_OVERHEAD = 1e-4  # in units of the mean time: predictions stay above 0, where their logarithm is finite
@@ -49,6 +52,8 @@ class EnsembleSizes:
         factors_per_quantity: learned columns of each additive quantity, per member.
         head_hidden: hidden units of a member's head.
         pieces: of a unit, linear each.
+        across_batches: whether batch sizes differ. What happens once per table and sample then counts by the sample,
+            and the learned factors depend on the work too: how much of it the caches catch changes with the batch.
     """
 
     num_members: int = 5
@@ -56,6 +61,7 @@ class EnsembleSizes:
     factors_per_quantity: int = 1
     head_hidden: int = 4
     pieces: int = 8
+    across_batches: bool = False
 
 
 class ConvexNet(nn.Module):
@@ -110,8 +116,9 @@ class ConvexNet(nn.Module):
             return nn.Parameter(torch.rand(shape, generator=generator) * 2 * mean)
 
         table_units, factors = self.own_factors.shape
+        seen = NUM_FEATURES + (NUM_QUANTITIES if sizes.across_batches else 0)
         own_inputs = NUM_QUANTITIES + learned
-        self.table_weight = normal((NUM_FEATURES, table_units), NUM_FEATURES)
+        self.table_weight = normal((seen, table_units), seen)
         self.table_bias = nn.Parameter(torch.zeros(table_units))
         self.factor_weight = normal((table_units, factors), 4 * sizes.table_hidden)
         self.factor_bias = nn.Parameter(torch.full((factors,), 0.5))
@@ -137,9 +144,23 @@ class ConvexNet(nn.Module):
         self.pass_weight.clamp_(min=0)
 
     def table_inputs(self, tables: Sequence[Table], batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What ``encode`` reads: normalised features [T, F] and scaled additive work [T, A]."""
-        work_TA = torch.from_numpy(additive_work_TA(tables, batch_size)) / self.work_scale_A
-        return self.normalizer(tables, batch_size), work_TA.float()
+        """What ``encode`` reads: normalised features [T, F] and scaled additive work [T, A].
+
+        Across batches, the features are F + A: the logarithms of the scaled work follow them.
+        """
+        features_TF, work_TA = self.normalizer(tables, batch_size), self.unscaled_work_TA(tables, batch_size)
+        work_TA = work_TA / self.work_scale_A
+        if self.sizes.across_batches:
+            logs_TA = work_TA.clamp(min=LEAST_WORK).log() / LOG_SCALE
+            features_TF = torch.cat([features_TF, logs_TA.float()], dim=1)
+        return features_TF, work_TA.float()
+
+    def unscaled_work_TA(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
+        """[T, A] float64: the additive work; across batches, tables and dims count once for each sample."""
+        work_TA = torch.from_numpy(additive_work_TA(tables, batch_size))
+        if self.sizes.across_batches:
+            work_TA[:, PER_SAMPLE] *= batch_size
+        return work_TA
 
     def encode(self, features_TF: torch.Tensor, work_TA: torch.Tensor) -> torch.Tensor:
         """Non-negative representations, [T, I]: the work, and the work times each member's learned factors."""

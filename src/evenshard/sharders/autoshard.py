@@ -17,7 +17,8 @@ from evenshard.cost_nets.dreamshard import REPRESENTATION_SIZE, mlp
 from evenshard.env import EpisodeBatch
 from evenshard.errors import InfeasibleTask
 from evenshard.features import FeatureNormalizer
-from evenshard.placement import Placement, check_placement, no_room, require_room
+from evenshard.impossible import no_room, require_room
+from evenshard.placement import Placement, check_placement
 from evenshard.tasks import PlacementTask
 
 STATE_SIZE = 2 * REPRESENTATION_SIZE
@@ -159,7 +160,7 @@ def has_room(task: PlacementTask) -> bool:
 def _answer(env: BalanceEnv, device_T: torch.Tensor, slot: int, task: PlacementTask) -> Placement | InfeasibleTask:
     placed, position_T = int(env.step_B[slot]), env.position_KT[slot]
     if placed < len(task.tables):
-        return no_room(task, int(position_T[placed]), env.used_BD[slot, : task.num_devices].tolist())
+        return no_room(task, [int(position_T[placed])], env.used_BD[slot, : task.num_devices].tolist())
     device_of_table = torch.empty(placed, dtype=torch.int64)
     device_of_table[position_T[:placed]] = device_T[:placed]
     placement = Placement(tuple(device_of_table.tolist()), task.num_devices)

@@ -11,11 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from evenshard.constraints import UNCONSTRAINED
 from evenshard.errors import BadConfig, InfeasibleTask
+from evenshard.impossible import require_room
 from evenshard.measure.hardware import MeasureConfig
 from evenshard.measure.shard_search import IntArray, ShardTimes
 from evenshard.measure.simulated import PREFIX, SimulatedHardware
-from evenshard.placement import Placement, check_placement, require_room
+from evenshard.placement import Placement, check_placement
 from evenshard.sharders.annealing import AnnealConfig, Population, Start
 from evenshard.sharders.annealing_starts import Ranked, best_of_kinds, greedy_starts, ranked_starts, within_its_limits
 from evenshard.sharders.greedy import expert_sharders
@@ -68,7 +70,10 @@ class BestKnownSharder:
 
         Raises:
             InfeasibleTask: if a start is not legal, or if there is none that fits the devices.
+            BadConfig: if the task has constraints beside one memory cap for all.
         """
+        if task.constraints != UNCONSTRAINED:
+            raise BadConfig(f"{task.task_id}: best_known knows one memory cap and no other constraints. Leave it out.")
         require_room(task)
         for start in starts:
             check_placement(task, start)

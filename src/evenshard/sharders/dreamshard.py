@@ -15,7 +15,8 @@ from evenshard.cost_nets.dreamshard import REPRESENTATION_SIZE, DreamShardCostNe
 from evenshard.cost_nets.layers import linear_layers
 from evenshard.env import NUM_COSTS, CostModel, EpisodeBatch, Policy, choose_best, choose_sampled, rollout
 from evenshard.features import NUM_FEATURES, FeatureNormalizer
-from evenshard.placement import Placement, check_placement, no_placement_found, require_room
+from evenshard.impossible import no_placement_found, require_room
+from evenshard.placement import Placement, check_placement
 from evenshard.tasks import PlacementTask
 
 RESCUE_ROLLOUTS = 64
@@ -119,7 +120,8 @@ class DreamShardSharder:
         """The policy's placement.
 
         Raises:
-            InfeasibleTask: if no rollout finds room for all tables.
+            InfeasibleTask: if no rollout finds room for all tables, or if the best one breaks another constraint:
+                the policy knows memory alone.
         """
         require_room(task)
         batch = EpisodeBatch.of([task], self._normalizer)
@@ -144,7 +146,7 @@ class DreamShardSharder:
         return self._sampled(EpisodeBatch.of(tasks, self._normalizer), tasks, generator)
 
     def sample_one(self, task: PlacementTask, count: int, generator: torch.Generator) -> list[Placement | None]:
-        """Sampled placements of one task; None where the rollout found no room."""
+        """Sampled placements of one task, which keep to the memory; None where the rollout found no room."""
         return self._sampled(EpisodeBatch.of([task], self._normalizer).repeat(count), [task] * count, generator)
 
     def _sampled(

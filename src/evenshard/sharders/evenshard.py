@@ -17,12 +17,14 @@ from evenshard.cost_nets.convex import ConvexCostModel
 from evenshard.cost_nets.convex_scorer import ConvexScorer
 from evenshard.costs import PlacementCost
 from evenshard.errors import BadConfig, InfeasibleTask
+from evenshard.impossible import require_room
 from evenshard.measure.hardware import Measure
-from evenshard.placement import Placement, check_placement, require_room
+from evenshard.placement import Items, Placement, broken_constraints, check_placement, renamed
 from evenshard.sharders.dreamshard import DreamShardSharder
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.local_search import LocalSearch, SearchEffort
-from evenshard.sharders.marginal_greedy import marginal_greedy
+from evenshard.sharders.marginal_greedy import MAX_SPLITS, marginal_greedy
+from evenshard.sharders.packing import any_placement
 from evenshard.sharders.predicted import PredictedPlacement
 from evenshard.tasks import PlacementTask
 
@@ -35,13 +37,17 @@ class SearchConfig:
 
     Attributes:
         num_rollouts: sampled from the policy, fewer where tables and devices are many.
+        max_splits: how many numbers of devices with few rows ``marginal_greedy`` tries; 0 for none.
         effort: of the local search.
         seed: of rollouts and search.
+        packing_time_limit_s: for finding any legal placement where no proposal is one; see ``any_placement``.
     """
 
     num_rollouts: int = 64
+    max_splits: int = MAX_SPLITS
     effort: SearchEffort = field(default_factory=SearchEffort)
     seed: int = 0
+    packing_time_limit_s: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ class EvenshardSharder:
         """The placement with the lowest predicted cost that was found.
 
         Raises:
-            InfeasibleTask: if neither an expert nor the policy found room for all tables.
+            InfeasibleTask: if there is no legal placement, or none was found.
         """
         return self.search(task).best.placement
 
@@ -96,15 +102,16 @@ class EvenshardSharder:
         require_room(task)
         generator = torch.Generator().manual_seed(self._config.seed)
         scorer = ConvexScorer(self.model, task)
-        experts, refusal = _experts(task)
-        starts = distinct([*experts, *marginal_greedy(task, scorer), *self._rollouts(task, generator)])
+        experts, kinds = _experts(task), Items.of(task).device_kinds()
+        starts = distinct(
+            [*experts, *marginal_greedy(task, scorer, self._config.max_splits), *self._rollouts(task, generator)], kinds
+        )
         if not starts:
-            assert refusal is not None
-            raise refusal
+            starts = [any_placement(task, self._config.seed, self._config.packing_time_limit_s)]
         start_ms = self.model.overall_ms(task, starts)[0]
         chosen = [starts[n] for n in start_ms.argsort(stable=True)[: self._config.effort.num_chains].tolist()]
         search = LocalSearch(task, scorer, self._config.effort, generator)
-        candidates = distinct([*search.improve(chosen), *starts])
+        candidates = distinct([*search.improve(chosen), *starts], kinds)
         predicted_ms = self.model.overall_ms(task, candidates)[0]
         order = predicted_ms.argsort(stable=True).tolist()
         best = candidates[order[0]]
@@ -136,7 +143,9 @@ class EvenshardSharder:
         found = found or self.search(task)
         candidates = list(found.candidates[:num_measured])
         if found.expert is not None and num_measured > 1:
-            candidates = distinct([*candidates[: num_measured - 1], found.expert, candidates[-1]])[:num_measured]
+            kinds = Items.of(task).device_kinds()
+            candidates = distinct([*candidates[: num_measured - 1], found.expert, candidates[-1]], kinds)
+            candidates = candidates[:num_measured]
         costs = measure([(task, placement) for placement in candidates])
         placement, cost = min(zip(candidates, costs, strict=True), key=lambda pair: pair[1].max_device_ms)
         if not cost.fits:
@@ -151,28 +160,30 @@ class EvenshardSharder:
             return []
         most = max(1, MAX_ROLLOUT_CHOICES // (len(task.tables) * task.num_devices))
         sampled = self._policy.sample_one(task, min(self._config.num_rollouts, most), generator)
-        return [placement for placement in sampled if placement is not None]
+        # The policy knows memory, and no other constraint.
+        return [one for one in sampled if one is not None and not any(broken_constraints(task, one))]
 
 
-def _experts(task: PlacementTask) -> tuple[list[Placement], InfeasibleTask | None]:
-    """What the experts found, and the last refusal."""
-    placements, refusal = [], None
+def _experts(task: PlacementTask) -> list[Placement]:
+    """The placements of those that found room."""
+    placements = []
     for sharder in expert_sharders():
         try:
             placements.append(sharder.place(task))
-        except InfeasibleTask as error:
-            refusal = error
-    return placements, refusal
+        except InfeasibleTask:  # a dead end of this one
+            continue
+    return placements
 
 
-def distinct(placements: Sequence[Placement]) -> list[Placement]:
-    """The placements without those that differ from an earlier one in nothing but the devices' names."""
+def distinct(placements: Sequence[Placement], kinds: Sequence[int] | None = None) -> list[Placement]:
+    """The placements without those that differ from an earlier one in nothing but the names of like devices.
 
-    def renamed(placement: Placement) -> tuple[int, ...]:
-        names: dict[int, int] = {}
-        return tuple(names.setdefault(device, len(names)) for device in placement.device_of_table)
-
+    Args:
+        placements: of one task.
+        kinds: of its devices, as ``Items.device_kinds`` gives them; None: all are alike.
+    """
     found: dict[tuple[int, ...], Placement] = {}
-    for placement in placements:
-        found.setdefault(renamed(placement), placement)
+    for one in placements:
+        names = renamed(one.device_of_table, kinds if kinds is not None else [0] * one.num_devices)
+        found.setdefault(tuple(names), one)
     return list(found.values())

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evenshard.errors import BadConfig, InfeasibleTask
-from evenshard.placement import Placement, check_placement, no_placement_found, require_room
+from evenshard.impossible import no_placement_found, require_room
+from evenshard.placement import Items, Placement, check_placement
 from evenshard.sharders.greedy import GreedySharder
+from evenshard.sharders.integer_program import add_hint, add_room, chosen_devices, device_variables
 from evenshard.tables import Table
 from evenshard.tasks import PlacementTask
 
@@ -149,31 +151,25 @@ def _solve(
     """
     from ortools.sat.python import cp_model
 
-    # Equal devices can swap names. Costliest first, table i goes to one of the devices 0 to i: each device is named by
-    # its costliest table, and the solver does not see the same placement twice.
-    order = sorted(range(len(costs_ms)), key=lambda position: costs_ms[position], reverse=True)
+    items = Items.of(task)
+    item_ms = [sum(costs_ms[position] for position in tables) for tables in items.members]
+    order = sorted(range(len(item_ms)), key=lambda item: item_ms[item], reverse=True)
     unit_ms = lowest_ms / COST_UNITS or 1.0  # where nothing costs anything, any unit will do
-    units = [round(costs_ms[position] / unit_ms) for position in order]
-    sizes = [task.tables[position].size_bytes for position in order]
+    units = [round(item_ms[item] / unit_ms) for item in order]
 
     model = cp_model.CpModel()
-    is_on = [[model.new_bool_var("") for _ in range(min(i + 1, task.num_devices))] for i in range(len(order))]
+    choices = device_variables(model, items, order)
     longest = model.new_int_var(0, sum(units), "longest")
-    for choices in is_on:
-        model.add_exactly_one(choices)
+    for one in choices:
+        model.add_exactly_one(one.values())
     for device in range(task.num_devices):
-        # The first tables have no variable for the later devices.
-        on_device = [choices[device] for choices in is_on[device:]]
-        model.add(cp_model.LinearExpr.weighted_sum(on_device, units[device:]) <= longest)
-        # The rule of legal_mask, as a constraint.
-        model.add(cp_model.LinearExpr.weighted_sum(on_device, sizes[device:]) <= task.memory_cap_bytes)
+        here = [(one[device], unit) for one, unit in zip(choices, units, strict=True) if device in one]
+        load = cp_model.LinearExpr.weighted_sum([variable for variable, _ in here], [unit for _, unit in here])
+        model.add(load <= longest)
+        add_room(model, items, order, choices, device)
     model.minimize(longest)
     if hint is not None:
-        names: dict[int, int] = {}
-        for position, choices in zip(order, is_on, strict=True):
-            hinted = names.setdefault(hint.device_of_table[position], len(names))
-            for device, choice in enumerate(choices):
-                model.add_hint(choice, device == hinted)
+        add_hint(model, items, order, choices, items.devices(hint))
 
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -190,7 +186,4 @@ def _solve(
     bound_ms = solver.best_objective_bound * unit_ms - rounding_ms
     if status == cp_model.UNKNOWN:
         return None, bound_ms
-    device_of_table = [0] * len(order)
-    for position, choices in zip(order, is_on, strict=True):
-        device_of_table[position] = next(d for d, choice in enumerate(choices) if solver.boolean_value(choice))
-    return Placement(tuple(device_of_table), task.num_devices), bound_ms
+    return items.placement(chosen_devices(solver, order, choices)), bound_ms

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from evenshard.placement import Placement, legal_mask, no_room, require_room
+from evenshard.impossible import no_room, require_room
+from evenshard.placement import Items, Placement
 from evenshard.tables import Table
 from evenshard.tasks import PlacementTask
 
@@ -19,7 +20,10 @@ Weight = Callable[[Table], float]
 
 
 class GreedySharder:
-    """Longest-processing-time-first on a weight of the tables; ties go to the larger table and the emptier device."""
+    """Longest-processing-time-first on a weight of the tables; ties go to the larger table and the emptier device.
+
+    Tables that stay together are placed as one, which weighs as much as they do; what may not go everywhere goes first.
+    """
 
     def __init__(self, name: str, weight: Weight) -> None:
         self.name = name
@@ -32,21 +36,22 @@ class GreedySharder:
             InfeasibleTask: if a table finds no room.
         """
         require_room(task)
-        weights = [self._weight(table) for table in task.tables]
-        sizes = [table.size_bytes for table in task.tables]
-        load = np.zeros(task.num_devices)
-        used_bytes = np.zeros(task.num_devices, dtype=np.int64)
-        device_of_table = [0] * len(task.tables)
-        heaviest_first = sorted(range(len(task.tables)), key=lambda i: (weights[i], sizes[i]), reverse=True)
-        for position in heaviest_first:
-            legal = np.flatnonzero(legal_mask(used_bytes, sizes[position], task.memory_cap_bytes))
+        items = Items.of(task)
+        weights = [sum(self._weight(task.tables[position]) for position in tables) for tables in items.members]
+        sizes, restricted = items.needs_IR[:, 0].tolist(), items.restricted_I.tolist()
+        load_D, used_DR = np.zeros(task.num_devices), np.zeros_like(items.room_DR)
+        device_of_item = [0] * len(weights)
+        heaviest_first = sorted(range(len(weights)), key=lambda i: (restricted[i], weights[i], sizes[i]), reverse=True)
+        for item in heaviest_first:
+            legal = np.flatnonzero(items.legal_D(item, used_DR))
             if not len(legal):
-                raise no_room(task, position, used_bytes.tolist())
-            device = int(min(legal, key=lambda d: (load[d], used_bytes[d])))
-            device_of_table[position] = device
-            load[device] += weights[position]
-            used_bytes[device] += sizes[position]
-        return Placement(tuple(device_of_table), task.num_devices)
+                raise no_room(task, items.members[item], used_DR[:, 0].tolist())
+            lightest = legal[load_D[legal] == load_D[legal].min()]
+            device = int(lightest[used_DR[lightest, 0].argmin()])
+            device_of_item[item] = device
+            load_D[device] += weights[item]
+            used_DR[device] += items.needs_IR[item]
+        return items.placement(device_of_item)
 
 
 def _lookup_weight(table: Table) -> float:

@@ -1,14 +1,13 @@
 """Can a placement be improved? Moves and swaps that relieve the slowest device, many placements side by side.
 
-A step looks at every table of the slowest device: every other device it could move to, and every table elsewhere it
-could change places with. Only the two devices concerned are scored again, and the step after which the slower of the
-two is fastest is taken, as long as that is faster than the slowest device was. Where no step helps, the device is
-settled and the slowest of the others is looked at: one huge table may decide the cost of the whole as far as the model
-knows, and the model may be wrong. Where all are settled, a kick moves a few tables at random and the descent begins
-anew; a chain goes back to where it was if that ended worse.
+What moves is an item: a table, or tables that stay together. A step looks at every item of the slowest device: every
+other device it could move to, and every item elsewhere it could change places with. Only the two devices concerned are
+scored again, and the step after which the slower of the two is fastest is taken, as long as that is faster than the
+slowest device was. Where no step helps, the device is settled and the slowest of the others is looked at: one huge
+table may decide the cost of the whole as far as the model knows, and the model may be wrong. Where all are settled, a
+kick moves a few items at random and the descent begins anew; a chain goes back to where it was if that ended worse.
 
-Legend: S chains (placements side by side), T tables, D devices, H columns of a table, L tables of the slowest device,
-N candidates.
+Legend: S chains (placements side by side), I items, D devices, H columns of an item, R kinds of room, N candidates.
 """
 
 from __future__ import annotations
@@ -16,34 +15,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from evenshard.placement import Placement, legal_mask
+from evenshard.sharders.chains import LEAST_GAIN, Chains, Steps
+from evenshard.sharders.item_tensors import ItemTensors, ShardScorer, has_room
 from evenshard.tasks import PlacementTask
 
 CHUNK_NUMBERS = 2**18  # columns of the candidates scored at a time: 1 MB, which a core keeps close
-LEAST_GAIN = 1e-6  # relative; below it lies what float32 rounds
-
-
-class ShardScorer(Protocol):
-    """What a device costs, as a function of the sum of its tables' columns.
-
-    Attributes:
-        columns_TH: of the task's tables.
-        empty_H: of a device without tables.
-    """
-
-    @property
-    def columns_TH(self) -> torch.Tensor: ...
-
-    @property
-    def empty_H(self) -> torch.Tensor: ...
-
-    def device_ms(self, sums: torch.Tensor) -> torch.Tensor:
-        """Cost of devices, [...] ms from ``empty_H`` plus their tables' columns [..., H]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -77,24 +57,29 @@ class LocalSearch:
     def __init__(
         self, task: PlacementTask, scorer: ShardScorer, effort: SearchEffort, generator: torch.Generator
     ) -> None:
-        self._task, self._scorer, self._effort, self._generator = task, scorer, effort, generator
-        self._size_T = torch.tensor([table.size_bytes for table in task.tables])
+        self._items, self._num_devices = ItemTensors.of(task, scorer), task.num_devices
+        self._scorer, self._effort, self._generator = scorer, effort, generator
         self._scores_left = effort.scores_per_table * len(task.tables)
         limit_s = effort.time_limit_s
         self._deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
 
     @torch.no_grad()
     def improve(self, starts: Sequence[Placement]) -> list[Placement]:
-        """The starts, improved: of each no worse than it was, in the same order."""
-        chains = _Chains.of(self._task, self._scorer, torch.tensor([one.device_of_table for one in starts]))
+        """The starts, improved: of each no worse than it was, in the same order.
+
+        Args:
+            starts: legal placements.
+        """
+        items = self._items.items
+        chains = Chains.of(self._items, self._scorer, torch.tensor([items.devices(start) for start in starts]))
         self._descend(chains)
         best = chains
-        while not self._over() and self._task.num_devices > 1:
+        while not self._over() and self._num_devices > 1:
             chains = best.clone()
             self._kick(chains)
             self._descend(chains)
             best = best.replaced(chains.better_S(best), chains)
-        return [Placement(tuple(row), self._task.num_devices) for row in best.device_ST.tolist()]
+        return [items.placement(row) for row in best.device_SI.tolist()]
 
     def _over(self) -> bool:
         return self._scores_left <= 0 or time.monotonic() >= self._deadline
@@ -112,7 +97,7 @@ class LocalSearch:
         starts = range(0, max(count, 1), chunk)
         return torch.cat([self._scorer.device_ms(sums_of(slice(first, first + chunk))) for first in starts])
 
-    def _descend(self, chains: _Chains) -> None:
+    def _descend(self, chains: Chains) -> None:
         """Takes the best step of every chain until none has one."""
         settled_SD = torch.zeros(chains.ms_SD.shape, dtype=torch.bool)
         while not self._over():
@@ -120,168 +105,98 @@ class LocalSearch:
             if not len(row_S):
                 return
             device_S = chains.ms_SD.masked_fill(settled_SD, -torch.inf).argmax(dim=1)[row_S]
-            steps = _best_of_each(self._candidates(chains, row_S, device_S), len(settled_SD))
+            steps = self._candidates(chains, row_S, device_S).best_of_each(len(settled_SD))
             settled_SD[row_S, device_S] = True
             settled_SD[steps.chain_N] = False
-            chains.apply(self._scorer, self._size_T, steps)
+            chains.apply(self._items, self._scorer, steps)
 
-    def _candidates(self, chains: _Chains, row_S: torch.Tensor, device_S: torch.Tensor) -> _Steps:
-        """The moves and swaps of one device's tables that leave both devices faster than that one was.
+    def _candidates(self, chains: Chains, row_S: torch.Tensor, device_S: torch.Tensor) -> Steps:
+        """The moves and swaps of one device's items that leave both devices faster than that one was.
 
         Args:
             row_S: the chains.
             device_S: the device of each.
         """
-        columns_TH, cap = self._scorer.columns_TH, self._task.memory_cap_bytes
+        columns_IH, needs_RI, allowed_ID = self._items.columns_IH, self._items.needs_RI, self._items.allowed_ID
         goal_S = chains.ms_SD[row_S, device_S] * (1 - LEAST_GAIN)
-        own_N, table_N = (chains.device_ST[row_S] == device_S[:, None]).nonzero().unbind(1)  # own: index into row_S
+        own_N, item_N = (chains.device_SI[row_S] == device_S[:, None]).nonzero().unbind(1)  # own: index into row_S
         chain_N, home_N = row_S[own_N], device_S[own_N]
-        without_NH = chains.sums_SDH[chain_N, home_N] - columns_TH[table_N]
-        without_ms_N = self._score(len(table_N), 1, lambda part: without_NH[part])
+        without_NH = chains.sums_SDH[chain_N, home_N] - columns_IH[item_N]
+        without_ms_N = self._score(len(item_N), 1, lambda part: without_NH[part])
         goal_N1 = goal_S[own_N, None]
 
         # Moves: to every other device.
-        num_devices, num_tables = chains.ms_SD.shape[1], len(columns_TH)
+        num_devices, num_items = chains.ms_SD.shape[1], len(columns_IH)
         arrived_ND = self._score(
-            len(table_N),
+            len(item_N),
             num_devices,
-            lambda part: chains.sums_SDH[chain_N[part]] + columns_TH[table_N[part], None],
+            lambda part: chains.sums_SDH[chain_N[part]] + columns_IH[item_N[part], None],
         )
         slower_ND = torch.maximum(arrived_ND, without_ms_N[:, None])
-        legal_ND = legal_mask(chains.used_SD[chain_N], self._size_T[table_N, None], cap)
+        legal_ND = has_room(chains.over_RSD[:, chain_N], needs_RI[:, item_N, None])
+        if allowed_ID is not None:
+            legal_ND &= allowed_ID[item_N]
         n, to = ((slower_ND < goal_N1) & legal_ND & (torch.arange(num_devices) != home_N[:, None])).nonzero().unbind(1)
-        moves = _Steps(chain_N[n], table_N[n], to, torch.full_like(n, -1), slower_ND[n, to])
+        moves = Steps(chain_N[n], item_N[n], to, torch.full_like(n, -1), slower_ND[n, to])
 
-        # Swaps: with every table elsewhere; first the device itself, and only where that helps the other one.
-        home_NT = self._score(len(table_N), num_tables, lambda part: without_NH[part, None] + columns_TH)
-        device_NT = chains.device_ST[chain_N]
-        used_home_N1 = chains.used_SD[chain_N, home_N, None] - self._size_T[table_N, None]
-        used_away_NT = chains.used_SD[chain_N].gather(1, device_NT) - self._size_T
-        legal_NT = legal_mask(used_home_N1, self._size_T, cap) & legal_mask(
-            used_away_NT, self._size_T[table_N, None], cap
-        )
-        n, other = ((home_NT < goal_N1) & legal_NT & (device_NT != home_N[:, None])).nonzero().unbind(1)
-        away = device_NT[n, other]
+        # Swaps: with every item elsewhere; first the device itself, and only where that helps the other one.
+        home_NI = self._score(len(item_N), num_items, lambda part: without_NH[part, None] + columns_IH)
+        device_NI = chains.device_SI[chain_N]
+        # Memory is looked at for all pairs at once; the other limits, which few pairs break, for those that remain.
+        over_home_N1 = chains.over_RSD[0, chain_N, home_N, None] - needs_RI[0, item_N, None]
+        over_away_NI = chains.over_RSD[0, chain_N].gather(1, device_NI) - needs_RI[0]
+        legal_NI = has_room(over_home_N1[None], needs_RI[:1]) & has_room(over_away_NI[None], needs_RI[:1, item_N, None])
+        n, other = ((home_NI < goal_N1) & legal_NI & (device_NI != home_N[:, None])).nonzero().unbind(1)
+        away = device_NI[n, other]
+        if allowed_ID is not None or len(needs_RI) > 1:
+            kept = self._keeps_limits(chains, chain_N[n], item_N[n], home_N[n], other, away)
+            n, other, away = n[kept], other[kept], away[kept]
 
         def away_sums(part: slice) -> torch.Tensor:
-            without_other_NH = chains.sums_SDH[chain_N[n[part]], away[part]] - columns_TH[other[part]]
-            return without_other_NH + columns_TH[table_N[n[part]]]
+            without_other_NH = chains.sums_SDH[chain_N[n[part]], away[part]] - columns_IH[other[part]]
+            return without_other_NH + columns_IH[item_N[n[part]]]
 
-        slower = torch.maximum(home_NT[n, other], self._score(len(n), 1, away_sums))
+        slower = torch.maximum(home_NI[n, other], self._score(len(n), 1, away_sums))
         good = slower < goal_N1[n, 0]
         n = n[good]
-        swaps = _Steps(chain_N[n], table_N[n], away[good], other[good], slower[good])
+        swaps = Steps(chain_N[n], item_N[n], away[good], other[good], slower[good])
         return moves.and_also(swaps)
 
-    def _kick(self, chains: _Chains) -> None:
-        """Moves tables at random, the first of them from the slowest device, to legal devices each."""
-        devices = torch.arange(self._task.num_devices)
+    def _keeps_limits(
+        self,
+        chains: Chains,
+        chain_N: torch.Tensor,
+        item_N: torch.Tensor,
+        home_N: torch.Tensor,
+        other_N: torch.Tensor,
+        away_N: torch.Tensor,
+    ) -> torch.Tensor:
+        """[N] whether an item and another one may change places, as far as limits beside memory go."""
+        needs_RI, allowed_ID = self._items.needs_RI[1:], self._items.allowed_ID
+        goes_RN, comes_RN = needs_RI[:, item_N], needs_RI[:, other_N]
+        home_RN, away_RN = chains.over_RSD[1:, chain_N, home_N], chains.over_RSD[1:, chain_N, away_N]
+        kept_RN = legal_mask(home_RN - goes_RN, comes_RN, 0) & legal_mask(away_RN - comes_RN, goes_RN, 0)
+        kept_N: torch.Tensor = kept_RN.all(dim=0)
+        if allowed_ID is not None:
+            kept_N &= allowed_ID[item_N, away_N] & allowed_ID[other_N, home_N]
+        return kept_N
+
+    def _kick(self, chains: Chains) -> None:
+        """Moves items at random, the first of them from the slowest device, to legal devices each."""
+        needs_RI, allowed_ID = self._items.needs_RI, self._items.allowed_ID
+        devices = torch.arange(self._num_devices)
         for number in range(self._effort.kicked_tables):
-            odds_ST = torch.ones(chains.device_ST.shape)
+            odds_SI = torch.ones(chains.device_SI.shape)
             if number == 0:
-                odds_ST = (chains.device_ST == chains.ms_SD.argmax(dim=1, keepdim=True)).float()
-            table_S1 = torch.multinomial(odds_ST, 1, generator=self._generator)
-            legal_SD = legal_mask(chains.used_SD, self._size_T[table_S1], self._task.memory_cap_bytes)
-            legal_SD &= devices != chains.device_ST.gather(1, table_S1)
+                odds_SI = (chains.device_SI == chains.ms_SD.argmax(dim=1, keepdim=True)).float()
+            item_S1 = torch.multinomial(odds_SI, 1, generator=self._generator)
+            legal_SD = has_room(chains.over_RSD, needs_RI[:, item_S1])
+            if allowed_ID is not None:
+                legal_SD &= allowed_ID[item_S1[:, 0]]
+            legal_SD &= devices != chains.device_SI.gather(1, item_S1)
             chain_N = legal_SD.any(dim=1).nonzero().squeeze(1)
             if len(chain_N):
                 to_N = torch.multinomial(legal_SD[chain_N].float(), 1, generator=self._generator).squeeze(1)
                 nothing_N = torch.full_like(chain_N, -1)
-                steps = _Steps(chain_N, table_S1[chain_N, 0], to_N, nothing_N, torch.zeros(len(chain_N)))
-                chains.apply(self._scorer, self._size_T, steps)
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """Changes of placements.
-
-    Attributes:
-        chain_N: which placement.
-        table_N: the table that leaves its device.
-        to_N: where it goes.
-        other_N: the table that comes back from there; -1 for a move.
-        slower_N: cost of the slower of the two devices afterwards, ms.
-    """
-
-    chain_N: torch.Tensor
-    table_N: torch.Tensor
-    to_N: torch.Tensor
-    other_N: torch.Tensor
-    slower_N: torch.Tensor
-
-    def _columns(self) -> tuple[torch.Tensor, ...]:
-        return self.chain_N, self.table_N, self.to_N, self.other_N, self.slower_N
-
-    def select(self, which: torch.Tensor) -> _Steps:
-        return _Steps(*(column[which] for column in self._columns()))
-
-    def and_also(self, more: _Steps) -> _Steps:
-        return _Steps(*(torch.cat(pair) for pair in zip(self._columns(), more._columns(), strict=True)))
-
-
-def _best_of_each(steps: _Steps, num_chains: int) -> _Steps:
-    """The best step of every chain that has one; the first of equals."""
-    count = len(steps.chain_N)
-    lowest_S = torch.full((num_chains,), torch.inf).scatter_reduce(0, steps.chain_N, steps.slower_N, "amin")
-    number_N = torch.arange(count).masked_fill(steps.slower_N > lowest_S[steps.chain_N], count)
-    first_S = torch.full((num_chains,), count).scatter_reduce(0, steps.chain_N, number_N, "amin")
-    return steps.select(first_S[first_S < count])
-
-
-@dataclass(frozen=True)
-class _Chains:
-    """Placements side by side, with what their devices hold and cost."""
-
-    device_ST: torch.Tensor
-    sums_SDH: torch.Tensor
-    used_SD: torch.Tensor
-    ms_SD: torch.Tensor
-
-    @staticmethod
-    def of(task: PlacementTask, scorer: ShardScorer, device_ST: torch.Tensor) -> _Chains:
-        size_T = torch.tensor([table.size_bytes for table in task.tables])
-        num_chains, devices = len(device_ST), task.num_devices
-        sums_SDH = scorer.empty_H.expand(num_chains, devices, -1).clone()
-        used_SD = torch.zeros(num_chains, devices, dtype=torch.int64)
-        row_S = torch.arange(num_chains)
-        for table, column_H in enumerate(scorer.columns_TH):
-            sums_SDH[row_S, device_ST[:, table]] += column_H
-            used_SD[row_S, device_ST[:, table]] += size_T[table]
-        return _Chains(device_ST.clone(), sums_SDH, used_SD, scorer.device_ms(sums_SDH))
-
-    def _columns(self) -> tuple[torch.Tensor, ...]:
-        return self.device_ST, self.sums_SDH, self.used_SD, self.ms_SD
-
-    def clone(self) -> _Chains:
-        return _Chains(*(column.clone() for column in self._columns()))
-
-    def better_S(self, others: _Chains) -> torch.Tensor:
-        """[S] whether the slowest device is faster than in ``others``, or as fast and the devices closer together."""
-        own_S, other_S = self.ms_SD.amax(dim=1), others.ms_SD.amax(dim=1)
-        closer_S = self.ms_SD.square().sum(dim=1) < others.ms_SD.square().sum(dim=1) * (1 - LEAST_GAIN)
-        return (own_S < other_S * (1 - LEAST_GAIN)) | ((own_S <= other_S) & closer_S)
-
-    def replaced(self, mask_S: torch.Tensor, by: _Chains) -> _Chains:
-        """The chains, those of the mask taken from ``by``."""
-
-        def choose(own: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-            return torch.where(mask_S.reshape(-1, *[1] * (own.dim() - 1)), other, own)
-
-        return _Chains(*(choose(*pair) for pair in zip(self._columns(), by._columns(), strict=True)))
-
-    def apply(self, scorer: ShardScorer, size_T: torch.Tensor, steps: _Steps) -> None:
-        """Makes one step in each of different chains."""
-        chain, table, to, other = steps.chain_N, steps.table_N, steps.to_N, steps.other_N
-        home = self.device_ST[chain, table]
-        swap = other >= 0
-        come_H = torch.where(swap[:, None], scorer.columns_TH[other], 0.0)
-        come_size = torch.where(swap, size_T[other], 0)
-        self.device_ST[chain, table] = to
-        self.device_ST[chain[swap], other[swap]] = home[swap]
-        change_H, change_size = come_H - scorer.columns_TH[table], come_size - size_T[table]
-        self.sums_SDH[chain, home] += change_H
-        self.sums_SDH[chain, to] -= change_H
-        self.used_SD[chain, home] += change_size
-        self.used_SD[chain, to] -= change_size
-        for device in (home, to):
-            self.ms_SD[chain, device] = scorer.device_ms(self.sums_SDH[chain, device])
+                steps = Steps(chain_N, item_S1[chain_N, 0], to_N, nothing_N, torch.zeros(len(chain_N)))
+                chains.apply(self._items, self._scorer, steps)

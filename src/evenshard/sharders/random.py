@@ -6,7 +6,8 @@ import zlib
 
 import numpy as np
 
-from evenshard.placement import Placement, legal_mask, no_room, require_room
+from evenshard.impossible import no_room, require_room
+from evenshard.placement import Items, Placement
 from evenshard.tasks import PlacementTask
 
 
@@ -30,18 +31,20 @@ class RandomSharder:
 def random_placement(task: PlacementTask, rng: np.random.Generator) -> Placement:
     """Places the tables in random order, each on a device drawn uniformly from those with room.
 
+    Tables that stay together are placed as one. What may not go everywhere goes first.
+
     Raises:
         InfeasibleTask: if a table finds no room.
     """
     require_room(task)
-    device_of_table = [0] * len(task.tables)
-    used_bytes = np.zeros(task.num_devices, dtype=np.int64)
-    for position in rng.permutation(len(task.tables)).tolist():
-        size = task.tables[position].size_bytes
-        legal = np.flatnonzero(legal_mask(used_bytes, size, task.memory_cap_bytes))
+    items = Items.of(task)
+    device_of_item = [0] * len(items.members)
+    used_DR = np.zeros_like(items.room_DR)
+    order = rng.permutation(len(items.members))
+    for item in order[np.argsort(~items.restricted_I[order], kind="stable")].tolist():
+        legal = np.flatnonzero(items.legal_D(item, used_DR))
         if not len(legal):
-            raise no_room(task, position, used_bytes.tolist())
-        device = int(rng.choice(legal))
-        device_of_table[position] = device
-        used_bytes[device] += size
-    return Placement(tuple(device_of_table), task.num_devices)
+            raise no_room(task, items.members[item], used_DR[:, 0].tolist())
+        device_of_item[item] = int(rng.choice(legal))
+        used_DR[device_of_item[item]] += items.needs_IR[item]
+    return items.placement(device_of_item)

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from evenshard.errors import BadConfig
+from evenshard.impossible import no_placement_found, require_room
 from evenshard.measure import SIMULATED, MeasureConfig
 from evenshard.measure.gpu_profile import gpu_profile
 from evenshard.measure.link import link
-from evenshard.placement import Placement, check_placement, no_placement_found, require_room
+from evenshard.placement import Placement, check_memory
 from evenshard.tasks import PlacementTask
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class TorchRecSharder:
         ranks = [plan[_name(position)].ranks for position in range(len(task.tables))]
         assert all(len(rank) == 1 for rank in ranks), "a table is split"
         placement = Placement(tuple(rank[0] for rank in ranks), task.num_devices)
-        check_placement(task, placement)
+        check_memory(task, placement)
         return placement
 
     def _planner(self, task: PlacementTask) -> EmbeddingShardingPlanner:
@@ -135,7 +136,7 @@ class TorchRecSharder:
             )
             for position, table in enumerate(task.tables)
         }
-        size_bytes = {_name(position): table.size_bytes for position, table in enumerate(task.tables)}
+        size_bytes = {_name(position): size for position, size in enumerate(task.table_bytes)}
         estimators = [
             EmbeddingPerfEstimator(topology, constraints),
             _CappedWeights(EmbeddingStorageEstimator(topology, constraints), size_bytes),
@@ -153,17 +154,25 @@ class TorchRecSharder:
         )
 
     def _topology(self, task: PlacementTask) -> Any:
-        from torchrec.distributed.planner.types import HardwareConfig, KernelConfig, TopologyFactory, TrainerConfig
+        from torchrec.distributed.planner.types import (
+            CustomTopologyData,
+            HardwareConfig,
+            KernelConfig,
+            TopologyFactory,
+            TrainerConfig,
+        )
 
         def per_ms(gb_s: float | None) -> float | None:
             return None if gb_s is None else gb_s * BYTES_PER_MS
 
+        caps = CustomTopologyData({"ddr_cap": list(task.caps_bytes)}, task.num_devices)
         return TopologyFactory.create_topology(
             TrainerConfig(
                 world_size=task.num_devices,
                 local_world_size=task.num_devices,
                 hbm_cap_bytes=UNLIMITED_BYTES,
-                ddr_cap_bytes=task.memory_cap_bytes,
+                ddr_cap_bytes=max(task.caps_bytes),
+                additional_params={"custom_topology_data": caps},
             ),
             HardwareConfig(
                 hbm_mem_bw=per_ms(self._bandwidths.hbm_gb_s),

@@ -2,23 +2,34 @@
 
 ::
 
-    planner = EvenshardPlanner(sharder, topology=topology, batch_size=512, pooling_factors={"clicks": 37.5})
-    plan = planner.collective_plan(model, sharders)
+    plan = EvenshardPlanner().collective_plan(model, sharders)          # was: EmbeddingShardingPlanner()
     model = DistributedModelParallel(model, plan=plan, sharders=sharders)
+
+What the model's traffic looks like is worth telling: ``EvenshardPlanner(pooling_factors={"clicks": 37.5})``.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenshard.columns import TableShard, whole_tables
 from evenshard.errors import BadConfig, InfeasibleTask
+from evenshard.export.torchrec.machine import machine_of
+from evenshard.export.torchrec.model import DEFAULT_HARDWARE, chosen_model
 from evenshard.export.torchrec.plans import sharding_plan
-from evenshard.export.torchrec.tables import DEFAULT_POOLING_FACTOR, collections_in, tables_of
+from evenshard.export.torchrec.tables import DEFAULT_POOLING_FACTOR, assumed_pooling, collections_in, tables_of
+from evenshard.models import PlacementModel
 from evenshard.placement import check_placement
+from evenshard.placing.answer import PlacementAnswer
+from evenshard.placing.place import PlaceConfig, place
+from evenshard.placing.request import PlacementRequest, Rules
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.torchrec_planner import require_torchrec
-from evenshard.tasks import PlacementTask
+from evenshard.sharders.evenshard import SearchConfig
+from evenshard.table_sources import TableSet
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -26,78 +37,89 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import Topology
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-RESERVED_SHARE = 0.15
-"""Of a topology's device memory, for everything but weights: what TorchRec's planner reserves by default."""
 DEFAULT_BATCH_SIZE = 512
 """Samples per rank; TorchRec's planner assumes the same."""
 
+log = logging.getLogger(__name__)
+
 
 class EvenshardPlanner:
-    """Plans a model's ``EmbeddingBagCollection``s with any sharder of evenshard; tables stay whole."""
+    """Plans a model's ``EmbeddingBagCollection``s, as ``evenshard.place`` does or with any sharder.
+
+    Attributes:
+        answer: all that is known about the last plan, on the rank that made it; None before, and with a sharder.
+    """
 
     def __init__(
         self,
-        sharder: Sharder,
+        sharder: Sharder | None = None,
         *,
         topology: Topology | None = None,
         world_size: int | None = None,
         local_world_size: int | None = None,
         compute_device: str | None = None,
-        memory_cap_bytes: int | None = None,
+        memory_cap_gb: float | Sequence[float] | None = None,
+        reserved_gb: float | None = None,
         batch_size: int = DEFAULT_BATCH_SIZE,
         pooling_factors: Mapping[str, float] | None = None,
         default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
+        optimizer: str = "sgd",
+        pinned: Mapping[str, int | Sequence[int]] | None = None,
+        forbidden: Mapping[str, int | Sequence[int]] | None = None,
+        forbidden_devices: Sequence[int] = (),
+        together: Sequence[Sequence[str]] = (),
+        apart: Sequence[Sequence[str]] = (),
+        allow_column_split: bool | None = None,
+        hardware: str | None = None,
+        model: str | Path | PlacementModel | None = None,
+        seed: int = 0,
     ) -> None:
-        """Settles the machine; nothing is planned yet.
+        """Settles the machine; nothing is planned yet. Without arguments, the process group must have started.
 
         Args:
-            sharder: decides.
+            sharder: decides instead of ``evenshard.place``; tables stay whole then.
             topology: TorchRec's description of the machine; it stands for the next three arguments. Of its speeds
-                nothing is used: those are the sharder's.
+                nothing is used: those are the cost model's.
             world_size: ranks; those of the process group where left out.
             local_world_size: ranks of a node. Where left out: what TorchRec finds (torchrun's ``LOCAL_WORLD_SIZE``, or
                 else 8) if the process group tells the ranks; otherwise all.
             compute_device: cuda or cpu; cuda where left out, if there is one.
-            memory_cap_bytes: bytes of weights that a rank may hold. From a topology, where left out: 85 % of the
-                memory of its smallest device.
+            memory_cap_gb: GB (1024**3 bytes) of each rank; one number, or one for each. Where left out: those of the
+                topology, or what TorchRec assumes without one, which is 32 of a GPU, however large it is.
+            reserved_gb: of each, for everything that is no table. Where left out: nothing of ``memory_cap_gb``, and
+                15 % of what topology or TorchRec tell.
             batch_size: samples per rank and step, as in TorchRec.
             pooling_factors: by table or feature, as ``tables_of`` takes them.
             default_pooling_factor: of each feature that is not named.
+            optimizer: whose state takes memory too: sgd, rowwise_adagrad, adagrad or adam.
+            pinned, forbidden, forbidden_devices, together, apart: rules, as in ``evenshard.place``; devices are ranks,
+                tables are called as ``tables_of`` calls them.
+            allow_column_split: tables may be split by columns; they may not where it is left out.
+            hardware: that is placed for, such as simulated:h200. Where left out: the model's, or that of this process'
+                GPU, or simulated:h200.
+            model: as in ``evenshard.place``.
+            seed: of the search.
 
         Raises:
-            BadConfig: if ranks or memory are unknown or told twice, or if TorchRec is not installed.
+            BadConfig: if ranks are unknown, something is told twice or makes no sense, or TorchRec is not installed.
         """
-        require_torchrec()
-        import torch
-        import torch.distributed as dist
-        from torchrec.distributed.comm import get_local_size
-
-        if topology is not None:
-            if (world_size, local_world_size, compute_device) != (None, None, None):
-                raise BadConfig("the topology tells ranks and device. Leave out the arguments that do so too.")
-            world_size, local_world_size = topology.world_size, topology.local_world_size
-            compute_device = topology.compute_device
-            if memory_cap_bytes is None:
-                memory_cap_bytes = _memory_for_weights_bytes(topology)
-        if world_size is None and dist.is_initialized():
-            world_size = dist.get_world_size()
-            local_world_size = get_local_size(world_size) if local_world_size is None else local_world_size
-        if world_size is None:
-            raise BadConfig("the number of ranks is unknown. Give world_size or topology, or start the process group.")
-        if memory_cap_bytes is None:
-            raise BadConfig("the memory of a rank is unknown. Give memory_cap_bytes or topology.")
-        numbers = {"world_size": world_size, "memory_cap_bytes": memory_cap_bytes, "batch_size": batch_size}
-        for name, value in numbers.items():
-            if value < 1:
-                raise BadConfig(f"{name} is {value}, which is below 1. Raise it.")
+        if sharder is not None:
+            if not callable(getattr(sharder, "place", None)):
+                raise BadConfig(f"sharder is a {type(sharder).__name__}, which cannot place. Name other arguments.")
+            if (allow_column_split, hardware, model) != (None, None, None):
+                raise BadConfig("a sharder decides by itself. Leave out allow_column_split, hardware and model.")
+        if batch_size < 1:
+            raise BadConfig(f"batch_size is {batch_size}, which is below 1. Raise it.")
         self._sharder = sharder
-        self._world_size, self._local_world_size = world_size, local_world_size
-        self._compute_device = compute_device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self._memory_cap_bytes, self._batch_size = memory_cap_bytes, batch_size
+        self._machine = machine_of(topology, world_size, local_world_size, compute_device, memory_cap_gb, reserved_gb)
+        self._batch_size, self._optimizer, self._seed = batch_size, optimizer, seed
         self._pooling_factors, self._default_pooling_factor = dict(pooling_factors or {}), default_pooling_factor
+        self._rules = Rules.of(pinned, forbidden, forbidden_devices, together, apart)
+        self._allow_column_split, self._hardware, self._model = bool(allow_column_split), hardware, model
+        self.answer: PlacementAnswer | None = None
 
     def plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None = None) -> ShardingPlan:
-        """The plan; empty for a model that has no collections.
+        """The plan; empty for a model that has no collections. Of tables the model knows little of, it warns (logging).
 
         Args:
             module: the model, as ``DistributedModelParallel`` will get it.
@@ -105,28 +127,27 @@ class EvenshardPlanner:
 
         Raises:
             PlannerError: TorchRec's, with evenshard's message, if the tables find no room.
-            BadConfig: if the model has tables that evenshard does not place.
+            BadInput: if the model has tables that evenshard does not place, or there is no cost model.
         """
         from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
         from torchrec.distributed.types import ShardingPlan
 
+        self.answer = None
         collections = collections_in(module, sharders)
         if not collections:
             return ShardingPlan({})
-        tables = tables_of(collections, self._pooling_factors, self._default_pooling_factor)
-        batch_size = self._batch_size * self._world_size
-        task = PlacementTask("the model", tables, self._world_size, self._memory_cap_bytes, batch_size)
+        request = self._request(collections)
         try:
-            placement = self._sharder.place(task)
-            check_placement(task, placement)
+            shards = self._answered(request) if self._sharder is None else _sharded(self._sharder, request)
         except InfeasibleTask as error:
             raise PlannerError(str(error), PlannerErrorType.INSUFFICIENT_STORAGE) from error
         return sharding_plan(
-            placement,
-            tables,
+            shards,
+            request.tables,
             collections,
-            compute_device=self._compute_device,
-            local_world_size=self._local_world_size,
+            request.num_devices,
+            compute_device=self._machine.compute_device,
+            local_world_size=self._machine.local_world_size,
         )
 
     def collective_plan(
@@ -139,7 +160,7 @@ class EvenshardPlanner:
 
         Raises:
             PlannerError: on all ranks, if rank 0 cannot plan. (TorchRec's planner would leave the others waiting.)
-            BadConfig: on rank 0, if the model has tables that evenshard does not place, or if there is no group.
+            BadInput: on rank 0, as ``plan``, or if there is no group.
         """
         import torch.distributed as dist
         from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
@@ -163,9 +184,37 @@ class EvenshardPlanner:
         plan: ShardingPlan = told[0]
         return plan
 
+    def _request(self, collections: Mapping[str, Any]) -> PlacementRequest:
+        known = TableSet.of(tables_of(collections, self._pooling_factors, self._default_pooling_factor))
+        machine = self._machine
+        return PlacementRequest(
+            tables=known.tables,
+            caps_bytes=machine.caps_bytes,
+            batch_size=self._batch_size * machine.world_size,
+            reserved_bytes=machine.reserved_bytes,
+            optimizer=self._optimizer,
+            rules=self._rules,
+            allow_column_split=self._allow_column_split,
+            hardware=self._hardware or DEFAULT_HARDWARE,
+            assumptions=(
+                *assumed_pooling(collections, self._pooling_factors, self._default_pooling_factor),
+                *known.assumptions,
+            ),
+        )
 
-def _memory_for_weights_bytes(topology: Topology) -> int:
-    """What its smallest device has for weights; on the CPU tables live in host memory."""
-    storages = [device.storage for device in topology.devices]
-    smallest = min(storage.ddr if topology.compute_device == "cpu" else storage.hbm for storage in storages)
-    return int(smallest * (1 - RESERVED_SHARE))
+    def _answered(self, request: PlacementRequest) -> Sequence[TableShard]:
+        """Where the columns live, as ``evenshard.place`` says."""
+        model, hardware = chosen_model(self._model, self._hardware, self._machine.compute_device)
+        config = PlaceConfig(SearchConfig(seed=self._seed))
+        self.answer = place(replace(request, hardware=hardware), model, config)
+        for warning in self.answer.warnings:
+            log.warning("%s", warning)
+        return self.answer.table_shards
+
+
+def _sharded(sharder: Sharder, request: PlacementRequest) -> Sequence[TableShard]:
+    """The same by a sharder."""
+    task = replace(request.task({})[1], task_id="the model")
+    placement = sharder.place(task)
+    check_placement(task, placement)
+    return whole_tables(placement, task.tables)

@@ -7,12 +7,14 @@ backward pass. A plan names tables by the path of their collection and their own
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, overload
 
+from evenshard.columns import TableShard, by_table, placement_of_shards, whole_tables
 from evenshard.errors import BadConfig
-from evenshard.export.shards import TableShard, by_table, placement_of_shards, whole_tables
+from evenshard.export.torchrec.entries import TableEntry, checked_local_world_size, table_entry
 from evenshard.export.torchrec.tables import LocatedTable, located_tables, qualified
 from evenshard.placement import Placement
+from evenshard.placing.answer import PlacementAnswer
 from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.tables import Table
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ParameterSharding, ShardingPlan
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+    Modules = nn.Module | Mapping[str, EmbeddingBagCollection]
+
 READABLE = ("table_wise", "column_wise", "table_column_wise")
 """Sharding types that put whole columns on one rank each."""
 
@@ -28,16 +32,37 @@ READABLE = ("table_wise", "column_wise", "table_column_wise")
 # Out -----------------------------------------------------------------------------------------------------------------
 
 
+@overload
+def sharding_plan(
+    answer: PlacementAnswer,
+    tables: Modules,
+    /,
+    *,
+    compute_device: str = "cuda",
+    local_world_size: int | None = None,
+) -> ShardingPlan: ...
+@overload
 def sharding_plan(
     answer: Placement | Sequence[TableShard],
     tables: Sequence[Table],
-    modules: nn.Module | Mapping[str, EmbeddingBagCollection],
+    modules: Modules,
+    world_size: int | None = None,
+    *,
+    compute_device: str = "cuda",
+    local_world_size: int | None = None,
+) -> ShardingPlan: ...
+def sharding_plan(
+    answer: Placement | Sequence[TableShard],
+    tables: Sequence[Table] | Modules,
+    modules: Modules | None = None,
     world_size: int | None = None,
     *,
     compute_device: str = "cuda",
     local_world_size: int | None = None,
 ) -> ShardingPlan:
     """A plan that ``DistributedModelParallel`` accepts; device ids are ranks.
+
+    An answer of ``evenshard.place`` knows its tables: ``sharding_plan(answer, model)``.
 
     Args:
         answer: a placement of ``tables``, or shards of them where tables are split.
@@ -53,22 +78,26 @@ def sharding_plan(
     require_torchrec()
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
+    if isinstance(answer, PlacementAnswer) and modules is None:
+        tables, modules = answer.request.tables, cast("Modules", tables)
+    if modules is None:
+        raise BadConfig("the model is missing. Give tables and model.")
+    tables = cast("Sequence[Table]", tables)
     if isinstance(answer, Placement):
         if world_size not in (None, answer.num_devices):
             raise BadConfig(f"the placement has {answer.num_devices} devices, world_size is {world_size}. Place anew.")
-        world_size, answer = answer.num_devices, whole_tables(answer, tables)
+        world_size = answer.num_devices
+        answer = answer.table_shards if isinstance(answer, PlacementAnswer) else whole_tables(answer, tables)
     if world_size is None or world_size < 1:
         raise BadConfig(f"world_size is {world_size}; shards need it. Give the number of ranks.")
-    local_world_size = world_size if local_world_size is None else local_world_size
-    if local_world_size < 1 or world_size % local_world_size:
-        raise BadConfig(f"local_world_size is {local_world_size}, world_size {world_size}. Give a divisor of it.")
+    local_world_size = checked_local_world_size(local_world_size, world_size, compute_device)
     shards_of_table = by_table(answer, tables, world_size)
     located = located_tables(modules)
     _check_same_tables(tables, located)
     plan: dict[str, Any] = {}
     for one in located:
-        parameter = _parameter_sharding(shards_of_table[one.name], one, compute_device, local_world_size)
-        plan.setdefault(one.path, EmbeddingModuleShardingPlan())[one.config.name] = parameter
+        entry = table_entry(shards_of_table[one.name], one.config.num_embeddings, compute_device, local_world_size)
+        plan.setdefault(one.path, EmbeddingModuleShardingPlan())[one.config.name] = _parameter_sharding(entry)
     return ShardingPlan(plan)
 
 
@@ -87,25 +116,21 @@ def _check_same_tables(tables: Sequence[Table], located: Sequence[LocatedTable])
             )
 
 
-def _parameter_sharding(
-    parts: Sequence[TableShard], one: LocatedTable, compute_device: str, local_world_size: int
-) -> ParameterSharding:
-    from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-    from torchrec.distributed.sharding_plan import placement
-    from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingType, ShardMetadata
+def _parameter_sharding(entry: TableEntry) -> ParameterSharding:
+    from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardMetadata
 
     return ParameterSharding(
-        sharding_type=(ShardingType.TABLE_WISE if len(parts) == 1 else ShardingType.COLUMN_WISE).value,
-        compute_kernel=EmbeddingComputeKernel.FUSED.value,
-        ranks=[part.device for part in parts],
+        sharding_type=entry.sharding_type,
+        compute_kernel=entry.compute_kernel,
+        ranks=list(entry.ranks),
         sharding_spec=EnumerableShardingSpec(
             [
                 ShardMetadata(
-                    shard_offsets=[0, part.column_start],
-                    shard_sizes=[one.config.num_embeddings, part.num_columns],
-                    placement=placement(compute_device, part.device, local_world_size),
+                    shard_offsets=list(one.shard_offsets),
+                    shard_sizes=list(one.shard_sizes),
+                    placement=one.placement,
                 )
-                for part in parts
+                for one in entry.shards
             ]
         ),
     )

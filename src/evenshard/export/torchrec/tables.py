@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from evenshard.assumptions import Assumption
 from evenshard.errors import BadConfig
 from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.tables import Table
@@ -100,6 +101,21 @@ def _table(one: LocatedTable, given: Mapping[str, float], names: set[str], defau
         hint = f" ({config.data_type})" if "weight_bits" in problem else ""
         raise BadConfig(f"table {one.name!r}: {problem}{hint}. Correct its configuration or its pooling factor.")
     return table
+
+
+def assumed_pooling(
+    collections: Collections,
+    pooling_factors: Mapping[str, float] | None = None,
+    default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
+) -> tuple[Assumption, ...]:
+    """The tables of which ``tables_of``, with the same arguments, assumes lookups."""
+    given = pooling_factors or {}
+    text = f"{default_pooling_factor:g} for each feature that is not named, the default"
+    return tuple(
+        Assumption(one.name, "pooling_factor", text)
+        for one in located_tables(collections)
+        if one.name not in given and any(feature not in given for feature in one.features)
+    )
 
 
 def located_tables(collections: Collections) -> tuple[LocatedTable, ...]:

@@ -1,0 +1,52 @@
+"""What would a plan of TorchRec cost? The same model judges it that judges an answer of evenshard.
+
+::
+
+    answer = evenshard.place(model, num_devices=8)
+    theirs = predicted(EmbeddingShardingPlanner(topology).plan(model, sharders), answer)
+    theirs.predicted_ms, answer.predicted_ms
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evenshard.columns import by_table
+from evenshard.export.torchrec.model import chosen_model
+from evenshard.export.torchrec.plans import shards_of
+from evenshard.models import PlacementModel
+from evenshard.placement import Placement
+from evenshard.placing.answer import PlacementAnswer
+from evenshard.placing.request import PlacementRequest
+from evenshard.sharders.predicted import PredictedPlacement
+
+if TYPE_CHECKING:
+    from torchrec.distributed.types import ShardingPlan
+
+
+def predicted(
+    plan: ShardingPlan,
+    asked: PlacementAnswer | PlacementRequest,
+    model: PlacementModel | str | Path | None = None,
+) -> PredictedPlacement:
+    """What the cost model says about a plan, whether it keeps memory and rules or not.
+
+    Args:
+        plan: TorchRec's or evenshard's; tables whole or split by columns.
+        asked: an answer for the same tables and devices, or its request. Tables are called as ``tables_of`` calls them.
+        model: as in ``evenshard.place``, the one that answered; None: the one that comes with evenshard.
+
+    Returns:
+        Its placement is one of parts where the plan splits tables; each part is counted as a table.
+
+    Raises:
+        BadInput: if the plan shards another way than by whole columns, is of other tables, or if there is no model.
+    """
+    request = asked.request if isinstance(asked, PlacementAnswer) else asked
+    of_table = by_table(shards_of(plan, request.tables), request.tables, request.num_devices)
+    cuts = {name: tuple(part.column_start for part in parts[1:]) for name, parts in of_table.items() if len(parts) > 1}
+    _, task = request.task(cuts)
+    devices = tuple(part.device for parts in of_table.values() for part in parts)
+    loaded, _ = chosen_model(model, request.hardware, "cuda")
+    return PredictedPlacement.of(loaded.cost_model, task, Placement(devices, request.num_devices))
