@@ -14,8 +14,10 @@ import yaml
 
 from evenshard.measure import MeasureConfig
 from evenshard.params import load_params, section
-from evenshard.stages.generate_tables import BATCH_SUFFIXES, TABLE_SUFFIXES, GenerateTablesConfig
+from evenshard.stages.generate_tables import GenerateTablesConfig
 from evenshard.stages.loop import LoopConfig
+from evenshard.table_formats import TABLE_SUFFIXES
+from evenshard.table_sources import BATCH_SUFFIXES
 
 HEADER = "# Written by `make dvc.yaml` from params.yaml (rounds, input files); do not edit by hand.\n"
 TABLES, TASKS = "work/tables.parquet", "work/tasks.json"
@@ -35,13 +37,21 @@ def _files(*candidates: str | None) -> list[str]:
     return [name for name in candidates if name and name.endswith((*TABLE_SUFFIXES, *BATCH_SUFFIXES))]
 
 
+def _networks(k: int) -> dict[str, str]:
+    """What round k leaves behind, by the flag that takes it; nothing before round 1."""
+    return {name.replace("_", "-"): f"{_folder(k)}/{name}" for name in ("cost_net", "policy", "cost_model") if k > 0}
+
+
+def _flags(networks: dict[str, str]) -> str:
+    return "".join(f" --{flag} {path}" for flag, path in networks.items())
+
+
 def _benchmark(k: int, measured_with: list[str]) -> dict[str, Any]:
-    previous = [f"{_folder(k - 1)}/cost_net", f"{_folder(k - 1)}/policy"] if k > 1 else []
-    networks = f" --cost-net {previous[0]} --policy {previous[1]}" if previous else ""
+    previous = _networks(k - 1)
     return {
-        "cmd": f"evenshard benchmark {POOL} --round {k}{networks} --out {_folder(k)}/costs.parquet"
+        "cmd": f"evenshard benchmark {POOL} --round {k}{_flags(previous)} --out {_folder(k)}/costs.parquet"
         f" --metrics {_folder(k)}/benchmark.json",
-        "deps": [TABLES, TASKS, *measured_with, *previous],
+        "deps": [TABLES, TASKS, *measured_with, *previous.values()],
         "params": ["measure", "benchmark"],
         "outs": [f"{_folder(k)}/costs.parquet"],
         "metrics": _metrics(f"{_folder(k)}/benchmark.json"),
@@ -50,14 +60,13 @@ def _benchmark(k: int, measured_with: list[str]) -> dict[str, Any]:
 
 def _train_cost(k: int) -> dict[str, Any]:
     costs = [f"{_folder(number)}/costs.parquet" for number in range(1, k + 1)]
-    previous = [f"{_folder(k - 1)}/cost_net"] if k > 1 else []
-    network = f" --cost-net {previous[0]}" if previous else ""
+    previous = {flag: path for flag, path in _networks(k - 1).items() if flag != "policy"}
     return {
-        "cmd": f"evenshard train-cost {POOL} --round {k} --costs {' '.join(costs)}{network}"
-        f" --out {_folder(k)}/cost_net --metrics {_folder(k)}/train_cost.json",
-        "deps": [TABLES, TASKS, *costs, *previous],
+        "cmd": f"evenshard train-cost {POOL} --round {k} --costs {' '.join(costs)}{_flags(previous)}"
+        f" --out {_folder(k)}/cost_net --model-out {_folder(k)}/cost_model --metrics {_folder(k)}/train_cost.json",
+        "deps": [TABLES, TASKS, *costs, *previous.values()],
         "params": ["loop", "train_cost"],
-        "outs": [f"{_folder(k)}/cost_net"],
+        "outs": [f"{_folder(k)}/cost_net", f"{_folder(k)}/cost_model"],
         "metrics": _metrics(f"{_folder(k)}/train_cost.json"),
     }
 
@@ -77,11 +86,10 @@ def _train_policy(k: int) -> dict[str, Any]:
 
 def _evaluate(num_rounds: int, measured_with: list[str]) -> dict[str, Any]:
     costs = [f"{_folder(number)}/costs.parquet" for number in range(1, num_rounds + 1)]
-    networks = [f"{_folder(num_rounds)}/cost_net", f"{_folder(num_rounds)}/policy"]
+    networks = _networks(num_rounds)
     return {
-        "cmd": f"evenshard evaluate {POOL} --costs {' '.join(costs)} --cost-net {networks[0]} --policy {networks[1]}"
-        " --out reports",
-        "deps": [TABLES, TASKS, *measured_with, *costs, *networks],
+        "cmd": f"evenshard evaluate {POOL} --costs {' '.join(costs)}{_flags(networks)} --out reports",
+        "deps": [TABLES, TASKS, *measured_with, *costs, *networks.values()],
         "params": ["measure", "evaluate"],
         "outs": ["reports/evaluation_costs.parquet", "reports/table.txt"],
         "metrics": _metrics("reports/metrics.json"),

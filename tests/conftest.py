@@ -26,10 +26,10 @@ SMALL = {
         "batch_size": 32,
     },
     "measure": {"hardware": "cpu", "num_batches": 2, "warmup": 1, "repeats": 2, "visits": 2},
-    "benchmark": {"placements_per_round": 4},
-    "train_cost": {"num_updates": 5},
+    "benchmark": {"placements_per_round": 4, "searched_share": 0.5},
+    "train_cost": {"num_updates": 5, "convex_updates": 5},
     "train_policy": {"num_updates": 2, "num_episodes": 3},
-    "evaluate": {},
+    "evaluate": {"scores_per_table": 100},
 }
 
 

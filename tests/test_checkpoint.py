@@ -11,7 +11,14 @@ import torch
 from torch import nn
 
 from builders import BATCH_SIZE, FakeHardware, cost_net, measured, policy, some_tables, task
-from evenshard.checkpoint import Checkpoint, load_checkpoint, new_checkpoint, save_checkpoint
+from evenshard.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    load_network,
+    new_checkpoint,
+    save_checkpoint,
+    save_network,
+)
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.errors import BadFile
 from evenshard.features import FeatureNormalizer
@@ -80,6 +87,23 @@ def test_saving_again_replaces_the_folder_as_a_whole(tmp_path: Path) -> None:
     assert same_weights(load_checkpoint(folder, DreamShardCostNet).net, cost_net(seed=2))
     assert sorted(found.name for found in folder.iterdir()) == ["config.json", "optimizer.pt", "state.pt"]
     assert [found.name for found in tmp_path.iterdir()] == ["net"]
+
+
+def test_a_network_that_learns_no_more_needs_no_optimizer(tmp_path: Path) -> None:
+    saved = cost_net(seed=5, scale_ms=42.0)
+    save_network(saved, NORMALIZER, tmp_path / "net", round_number=2)
+    assert sorted(found.name for found in (tmp_path / "net").iterdir()) == ["config.json", "state.pt"]
+    net, normalizer = load_network(tmp_path / "net", DreamShardCostNet)
+    assert same_weights(net, saved) and normalizer == NORMALIZER
+    with pytest.raises(BadFile, match=r"optimizer\.pt is missing"):
+        load_checkpoint(tmp_path / "net", DreamShardCostNet)
+    with pytest.raises(BadFile, match="not a DreamShardPolicy"):
+        load_network(tmp_path / "net", DreamShardPolicy)
+
+
+def test_a_whole_checkpoint_can_be_used_as_a_network(tmp_path: Path) -> None:
+    save_checkpoint(new_checkpoint(policy(seed=5), NORMALIZER), tmp_path / "policy")
+    assert same_weights(load_network(tmp_path / "policy", DreamShardPolicy)[0], policy(seed=5))
 
 
 # What is wrong with a folder -----------------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -16,7 +18,9 @@ import torch
 import yaml
 
 from evenshard.cli import main
+from evenshard.cost_dataset import load_costs
 from evenshard.errors import MeasurementFailed
+from evenshard.models import load_model
 from evenshard.table_files import load_tables
 
 POOL = ["--tables", "t.parquet", "--tasks", "tasks.json"]
@@ -40,18 +44,25 @@ def settings(change: Callable[[dict[str, Any]], None]) -> None:
 
 def run_loop(folder: Path) -> None:
     """Both rounds of the small loop, through the command line."""
+
+    def networks(k: int, *names: str) -> list[str]:
+        return [word for name in names for word in (f"--{name.replace('_', '-')}", f"r{k}/{name}") if k > 0]
+
     assert main(GENERATE) == 0
     for k in (1, 2):
-        previous = ["--cost-net", f"r{k - 1}/cost", "--policy", f"r{k - 1}/policy"] if k > 1 else []
         costs = [f"r{number}/costs.parquet" for number in range(1, k + 1)]
         at_round = [*POOL, "--round", str(k)]
+        previous = networks(k - 1, "cost_net", "policy", "cost_model")
         metrics = ["--metrics", f"r{k}/benchmark.json"]
         assert main(["benchmark", *at_round, *previous, "--out", f"r{k}/costs.parquet", *metrics]) == 0
-        assert main(["train-cost", *at_round, "--costs", *costs, *previous[:2], "--out", f"r{k}/cost"]) == 0
-        policy = ["--cost-net", f"r{k}/cost", *previous[2:]]
+        previous = networks(k - 1, "cost_net", "cost_model")
+        outputs = ["--out", f"r{k}/cost_net", "--model-out", f"r{k}/cost_model"]
+        metrics = ["--metrics", f"r{k}/train_cost.json"]
+        assert main(["train-cost", *at_round, "--costs", *costs, *previous, *outputs, *metrics]) == 0
+        policy = [*networks(k, "cost_net"), *networks(k - 1, "policy")]
         assert main(["train-policy", *at_round, *policy, "--out", f"r{k}/policy"]) == 0
-    networks = ["--cost-net", "r2/cost", "--policy", "r2/policy"]
-    assert main(["evaluate", *POOL, "--costs", *costs, *networks, "--out", "reports"]) == 0
+    last = networks(2, "cost_net", "policy", "cost_model")
+    assert main(["evaluate", *POOL, "--costs", *costs, *last, "--out", "reports"]) == 0
 
 
 @pytest.mark.tracked
@@ -69,20 +80,34 @@ def test_the_whole_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> No
         "size_lookup_greedy",
         "single_cost_greedy",
         "dreamshard",
+        "evenshard",
     ]
     for standing in metrics["sharders"].values():
         assert standing["ci95_ms"][0] < standing["mean_measured_ms"] < standing["ci95_ms"][1]
-    assert metrics["cost_network"]["median_abs_pct_error"] > 0
+    for network in ("cost_network", "cost_model"):
+        assert metrics[network]["median_abs_pct_error"] > 0
+    evaluated = [one for one in load_costs(Path("reports/evaluation_costs.parquet"), load_tables(Path("t.parquet")))
+                 if not one.is_control]  # fmt: skip
+    model = load_model("r2", "cpu")  # a round leaves what `evenshard place` takes
+    errors = [
+        abs(float(model.cost_model.overall_ms(one.task, [one.placement])[0]) / one.cost.max_device_ms - 1)
+        for one in evaluated
+    ]
+    assert metrics["cost_model"]["median_abs_pct_error"] == pytest.approx(100 * median(errors), abs=1e-3)
+    assert metrics["cost_model"] != metrics["cost_network"]
 
     costs = pd.read_parquet("r1/costs.parquet")
     assert len(costs) == (4 + 8) * 2  # placements and repeated controls, one row per device
     assert (costs.fwd_compute_ms + costs.bwd_compute_ms > 0).all()
     assert (costs.all_to_all == "modelled").all()
     assert set(costs.proposed_by) == {"random", "control"}
-    assert set(pd.read_parquet("r2/costs.parquet").proposed_by) == {"dreamshard", "control"}
+    assert Counter(pd.read_parquet("r2/costs.parquet").proposed_by) == {"dreamshard": 4, "evenshard": 4, "control": 16}
+    assert model.policy is not None
+    assert model.trained_on.num_measured == 8 and model.trained_on.hardware == metrics["hardware"]
+    assert len(model.trained_on.costs_sha256) == 2
     assert metrics["noise"]["num_runs"] == 3 and metrics["noise"]["within_run_pct"] > 0
     evaluation = pd.read_csv("reports/evaluation.csv")
-    assert len(evaluation) == 3 * 7 * 2  # tasks x sharders x devices
+    assert len(evaluation) == 3 * 8 * 2  # tasks x sharders x devices
     steps = evaluation.groupby(["task_id", "sharder"])
     parts = ["fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms"]
     slowest = evaluation[parts].sum(axis=1).groupby([evaluation.task_id, evaluation.sharder]).max()
@@ -91,6 +116,9 @@ def test_the_whole_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert Path(f"reports/{picture}.png").read_bytes().startswith(b"\x89PNG")
     benchmark = json.loads(Path("r1/benchmark.json").read_text())
     assert 0 < benchmark["kernel_share_of_wall_time"] < 1
+    assert [json.loads(Path(f"r{k}/benchmark.json").read_text())["num_searched"] for k in (1, 2)] == [0, 2]
+    trained = json.loads(Path("r2/train_cost.json").read_text())
+    assert trained["num_placements"] == 8 and trained["cost_model_held_out_pct_error"] > 0
     printed = capsys.readouterr().out
     assert "single_cost_greedy *" in printed and "privileged" in printed
     assert "report: reports/" in printed
@@ -115,6 +143,8 @@ def test_the_whole_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert parent.data.metrics["dreamshard.mean_measured_ms"] == pytest.approx(
         metrics["sharders"]["dreamshard"]["mean_measured_ms"]
     )
+    assert parent.data.metrics["cost_model.kendall_tau"] == pytest.approx(metrics["cost_model"]["kendall_tau"])
+    assert "cost_model" in [f.path for f in client.list_artifacts(children["train_cost_2"].info.run_id)]
     assert "costs.parquet" in [f.path for f in client.list_artifacts(children["benchmark_1"].info.run_id)]
 
 
@@ -122,9 +152,10 @@ def test_the_same_seed_trains_the_same_networks(workdir: Path) -> None:
     assert main(GENERATE) == 0
     assert main(BENCHMARK) == 0
     for name in ("a", "b"):
-        assert main(["train-cost", *POOL, "--costs", "costs.parquet", "--out", f"{name}/cost"]) == 0
+        outputs = ["--out", f"{name}/cost", "--model-out", f"{name}/model"]
+        assert main(["train-cost", *POOL, "--costs", "costs.parquet", *outputs]) == 0
         assert main(["train-policy", *POOL, "--cost-net", f"{name}/cost", "--out", f"{name}/policy"]) == 0
-    for net in ("cost", "policy"):
+    for net in ("cost", "policy", "model"):
         a, b = (torch.load(f"{name}/{net}/state.pt", weights_only=True) for name in ("a", "b"))
         assert all(torch.equal(a[key], b[key]) for key in a)
 
@@ -224,6 +255,7 @@ def test_more_memory_than_any_device(workdir: Path, capsys: pytest.CaptureFixtur
         (lambda p: p["train_cost"].update(num_update=3), ["train_cost", "num_update", "num_updates"]),
         (lambda p: p["train_cost"].update(learning_rate="fast"), ["train_cost", "learning_rate"]),
         (lambda p: p["train_cost"].update(num_updates=0), ["train_cost.num_updates", "0"]),
+        (lambda p: p["train_cost"].update(convex_updates=0), ["train_cost.convex_updates", "0"]),
         (lambda p: p.pop("generate_tables"), ["generate_tables", "source"]),
     ],
 )
@@ -235,6 +267,13 @@ def test_bad_settings(
     assert main(command) == 2
     said = one_line(capsys)
     assert all(word in said for word in words), said
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_a_share_is_a_part(workdir: Path, capsys: pytest.CaptureFixture[str], share: float) -> None:
+    settings(lambda p: p["benchmark"].update(searched_share=share))
+    assert main(BENCHMARK) == 2
+    assert f"benchmark.searched_share is {share}" in one_line(capsys)
 
 
 @pytest.mark.parametrize("argv", [["--hardware", "tpu"], ["--hardware", "cuda"]])

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from evenshard.models import PARTS
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "pipelines"))
 
 from dvc_rounds import unrolled  # noqa: E402
 
+NETWORKS = ("cost_net", "policy", "cost_model")
 PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text())
 
 
@@ -29,13 +32,25 @@ def test_round_k_reads_round_k_minus_1_and_all_costs_so_far(num_rounds: int) -> 
     stages = unrolled({**PARAMS, "loop": {"num_rounds": num_rounds}})["stages"]
     assert len(stages) == 2 + 3 * num_rounds
     for k in range(1, num_rounds + 1):
-        before = [] if k == 1 else [f"work/round_{k - 1}/cost_net", f"work/round_{k - 1}/policy"]
+        before = [] if k == 1 else [f"work/round_{k - 1}/{name}" for name in NETWORKS]
         assert stages[f"benchmark_{k}"]["deps"][2:] == before
         costs = [f"work/round_{number}/costs.parquet" for number in range(1, k + 1)]
         assert stages[f"train_cost_{k}"]["deps"][2 : 2 + k] == costs
-        assert stages[f"train_cost_{k}"]["deps"][2 + k :] == before[:1]
-        assert stages[f"train_policy_{k}"]["deps"][2:] == [f"work/round_{k}/cost_net", *before[1:]]
-    assert stages["evaluate"]["deps"][-2:] == [f"work/round_{num_rounds}/cost_net", f"work/round_{num_rounds}/policy"]
+        assert stages[f"train_cost_{k}"]["deps"][2 + k :] == before[::2]
+        assert stages[f"train_policy_{k}"]["deps"][2:] == [f"work/round_{k}/cost_net", *before[1:2]]
+    assert stages["evaluate"]["deps"][-3:] == [f"work/round_{num_rounds}/{name}" for name in NETWORKS]
+
+
+def test_every_file_that_a_command_names_is_declared() -> None:
+    for stage in unrolled(PARAMS)["stages"].values():
+        declared = {*stage.get("deps", []), *stage["outs"], *(path for one in stage.get("metrics", []) for path in one)}
+        assert {word for word in stage["cmd"].split() if word.startswith("work/")} <= declared
+
+
+def test_a_round_leaves_the_folder_of_a_model() -> None:
+    stages = unrolled(PARAMS)["stages"]
+    left = {out for name in ("train_cost_2", "train_policy_2") for out in stages[name]["outs"]}
+    assert left == {f"work/round_2/{name}" for name in NETWORKS} == {f"work/round_2/{name}" for name in PARTS}
 
 
 def test_every_input_is_some_stages_output() -> None:

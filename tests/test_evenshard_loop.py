@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builders import PROVENANCE, FakeHardware, some_tables, task
+from builders import BATCH_SIZE, PROVENANCE, FakeHardware, some_tables, task
 from evenshard.costs import RANDOM_SHARD, MeasuredPlacement, PlacementCost
+from evenshard.learn import evenshard_loop
 from evenshard.learn.evenshard_loop import EvenshardConfig, TrainedEvenshard, train_evenshard
 from evenshard.learn.fit_convex_net import ConvexFitConfig
 from evenshard.placement import Placement, check_placement
@@ -63,6 +64,36 @@ def test_each_part_can_be_left_out_and_each_changes_the_model(without: str) -> N
     part = trained(replace(QUICK, **{without: 0}))
     assert len(part.measured) == 16 - getattr(QUICK, without)
     assert part.model.lower_bound_ms(TASKS[0]) != trained().model.lower_bound_ms(TASKS[0])
+
+
+def test_a_second_round_of_its_own_placements_comes_from_a_better_model() -> None:
+    one, two = trained(), trained(replace(QUICK, own_rounds=2))
+    assert two.measured[: len(one.measured)] == one.measured
+    assert [who.proposed_by for who in two.measured[len(one.measured) :]] == ["evenshard"] * 4
+    assert two.model.lower_bound_ms(TASKS[0]) != one.model.lower_bound_ms(TASKS[0])
+
+
+def test_a_model_is_judged_by_choices_it_had_not_seen_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[list[str]] = []
+    monkeypatch.setattr(
+        evenshard_loop,
+        "_calibrate_for_chosen",
+        lambda model, first, own: judged.append([m.measurement_id for m in own]),
+    )
+    own = [one.measurement_id for one in trained(replace(QUICK, own_rounds=2)).measured[12:]]
+    assert judged == [own[:4], own[4:]]
+
+
+def test_shards_keep_to_the_batch_size_of_their_tables() -> None:
+    """Two thirds of the tasks have the larger batch; their tables are others."""
+    small = [replace(one, batch_size=BATCH_SIZE) for one in TASKS[:2]]
+    large = [task(some_tables(8, seed=n + 9), 3, task_id=f"large-{n}", batch_size=256) for n in range(4)]
+    config = replace(QUICK, own_placements=0, fit=replace(QUICK.fit, across_batches=True))
+    shards = trained(config, tasks=[*small, *large]).measured
+    assert [one.task.batch_size for one in shards] == [64] * 4 + [256] * 8
+    for one in shards:
+        pool = small if one.task.batch_size == 64 else large
+        assert set(one.task.tables) <= {table for of_task in pool for table in of_task.tables}
 
 
 def test_the_same_seed_gives_the_same_model() -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from evenshard.learn.fit_convex_net import (
     ConvexFitConfig,
     ConvexFitMetrics,
     DeviceRows,
+    _Minibatches,
     calibrate,
     fit_convex_net,
     fit_exchange,
@@ -161,6 +163,89 @@ def test_what_was_learned_is_convex_and_never_falls() -> None:
     for weight in (net.piece_weight, net.output_weight, net.linear_weight, net.overhead, net.pass_weight):
         assert (weight >= 0).all()
     assert (net.piece_weight * (1 - net.own_pieces) == 0).all()
+
+
+# Several batch sizes -------------------------------------------------------------------------------------------------
+
+
+class BatchesMatter(AdditiveLimits):
+    """A world where caches catch more of small batches, and each sample of each table costs a little."""
+
+    def measure(self, of_task: PlacementTask, placement: Placement, seed: int = 0) -> MeasuredPlacement:
+        shards = [[of_task.tables[position] for position in shard] for shard in placement.shards()]
+        size, devices = of_task.batch_size, []
+        for shard in shards:
+            moved = sum(t.pooling_factor * t.embedding_dim * size**1.2 for t in shard) / 1e6
+            devices.append(DeviceCost((0.1 + moved + len(shard) * size / 1e4) * (len(shard) > 0), 0.0, 0.0, 0.0))
+        cost_of = PlacementCost(tuple(replace(one, bwd_compute_ms=2 * one.fwd_compute_ms) for one in devices), "none")
+        return MeasuredPlacement(f"m{seed}", 1, "random", of_task, placement, cost_of, PROVENANCE)
+
+
+def at_batches(pool: Sequence[Table], sizes: Sequence[int], count: int = 120) -> list[MeasuredPlacement]:
+    rng, world, found = np.random.default_rng(3), BatchesMatter(), []
+    for number in range(count):
+        chosen = [pool[n] for n in rng.choice(len(pool), 8, replace=False)]
+        of_task = task(chosen, 2, task_id=f"task-{number}", batch_size=sizes[number % len(sizes)])
+        found.append(world.measure(of_task, random_placement(of_task, rng), seed=number))
+    return found
+
+
+@cache
+def fitted_across() -> ConvexCostModel:
+    return fit_convex_net(
+        at_batches(TRAIN_TABLES, [64 * 2**n for n in range(9)], 180), replace(CONFIG, across_batches=True)
+    )[0]
+
+
+@pytest.mark.parametrize("batch_size", [64, 700, 1024, 12_000])
+def test_batch_sizes_between_those_it_has_seen_are_foretold(batch_size: int) -> None:
+    errors = np.abs(errors_of(fitted_across(), at_batches(TEST_TABLES, (batch_size,), 30)))
+    assert np.median(errors) < 0.03
+
+
+def test_the_bound_holds_across_batches_too() -> None:
+    for size in (100, 3000):
+        of_task = task(TEST_TABLES[:12], 3, batch_size=size)
+        found = [random_placement(of_task, np.random.default_rng(seed)) for seed in range(50)]
+        predicted = fitted_across().overall_ms(of_task, found)[0]
+        assert fitted_across().lower_bound_ms(of_task) <= float(predicted.min())
+
+
+def test_a_table_at_two_batch_sizes_is_two_tables() -> None:
+    tables = TRAIN_TABLES[:2]
+    data = [
+        measured(task(tables, 2, batch_size=size), (0, number), cost(4.0, 0.0 if number == 0 else 2.0))
+        for size, number in ((64, 0), (128, 1), (64, 1))
+    ]
+    rows = DeviceRows.of(data)
+    assert rows.tables == (*tables, *tables) and rows.batch_sizes == (64, 64, 128, 128)
+    assert rows.holds_RP.int().tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]]
+    net = fitted_across().net
+    features_PF, work_PA = rows.inputs(net)
+    for position, (one, size) in enumerate(zip(rows.tables, rows.batch_sizes, strict=True)):
+        own_features, own_work = net.table_inputs([one], size)
+        assert torch.equal(features_PF[position], own_features[0]) and torch.equal(work_PA[position], own_work[0])
+
+
+def test_minibatches_hold_what_the_whole_matrix_says() -> None:
+    rows = DeviceRows.of(at_batches(TRAIN_TABLES, (64, 512), 12))
+    for only_used in (False, True):
+        rows_M = torch.tensor([3, 0, 3, len(rows.times_R2) - 1])
+        holds_MQ, pair_Q = _Minibatches(rows, only_used).of(rows_M)
+        assert torch.equal(holds_MQ, rows.holds_RP[rows_M][:, pair_Q].float())
+        assert rows.holds_RP[rows_M].sum() == holds_MQ.sum()
+        assert (len(pair_Q) < len(rows.tables)) == only_used
+
+
+def test_several_batch_sizes_must_be_asked_for() -> None:
+    with pytest.raises(BadConfig, match="across_batches"):
+        fit_convex_net(at_batches(TRAIN_TABLES, (64, 128), 6), CONFIG)
+
+
+def test_across_batches_comes_back_from_a_file(tmp_path: Path) -> None:
+    fitted_across().save(tmp_path / "model")
+    again, of_task = ConvexCostModel.load(tmp_path / "model"), task(TEST_TABLES[:6], 2, batch_size=999)
+    assert again.lower_bound_ms(of_task) == fitted_across().lower_bound_ms(of_task)
 
 
 # What it learns from -------------------------------------------------------------------------------------------------

@@ -7,12 +7,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from builders import some_tables, table, task
+from builders import cost_net, policy, some_tables, table, task
+from convex_builders import NORMALIZER, random_model
 from evenshard.costs import CONTROL, RANDOM_SHARD
 from evenshard.errors import BadConfig, InfeasibleTask
 from evenshard.measure import MeasureConfig
 from evenshard.placement import check_placement
-from evenshard.stages.propose import among_controls, placement_jobs, shard_jobs
+from evenshard.sharders.dreamshard import DreamShardSharder
+from evenshard.sharders.evenshard import EvenshardSharder, SearchConfig
+from evenshard.stages.propose import EFFORT, Proposers, among_controls, placement_jobs, shard_jobs
 from evenshard.tasks import sample_shards
 
 POOL = some_tables(100)
@@ -37,6 +40,74 @@ def test_tasks_that_fit_nowhere_are_skipped_and_none_at_all_is_an_error() -> Non
     with pytest.raises(InfeasibleTask, match="No train task fits"):
         placement_jobs([FULL], 3, 1, seed=0)
     assert placement_jobs([FULL], 0, 1, seed=0) == []
+
+
+# The search's share ---------------------------------------------------------------------------------------------------
+
+MODEL = random_model()
+POLICY = DreamShardSharder(cost_net(), policy(), NORMALIZER)
+
+
+def test_the_search_proposes_its_share_and_the_policy_the_rest_as_without_it() -> None:
+    without = placement_jobs(TASKS, 12, 2, seed=0, proposers=Proposers(POLICY))
+    mixed = placement_jobs(TASKS, 12, 2, seed=0, proposers=Proposers(POLICY, MODEL, 0.25))
+    assert {job.proposed_by for job in without} == {"dreamshard"}
+    searched = [number for number, job in enumerate(mixed) if job.proposed_by == "evenshard"]
+    assert searched == [3, 7, 11]
+    assert [job for n, job in enumerate(mixed) if n not in searched] == [
+        job for n, job in enumerate(without) if n not in searched
+    ]
+    assert [job.task for job in mixed] == [job.task for job in without]
+    again = placement_jobs(TASKS, 12, 2, seed=0, proposers=Proposers(POLICY, MODEL, 0.25))
+    assert [job.key for job in again] == [job.key for job in mixed]
+
+
+def test_what_the_search_proposes_is_what_evenshard_answers() -> None:
+    for job in placement_jobs(TASKS, 5, 3, seed=2, proposers=Proposers(None, MODEL, 1.0)):
+        assert (job.proposed_by, job.round) == ("evenshard", 3)
+        sharder = EvenshardSharder(MODEL, None, SearchConfig(effort=EFFORT, seed=2003))
+        assert job.placement == sharder.place(job.task)
+
+
+def test_without_a_cost_model_nothing_is_searched_and_without_a_policy_the_rest_is_random() -> None:
+    assert [job.key for job in placement_jobs(TASKS, 8, 1, seed=0, proposers=Proposers(searched_share=1.0))] == [
+        job.key for job in placement_jobs(TASKS, 8, 1, seed=0)
+    ]
+    assert Counter(
+        job.proposed_by for job in placement_jobs(TASKS, 4, 1, seed=0, proposers=Proposers(None, MODEL, 0.5))
+    ) == {"random": 2, "evenshard": 2}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.2, 0.5, 0.9, 1.0])
+def test_the_share_holds_for_any_beginning_of_a_round(share: float) -> None:
+    """A time budget cuts off the end."""
+    searches = [Proposers(None, MODEL, share).searches(number) for number in range(100)]
+    for count in range(1, 101):
+        assert sum(searches[:count]) == pytest.approx(share * count, abs=1)
+    assert sum(searches) == round(100 * share)
+
+
+def test_a_task_that_is_searched_again_gives_its_next_best_candidate() -> None:
+    jobs = placement_jobs(TASKS[:1], 4, 2, seed=0, proposers=Proposers(None, MODEL, 1.0))
+    assert len({job.placement for job in jobs}) == 4
+    predicted = [float(MODEL.overall_ms(job.task, [job.placement])[0]) for job in jobs]
+    assert predicted == sorted(predicted)
+
+
+def test_when_the_search_knows_no_more_candidates_somebody_else_proposes() -> None:
+    two = task(POOL[:2], devices=2, task_id="train-000")  # together or apart
+    jobs = placement_jobs([two], 5, 2, seed=0, proposers=Proposers(None, MODEL, 1.0))
+    searched = [job.placement for job in jobs if job.proposed_by == "evenshard"]
+    assert 1 <= len(set(searched)) == len(searched) <= 2
+    assert {job.proposed_by for job in jobs} == {"evenshard", "random"}
+
+
+def test_the_search_skips_what_fits_nowhere() -> None:
+    jobs = placement_jobs([FULL, TASKS[0]], 6, 1, seed=0, proposers=Proposers(None, MODEL, 1.0))
+    assert {job.task.task_id for job in jobs} == {"train-000"}
+
+
+# Random shards --------------------------------------------------------------------------------------------------------
 
 
 def test_random_shards_stand_alone_on_one_device() -> None:

@@ -6,18 +6,20 @@ import csv
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from builders import PROVENANCE, cost, measured, some_tables, task
-from evenshard.costs import DeviceCost, PlacementCost
+from evenshard.costs import CONTROL, RANDOM_SHARD, DeviceCost, PlacementCost
 from evenshard.evaluate import QUIET, Answer, Interval, NetworkAccuracy, Result, Standing
 from evenshard.noise import Noise
 from evenshard.report import (
     CSV_COLUMNS,
     PARTS,
+    PROPOSED,
     metrics,
     plot_cost_per_round,
     plot_device_costs,
@@ -89,6 +91,13 @@ def test_metrics_hold_every_sharder_the_network_and_the_origin() -> None:
         "verdict": "faster",
     }
     assert found["cost_network"] == {"median_abs_pct_error": 8.25, "kendall_tau": 0.5}
+
+
+def test_metrics_tell_the_two_predictors_apart() -> None:
+    found = metrics(STANDINGS, ACCURACY, 48, 3, NOISE, {}, NetworkAccuracy(4.5, 0.75))
+    assert found["cost_network"] == {"median_abs_pct_error": 8.25, "kendall_tau": 0.5}
+    assert found["cost_model"] == {"median_abs_pct_error": 4.5, "kendall_tau": 0.75}
+    assert "cost_model" not in metrics(STANDINGS, ACCURACY, 48, 3, NOISE, {})
 
 
 def test_what_is_not_known_is_null_in_the_metrics_so_that_any_json_reader_takes_them() -> None:
@@ -169,6 +178,17 @@ def test_every_picture_can_be_drawn_and_is_the_same_every_time(tmp_path: Path, d
     assert pixels(tmp_path / "first.png").shape[2] == 3
     assert (tmp_path / "first.png").read_bytes() == (tmp_path / "second.png").read_bytes()
     assert sorted(found.name for found in tmp_path.iterdir()) == ["first.png", "second.png"]
+
+
+def test_rounds_show_what_a_search_proposed_apart_and_neither_shards_nor_controls(tmp_path: Path) -> None:
+    searched = replace(PLACED, proposed_by="evenshard", round=2)
+    unasked = [replace(PLACED, proposed_by=who, round=9) for who in (RANDOM_SHARD, CONTROL)]
+    for name, shown in {"plain": [PLACED], "more": [PLACED, *unasked], "searched": [PLACED, searched]}.items():
+        plot_cost_per_round(shown, tmp_path / f"{name}.png")
+    assert (tmp_path / "plain.png").read_bytes() == (tmp_path / "more.png").read_bytes()
+    (_, policys, _), (_, searchs, _) = PROPOSED.values()
+    assert share_of(tmp_path / "plain.png", policys) > 0 == share_of(tmp_path / "plain.png", searchs)
+    assert share_of(tmp_path / "searched.png", policys) > 0 < share_of(tmp_path / "searched.png", searchs)
 
 
 def test_pictures_leave_no_figure_open(tmp_path: Path) -> None:

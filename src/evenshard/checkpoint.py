@@ -1,9 +1,13 @@
-"""How do networks survive between stages? A folder: config.json, state.pt, optimizer.pt; no pickled code."""
+"""How do networks survive between stages? A folder: config.json, state.pt, optimizer.pt; no pickled code.
+
+To place tables, config.json and state.pt are enough (``load_network``); training goes on from a whole checkpoint.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -52,29 +56,56 @@ def new_checkpoint(net: Net, normalizer: FeatureNormalizer) -> Checkpoint[Net]:
 
 def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path) -> None:
     """Writes the folder as a whole or not at all."""
-    kind = next(name for name, kind in KINDS.items() if isinstance(checkpoint.net, kind))
-    config = {"kind": kind, "round": checkpoint.round, "normalizer": asdict(checkpoint.normalizer)}
     with atomic_path(folder) as draft:
-        draft.mkdir()
-        (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-        torch.save(checkpoint.net.state_dict(), draft / "state.pt")
+        save_network(checkpoint.net, checkpoint.normalizer, draft, checkpoint.round)
         torch.save(checkpoint.optimizer.state_dict(), draft / "optimizer.pt")
 
 
+def save_network(net: nn.Module, normalizer: FeatureNormalizer, folder: Path, round_number: int = 0) -> None:
+    """Writes the folder without the optimizer, as a whole or not at all: for networks that learn no more."""
+    kind = next(name for name, kind in KINDS.items() if isinstance(net, kind))
+    config = {"kind": kind, "round": round_number, "normalizer": asdict(normalizer)}
+    with atomic_path(folder) as draft:
+        draft.mkdir()
+        (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        torch.save(net.state_dict(), draft / "state.pt")
+
+
 def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:
-    """Reads a network of the given class.
+    """Reads a network of the given class, ready to be trained further.
 
     Raises:
         BadFile: if the folder is missing, torn, or holds another kind of network.
     """
-    with reading_saved(folder, "network", "Train it again with `evenshard train-cost` or `evenshard train-policy`."):
-        config = json.loads((folder / "config.json").read_text())
-        if KINDS.get(config["kind"]) is not kind:
-            raise BadFile(folder, f"holds a {config['kind']}, not a {kind.__name__}", "Name the other folder.")
-        normalizer = FeatureNormalizer(**{key: tuple(value) for key, value in config["normalizer"].items()})
-        if not len(normalizer.mean) == len(normalizer.scale) == NUM_FEATURES:
-            raise ValueError(f"its normalizer is not for {NUM_FEATURES} features")
-        checkpoint = new_checkpoint(kind(), normalizer)
-        checkpoint.net.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
+    with _reading(folder):
+        net, normalizer, round_number = _read_network(folder, kind)
+        checkpoint = new_checkpoint(net, normalizer)
         checkpoint.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
-        return Checkpoint(checkpoint.net, normalizer, checkpoint.optimizer, int(config["round"]))
+        return replace(checkpoint, round=round_number)
+
+
+def load_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer]:
+    """Reads a network of the given class to use it, whether or not its optimizer was kept.
+
+    Raises:
+        BadFile: if the folder is missing, torn, or holds another kind of network.
+    """
+    with _reading(folder):
+        return _read_network(folder, kind)[:2]
+
+
+def _reading(folder: Path) -> AbstractContextManager[None]:
+    return reading_saved(folder, "network", "Train it again with `evenshard train-cost` or `evenshard train-policy`.")
+
+
+def _read_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer, int]:
+    """The network, its normalizer, and the rounds behind it."""
+    config = json.loads((folder / "config.json").read_text())
+    if KINDS.get(config["kind"]) is not kind:
+        raise BadFile(folder, f"holds a {config['kind']}, not a {kind.__name__}", "Name the other folder.")
+    normalizer = FeatureNormalizer(**{key: tuple(value) for key, value in config["normalizer"].items()})
+    if not len(normalizer.mean) == len(normalizer.scale) == NUM_FEATURES:
+        raise ValueError(f"its normalizer is not for {NUM_FEATURES} features")
+    net = kind()
+    net.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
+    return net, normalizer, int(config["round"])

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from evenshard.atomic import atomic_path
-from evenshard.costs import OK, MeasuredPlacement, PlacementCost
+from evenshard.costs import CONTROL, OK, RANDOM_SHARD, MeasuredPlacement, PlacementCost
 from evenshard.evaluate import Interval, NetworkAccuracy, Result, Standing
 from evenshard.noise import Noise
 
@@ -40,6 +40,10 @@ PARTS = {
     "bwd_all_to_all_ms": ("all-to-all backward", "#e4813b"),
     "bwd_compute_ms": ("backward", "#8a5a9e"),
 }
+
+POLICY, SEARCH = "the policy", "evenshard's search"
+PROPOSED = {POLICY: ("#4c78a8", "#8a5a9e", 0.0), SEARCH: ("#f2b447", "#e4813b", 0.12)}
+"""Colour of the dots and of the mean, and where they stand beside the round's number."""
 
 
 def write_text(text: str, path: Path) -> None:
@@ -87,8 +91,14 @@ def metrics(
     num_infeasible: int,
     noise: Noise,
     origin: Mapping[str, Any],
+    model_accuracy: NetworkAccuracy | None = None,
 ) -> dict[str, Any]:
-    """The contents of ``metrics.json``."""
+    """The contents of ``metrics.json``.
+
+    Args:
+        accuracy: of DreamShard's cost network.
+        model_accuracy: of evenshard's cost model; None where there is none.
+    """
     return {
         **origin,
         "noise": {**asdict(noise), "equal_below_pct": _json_number(noise.difference_pct(num_tasks - num_infeasible))},
@@ -106,10 +116,15 @@ def metrics(
             }
             for one in standings
         },
-        "cost_network": {
-            "median_abs_pct_error": _json_number(accuracy.median_abs_pct_error),
-            "kendall_tau": _json_number(accuracy.kendall_tau),
-        },
+        "cost_network": _json_accuracy(accuracy),
+        **({"cost_model": _json_accuracy(model_accuracy)} if model_accuracy else {}),
+    }
+
+
+def _json_accuracy(accuracy: NetworkAccuracy) -> dict[str, float | None]:
+    return {
+        "median_abs_pct_error": _json_number(accuracy.median_abs_pct_error),
+        "kendall_tau": _json_number(accuracy.kendall_tau),
     }
 
 
@@ -215,21 +230,35 @@ def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccur
 
 
 def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> None:
-    """Measured cost of the placements each round tried, with the 95 % interval of the round's mean."""
+    """Measured cost of the placements each round tried, with the 95 % interval of the round's mean.
+
+    What a search proposed is drawn beside the rest; random shards are no placements.
+    """
     figure, axes = _figure(5.6, 3.8)
     axis = axes[0][0]
-    by_round: dict[int, list[float]] = {}
+    by_round: dict[str, dict[int, list[float]]] = {label: {} for label in PROPOSED}
     for one in measured:
-        if one.cost.fits and not one.is_control:
-            by_round.setdefault(one.round, []).append(one.cost.max_device_ms)
-    rounds = sorted(by_round)
-    means = [fmean(by_round[number]) for number in rounds]
-    errors = [1.96 * stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for v in (by_round[r] for r in rounds)]
-    for number in rounds:
-        axis.scatter([number] * len(by_round[number]), by_round[number], s=10, alpha=0.35, color="#4c78a8")
-    axis.errorbar(rounds, means, yerr=errors, marker="o", color="#8a5a9e", capsize=4, label="mean, 95 % interval")
-    axis.set(xlabel="round (round 1 places at random)", ylabel="measured ms per step", xticks=rounds)
+        if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD):
+            by_round[_proposed(one)].setdefault(one.round, []).append(one.cost.max_device_ms)
+    for label, costs in by_round.items():
+        if not costs:
+            continue
+        dots, line, offset = PROPOSED[label]
+        rounds = sorted(costs)
+        places = [number + offset for number in rounds]
+        means = [fmean(costs[number]) for number in rounds]
+        errors = [1.96 * stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for v in (costs[r] for r in rounds)]
+        for number, place in zip(rounds, places, strict=True):
+            axis.scatter([place] * len(costs[number]), costs[number], s=10, alpha=0.35, color=dots)
+        axis.errorbar(places, means, yerr=errors, marker="o", color=line, capsize=4, label=f"{label}: mean, 95 %")
+    ticks = sorted({number for costs in by_round.values() for number in costs})
+    axis.set(xlabel="round (round 1 places at random)", ylabel="measured ms per step", xticks=ticks)
     axis.set_ylim(bottom=0)
-    axis.legend(frameon=False)
+    if ticks:
+        axis.legend(frameon=False)
     axis.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
+
+
+def _proposed(one: MeasuredPlacement) -> str:
+    return SEARCH if one.proposed_by == "evenshard" else POLICY

@@ -1,4 +1,6 @@
-"""What does MLflow get to know? One parent run per loop, one child run per stage. The only module that imports mlflow.
+"""What does MLflow know? Runs of loops and stages, and registered models. The only module that imports mlflow.
+
+One parent run per loop, one child run per stage.
 
 Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working directory. A loop begins when
 ``generate_tables`` runs or the parameters change; its parent run is remembered in ``work/mlflow_parent.json``.
@@ -7,14 +9,18 @@ Under Kubeflow the run that MLFLOW_RUN_ID names is the parent.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from evenshard.errors import BadConfig
 from evenshard.lineage import params_hash
 
 EXPERIMENT = "evenshard"
@@ -168,6 +174,49 @@ def log_to_parent(values: Mapping[str, float]) -> None:
             client.log_metric(parent, name, value)
     except Exception as error:
         log.warning("the loop's metrics were not logged to MLflow (%s)", _first_line(error))
+
+
+def download_model(uri: str) -> Path:
+    """Fetches a registered model, such as ``models:/evenshard-cost@champion`` or ``models:/evenshard-cost/3``.
+
+    Returns:
+        A folder that lives as long as this process. What is in there is for ``evenshard.models`` to say.
+
+    Raises:
+        BadConfig: if there is no such model, alias or version, or MLflow cannot be reached.
+    """
+    where = os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_URI)
+    registry = os.environ.get("MLFLOW_REGISTRY_URI", where)
+    if registry == DEFAULT_URI and not Path(DEFAULT_URI.removeprefix("sqlite:///")).exists():  # MLflow would make one
+        raise BadConfig(
+            f"{uri}: there is no mlflow.db in this folder. Set MLFLOW_TRACKING_URI, or name a model's folder."
+        )
+    folder = Path(tempfile.mkdtemp(prefix="evenshard-model-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        with _environment({"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}):
+            from mlflow.artifacts import download_artifacts
+
+            downloaded = download_artifacts(uri, dst_path=str(folder), tracking_uri=where, registry_uri=registry)
+        return Path(downloaded)
+    except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
+        reason = _first_line(error).rstrip(".")
+        raise BadConfig(
+            f"{uri}: MLflow at {registry} did not give this model ({reason}). Name a model, alias or version that is "
+            f"registered there, or a model's folder."
+        ) from None
+
+
+@contextmanager
+def _environment(defaults: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for a while, where the user has set none: MLflow reads its settings nowhere else."""
+    added = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def _first_line(error: Exception) -> str:

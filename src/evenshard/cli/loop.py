@@ -42,7 +42,14 @@ def _benchmark(args: argparse.Namespace) -> Mapping[str, Any]:
     )
     measure = section(params, "measure", MeasureConfig, hardware=args.hardware)
     inputs = stage.BenchmarkInputs(
-        args.tables, args.tasks, args.round, args.cost_net, args.policy, args.journal, args.budget_minutes
+        tables=args.tables,
+        tasks=args.tasks,
+        round=args.round,
+        cost_net=args.cost_net,
+        policy=args.policy,
+        cost_model=args.cost_model,
+        journal=args.journal,
+        budget_minutes=args.budget_minutes,
     )
     outputs = stage.BenchmarkOutputs(args.out, args.plan_out)
     if collective.is_follower():
@@ -59,6 +66,7 @@ def _benchmark(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _train_cost(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.lineage import Lineage
     from evenshard.params import load_params, section
     from evenshard.stages import train_cost as stage
     from evenshard.stages.loop import LoopConfig
@@ -68,13 +76,22 @@ def _train_cost(args: argparse.Namespace) -> Mapping[str, Any]:
     config = section(params, "train_cost", stage.TrainCostConfig)
     num_rounds = section(params, "loop", LoopConfig).num_rounds
     inputs = stage.TrainCostInputs(
-        args.tables, args.tasks, tuple(args.costs), args.round, max(num_rounds, args.round), args.cost_net
+        tables=args.tables,
+        tasks=args.tasks,
+        costs=tuple(args.costs),
+        round=args.round,
+        num_rounds=max(num_rounds, args.round),
+        cost_net=args.cost_net,
+        cost_model=args.cost_model,
     )
     with stage_run(f"train_cost_{args.round}", params, asdict(config)) as run:
-        outcome = stage.run(config, inputs, stage.TrainCostOutputs(args.out))
+        outputs = stage.TrainCostOutputs(args.out, args.model_out)
+        outcome = stage.run(config, inputs, outputs, Lineage.here(params))
         run.series("loss_per_update", outcome.curve)
         run.metrics(outcome.metrics)
         run.artifact(args.out)
+        if args.model_out is not None:
+            run.artifact(args.model_out)
     return outcome.metrics
 
 
@@ -111,14 +128,21 @@ def _evaluate(args: argparse.Namespace) -> Mapping[str, Any]:
     if collective.is_follower():
         collective.serve(measure)
         return {}
-    inputs = stage.EvaluateInputs(args.tables, args.tasks, tuple(args.costs), args.cost_net, args.policy)
+    inputs = stage.EvaluateInputs(
+        args.tables, args.tasks, tuple(args.costs), args.cost_net, args.policy, args.cost_model
+    )
     with stage_run("evaluate", params, {**asdict(config), **asdict(measure)}) as run:
         evaluation = stage.run(config, measure, inputs, stage.EvaluateOutputs(args.out), Lineage.here(params))
         headline = {
             f"{name}.mean_measured_ms": one["mean_measured_ms"]
             for name, one in evaluation.metrics["sharders"].items()
             if one["mean_measured_ms"] is not None
-        } | {key: value for key, value in evaluation.metrics["cost_network"].items() if value is not None}
+        } | {
+            prefix + key: value
+            for name, prefix in (("cost_network", ""), ("cost_model", "cost_model."))
+            for key, value in evaluation.metrics.get(name, {}).items()
+            if value is not None
+        }
         run.metrics(headline)
         run.artifact(args.out)
     log_to_parent(headline)
@@ -159,7 +183,8 @@ def add_commands(commands: Commands) -> None:
         "benchmark",
         _benchmark,
         "Measure placements of the train tasks, and random shards.",
-        "Round 1 places at random; with --cost-net and --policy of the previous round, its policy proposes. Under "
+        "Round 1 places at random; with --cost-net and --policy of the previous round, its policy proposes, and with "
+        "--cost-model a search proposes its share (benchmark.searched_share). Under "
         "`torchrun --nproc-per-node N -m evenshard benchmark` N devices measure at once and really exchange.",
     )
     inputs(sub)
@@ -177,19 +202,25 @@ def add_commands(commands: Commands) -> None:
                      "evenshard.measure` on a box that has torch and FBGEMM alone")  # fmt: skip
     sub.add_argument("--cost-net", **PATH, help="cost network of the previous round")
     sub.add_argument("--policy", **PATH, help="policy of the previous round")
+    sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the previous round")
     sub.add_argument("--out", **PATH, required=True, help="cost dataset to write (.parquet)")
 
     sub = stage(
         "train-cost",
         _train_cost,
-        "Fit the cost network to measured costs.",
-        "Give the cost datasets of all rounds so far; --cost-net goes on from the previous round's network.",
+        "Fit the cost network and the cost model to measured costs.",
+        "Give the cost datasets of all rounds so far; --cost-net goes on from the previous round's network. "
+        "DreamShard's policy is trained against the cost network (--out), evenshard searches with the cost model "
+        "(--model-out).",
     )
     inputs(sub)
     at_round(sub)
     sub.add_argument("--costs", **PATH, nargs="+", required=True, help="cost datasets of rounds 1 to this one")
     sub.add_argument("--cost-net", **PATH, help="cost network of the previous round")
+    sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the previous round: its errors about its "
+                     "own choices widen the new one's intervals")  # fmt: skip
     sub.add_argument("--out", **PATH, required=True, help="folder of the network to write")
+    sub.add_argument("--model-out", **PATH, help="folder of evenshard's cost model to write (default: none is fitted)")
 
     sub = stage(
         "train-policy",
@@ -214,4 +245,5 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--costs", **PATH, nargs="+", required=True, help="cost datasets of all rounds")
     sub.add_argument("--cost-net", **PATH, required=True, help="cost network of the last round")
     sub.add_argument("--policy", **PATH, required=True, help="policy of the last round")
+    sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the last round; evenshard is measured too")
     sub.add_argument("--out", **PATH, required=True, help="report folder to write into")

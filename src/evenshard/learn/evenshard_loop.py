@@ -32,12 +32,14 @@ class EvenshardConfig:
     Attributes:
         num_shards: random shards, each measured alone on a device.
         own_placements: train tasks that a first model places; the placements are measured.
-        fit: of the model, first and last; its seed is the training's.
-        search: by which the first model places.
+        own_rounds: times that this is done, each time with the model that has learned from the times before.
+        fit: of each model; its seed is the training's.
+        search: by which the models place.
     """
 
     num_shards: int = 100
     own_placements: int = 20
+    own_rounds: int = 1
     fit: ConvexFitConfig = field(default_factory=ConvexFitConfig)
     search: SearchConfig = field(default_factory=lambda: SearchConfig(effort=SearchEffort(scores_per_table=1000)))
 
@@ -69,7 +71,7 @@ def train_evenshard(
     """Trains on ``tasks``; the same seed gives the same model where the costs are the same.
 
     Args:
-        tasks: train tasks that share batch size and memory.
+        tasks: train tasks; they share the batch size unless ``config.fit.across_batches``.
         known: placements of such tasks that have been measured, as by DreamShard's loop.
         measure: measures placements, such as ``SimulatedHardware.measure_many``.
         provenance: what measured them.
@@ -85,18 +87,32 @@ def train_evenshard(
             added.append(MeasuredPlacement(name, round_number, who, task, placement, cost, provenance))
 
     if config.num_shards:
-        pool, like = distinct_tables(tasks), tasks[0]
-        shards = sample_shards(pool, config.num_shards, like.batch_size, like.memory_cap_bytes, rng)
+        shards = _sample_shards(tasks, config.num_shards, rng)
         add([(shard, alone(shard)) for shard in shards], RANDOM_SHARD)
     model, metrics = fit_convex_net([*known, *added], fit)
-    if config.own_placements:
+    for _ in range(config.own_rounds if config.own_placements else 0):
         sharder = EvenshardSharder(model, policy, replace(config.search, seed=seed))
         chosen = rng.choice(len(tasks), size=min(config.own_placements, len(tasks)), replace=False)
+        before = len(added)
         add(_placed(sharder, [tasks[int(number)] for number in chosen]), sharder.name)
         first = model
         model, metrics = fit_convex_net([*known, *added], fit)
-        _calibrate_for_chosen(model, first, [one for one in added if one.proposed_by == sharder.name and one.cost.fits])
+        _calibrate_for_chosen(model, first, [one for one in added[before:] if one.cost.fits])
     return TrainedEvenshard(model, metrics, tuple(added))
+
+
+def _sample_shards(tasks: Sequence[PlacementTask], count: int, rng: np.random.Generator) -> list[PlacementTask]:
+    """Shards of all tasks' tables, at each batch size as many as it has tasks: a table's reuse belongs to its batch."""
+    with_batch: dict[int, list[PlacementTask]] = {}
+    for task in tasks:
+        with_batch.setdefault(task.batch_size, []).append(task)
+    shards: list[PlacementTask] = []
+    seen = 0
+    for batch_size, own in with_batch.items():
+        seen += len(own)
+        due = round(count * seen / len(tasks)) - len(shards)
+        shards.extend(sample_shards(distinct_tables(own), due, batch_size, own[0].memory_cap_bytes, rng))
+    return shards
 
 
 def _calibrate_for_chosen(model: ConvexCostModel, first: ConvexCostModel, own: Sequence[MeasuredPlacement]) -> None:

@@ -3,7 +3,8 @@
 Each member of the ensemble leaves out one part of the placements. Its errors there, which cost no training data, say
 how far to trust the ensemble.
 
-Legend: R devices that held tables and ran, P distinct tables, K members, N measured placements, M rows of a minibatch.
+Legend: R devices that held tables and ran, P distinct pairs of table and batch size, K members, N measured placements,
+M rows of a minibatch, Q pairs that these need.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from evenshard.cost_nets.convex import Calibration, ConvexCostModel, ExchangeTime, exchanged_bytes, log_spread_N
-from evenshard.cost_nets.convex_net import EnsembleSizes
+from evenshard.cost_nets.convex_net import ConvexNet, EnsembleSizes
 from evenshard.costs import OK, RANDOM_SHARD, DeviceCost, MeasuredPlacement
 from evenshard.errors import BadConfig
 from evenshard.features import FeatureNormalizer
@@ -42,6 +43,7 @@ class ConvexFitConfig:
         num_updates: gradient steps.
         minibatch_size: devices per step.
         learning_rate: of Adam at its highest, after the warm-up; it falls to 0 until the end.
+        across_batches: whether the placements may differ in their batch sizes (``EnsembleSizes.across_batches``).
         seed: of initial weights, held-out parts and minibatches.
 
     Raises:
@@ -55,6 +57,7 @@ class ConvexFitConfig:
     num_updates: int = 1000
     minibatch_size: int = 128
     learning_rate: float = 0.01
+    across_batches: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -96,35 +99,52 @@ class DeviceRows:
     """Measured devices, ready for learning.
 
     Attributes:
-        tables: the P distinct tables.
-        holds_RP: True where a device holds a table.
+        tables, batch_sizes: of the P distinct pairs.
+        held: (device, pair) of every table that a device holds, device by device.
         times_R2: measured forward and backward compute time, ms.
         placement_R: which of the N placements a device belongs to.
     """
 
     tables: tuple[Table, ...]
-    holds_RP: torch.Tensor
+    batch_sizes: tuple[int, ...]
+    held: torch.Tensor
     times_R2: torch.Tensor
     placement_R: torch.Tensor
 
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement]) -> DeviceRows:
         """Rows of all devices that held tables and ran."""
-        numbers = {table: n for n, table in enumerate(dict.fromkeys(t for one in measured for t in one.task.tables))}
-        rows: list[int] = []
-        columns: list[int] = []
+        pairs = dict.fromkeys((t, one.task.batch_size) for one in measured for t in one.task.tables)
+        numbers = {pair: n for n, pair in enumerate(pairs)}
+        held: list[tuple[int, int]] = []
         times: list[tuple[float, float]] = []
         placements: list[int] = []
         for number, one in enumerate(measured):
+            pair_of = [numbers[table, one.task.batch_size] for table in one.task.tables]
             for shard, cost in zip(one.placement.shards(), one.cost.devices, strict=True):
                 if shard and cost.status == OK:
-                    rows.extend([len(times)] * len(shard))
-                    columns.extend(numbers[one.task.tables[position]] for position in shard)
+                    held.extend((len(times), pair_of[position]) for position in shard)
                     times.append((cost.fwd_compute_ms, cost.bwd_compute_ms))
                     placements.append(number)
-        holds_RP = torch.zeros(len(times), len(numbers), dtype=torch.bool)
-        holds_RP[rows, columns] = True
-        return DeviceRows(tuple(numbers), holds_RP, torch.tensor(times), torch.tensor(placements))
+        tables, batch_sizes = tuple(table for table, _ in pairs), tuple(size for _, size in pairs)
+        return DeviceRows(tables, batch_sizes, torch.tensor(held), torch.tensor(times), torch.tensor(placements))
+
+    @property
+    def holds_RP(self) -> torch.Tensor:
+        """True where a device holds a table: what ``held`` says, as a matrix."""
+        holds_RP = torch.zeros(len(self.times_R2), len(self.tables), dtype=torch.bool)
+        holds_RP[self.held[:, 0], self.held[:, 1]] = True
+        return holds_RP
+
+    def inputs(self, net: ConvexNet) -> tuple[torch.Tensor, torch.Tensor]:
+        """``ConvexNet.table_inputs`` of all pairs: features [P, F] and scaled work [P, A]."""
+        positions_of: dict[int, list[int]] = {}
+        for position, size in enumerate(self.batch_sizes):
+            positions_of.setdefault(size, []).append(position)
+        parts = [net.table_inputs([self.tables[p] for p in own], size) for size, own in positions_of.items()]
+        order_P = torch.tensor([p for own in positions_of.values() for p in own]).argsort()
+        features_PF, work_PA = (torch.cat(part)[order_P] for part in zip(*parts, strict=True))
+        return features_PF, work_PA
 
 
 @one_thread()
@@ -133,9 +153,10 @@ def fit_convex_net(
     config: ConvexFitConfig,
     track: Callable[[range], Iterable[int]] = iter,
 ) -> tuple[ConvexCostModel, ConvexFitMetrics]:
-    """Fits a cost model to measured placements that share the batch size, random shards measured alone included.
+    """Fits a cost model to measured placements, random shards measured alone included.
 
-    The same measurements and config give the same model. On one thread: the matrices are small.
+    They share the batch size unless ``config.across_batches``. The same measurements and config give the same model.
+    On one thread: the matrices are small.
 
     Args:
         track: wraps the range of updates, for a progress bar.
@@ -146,15 +167,21 @@ def fit_convex_net(
     rows = DeviceRows.of(measured)
     if not len(rows.times_R2):
         raise BadConfig("No measured device held tables and ran. Measure placements that fit the devices' memory.")
-    batch_sizes = {one.task.batch_size for one in measured}
-    assert len(batch_sizes) == 1, "the placements of one cost dataset share the batch size"
-    batch_size = batch_sizes.pop()
-
+    if len(set(rows.batch_sizes)) > 1 and not config.across_batches:
+        raise BadConfig("The placements were measured at several batch sizes. Set across_batches, or measure at one.")
     generator = torch.Generator().manual_seed(config.seed)
-    sizes = EnsembleSizes(config.num_members, config.table_hidden, head_hidden=config.head_hidden, pieces=config.pieces)
-    model = ConvexCostModel(sizes, FeatureNormalizer.fit(rows.tables, batch_size), generator)
+    sizes = EnsembleSizes(
+        config.num_members,
+        config.table_hidden,
+        head_hidden=config.head_hidden,
+        pieces=config.pieces,
+        across_batches=config.across_batches,
+    )
+    # Mean and deviation are of features that do not depend on the batch size.
+    normalizer = FeatureNormalizer.fit(rows.tables, rows.batch_sizes[0])
+    model = ConvexCostModel(sizes, normalizer, generator)
     held_out_by_N = held_out_members(measured, config.num_members, generator)
-    losses = _learn(model, rows, held_out_by_N[rows.placement_R], batch_size, config, generator, track)
+    losses = _learn(model, rows, held_out_by_N[rows.placement_R], config, generator, track)
     model.exchange, exchange_pct_error = fit_exchange(measured)
     model.calibration, held_out_pct_error = calibrate(model, measured, held_out_by_N)
     return model, ConvexFitMetrics(tuple(losses), held_out_pct_error, exchange_pct_error, len(rows.times_R2))
@@ -178,7 +205,6 @@ def _learn(
     model: ConvexCostModel,
     rows: DeviceRows,
     held_out_by_R: torch.Tensor,
-    batch_size: int,
     config: ConvexFitConfig,
     generator: torch.Generator,
     track: Callable[[range], Iterable[int]],
@@ -190,10 +216,10 @@ def _learn(
     """
     net = model.net
     net.time_scale_ms.copy_(rows.times_R2.mean(dim=0).clamp(min=1e-6))
-    unscaled_PA = net.table_inputs(rows.tables, batch_size)[1]
-    mean_A = (rows.holds_RP.sum(dim=0).float() @ unscaled_PA) / len(rows.times_R2)
+    unscaled_PA = rows.inputs(net)[1]
+    mean_A = (rows.held[:, 1].bincount(minlength=len(rows.tables)).float() @ unscaled_PA) / len(rows.times_R2)
     net.work_scale_A.copy_(torch.where(mean_A > 0, mean_A, 1.0))
-    features_PF, work_PA = net.table_inputs(rows.tables, batch_size)
+    features_PF, work_PA = rows.inputs(net)
     num_rows_P = torch.tensor([float(table.num_rows) for table in rows.tables])
     times_R2 = rows.times_R2.clamp(min=LEAST_TIME * float(net.time_scale_ms.min()))
     goal_R3 = torch.cat([times_R2, times_R2.sum(dim=1, keepdim=True)], dim=1).log()
@@ -203,14 +229,16 @@ def _learn(
     learns_RK = held_out_by_R[:, None] != torch.arange(config.num_members)
     weight_RK1 = (learns_RK * (weight_R / weight_R.mean())[:, None])[..., None]
 
+    minibatches = _Minibatches(rows, only_used=config.across_batches)
     optimizer = torch.optim.Adam(net.parameters(), lr=config.learning_rate, fused=True)
     losses = []
     for update in track(range(config.num_updates)):
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * _share_of_rate((update + 0.5) / config.num_updates)
         rows_M = torch.randint(len(goal_R3), (config.minibatch_size,), generator=generator)
-        holds_MP = rows.holds_RP[rows_M].float()
-        times_MK2 = net.member_ms(holds_MP @ net.encode(features_PF, work_PA), holds_MP @ num_rows_P)
+        holds_MQ, pair_Q = minibatches.of(rows_M)
+        encoded_QI = net.encode(features_PF[pair_Q], work_PA[pair_Q])
+        times_MK2 = net.member_ms(holds_MQ @ encoded_QI, holds_MQ @ num_rows_P[pair_Q])
         found_MK3 = torch.cat([times_MK2, times_MK2.sum(dim=2, keepdim=True)], dim=2).log()
         goal_MK3 = goal_R3[rows_M, None].expand_as(found_MK3)
         errors_MK3 = torch.nn.functional.huber_loss(found_MK3, goal_MK3, reduction="none", delta=ROBUST_BEYOND)
@@ -221,6 +249,37 @@ def _learn(
         net.project()
         losses.append(loss.item())
     return losses
+
+
+class _Minibatches:
+    """Which tables the devices of a minibatch hold, without a matrix of all devices and all tables.
+
+    Args:
+        rows: all devices.
+        only_used: leave out the tables that no device of the minibatch holds: many batch sizes make many pairs.
+    """
+
+    def __init__(self, rows: DeviceRows, only_used: bool) -> None:
+        self._pair_of_held, self._all = rows.held[:, 1], None if only_used else torch.arange(len(rows.tables))
+        self._count_R = rows.held[:, 0].bincount(minlength=len(rows.times_R2))
+        self._first_R = self._count_R.cumsum(0) - self._count_R
+
+    def of(self, rows_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[M, Q] 1 where a device of the minibatch holds a pair, float32; and which [Q] of the P pairs those are."""
+        count_M = self._count_R[rows_M]
+        row_of_held = torch.arange(len(rows_M)).repeat_interleave(count_M)
+        within = torch.arange(len(row_of_held)) - (count_M.cumsum(0) - count_M)[row_of_held]
+        pairs = self._pair_of_held[self._first_R[rows_M][row_of_held] + within]
+        pair_Q, column = (self._all, pairs) if self._all is not None else _distinct(pairs)
+        holds_MQ = torch.zeros(len(rows_M), len(pair_Q))
+        holds_MQ[row_of_held, column] = 1.0
+        return holds_MQ, pair_Q
+
+
+def _distinct(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The distinct numbers in order, and where in there each number stands."""
+    found, position = np.unique(numbers.numpy(), return_inverse=True)
+    return torch.from_numpy(found), torch.from_numpy(position)
 
 
 def _share_of_rate(progress: float) -> float:

@@ -22,8 +22,9 @@ from evenshard.measure.plan import save_plan
 from evenshard.noise import controls_of, noise_of
 from evenshard.params import require
 from evenshard.progress import progress
+from evenshard.sharders.evenshard import EvenshardSharder
 from evenshard.stages.outcome import Outcome
-from evenshard.stages.propose import among_controls, placement_jobs, shard_jobs
+from evenshard.stages.propose import Proposers, among_controls, placement_jobs, shard_jobs
 from evenshard.table_files import load_tables
 from evenshard.tasks import load_tasks
 
@@ -36,13 +37,16 @@ class BenchmarkConfig:
 
     Attributes:
         placements_per_round: placements of train tasks to measure in each round.
-        shards_per_round: random shards of 1 to 64 tables to measure alone. They are for calibrating a simulated device;
-            the cost network learns from whole placements.
+        shards_per_round: random shards of 1 to 64 tables to measure alone. A simulated device is calibrated with them,
+            and the cost model learns from them; DreamShard's cost network learns from whole placements.
+        searched_share: part of the placements that a search with the previous round's cost model proposes instead of
+            the policy. A search finds what the model is wrong about (docs/decisions/0016).
         seed: of tasks, placements and shards.
     """
 
     placements_per_round: int
     shards_per_round: int = 0
+    searched_share: float = 0.2
     seed: int = 0
 
 
@@ -50,6 +54,7 @@ class BenchmarkConfig:
 class BenchmarkInputs:
     """``policy`` and ``cost_net``: those of the previous round, or None in round 1, which places at random.
 
+    ``cost_model``: of the previous round; None where no placement shall be searched, as in round 1.
     ``journal``: what was measured before, and where every measurement goes first; None keeps a journal beside the
     costs until they are written. ``budget_minutes``: measure no longer than that; 0 only turns the journal into costs.
     """
@@ -59,6 +64,7 @@ class BenchmarkInputs:
     round: int
     cost_net: Path | None = None
     policy: Path | None = None
+    cost_model: Path | None = None
     journal: Path | None = None
     budget_minutes: float | None = None
 
@@ -116,15 +122,19 @@ def _plan(config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInpu
         "benchmark.placements_per_round and shards_per_round are both 0. Raise one of them.",
     )
     require(
+        0 <= config.searched_share <= 1,
+        f"benchmark.searched_share is {config.searched_share}. Choose a part from 0 to 1, such as 0.2.",
+    )
+    require(
         inputs.budget_minutes is None or inputs.budget_minutes >= 0,
         f"budget-minutes is {inputs.budget_minutes}. Make it at least 0.",
     )
     pool = load_tables(inputs.tables)
     tasks = load_tasks(inputs.tasks, pool).train
     require(bool(tasks), f"{inputs.tasks} has no train task. Make some with `evenshard generate-tables`.")
-    jobs = placement_jobs(
-        tasks, config.placements_per_round, inputs.round, config.seed, inputs.cost_net, inputs.policy
-    ) + shard_jobs(pool, tasks[0], config.shards_per_round, inputs.round, config.seed)
+    proposers = Proposers.load(inputs.cost_net, inputs.policy, inputs.cost_model, config.searched_share)
+    jobs = placement_jobs(tasks, config.placements_per_round, inputs.round, config.seed, proposers)
+    jobs += shard_jobs(pool, tasks[0], config.shards_per_round, inputs.round, config.seed)
     if config.shards_per_round:
         order = np.random.default_rng([config.seed, inputs.round, 3]).permutation(len(jobs))
         jobs = [jobs[number] for number in order]
@@ -149,6 +159,7 @@ def _outcome(measured: Sequence[MeasuredPlacement], num_jobs: int, share: TimeSh
     costs = [one.cost.max_device_ms for one in placements if one.cost.fits]
     metrics = {
         "num_placements": float(len(placements)),
+        "num_searched": float(sum(one.proposed_by == EvenshardSharder.name for one in placements)),
         "num_shards": float(sum(one.proposed_by == RANDOM_SHARD for one in measured)),
         "num_out_of_memory": float(sum(not one.cost.fits for one in measured)),
         "kernel_share_of_wall_time": share.kernel_share,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any
 from evenshard import report
 from evenshard.checkpoint import load_checkpoint
 from evenshard.cost_dataset import load_costs, save_costs
+from evenshard.cost_nets.convex import ConvexCostModel
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.costs import MeasuredPlacement, PlacementCost
 from evenshard.evaluate import EXPERTS, Answer, Result, Standing, ask, infeasible_tasks, network_accuracy, standings
@@ -25,7 +27,9 @@ from evenshard.placement import alone
 from evenshard.progress import progress
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
+from evenshard.sharders.evenshard import EvenshardSharder, SearchConfig
 from evenshard.sharders.greedy import expert_sharders, single_cost_sharder
+from evenshard.sharders.local_search import SearchEffort
 from evenshard.sharders.random import RandomSharder
 from evenshard.stages.propose import among_controls
 from evenshard.table_files import load_tables
@@ -42,22 +46,28 @@ class EvaluateConfig:
     Attributes:
         num_rollouts: sampled placements that dreamshard compares by predicted cost, beside the most probable one; 0 is
             the published inference.
-        seed: of the random sharder.
+        scores_per_table: evenshard's search ends when it has scored so many devices for each table of the task.
+        seed: of the random sharder and of evenshard's search.
     """
 
     num_rollouts: int = 256
+    scores_per_table: int = 6_000
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class EvaluateInputs:
-    """``costs``: of all rounds, for the picture of cost per round; networks of the last round."""
+    """``costs``: of all rounds, for the picture of cost per round; networks of the last round.
+
+    ``cost_model``: evenshard's, which makes ``evenshard`` one of the sharders; None leaves it out.
+    """
 
     tables: Path
     tasks: Path
     costs: tuple[Path, ...]
     cost_net: Path
     policy: Path
+    cost_model: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -88,20 +98,26 @@ def run(
         BadInput: if an input cannot be read.
         MeasurementFailed: if a kernel fails.
     """
-    require(config.num_rollouts >= 0, f"evaluate.num_rollouts is {config.num_rollouts}. Make it at least 0.")
+    for name in ("num_rollouts", "scores_per_table"):
+        require(getattr(config, name) >= 0, f"evaluate.{name} is {getattr(config, name)}. Make it at least 0.")
     pool = load_tables(inputs.tables)
     split = load_tasks(inputs.tasks, pool)
     cost_net = load_checkpoint(inputs.cost_net, DreamShardCostNet)
     policy = load_checkpoint(inputs.policy, DreamShardPolicy)
     rounds = [load_costs(path, pool) for path in inputs.costs]
+    model = None if inputs.cost_model is None else ConvexCostModel.load(inputs.cost_model)
     dreamshard = DreamShardSharder(cost_net.net, policy.net, policy.normalizer, config.num_rollouts)
+    learned: list[Sharder] = [dreamshard]
+    if model is not None:
+        effort = SearchEffort(scores_per_table=config.scores_per_table)
+        learned.append(EvenshardSharder(model, dreamshard, SearchConfig(effort=effort, seed=config.seed)))
     journal_path = outputs.report.with_name(f".{outputs.report.name}.journal")
     with closing(open_hardware(measure)) as hardware, Journal(journal_path) as journal:
         sharders: list[Sharder] = [
             RandomSharder(config.seed),
             *expert_sharders(),
             single_cost_sharder(_single_costs(hardware, split.test, measure, journal)),
-            dreamshard,
+            *learned,
         ]
         with one_thread():
             answers = [_predicted(ask(sharder, task), dreamshard) for task in split.test for sharder in sharders]
@@ -114,13 +130,14 @@ def run(
     results = [Result(answer, by_id.get(_measurement_id(number))) for number, answer in enumerate(answers)]
     noise = noise_of([controls_of(run) for run in (*rounds, measured)])
     ranking, accuracy = standings(results, noise), network_accuracy(results)
-    metrics = report.metrics(ranking, accuracy, len(split.test), infeasible_tasks(results), noise, origin)
+    of_model = None if model is None else network_accuracy(_predicted_by(model, results))
+    metrics = report.metrics(ranking, accuracy, len(split.test), infeasible_tasks(results), noise, origin, of_model)
     folder = outputs.report
     report.write_csv(results, folder / "evaluation.csv")
     save_costs(measured, folder / "evaluation_costs.parquet", lineage)
     report.plot_predicted_vs_measured(results, accuracy, folder / "predicted_vs_measured.png")
     report.plot_cost_per_round([one for run in rounds for one in run], folder / "cost_per_round.png")
-    _plot_one_task(results, ranking, folder / "device_costs.png")
+    _plot_one_task(results, ranking, [one.name for one in learned], folder / "device_costs.png")
     table = report.text_table(ranking, len(split.test), noise)
     report.write_text(table, folder / "table.txt")
     report.write_text(json.dumps(metrics, indent=1), folder / "metrics.json")
@@ -145,6 +162,15 @@ def _predicted(answer: Answer, dreamshard: DreamShardSharder) -> Answer:
     if answer.placement is None:
         return answer
     return replace(answer, predicted_ms=dreamshard.predicted_ms(answer.task, answer.placement))
+
+
+def _predicted_by(model: ConvexCostModel, results: Sequence[Result]) -> list[Result]:
+    """The results with the cost model's predictions in the place of the cost network's."""
+
+    def predicted_ms(answer: Answer) -> float:
+        return math.nan if answer.placement is None else float(model.overall_ms(answer.task, [answer.placement])[0])
+
+    return [replace(one, answer=replace(one.answer, predicted_ms=predicted_ms(one.answer))) for one in results]
 
 
 def _measure(
@@ -181,19 +207,20 @@ def _origin(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[s
     }
 
 
-def _plot_one_task(results: Sequence[Result], ranking: Sequence[Standing], path: Path) -> None:
-    """Random, the best heuristic and dreamshard on the task where dreamshard's gain is the median one."""
+def _plot_one_task(results: Sequence[Result], ranking: Sequence[Standing], learned: Sequence[str], path: Path) -> None:
+    """Random, the best heuristic and the learned sharders, on the task where the last one's gain is the median one."""
     best = min((one for one in ranking if one.sharder in EXPERTS), key=lambda one: one.measured_ms.mean).sharder
-    shown = list(dict.fromkeys(("random", best, "dreamshard")))
+    shown = list(dict.fromkeys(("random", best, *learned)))
     by_task: dict[PlacementTask, dict[str, PlacementCost]] = {}
     for result in results:
         if result.measured and result.measured.cost.fits and result.answer.sharder in shown:
             by_task.setdefault(result.answer.task, {})[result.answer.sharder] = result.measured.cost
     complete = [(task, costs) for task, costs in by_task.items() if len(costs) == len(shown)]
     if not complete:
-        report.plot_device_costs({}, "no task that all three sharders could place", path)
+        report.plot_device_costs({}, f"no task that all of {', '.join(shown)} could place", path)
         return
-    complete.sort(key=lambda pair: pair[1]["dreamshard"].max_device_ms / pair[1][best].max_device_ms)
+    complete.sort(key=lambda pair: pair[1][learned[-1]].max_device_ms / pair[1][best].max_device_ms)
     task, costs = complete[len(complete) // 2]
-    title = f"{task.task_id} (the median gain): {len(task.tables)} unseen tables on {task.num_devices} devices"
+    what = f"{len(task.tables)} unseen tables on {task.num_devices} devices"
+    title = f"{task.task_id} (the median gain of {learned[-1]}): {what}"
     report.plot_device_costs({name: costs[name] for name in shown}, title, path)

@@ -1,26 +1,70 @@
-"""Which placements shall a round measure? Those of the policy so far, random shards, and the controls among them."""
+"""Which placements shall a round measure? The policy's, a few of a search's, random shards, and controls among them."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from evenshard.checkpoint import load_checkpoint
+from evenshard.cost_nets.convex import ConvexCostModel
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.costs import RANDOM_SHARD
 from evenshard.errors import InfeasibleTask
 from evenshard.measure import Job, MeasureConfig, with_controls
 from evenshard.placement import Placement, alone
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
+from evenshard.sharders.evenshard import EvenshardSharder, SearchConfig
+from evenshard.sharders.local_search import SearchEffort
 from evenshard.sharders.random import random_placement
 from evenshard.tables import Table
 from evenshard.tasks import PlacementTask, sample_shards
+from evenshard.threads import one_thread
 
 log = logging.getLogger(__name__)
+EFFORT = SearchEffort(scores_per_table=1000)
+"""A longer search finds placements that are a little better, but no other errors of the model."""
+
+
+@dataclass(frozen=True)
+class Proposers:
+    """What the previous round has left to propose with; nothing before round 1.
+
+    Attributes:
+        policy: samples placements; None for random ones.
+        cost_model: a search with it proposes ``searched_share`` of the placements; None for no search.
+        searched_share: 0 to 1.
+    """
+
+    policy: DreamShardSharder | None = None
+    cost_model: ConvexCostModel | None = None
+    searched_share: float = 0.0
+
+    @staticmethod
+    def load(cost_net: Path | None, policy: Path | None, cost_model: Path | None, searched_share: float) -> Proposers:
+        """From the folders of the previous round; a policy needs its cost network.
+
+        Raises:
+            BadFile: if a folder is missing, torn, or holds something else.
+        """
+        sharder = None
+        if policy is not None and cost_net is not None:
+            trained = load_checkpoint(policy, DreamShardPolicy)
+            net = load_checkpoint(cost_net, DreamShardCostNet).net
+            sharder = DreamShardSharder(net, trained.net, trained.normalizer)
+        model = None if cost_model is None else ConvexCostModel.load(cost_model)
+        return Proposers(sharder, model, searched_share)
+
+    def searches(self, number: int) -> bool:
+        """Whether the search proposes placement ``number``: every fifth where the share is 0.2."""
+        if self.cost_model is None:
+            return False
+        return int((number + 1) * self.searched_share) > int(number * self.searched_share)
 
 
 def placement_jobs(
@@ -28,10 +72,9 @@ def placement_jobs(
     count: int,
     round_number: int,
     seed: int,
-    cost_net: Path | None = None,
-    policy: Path | None = None,
+    proposers: Proposers | None = None,
 ) -> list[Job]:
-    """``count`` placements of the tasks: sampled from the policy; random without one, or where it found no room.
+    """``count`` placements of the tasks: sampled from the policy, some searched; random where nobody found room.
 
     Every task comes once, in random order, before any comes again: rounds then compare like with like.
 
@@ -40,17 +83,18 @@ def placement_jobs(
     """
     if not count:
         return []
+    proposers = proposers or Proposers()
     order_rng, rng = np.random.default_rng([seed, round_number]), np.random.default_rng([seed, round_number, 1])
     order: list[int] = []
     while len(order) < count:
         order.extend(order_rng.permutation(len(tasks)).tolist())
     chosen = [tasks[number] for number in order[:count]]
-    sampled: list[Placement | None] = [None] * count
-    if policy is not None and cost_net is not None:
-        trained = load_checkpoint(policy, DreamShardPolicy)
-        sharder = DreamShardSharder(load_checkpoint(cost_net, DreamShardCostNet).net, trained.net, trained.normalizer)
-        sampled = sharder.sample(chosen, torch.Generator().manual_seed(seed * 1000 + round_number))
-    proposals = list(_filled(chosen, sampled, rng))
+    proposed: list[tuple[Placement | None, str]] = [(None, "")] * count
+    if proposers.policy is not None:
+        sampled = proposers.policy.sample(chosen, torch.Generator().manual_seed(seed * 1000 + round_number))
+        proposed = [(placement, proposers.policy.name) for placement in sampled]
+    proposed = _with_searched(chosen, proposed, proposers, seed * 1000 + round_number)
+    proposals = list(_filled(chosen, proposed, rng))
     if not proposals:
         raise InfeasibleTask("No train task fits its devices. Raise memory_cap_gb or num_devices.")
     return [
@@ -59,12 +103,48 @@ def placement_jobs(
     ]
 
 
+def _with_searched(
+    tasks: Sequence[PlacementTask],
+    proposed: Sequence[tuple[Placement | None, str]],
+    proposers: Proposers,
+    seed: int,
+) -> list[tuple[Placement | None, str]]:
+    """The proposals with the search's share in their place, where the search finds something.
+
+    A task that is searched again gives its next best candidate: the best one has been proposed already.
+    """
+    mixed, asked = list(proposed), Counter[str]()
+    if proposers.cost_model is None:
+        return mixed
+    sharder = EvenshardSharder(proposers.cost_model, proposers.policy, SearchConfig(effort=EFFORT, seed=seed))
+    found: dict[str, Sequence[Placement]] = {}
+    for number, task in enumerate(tasks):
+        if not proposers.searches(number):
+            continue
+        if task.task_id not in found:
+            found[task.task_id] = _candidates(sharder, task)
+        rank = asked[task.task_id]
+        asked[task.task_id] += 1
+        if rank < len(found[task.task_id]):
+            mixed[number] = (found[task.task_id][rank], sharder.name)
+    return mixed
+
+
+def _candidates(sharder: EvenshardSharder, task: PlacementTask) -> Sequence[Placement]:
+    """What the search considered, lowest predicted cost first; nothing where it found no room."""
+    try:
+        with one_thread():
+            return sharder.search(task).candidates
+    except InfeasibleTask:
+        return ()
+
+
 def _filled(
-    tasks: Sequence[PlacementTask], sampled: Sequence[Placement | None], rng: np.random.Generator
+    tasks: Sequence[PlacementTask], proposed: Sequence[tuple[Placement | None, str]], rng: np.random.Generator
 ) -> Iterator[tuple[PlacementTask, Placement, str]]:
-    for task, placement in zip(tasks, sampled, strict=True):
+    for task, (placement, who) in zip(tasks, proposed, strict=True):
         if placement is not None:
-            yield task, placement, "dreamshard"
+            yield task, placement, who
             continue
         try:
             yield task, random_placement(task, rng), "random"

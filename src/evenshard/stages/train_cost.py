@@ -1,8 +1,13 @@
-"""Stage 3, once per round: what will a placement cost? Fits the cost network to all costs measured so far."""
+"""Stage 3, once per round: what will a placement cost? Fits what predicts it to all costs measured so far.
+
+Two learn from the same costs: DreamShard's cost network, against which its policy is trained, and evenshard's cost
+model, with which evenshard searches.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,17 +17,24 @@ import torch
 
 from evenshard.checkpoint import Checkpoint, load_checkpoint, new_checkpoint, save_checkpoint
 from evenshard.cost_dataset import load_costs
+from evenshard.cost_nets.convex import ConvexCostModel
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.costs import CONTROL, RANDOM_SHARD, MeasuredPlacement
 from evenshard.errors import BadFile
 from evenshard.features import FeatureNormalizer
+from evenshard.learn.chosen import calibrate_for_chosen
+from evenshard.learn.fit_convex_net import ConvexFitConfig, fit_convex_net
 from evenshard.learn.fit_cost_net import CostTensors, FitConfig, fit_cost_net, predict
+from evenshard.lineage import Lineage
+from evenshard.models import save_cost_model
 from evenshard.params import require
 from evenshard.progress import progress
+from evenshard.sharders.evenshard import EvenshardSharder
 from evenshard.stages.outcome import Outcome
 from evenshard.table_files import load_tables
-from evenshard.tasks import distinct_tables, load_tasks
+from evenshard.tasks import PlacementTask, distinct_tables, load_tasks
 from evenshard.threads import one_thread
+from evenshard.trained_on import TrainedOn
 
 log = logging.getLogger(__name__)
 
@@ -32,21 +44,26 @@ class TrainCostConfig:
     """Section ``train_cost`` of params.yaml.
 
     Attributes:
-        num_updates: gradient steps per round.
+        num_updates: gradient steps per round, of DreamShard's cost network.
         minibatch_size: measured placements per step.
         learning_rate: Adam's in round 1; it falls linearly over the rounds.
-        seed: of initial weights and minibatches.
+        convex_updates: gradient steps of evenshard's cost model, which is fitted anew in each round.
+        seed: of initial weights, minibatches and held-out parts.
     """
 
     num_updates: int = 300
     minibatch_size: int = 64
     learning_rate: float = 5e-4
+    convex_updates: int = 1000
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class TrainCostInputs:
-    """``costs``: the datasets of rounds 1 to ``round``; ``cost_net``: of the previous round, None in round 1."""
+    """``costs``: the datasets of rounds 1 to ``round``; ``cost_net``: of the previous round, None in round 1.
+
+    ``cost_model``: of the previous round: how wrong it was about its own choices is what the new one's intervals hold.
+    """
 
     tables: Path
     tasks: Path
@@ -54,29 +71,53 @@ class TrainCostInputs:
     round: int
     num_rounds: int
     cost_net: Path | None = None
+    cost_model: Path | None = None
 
 
 @dataclass(frozen=True)
 class TrainCostOutputs:
-    """``cost_net``: folder of the network."""
+    """``cost_net``: folder of DreamShard's network; ``cost_model``: of evenshard's model, None to fit none."""
 
     cost_net: Path
+    cost_model: Path | None = None
 
 
-def run(config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutputs) -> Outcome:
-    """Fits the network, going on from the previous round's.
+def run(
+    config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutputs, lineage: Lineage | None = None
+) -> Outcome:
+    """Fits DreamShard's network, going on from the previous round's, and evenshard's cost model anew.
 
     Raises:
         BadInput: if an input cannot be read.
     """
-    for name in ("num_updates", "minibatch_size", "learning_rate"):
+    for name in ("num_updates", "minibatch_size", "learning_rate", "convex_updates"):
         require(getattr(config, name) > 0, f"train_cost.{name} is {getattr(config, name)}. Make it above 0.")
     pool = load_tables(inputs.tables)
-    tasks = load_tasks(inputs.tasks, pool).train
-    measured = [one for path in inputs.costs for one in load_costs(path, pool) if _teaches(one)]
-    if not measured:
+    ran = [one for path in inputs.costs for one in load_costs(path, pool) if one.cost.fits]
+    whole = [one for one in ran if _teaches_cost_net(one)]
+    if not whole:
         problem = "no whole placement that fits its devices, so there is nothing to learn from"
         raise BadFile(inputs.costs[-1], problem, "Measure some with `evenshard benchmark --placements`.")
+    outcome = _fit_cost_net(config, inputs, outputs.cost_net, whole, load_tasks(inputs.tasks, pool).train)
+    if outputs.cost_model is None:
+        return outcome
+    known = [one for one in ran if not one.is_control]
+    more = _fit_cost_model(config, inputs, outputs.cost_model, known, lineage or Lineage())
+    return Outcome({**outcome.metrics, **more}, outcome.curve)
+
+
+def _teaches_cost_net(one: MeasuredPlacement) -> bool:
+    """Whole placements teach. A control would count several times, and a shard alone exchanges nothing."""
+    return one.proposed_by not in (CONTROL, RANDOM_SHARD)
+
+
+def _fit_cost_net(
+    config: TrainCostConfig,
+    inputs: TrainCostInputs,
+    folder: Path,
+    measured: Sequence[MeasuredPlacement],
+    tasks: Sequence[PlacementTask],
+) -> Outcome:
     torch.manual_seed(config.seed)
     if inputs.cost_net is None:
         checkpoint = new_checkpoint(
@@ -95,7 +136,7 @@ def run(config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutp
     show = partial(progress, description=f"train cost {inputs.round}")
     with one_thread():
         losses = fit_cost_net(checkpoint.net, checkpoint.optimizer, data, fit, generator, show)
-    save_checkpoint(replace(checkpoint, round=inputs.round), outputs.cost_net)
+    save_checkpoint(replace(checkpoint, round=inputs.round), folder)
     error = _median_abs_pct_error(checkpoint, data)
     log.info("round %d: cost network fitted to %d placements, median error %.1f %%", inputs.round, len(measured), error)
     return Outcome(
@@ -103,9 +144,32 @@ def run(config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutp
     )
 
 
-def _teaches(one: MeasuredPlacement) -> bool:
-    """Whole placements teach. A control would count several times, and a shard alone exchanges nothing."""
-    return one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD)
+def _fit_cost_model(
+    config: TrainCostConfig,
+    inputs: TrainCostInputs,
+    folder: Path,
+    measured: Sequence[MeasuredPlacement],
+    lineage: Lineage,
+) -> dict[str, float]:
+    """Fits and saves evenshard's cost model and what it was trained on; returns metrics."""
+    previous = None if inputs.cost_model is None else ConvexCostModel.load(inputs.cost_model)
+    fit = ConvexFitConfig(num_updates=config.convex_updates, seed=config.seed)
+    show = partial(progress, description=f"cost model {inputs.round}")
+    model, found = fit_convex_net(measured, fit, show)
+    if previous is not None:
+        own = [one for one in measured if one.round == inputs.round and one.proposed_by == EvenshardSharder.name]
+        calibrate_for_chosen(model, previous, own)
+    save_cost_model(folder, model, TrainedOn.of(measured, lineage.git_commit, inputs.costs))
+    log.info(
+        "round %d: cost model fitted to %d devices, median error on held-out placements %.1f %%",
+        inputs.round,
+        found.num_devices,
+        found.held_out_pct_error,
+    )
+    return {
+        "cost_model_held_out_pct_error": found.held_out_pct_error,
+        "cost_model_num_devices": float(found.num_devices),
+    }
 
 
 def decayed(learning_rate: float, round_number: int, num_rounds: int) -> float:

@@ -1,0 +1,45 @@
+"""The command that makes the models that come with the package."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from evenshard.cli.parsing import PATH, Commands
+
+
+def _bundle(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.errors import BadConfig
+    from evenshard.learn.bundle import BundleConfig, train_bundle
+    from evenshard.lineage import git_commit
+    from evenshard.measure import SIMULATED, MeasureConfig
+    from evenshard.measure.simulated import SimulatedHardware
+    from evenshard.models import digest_of, save_model
+    from evenshard.trained_on import TrainedOn
+
+    if not args.hardware.startswith(SIMULATED):
+        raise BadConfig(
+            f"--hardware is {args.hardware!r}. Only {SIMULATED}<profile> can measure as much as this takes."
+        )
+    trained = train_bundle(SimulatedHardware(MeasureConfig(args.hardware)), BundleConfig(seed=args.seed))
+    trained_on = TrainedOn.of(trained.measured, git_commit())
+    networks = (trained.dreamshard.cost_net, trained.dreamshard.policy, trained.dreamshard.normalizer)
+    save_model(args.out, trained.evenshard.model, trained_on, networks)
+    error = trained.evenshard.metrics.held_out_pct_error
+    print(f"saved: {args.out} (held-out error {error:.2f} %, digest {digest_of(args.out)[:12]})")
+    return {"held_out_pct_error": error, "num_measured": len(trained.measured)}
+
+
+def add_commands(commands: Commands) -> None:
+    """Declares bundle."""
+    sub = commands.add(
+        "bundle",
+        _bundle,
+        "Make the model that comes with evenshard for a simulated device.",
+        "It learns from made-up tables over wide ranges, for those who have trained nothing. The same command gives "
+        "the same files on the same machine.",
+    )
+    sub.add_argument("--hardware", required=True, help="simulated:<profile>, such as simulated:h200")
+    sub.add_argument("--out", **PATH, required=True, help="folder to write, such as src/evenshard/bundled/h200")
+    sub.add_argument("--seed", type=int, default=0, help="of everything (default: 0)")
