@@ -22,9 +22,10 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from evenshard.cli import main
 from evenshard.errors import BadConfig
-from evenshard.export.torchrec import EvenshardPlanner, TableShard, sharding_plan, tables_of
-from torchrec_builders import GREEDY, META, NAMES, PATHS, ROWS_OF_FEATURE, SPLIT, WORLD_SIZE, Fixed, Model
+from evenshard.export.torchrec import EvenshardPlanner, TableShard, load_plan, sharding_plan, shards_of, tables_of
+from torchrec_builders import GREEDY, META, NAMES, PATHS, ROWS_OF_FEATURE, SPLIT, WORLD_SIZE, Fixed, Model, gb
 
 # In the ranks ---------------------------------------------------------------------------------------------------------
 
@@ -134,7 +135,7 @@ def process(rank: int, out: Path) -> None:
 
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=WORLD_SIZE)
     notes: dict[str, Any] = {}
-    planner = EvenshardPlanner(Fixed(DEVICE_OF_TABLE), compute_device="cpu", memory_cap_bytes=10**6)
+    planner = EvenshardPlanner(Fixed(DEVICE_OF_TABLE), compute_device="cpu", memory_cap_gb=gb(10**6))
     plan = planner.collective_plan(Model(), module_sharders("sgd"))
     notes["plan"] = str(plan)
     notes["sgd"] = sharded_run(plan, "sgd", rank)
@@ -143,9 +144,15 @@ def process(rank: int, out: Path) -> None:
     split = sharding_plan(SPLIT, tables_of(model), model, WORLD_SIZE, compute_device="cpu")
     notes["split"] = sharded_run(split, "sgd", rank)
     notes["split_adagrad"] = sharded_run(split, "adagrad", rank)
-    small = EvenshardPlanner(GREEDY, compute_device="cpu", memory_cap_bytes=100)
+    plan = load_plan(out / "plan.json", model, compute_device="cpu")
+    notes["told"] = shards_of(plan, tables_of(model))
+    notes["command"] = sharded_run(plan, "sgd", rank)
+    own = EvenshardPlanner(compute_device="cpu")  # on a machine with GPUs too: the backend is gloo
+    notes["own"] = sharded_run(own.collective_plan(model), "sgd", rank)
+    notes["planned"] = own.answer is not None
+    small = EvenshardPlanner(GREEDY, compute_device="cpu", memory_cap_gb=gb(100))
     notes["no_room"] = failure_of(lambda: small.collective_plan(model))
-    wrong = EvenshardPlanner(GREEDY, compute_device="cpu", memory_cap_bytes=10**6, pooling_factors={"nobody": 1.0})
+    wrong = EvenshardPlanner(GREEDY, compute_device="cpu", pooling_factors={"nobody": 1.0})
     notes["wrong"] = failure_of(lambda: wrong.collective_plan(model))
     (out / f"notes-{rank}.pickle").write_bytes(pickle.dumps(notes))
     dist.destroy_process_group()
@@ -158,18 +165,36 @@ def process(rank: int, out: Path) -> None:
 def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
     out = tmp_path_factory.mktemp("ranks")
+    command(out)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen([sys.executable, __file__, str(rank), str(out)], env=env, stderr=subprocess.PIPE, text=True)
         for rank in range(WORLD_SIZE)
     ]
     try:
-        errors = [one.communicate(timeout=120)[1] for one in started]
+        errors = [one.communicate(timeout=300)[1] for one in started]
     finally:
         for one in started:
             one.kill()
     assert [one.returncode for one in started] == [0] * WORLD_SIZE, "\n".join(errors)
     return [pickle.loads((out / f"notes-{rank}.pickle").read_bytes()) for rank in range(WORLD_SIZE)]
+
+
+PINNED = {"user.ebc.id": 0, "item.id": 0, "clicks": 1, "tags": 1}
+CAPS_GB = f"{gb(5000)},{gb(4400)}"
+"""Beside the pinned tables, no rank has room for the 2880 bytes of the widest one."""
+
+
+def command(folder: Path) -> None:
+    """Places the model's tables as an engineer does, who has them in a file: plan.json."""
+    configs = [module_path_of(name)[1] for name in NAMES]
+    columns = ["name,num_rows,embedding_dim,pooling_factor"]
+    rows = [f"{name},{one.num_embeddings},{one.embedding_dim},2.5" for name, one in zip(NAMES, configs, strict=True)]
+    (folder / "tables.csv").write_text("\n".join(columns + rows))
+    pins = [word for name, device in PINNED.items() for word in ("--pin", f"{name}={device}")]
+    machine = ["--devices", str(WORLD_SIZE), "--memory-cap-gb", CAPS_GB, "--batch-size", "2048"]
+    output = ["--allow-column-split", "--format", "torchrec", "-o", str(folder / "plan.json")]
+    assert main(["place", str(folder / "tables.csv"), *machine, *pins, *output]) == 0
 
 
 def module_path_of(name: str) -> tuple[str, EmbeddingBagConfig]:
@@ -197,7 +222,25 @@ def test_each_part_of_a_split_table_lives_where_its_shard_says(notes: list[dict[
     assert [of_rank["split"]["lives"] for of_rank in notes] == [lives(SPLIT, rank) for rank in range(WORLD_SIZE)]
 
 
-@pytest.mark.parametrize(("run", "optimizer"), [("sgd", "sgd"), ("adagrad", "adagrad"), ("split", "sgd")])
+def test_the_commands_plan_puts_tables_where_they_are_pinned(notes: list[dict[str, Any]]) -> None:
+    """The table that fits nowhere is split over both ranks."""
+    shards = notes[0]["told"]
+    assert [of_rank["command"]["lives"] for of_rank in notes] == [lives(shards, rank) for rank in range(WORLD_SIZE)]
+    assert {shard.table: shard.device for shard in shards if shard.table != "wide"} == PINNED
+    assert {shard.device for shard in shards if shard.table == "wide"} == {0, 1}
+
+
+def test_without_arguments_the_planner_places_all_tables(notes: list[dict[str, Any]]) -> None:
+    """Rank 0 plans, with the model that comes with evenshard."""
+    assert [of_rank["planned"] for of_rank in notes] == [True, False]
+    held = sorted(name for of_rank in notes for name, *_ in of_rank["own"]["lives"])
+    assert held == sorted(module_path_of(name)[0] for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("run", "optimizer"),
+    [("sgd", "sgd"), ("adagrad", "adagrad"), ("split", "sgd"), ("command", "sgd"), ("own", "sgd")],
+)
 def test_losses_are_those_of_the_model_in_one_piece(notes: list[dict[str, Any]], run: str, optimizer: str) -> None:
     expected = unsharded_losses(optimizer)
     assert len(set(expected)) == NUM_STEPS

@@ -15,9 +15,10 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from builders import table
 from evenshard.errors import BadConfig
 from evenshard.export.torchrec import EvenshardPlanner, TableShard, placement_of, sharding_plan, shards_of, tables_of
+from evenshard.export.torchrec.tables import assumed_pooling
 from evenshard.placement import Placement
 from evenshard.tables import Table
-from torchrec_builders import GREEDY, ITEM, META, SPLIT, USER, Model, topology
+from torchrec_builders import GREEDY, ITEM, META, NAMES, SPLIT, USER, Model, topology
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 
@@ -84,8 +85,22 @@ def test_other_modules_with_tables_are_refused_or_left_out() -> None:
     model.sequence = EmbeddingCollection(tables=configs, device=META)
     with pytest.raises(BadConfig, match="sequence is of type EmbeddingCollection; evenshard places"):
         tables_of(model)
-    planner = EvenshardPlanner(GREEDY, world_size=2, memory_cap_bytes=10**6)
+    planner = EvenshardPlanner(GREEDY, world_size=2)
     assert set(planner.plan(model, [EmbeddingBagCollectionSharder()]).plan) == {"user.ebc", "item"}
+
+
+def test_lookups_that_nobody_told_are_assumed() -> None:
+    """A table's name stands for all its features; one feature of two leaves the other open."""
+
+    def assumed(*names: str) -> list[str]:
+        return [one.table for one in assumed_pooling(Model(META), dict.fromkeys(names, 2.0))]
+
+    assert assumed() == list(NAMES)
+    assert assumed("clicks", "item_id") == ["user.ebc.id", "wide", "item.id", "tags"]
+    assert assumed("item.id", "user_id", "tags") == ["clicks", "wide"]
+    assert assumed("item_id", "item_before", "wide") == ["user.ebc.id", "clicks", "tags"]
+    (first, *_) = assumed_pooling(Model(META), default_pooling_factor=1.5)
+    assert first.text == "1.5 for each feature that is not named, the default"
 
 
 # Plans ----------------------------------------------------------------------------------------------------------------

@@ -83,6 +83,11 @@ SPLIT = (
 PATHS = {"user.ebc": USER, "item": ITEM}
 
 
+def gb(num_bytes: int) -> float:
+    """As memory caps are told."""
+    return num_bytes / BYTES_PER_GB
+
+
 def topology(world_size: int, compute_device: str = "cuda", **kwargs: Any) -> Any:
     """TorchRec's description of a machine; one node, and 1 GB per GPU, where nothing else is told."""
     from torchrec.distributed.planner.types import HardwareConfig, KernelConfig, TopologyFactory, TrainerConfig

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard import __version__
-from evenshard.cli import loop, measuring, studies
+from evenshard.cli import loop, measuring, models, placing, studies
 from evenshard.cli.parsing import Commands, OneLineParser
 from evenshard.errors import BadInput, EvenshardError, InfeasibleTask
 
@@ -25,7 +25,9 @@ def _parser() -> OneLineParser:
     commands = Commands(parser)
     loop.add_commands(commands)
     measuring.add_commands(commands)
+    placing.add_commands(commands)
     studies.add_commands(commands)
+    models.add_commands(commands)
     return parser
 
 

@@ -1,0 +1,112 @@
+"""How long does an engineer wait for ``evenshard place``, the start of the process included, and in how much memory?
+
+    python benchmarks/place_speed.py [--runs 5] [--json out.json] [--only NAME ...]
+
+Every run is a fresh process of the command as it is installed. Printed are medians over the runs: wall time from the
+start of the process to its end, the processor's time of it, and its peak resident memory. On a busy machine the wall
+time counts the neighbours too; the processor's time hardly does. ``import torch`` alone stands beside them, which no
+placement can do without. The runs take turns, so that a busy minute falls on all cases.
+
+The large case has tables with the row counts, pooling factors and reuse of the DLRM 2021 data and dims from 4 to 128,
+on devices with half as much memory again as an equal share, and twice the largest table at least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+LARGE_TABLES, LARGE_DEVICES, BATCH_SIZE = 2000, 128, 65_536
+PYTHON = (sys.executable,)
+EVENSHARD = (*PYTHON, "-m", "evenshard")
+MLPERF = ("place", "mlperf_dlrm_v2", "--devices", "8")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process: seconds on the wall, seconds of a processor, peak resident MB (1024**2 bytes)."""
+
+    wall_s: float
+    cpu_s: float
+    peak_mb: float
+
+
+def write_large(path: Path) -> float:
+    """Writes the tables of the large case; returns the GB that a device has."""
+    from evenshard.generator import GeneratorConfig, generate_tables
+    from evenshard.table_files import save_tables
+    from evenshard.units import bytes_to_gb
+
+    tables = generate_tables(GeneratorConfig(LARGE_TABLES), BATCH_SIZE, seed=0)
+    save_tables(tables, path)
+    sizes = [table.size_bytes for table in tables]
+    return bytes_to_gb(max(2 * max(sizes), sum(sizes) * 3 // (2 * LARGE_DEVICES)))
+
+
+def commands(folder: Path, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """What is timed, by name."""
+    tables = folder / "tables.json"
+    cap_gb = write_large(tables)
+    large = ("place", str(tables), "--devices", str(LARGE_DEVICES), "--memory-cap-gb", f"{cap_gb:.3f}")
+    out = ("-o", str(folder / "placement.json"))
+    found = {
+        "import torch": (*PYTHON, "-c", "import torch"),
+        "help": (*EVENSHARD, "--help"),
+        "mlperf": (*EVENSHARD, *MLPERF, *out),
+        "mlperf, split": (*EVENSHARD, *MLPERF, *out, "--allow-column-split"),
+        "large": (*EVENSHARD, *large, *out),
+        "large, split": (*EVENSHARD, *large, *out, "--allow-column-split"),
+    }
+    return {name: command for name, command in found.items() if not only or name in only}
+
+
+def run(command: Sequence[str]) -> Run:
+    """Runs a command that must succeed, on one thread."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    said = process.stderr.read()
+    _, status, used = os.wait4(process.pid, 0)
+    wall_s = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{' '.join(command)}: {said}")
+    peak_bytes = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return Run(wall_s, used.ru_utime + used.ru_stime, peak_bytes / 1024**2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5, help="of each case (default: 5)")
+    parser.add_argument("--json", type=Path, help="also write every run to this file")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="cases, as the table calls them")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        of_case = commands(Path(folder), args.only)
+        runs: dict[str, list[Run]] = {name: [] for name in of_case}
+        for _ in range(args.runs):
+            for name, command in of_case.items():
+                runs[name].append(run(command))
+                print(f"{name}: {runs[name][-1].wall_s:.2f} s", file=sys.stderr)
+    print("| case | wall, s (fastest to slowest) | processor, s | peak memory, MB |")
+    print("|---|---:|---:|---:|")
+    for name, of_name in runs.items():
+        walls = sorted(one.wall_s for one in of_name)
+        cpu_s, peak_mb = median(one.cpu_s for one in of_name), max(one.peak_mb for one in of_name)
+        print(f"| {name} | {median(walls):.2f} ({walls[0]:.2f} to {walls[-1]:.2f}) | {cpu_s:.2f} | {peak_mb:.0f} |")
+    if args.json is not None:
+        args.json.write_text(json.dumps({name: [vars(one) for one in of] for name, of in runs.items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""MLPerf's DLRM v2 on 8 GPUs: evenshard beside TorchRec's own planner, with whole tables and with split ones.
+
+    python examples/mlperf_vs_torchrec.py            # needs TorchRec, no GPU
+
+All times come from evenshard's device model of an H200, which measures both planners' plans in the same way; nothing
+runs on a GPU. evenshard's cost model has learned from that device model, on other tables. TorchRec plans with its own
+constants and is told the pooling factors.
+"""
+
+import logging
+from typing import Any
+
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+import evenshard
+from evenshard.columns import TableShard, by_table
+from evenshard.export.torchrec import shards_of
+from evenshard.measure import MeasureConfig, open_hardware
+from evenshard.placing.request import PlacementRequest
+
+DEVICES, CAP_GB = 8, 64
+logging.getLogger("torchrec").setLevel(logging.ERROR)  # it remarks on storage and topology
+
+
+def torchrec(request: PlacementRequest, **limits: Any) -> tuple[TableShard, ...]:
+    """Where TorchRec's planner puts the tables of a request."""
+    told, configs = {}, []
+    for one in request.tables:
+        told[one.name] = ParameterConstraints(pooling_factors=[one.pooling_factor], compute_kernels=["fused"], **limits)
+        configs.append(EmbeddingBagConfig(one.num_rows, one.embedding_dim, one.name, feature_names=[one.name]))
+    topology = Topology(DEVICES, "cuda", hbm_cap=CAP_GB * 1024**3, local_world_size=DEVICES)
+    planner = EmbeddingShardingPlanner(topology, request.batch_size // DEVICES, constraints=told, debug=False)
+    model = EmbeddingBagCollection(configs, device="meta")
+    return shards_of(planner.plan(model, [EmbeddingBagCollectionSharder()]), request.tables)
+
+
+def step_ms(request: PlacementRequest, shards: tuple[TableShard, ...]) -> float:
+    """What a training step waits for on simulated H200s."""
+    placed = by_table(shards, request.tables, DEVICES)
+    cuts = {table: tuple(one.column_start for one in parts[1:]) for table, parts in placed.items()}
+    placement = evenshard.Placement(tuple(one.device for parts in placed.values() for one in parts), DEVICES)
+    return open_hardware(MeasureConfig("simulated:h200")).measure(request.task(cuts)[1], placement).max_device_ms
+
+
+if __name__ == "__main__":
+    whole = evenshard.place("mlperf_dlrm_v2", DEVICES, CAP_GB)
+    split = evenshard.place("mlperf_dlrm_v2", DEVICES, CAP_GB, allow_column_split=True)
+    rows = {"TorchRec, whole tables": torchrec(whole.request, sharding_types=["table_wise"])}
+    rows["evenshard, whole tables"] = whole.table_shards
+    for least in (64, 32, 16):  # TorchRec must be told how narrow a part may be
+        limits = {"sharding_types": ["table_wise", "column_wise"], "min_partition": least}
+        rows[f"TorchRec, parts of {least} columns or more"] = torchrec(whole.request, **limits)
+    rows["evenshard, split where that helps"] = split.table_shards
+    print(f"{DEVICES} simulated H200s (a device model; no GPU was used), ms of a step:")
+    for name, shards in rows.items():
+        print(f"{name:38} {step_ms(whole.request, shards):5.2f} with {len(shards)} shards")
