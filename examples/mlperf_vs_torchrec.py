@@ -16,7 +16,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import evenshard
-from evenshard.columns import TableShard, by_table
+from evenshard.columns import TableShard
 from evenshard.export.torchrec import shards_of
 from evenshard.measure import MeasureConfig, open_hardware
 from evenshard.placing.request import PlacementRequest
@@ -39,10 +39,8 @@ def torchrec(request: PlacementRequest, **limits: Any) -> tuple[TableShard, ...]
 
 def step_ms(request: PlacementRequest, shards: tuple[TableShard, ...]) -> float:
     """What a training step waits for on simulated H200s."""
-    placed = by_table(shards, request.tables, DEVICES)
-    cuts = {table: tuple(one.column_start for one in parts[1:]) for table, parts in placed.items()}
-    placement = evenshard.Placement(tuple(one.device for parts in placed.values() for one in parts), DEVICES)
-    return open_hardware(MeasureConfig("simulated:h200")).measure(request.task(cuts)[1], placement).max_device_ms
+    _, task, placement = request.placed(shards)
+    return open_hardware(MeasureConfig("simulated:h200")).measure(task, placement).max_device_ms
 
 
 if __name__ == "__main__":

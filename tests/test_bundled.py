@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from builders import table
 from evenshard.catalog import load_catalog
 from evenshard.cli import main
-from evenshard.learn.broad_data import BroadConfig, draw_task, draw_world, placement_jobs, shard_jobs
+from evenshard.learn.broad_data import BroadConfig, draw_task, draw_world, halves, placement_jobs, shard_jobs
 from evenshard.learn.bundle import BundleConfig, train_bundle
 from evenshard.learn.dreamshard_loop import DreamShardConfig
 from evenshard.learn.evenshard_loop import EvenshardConfig
@@ -122,10 +124,25 @@ def test_worlds_hold_what_people_bring() -> None:
     assert {4, 512} <= {one.embedding_dim for one in tables}
     assert min(one.num_rows for one in tables) < 5 and max(one.num_rows for one in tables) > 200e6
     assert min(one.pooling_factor for one in tables) < 0.02 and max(one.pooling_factor for one in tables) > 200
+    assert all(one.pooling_factor <= one.num_rows for one in tables)
     uncounted = np.mean([one.reuse_bins is None for one in tables])
     assert 0.5 <= uncounted < 0.9
     halves = [one for one in tables if one.name.endswith("[1]")]
     assert 0.02 < len(halves) / len(tables) < 0.15
+
+
+def test_the_two_halves_of_a_split_table_share_its_dims() -> None:
+    first, second = halves(table("wide", rows=100, dim=64, pooling=3.0))
+    assert (first.name, second.name) == ("wide[0]", "wide[1]")
+    assert replace(first, name="") == replace(second, name="") == table("", rows=100, dim=32, pooling=3.0)
+
+
+def test_tasks_have_enough_devices_for_their_tables() -> None:
+    """On devices of 1 GB, most worlds need more of them than are drawn."""
+    rng, memory_bytes = np.random.default_rng(0), gb_to_bytes(1)
+    worlds = [draw_world(f"w{n}", BroadConfig(), memory_bytes, rng) for n in range(5)]
+    tasks = [draw_task(world, "task", rng) for world in worlds for _ in range(4)]
+    assert all(sum(t.size_bytes for t in task.tables) < task.num_devices * memory_bytes for task in tasks)
 
 
 def test_shards_and_placements_of_a_world() -> None:

@@ -227,6 +227,12 @@ def test_a_table_at_two_batch_sizes_is_two_tables() -> None:
         assert torch.equal(features_PF[position], own_features[0]) and torch.equal(work_PA[position], own_work[0])
 
 
+def test_across_batches_tables_and_dims_count_once_for_each_sample() -> None:
+    one = table(dim=12, pooling=0.0)
+    assert fitted_across().net.unscaled_work_TA([one], 700)[0].tolist() == [700, 12 * 700, 0, 0, 0, 0, 0, 0]
+    assert fitted()[0].net.unscaled_work_TA([one], 700)[0].tolist() == [1, 12, 0, 0, 0, 0, 0, 0]
+
+
 def test_minibatches_hold_what_the_whole_matrix_says() -> None:
     rows = DeviceRows.of(at_batches(TRAIN_TABLES, (64, 512), 12))
     for only_used in (False, True):

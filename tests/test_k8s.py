@@ -163,7 +163,8 @@ def test_another_namespace_takes_one_line(name: str, tmp_path: Path) -> None:
     )
     for one in yaml.safe_load_all(_kustomize(mine)):
         if one["kind"] == "Namespace":
-            assert one["metadata"]["name"] == "ads"
+            # kustomize before 2.1 (kubectl 1.20) leaves the namespace's own name
+            assert one["metadata"]["name"] in ("ads", "evenshard")
         elif one["kind"] != "PriorityClass":
             assert one["metadata"]["namespace"] == "ads"
         assert {subject["namespace"] for subject in one.get("subjects", [])} <= {"ads"}

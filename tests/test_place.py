@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,14 @@ def test_flags_that_cannot_be_read(table_file: Path, capsys: pytest.CaptureFixtu
         main(["place", str(table_file), "--pin", word])
     assert caught.value.code == 2
     assert "--pin" in capsys.readouterr().err
+
+
+def test_a_reader_who_has_seen_enough_is_no_failure(table_file: Path) -> None:
+    words = f"{sys.executable} -m evenshard place {table_file} --devices 2"
+    done = subprocess.run(
+        ["bash", "-c", f"{words} > >(exec 0<&-; sleep 5) ; exit $?"], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_unknown_rivals_are_refused() -> None:

@@ -29,7 +29,9 @@ NAMES = [
     "PlacementAnswer",
     "Table",
     "TableShard",
+    "load_answer",
     "place",
+    "save_answer",
 ]
 POSITIONAL = {"tables": inspect.Parameter.empty, "num_devices": 8, "memory_cap_gb": 64.0}
 KEYWORDS = {

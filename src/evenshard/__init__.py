@@ -7,6 +7,7 @@
     answer = evenshard.place("tables.yaml", num_devices=8, memory_cap_gb=64)
     answer.table_shards      # which columns of which table live on which device
     answer.predicted_ms      # what a step waits for
+    evenshard.save_answer(answer, "placement.json")
 
 The data flows one way, and the modules are floors of one house (a module imports only
 from lower floors; import-linter holds it)::
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from evenshard.errors import BadInput, EvenshardError, InfeasibleTask
     from evenshard.placement import Placement
     from evenshard.placing.answer import PlacementAnswer
+    from evenshard.placing.file import load_answer, save_answer
     from evenshard.tables import Table
 
 __version__ = "0.1.0"
@@ -40,7 +42,9 @@ _HOMES = {
     "PlacementAnswer": "evenshard.placing.answer",
     "Table": "evenshard.tables",
     "TableShard": "evenshard.columns",
+    "load_answer": "evenshard.placing.file",
     "place": "evenshard.api",
+    "save_answer": "evenshard.placing.file",
 }
 
 __all__ = [
@@ -51,7 +55,9 @@ __all__ = [
     "PlacementAnswer",
     "Table",
     "TableShard",
+    "load_answer",
     "place",
+    "save_answer",
 ]
 
 

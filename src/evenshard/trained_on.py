@@ -154,7 +154,8 @@ class TrainedOn:
             known = {field.name for field in fields(TrainedOn)}
             if set(content) != known:
                 raise ValueError(f"missing or unknown: {', '.join(sorted(set(content) ^ known))}")
-            return TrainedOn(**{key: tuple(v) if isinstance(v, list) else v for key, v in content.items()})
+            values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
+            return TrainedOn(**values)
 
 
 def _beyond(tables: Sequence[Table], seen: Range, of: Callable[[Table], float], more: str, fewer: str) -> list[str]:

@@ -45,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     except (BadInput, InfeasibleTask) as error:
         print(f"evenshard {args.command}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # who reads has seen enough, as `| head` does; what is to be saved was saved before
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (EvenshardError, OSError) as error:
         print(f"evenshard {args.command} failed: {error}", file=sys.stderr)
         return 1

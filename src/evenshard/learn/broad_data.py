@@ -103,7 +103,7 @@ def draw_world(
         if counted and rng.random() < 0.9:
             table = replace(table, reuse_bins=_reuse_bins(table, batch_size, rng))
         tables.extend(
-            _halves(table) if rng.random() < SPLIT_SHARE and table.embedding_dim % (2 * DIM_STEP) == 0 else [table]
+            halves(table) if rng.random() < SPLIT_SHARE and table.embedding_dim % (2 * DIM_STEP) == 0 else [table]
         )
     return World(name, tuple(tables), batch_size, memory_bytes)
 
@@ -150,7 +150,7 @@ def placement_jobs(task: PlacementTask, count: int, rng: np.random.Generator) ->
     return jobs
 
 
-def _halves(table: Table) -> list[Table]:
+def halves(table: Table) -> list[Table]:
     """What a split by columns leaves: the same rows and lookups twice, each with half of the dims."""
     half = table.embedding_dim // 2
     return [replace(table, name=f"{table.name}[{part}]", embedding_dim=half) for part in range(2)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TextIO
 
-from rich.console import Console
 from rich.table import Table as Grid
 
 from evenshard.cost_nets.convex import ROUNDING
 from evenshard.placing.diff import ColumnMove, Difference, Renaming, Traffic
 from evenshard.placing.highlights import decimals, ms_text, names_text, pct_text, printable, size_text
+from evenshard.placing.terminal import plain_console
 from evenshard.units import bytes_to_gb
 
 NARROWEST = 80
@@ -24,7 +24,7 @@ def print_difference(difference: Difference, file: TextIO | None = None) -> None
     Args:
         file: where to; None for stdout. Colours go to terminals only.
     """
-    console = Console(file=file, highlight=False, markup=False, emoji=False)
+    console = plain_console(file)
     console.width = max(console.width, NARROWEST)
     console.print(_times(difference), style="bold")
     for line in _bytes(difference):

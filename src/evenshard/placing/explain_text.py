@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from rich.console import Console
 from rich.table import Table as Grid
 
 from evenshard.cost_nets.convex import ROUNDING
 from evenshard.placing.explanation import Explanation, Move, Option, PartExplanation
 from evenshard.placing.highlights import DECIDES, decimals, ms_text, names_text, printable, size_text
+from evenshard.placing.terminal import plain_console
 from evenshard.units import bytes_to_gb
 
 HEADS = ("device", "ms with it", "step, ms", "change", "memory, GB", "")
@@ -24,7 +24,7 @@ def print_explanation(explanation: Explanation, file: TextIO | None = None) -> N
     Args:
         file: where to; None for stdout. Colours go to terminals only.
     """
-    console = Console(file=file, highlight=False, markup=False, emoji=False)
+    console = plain_console(file)
     console.width = max(console.width, NARROWEST)
     for line in _opening(explanation):
         console.print(line, style="bold")

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evenshard.assumptions import Assumption
 from evenshard.atomic import atomic_path
-from evenshard.columns import TableShard, by_table
+from evenshard.columns import TableShard
 from evenshard.costs import DeviceCost, PlacementCost
 from evenshard.errors import BadConfig, BadFile
 from evenshard.placing.answer import PlacementAnswer, Rival
@@ -147,7 +147,7 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **PlacementFile.model_json_schema()}
 
 
-def save_answer(answer: PlacementAnswer, path: Path) -> None:
+def save_answer(answer: PlacementAnswer, path: str | Path) -> None:
     """Writes placement.json as a whole or not at all."""
     with atomic_path(path) as draft:
         draft.write_text(json_text(answer))
@@ -158,14 +158,14 @@ def json_text(answer: PlacementAnswer) -> str:
     return json.dumps(_record(answer).model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
 
 
-def load_answer(path: Path) -> PlacementAnswer:
+def load_answer(path: str | Path) -> PlacementAnswer:
     """Reads placement.json.
 
     Raises:
         BadFile: if it is missing, torn, or says something impossible.
     """
     try:
-        text = path.read_text()
+        text = Path(path).read_text()
     except FileNotFoundError:
         raise BadFile(path, "no such file", REMEDY) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -273,15 +273,11 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
     if record.num_devices != request.num_devices or len(record.predicted.devices) != request.num_devices:
         raise BadConfig(f"num_devices is {record.num_devices}, the request has {request.num_devices} devices")
     shards = [TableShard(one.table, one.device, *one.columns) for one in record.shards]
-    placed = by_table(shards, request.tables, request.num_devices)
-    cuts = {
-        name: tuple(one.column_start for one in of_table[1:]) for name, of_table in placed.items() if len(of_table) > 1
-    }
+    parts, _, placement = request.placed(shards)
     shard_of = {(one.table, one.columns): one for one in record.shards}
-    parts = request.task(cuts)[0]
     ordered = [shard_of[part.whole, (part.column_start, part.column_stop)] for part in parts]
     return PlacementAnswer(
-        device_of_table=tuple(one.device for of_table in placed.values() for one in of_table),
+        device_of_table=placement.device_of_table,
         num_devices=request.num_devices,
         request=request,
         parts=parts,

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from itertools import combinations, product
 
 from evenshard.assumptions import Assumption
-from evenshard.columns import Cuts, TablePart, parts_of
+from evenshard.columns import Cuts, TablePart, TableShard, by_table, parts_of
 from evenshard.constraints import Constraints
 from evenshard.errors import BadConfig
 from evenshard.optimizer_state import state_bytes
+from evenshard.placement import Placement
 from evenshard.tables import Table, duplicate_name
 from evenshard.tasks import PlacementTask
 from evenshard.units import gb_to_bytes
@@ -153,6 +154,17 @@ class PlacementRequest:
             apart=tuple(one for group in self.rules.apart for one in _apart([positions[name] for name in group])),
         )
         return parts, PlacementTask(TASK_ID, tables, self.num_devices, max(rooms), self.batch_size, constraints)
+
+    def placed(self, shards: Sequence[TableShard]) -> tuple[tuple[TablePart, ...], PlacementTask, Placement]:
+        """Parts, task and placement that put the columns where the shards, of anybody's plan, say.
+
+        Raises:
+            BadConfig: if the shards are not those of these tables on these devices.
+        """
+        of_table = by_table(shards, self.tables, self.num_devices)
+        cuts = {name: tuple(one.column_start for one in parts[1:]) for name, parts in of_table.items() if parts[1:]}
+        devices = tuple(one.device for parts in of_table.values() for one in parts)
+        return *self.task(cuts), Placement(devices, self.num_devices)
 
     @property
     def splittable(self) -> frozenset[str]:

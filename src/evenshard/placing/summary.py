@@ -12,6 +12,7 @@ from rich.text import Text
 from evenshard.placing import highlights
 from evenshard.placing.answer import PlacementAnswer
 from evenshard.placing.highlights import ms_text, printable, size_text
+from evenshard.placing.terminal import plain_console
 from evenshard.units import BYTES_PER_GB
 
 Number = TypeVar("Number", int, float)
@@ -38,7 +39,7 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None) -> None:
     Args:
         file: where to; None for stdout. Colours go to terminals only.
     """
-    console = Console(file=file, highlight=False, markup=False, emoji=False)
+    console = plain_console(file)
     compared = highlights.rival_text(answer)
     _print_text(console, f"{highlights.headline(answer)}.", "bold")
     _print_text(console, "" if compared is None else f"{compared}.")

@@ -12,11 +12,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evenshard.columns import by_table
 from evenshard.export.torchrec.model import chosen_model
 from evenshard.export.torchrec.plans import shards_of
 from evenshard.models import PlacementModel
-from evenshard.placement import Placement
 from evenshard.placing.answer import PlacementAnswer
 from evenshard.placing.request import PlacementRequest
 from evenshard.sharders.predicted import PredictedPlacement
@@ -44,9 +42,6 @@ def predicted(
         BadInput: if the plan shards another way than by whole columns, is of other tables, or if there is no model.
     """
     request = asked.request if isinstance(asked, PlacementAnswer) else asked
-    of_table = by_table(shards_of(plan, request.tables), request.tables, request.num_devices)
-    cuts = {name: tuple(part.column_start for part in parts[1:]) for name, parts in of_table.items() if len(parts) > 1}
-    _, task = request.task(cuts)
-    devices = tuple(part.device for parts in of_table.values() for part in parts)
+    _, task, placement = request.placed(shards_of(plan, request.tables))
     loaded, _ = chosen_model(model, request.hardware, "cuda")
-    return PredictedPlacement.of(loaded.cost_model, task, Placement(devices, request.num_devices))
+    return PredictedPlacement.of(loaded.cost_model, task, placement)
