@@ -24,7 +24,7 @@ from evenshard.progress import log_to_stderr
 from evenshard.stages import benchmark, evaluate, generate_tables, train_cost, train_policy
 from evenshard.stages.loop import LoopConfig
 
-SHOWN = (*EXPERTS, *PRIVILEGED, "dreamshard")
+SHOWN = (*EXPERTS, *PRIVILEGED, "dreamshard", "evenshard")
 
 
 def run_loop(params: dict[str, Any], seed: int, work: Path) -> evaluate.Evaluation:
@@ -38,22 +38,22 @@ def run_loop(params: dict[str, Any], seed: int, work: Path) -> evaluate.Evaluati
         generate_tables.GenerateTablesOutputs(tables, tasks),
     )
     costs: list[Path] = []
-    cost_net = policy = None
+    cost_net = policy = cost_model = None
     for number in range(1, num_rounds + 1):
         folder = work / f"round_{number}"
         costs.append(folder / "costs.parquet")
         benchmark.run(
             section(params, "benchmark", benchmark.BenchmarkConfig, seed=seed),
             measure,
-            benchmark.BenchmarkInputs(tables, tasks, number, cost_net, policy),
+            benchmark.BenchmarkInputs(tables, tasks, number, cost_net, policy, cost_model=cost_model),
             benchmark.BenchmarkOutputs(costs[-1]),
         )
         train_cost.run(
             section(params, "train_cost", train_cost.TrainCostConfig, seed=seed),
-            train_cost.TrainCostInputs(tables, tasks, tuple(costs), number, num_rounds, cost_net),
-            train_cost.TrainCostOutputs(folder / "cost_net"),
+            train_cost.TrainCostInputs(tables, tasks, tuple(costs), number, num_rounds, cost_net, cost_model),
+            train_cost.TrainCostOutputs(folder / "cost_net", folder / "cost_model"),
         )
-        cost_net = folder / "cost_net"
+        cost_net, cost_model = folder / "cost_net", folder / "cost_model"
         train_policy.run(
             section(params, "train_policy", train_policy.TrainPolicyConfig, seed=seed),
             train_policy.TrainPolicyInputs(tables, tasks, cost_net, number, num_rounds, policy),
@@ -64,7 +64,7 @@ def run_loop(params: dict[str, Any], seed: int, work: Path) -> evaluate.Evaluati
     return evaluate.run(
         section(params, "evaluate", evaluate.EvaluateConfig, seed=seed),
         measure,
-        evaluate.EvaluateInputs(tables, tasks, tuple(costs), cost_net, policy),
+        evaluate.EvaluateInputs(tables, tasks, tuple(costs), cost_net, policy, cost_model),
         evaluate.EvaluateOutputs(work / "reports"),
     )
 

@@ -77,7 +77,7 @@ def test_a_model_is_judged_by_choices_it_had_not_seen_measured(monkeypatch: pyte
     judged: list[list[str]] = []
     monkeypatch.setattr(
         evenshard_loop,
-        "_calibrate_for_chosen",
+        "calibrate_for_chosen",
         lambda model, first, own: judged.append([m.measurement_id for m in own]),
     )
     own = [one.measurement_id for one in trained(replace(QUICK, own_rounds=2)).measured[12:]]

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 
-from evenshard.cost_nets.convex import ConvexCostModel, log_spread_N
+from evenshard.cost_nets.convex import ConvexCostModel
 from evenshard.costs import RANDOM_SHARD, MeasuredPlacement, Provenance
 from evenshard.errors import InfeasibleTask
-from evenshard.learn.fit_convex_net import ConvexFitConfig, ConvexFitMetrics, conformal_factor, fit_convex_net
+from evenshard.learn.chosen import calibrate_for_chosen
+from evenshard.learn.fit_convex_net import ConvexFitConfig, ConvexFitMetrics, fit_convex_net
 from evenshard.measure.hardware import Measure
 from evenshard.placement import Placement, alone
 from evenshard.sharders.dreamshard import DreamShardSharder
@@ -97,7 +97,7 @@ def train_evenshard(
         add(_placed(sharder, [tasks[int(number)] for number in chosen]), sharder.name)
         first = model
         model, metrics = fit_convex_net([*known, *added], fit)
-        _calibrate_for_chosen(model, first, [one for one in added[before:] if one.cost.fits])
+        calibrate_for_chosen(model, first, [one for one in added[before:] if one.cost.fits])
     return TrainedEvenshard(model, metrics, tuple(added))
 
 
@@ -113,21 +113,6 @@ def _sample_shards(tasks: Sequence[PlacementTask], count: int, rng: np.random.Ge
         due = round(count * seen / len(tasks)) - len(shards)
         shards.extend(sample_shards(distinct_tables(own), due, batch_size, own[0].memory_cap_bytes, rng))
     return shards
-
-
-def _calibrate_for_chosen(model: ConvexCostModel, first: ConvexCostModel, own: Sequence[MeasuredPlacement]) -> None:
-    """Widens the intervals, if need be, to what the first model's choices really cost.
-
-    A search chooses what the model is too optimistic about, so the errors of its choices are larger than those of
-    placements that somebody else chose. The first model had not seen its choices measured.
-    """
-    if not own:
-        return
-    predicted_N = torch.cat([first.overall_ms(one.task, [one.placement])[0] for one in own])
-    members_KN = torch.cat([model.overall_ms(one.task, [one.placement])[1] for one in own], dim=1)
-    errors_N = (torch.tensor([one.cost.max_device_ms for one in own]) / predicted_N).log().abs()
-    factor = conformal_factor(errors_N, model.calibration.deviation_N(log_spread_N(members_KN)))
-    model.calibration = replace(model.calibration, factor=max(model.calibration.factor, factor))
 
 
 def _placed(sharder: EvenshardSharder, tasks: Sequence[PlacementTask]) -> list[tuple[PlacementTask, Placement]]:

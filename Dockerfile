@@ -1,0 +1,82 @@
+# The images that run evenshard: `cpu` and `cuda` run the stages, `mlflow` is the tracking server of k8s/.
+#
+#   podman build --target cpu --tag evenshard:0.1.0-cpu .
+#   podman build --target cuda --build-arg EXTRA=cuda --tag evenshard:0.1.0-cuda .
+#   podman build --target mlflow --tag evenshard:0.1.0-mlflow .
+#
+# Where pip finds packages is the builder's business: pass PIP_INDEX_URL or PIP_EXTRA_INDEX_URL with --build-arg, or a
+# whole pip.conf with --secret id=pip,src=FILE. None of them stays in the image. On a plain package index torch is a
+# CUDA build: for `cpu`, name PyTorch's own CPU index as PIP_EXTRA_INDEX_URL.
+ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm
+
+# pip lives in a venv of its own, so that none is left in the images.
+FROM ${BASE_IMAGE} AS build
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    python3 -m venv /build/tools && /build/tools/bin/pip install --quiet --upgrade pip \
+    && python3 -m venv --without-pip /opt/evenshard \
+    && printf '#!/bin/sh\nexec /build/tools/bin/pip --python /opt/evenshard/bin/python install --quiet "$@"\n' \
+        > /usr/local/bin/add && chmod +x /usr/local/bin/add
+# Tests and C headers of the libraries: a sixth of the image.
+RUN printf '%s\n' '#!/bin/sh' 'set -e' 'cd /opt/evenshard/lib/python3*/site-packages' \
+        'for tests in matplotlib numpy pandas pyarrow scipy sklearn sympy; do' \
+        '  [ ! -d $tests ] || find $tests -type d -name tests -prune -exec rm -rf {} +' \
+        'done' \
+        'rm -rf torch/test torch/include torch/bin/*Test torch/bin/test_* torch/bin/protoc* pyarrow/include' \
+        > /usr/local/bin/trim && chmod +x /usr/local/bin/trim
+WORKDIR /build/evenshard
+
+# Dependencies first: they change seldom, so a new evenshard reuses this layer. kfp is there for its executor, which
+# runs on the standard library and typing_extensions; TorchRec would bring the CUDA build of FBGEMM, see the Makefile.
+FROM build AS build-evenshard
+ARG KFP_VERSION=2.17.0
+ARG EXTRA=cpu
+COPY pyproject.toml README.md LICENSE ./
+COPY requirements requirements
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    mkdir -p src/evenshard && echo '__version__ = "0"' > src/evenshard/__init__.py \
+    && add --constraint requirements/constraints-${EXTRA}.txt ".[${EXTRA},torchrec]" \
+    && add --constraint requirements/constraints-${EXTRA}.txt --no-deps torchrec "kfp==${KFP_VERSION}"
+COPY src src
+# Without the stub's build folder: setuptools would keep its files, which are newer than the real ones.
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    rm -rf build && add --no-deps --force-reinstall . \
+    && trim
+
+FROM build AS build-mlflow
+COPY requirements requirements
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    add --constraint requirements/constraints-cpu.txt mlflow Flask-WTF==1.3.0 boto3==1.43.117 'psycopg[binary]==3.3.9' \
+    && trim
+
+FROM ${BASE_IMAGE} AS runtime
+# Nothing is written outside /tmp and /work, so the root file system can be read-only.
+ENV PATH=/opt/evenshard/bin:/usr/local/bin:/usr/bin:/bin \
+    HOME=/tmp \
+    MPLCONFIGDIR=/tmp/matplotlib \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    DVC_NO_ANALYTICS=1 \
+    MLFLOW_DISABLE_TELEMETRY=true
+RUN mkdir /work && chown 10001:10001 /work
+WORKDIR /work
+USER 10001:10001
+
+FROM runtime AS mlflow
+COPY --from=build-mlflow /opt/evenshard /opt/evenshard
+CMD ["mlflow", "server", "--help"]
+
+FROM runtime AS cuda
+# The driver comes from the node, through NVIDIA's container toolkit; the CUDA libraries come with torch.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=build-evenshard /opt/evenshard /opt/evenshard
+RUN python3 -c 'from importlib.metadata import version; version("fbgemm_gpu")' \
+    || { echo 'the target cuda needs --build-arg EXTRA=cuda' >&2; exit 1; }
+CMD ["evenshard", "--help"]
+
+# No ENTRYPOINT: Kubeflow's local Docker runner would put it in front of its own command.
+FROM runtime AS cpu
+COPY --from=build-evenshard /opt/evenshard /opt/evenshard
+CMD ["evenshard", "--help"]
