@@ -10,7 +10,7 @@ export DVC_NO_ANALYTICS = 1
 export MLFLOW_DISABLE_TELEMETRY = true
 export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 
-.PHONY: setup run test check dataset dvc.yaml use clean
+.PHONY: setup run test check dataset dvc.yaml use image clean
 
 setup: .venv/ready $(LOCK)
 
@@ -57,6 +57,14 @@ dataset: setup
 # Writes dvc.yaml anew after loop.num_rounds changed in params.yaml.
 dvc.yaml: setup
 	$(BIN)/python pipelines/dvc_rounds.py
+
+# The images that the manifests in k8s/ name: make image TARGETS="cpu cuda mlflow".
+IMAGE ?= localhost/evenshard
+TARGETS ?= cpu mlflow
+IMAGE_FLAGS ?=
+image:
+	for target in $(TARGETS); do podman build $(IMAGE_FLAGS) --build-arg EXTRA=$$(test $$target = cuda && echo cuda || echo cpu) \
+	    --target $$target --tag $(IMAGE):0.1.0-$$target . || exit 1; done
 
 # make use PRESET=paper
 use: setup
