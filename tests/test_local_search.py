@@ -168,3 +168,11 @@ def test_without_time_the_starts_come_back() -> None:
     starts = [(0, 0, 0), (1, 1, 1)]
     found = search(task(equal_tables(3), 2, cap=ROOMY), Additive([1.0, 2.0, 3.0]), starts, limit_s=0.0)
     assert [placement.device_of_table for placement in found] == starts
+
+
+def test_with_any_budget_the_search_ends_when_nothing_gets_better() -> None:
+    of_task, scorer = task(equal_tables(3), 2), Additive([2.0, 3.0, 4.0])
+    (found,) = search(of_task, scorer, [(0, 0, 0)], scores=10**12)
+    assert loads([2.0, 3.0, 4.0], found) == [5.0, 4.0]
+    kicks = 3 * SearchEffort().idle_kicks_per_table
+    assert kicks < scorer.num_scores < 100 * kicks

@@ -111,6 +111,35 @@ def test_a_table_too_big_for_a_device_is_split_only_if_that_is_allowed(devices: 
         assert all(part.num_columns % 4 == 0 for part in parts)
 
 
+@pytest.mark.parametrize(("name", "devices", "cap_gb"), [("nvidia_medium", 8, 40), ("nvidia_large", 32, 64)])
+def test_public_sets_with_tables_larger_than_a_device_are_placed(name: str, devices: int, cap_gb: float) -> None:
+    answer = evenshard.place(name, devices, cap_gb, allow_column_split=True)
+    giants = {table.name for table in answer.request.tables if table.size_bytes > cap_gb * BYTES_PER_GB}
+    assert len(giants) == 2 and giants <= set(answer.cuts)
+    assert max(answer.used_bytes) <= cap_gb * BYTES_PER_GB
+    widths: dict[str, int] = {}
+    for shard in answer.table_shards:
+        widths[shard.table] = widths.get(shard.table, 0) + shard.num_columns
+    assert widths == {table.name: table.embedding_dim for table in answer.request.tables}
+    assert answer.predicted_ms < answer.lower_bound_ms * 1.15
+
+
+def test_torchrec_collections_and_configs_are_tables_too() -> None:
+    pytest.importorskip("torchrec")
+    from evenshard.sharders.torchrec_planner import require_torchrec
+
+    require_torchrec()
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    configs = [EmbeddingBagConfig(10_000 * (n + 1), 32, f"t{n}", feature_names=[f"f{n}"]) for n in range(4)]
+    of_configs = evenshard.place(configs, 2, 1)
+    of_collection = evenshard.place(EmbeddingBagCollection(configs, device="meta"), 2, 1)
+    assert of_configs.table_shards == of_collection.table_shards
+    assert [table.name for table in of_configs.request.tables] == ["t0", "t1", "t2", "t3"]
+    assert ("t0", "pooling_factor") in {(one.table, one.column) for one in of_configs.request.assumptions}
+
+
 def test_candidates_are_measured_where_that_is_asked_for(table_file: Path) -> None:
     answer = evenshard.place(table_file, 2, num_measured=3, compare=("random",))
     assert answer.measured is not None

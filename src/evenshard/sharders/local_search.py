@@ -34,6 +34,8 @@ class SearchEffort:
         num_chains: placements that are improved side by side.
         scores_per_table: the search ends when it has scored so many devices for each table of the task.
         kicked_tables: tables that a kick moves.
+        idle_kicks_per_table: the search also ends after so many kicks for each table of the task, one after the other,
+            that made nothing better: a few tables have few placements.
         time_limit_s: the search ends after so many seconds at the latest; None for no limit. Where the limit is
             reached, the answer depends on how fast the machine is.
     """
@@ -41,6 +43,7 @@ class SearchEffort:
     num_chains: int = 8
     scores_per_table: int = 6_000
     kicked_tables: int = 5
+    idle_kicks_per_table: int = 10
     time_limit_s: float | None = None
 
 
@@ -73,12 +76,15 @@ class LocalSearch:
         items = self._items.items
         chains = Chains.of(self._items, self._scorer, torch.tensor([items.devices(start) for start in starts]))
         self._descend(chains)
-        best = chains
-        while not self._over() and self._num_devices > 1:
+        best, idle_kicks = chains, 0
+        most_idle = self._effort.idle_kicks_per_table * len(items.item_of_T)
+        while not self._over() and self._num_devices > 1 and idle_kicks < most_idle:
             chains = best.clone()
             self._kick(chains)
             self._descend(chains)
-            best = best.replaced(chains.better_S(best), chains)
+            better_S = chains.better_S(best)
+            idle_kicks = 0 if better_S.any() else idle_kicks + 1
+            best = best.replaced(better_S, chains)
         return [items.placement(row) for row in best.device_SI.tolist()]
 
     def _over(self) -> bool:
