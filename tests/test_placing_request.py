@@ -8,7 +8,7 @@ import pytest
 
 from builders import table
 from evenshard.errors import BadConfig
-from evenshard.optimizer_state import OPTIMIZERS, state_bytes
+from evenshard.optimizer_state import NUMBERS, state_bytes
 from evenshard.placing.request import Rules, caps_of
 from evenshard.units import BYTES_PER_GB
 from placing_builders import ROOM, request
@@ -16,7 +16,7 @@ from placing_builders import ROOM, request
 
 def test_optimizer_state_is_fp32_whatever_the_weights_precision() -> None:
     one = table("a", rows=100, dim=16, bits=16)
-    assert {name: state_bytes(one, name) for name in OPTIMIZERS} == {
+    assert {name: state_bytes(one, name) for name in NUMBERS} == {
         "sgd": 0,
         "rowwise_adagrad": 100 * 4,
         "adagrad": 100 * 16 * 4,

@@ -6,25 +6,17 @@ from evenshard.errors import BadConfig
 from evenshard.tables import Table
 
 STATE_BYTES = 4  # of one number; FBGEMM keeps states in FP32 whatever the weights' precision
+NUMBERS = {"sgd": (0, 0), "rowwise_adagrad": (1, 0), "adagrad": (0, 1), "adam": (0, 2)}
+"""What an optimizer keeps: numbers for each row, and for each weight."""
 
 
 def state_bytes(table: Table, optimizer: str) -> int:
     """Bytes of optimizer state of a table, or of a part of one: a part keeps a state of its own.
 
-    ``sgd`` keeps nothing, ``rowwise_adagrad`` one number per row, ``adagrad`` one per weight, ``adam`` two per weight.
-
     Raises:
-        BadConfig: if the optimizer is none of these.
+        BadConfig: if the optimizer is none of ``NUMBERS``.
     """
-    numbers_of = {
-        "sgd": 0,
-        "rowwise_adagrad": table.num_rows,
-        "adagrad": table.num_rows * table.embedding_dim,
-        "adam": 2 * table.num_rows * table.embedding_dim,
-    }
-    if optimizer not in numbers_of:
-        raise BadConfig(f"optimizer is {optimizer!r}. Choose one of {', '.join(numbers_of)}.")
-    return numbers_of[optimizer] * STATE_BYTES
-
-
-OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
+    if optimizer not in NUMBERS:
+        raise BadConfig(f"optimizer is {optimizer!r}. Choose one of {', '.join(NUMBERS)}.")
+    per_row, per_weight = NUMBERS[optimizer]
+    return table.num_rows * (per_row + per_weight * table.embedding_dim) * STATE_BYTES

@@ -13,8 +13,6 @@ from evenshard.cli.parsing import PATH, Commands, at_least
 if TYPE_CHECKING:
     from evenshard.placing.request import Rules
 
-OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
-
 
 def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.placing.file import json_schema, save_answer
@@ -180,7 +178,12 @@ def add_commands(commands: Commands) -> None:
         metavar="N",
         help="samples of a step over all devices (default: 65536)",
     )
-    add("--optimizer", choices=OPTIMIZERS, default="sgd", help="whose state takes memory too (default: sgd)")
+    add(
+        "--optimizer",
+        metavar="NAME",
+        default="sgd",
+        help="sgd, rowwise_adagrad, adagrad or adam: its state takes memory (default: sgd)",
+    )
     add("--weight-bits", type=int, choices=(8, 16, 32), help="of all tables, whatever their own (default: their own)")
     about = sub.add_argument_group("tables")
     add = about.add_argument
