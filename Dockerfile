@@ -1,8 +1,8 @@
 # The images that run evenshard: `cpu` and `cuda` run the stages, `mlflow` is the tracking server of k8s/.
 #
-#   podman build --target cpu --tag evenshard:0.1.0-cpu .
-#   podman build --target cuda --build-arg EXTRA=cuda --tag evenshard:0.1.0-cuda .
-#   podman build --target mlflow --tag evenshard:0.1.0-mlflow .
+#   podman build --target cpu --tag localhost/evenshard:0.1.0-cpu .
+#   podman build --target cuda --build-arg EXTRA=cuda --tag localhost/evenshard:0.1.0-cuda .
+#   podman build --target mlflow --tag localhost/evenshard:0.1.0-mlflow .
 #
 # Where pip finds packages is the builder's business: pass PIP_INDEX_URL or PIP_EXTRA_INDEX_URL with --build-arg, or a
 # whole pip.conf with --secret id=pip,src=FILE. None of them stays in the image. On a plain package index torch is a

@@ -46,12 +46,12 @@ def _flags(networks: dict[str, str]) -> str:
     return "".join(f" --{flag} {path}" for flag, path in networks.items())
 
 
-def _benchmark(k: int, measured_with: list[str]) -> dict[str, Any]:
+def _benchmark(k: int, measuring_files: list[str]) -> dict[str, Any]:
     previous = _networks(k - 1)
     return {
         "cmd": f"evenshard benchmark {POOL} --round {k}{_flags(previous)} --out {_folder(k)}/costs.parquet"
         f" --metrics {_folder(k)}/benchmark.json",
-        "deps": [TABLES, TASKS, *measured_with, *previous.values()],
+        "deps": [TABLES, TASKS, *measuring_files, *previous.values()],
         "params": ["measure", "benchmark"],
         "outs": [f"{_folder(k)}/costs.parquet"],
         "metrics": _metrics(f"{_folder(k)}/benchmark.json"),
@@ -84,12 +84,12 @@ def _train_policy(k: int) -> dict[str, Any]:
     }
 
 
-def _evaluate(num_rounds: int, measured_with: list[str]) -> dict[str, Any]:
+def _evaluate(num_rounds: int, measuring_files: list[str]) -> dict[str, Any]:
     costs = [f"{_folder(number)}/costs.parquet" for number in range(1, num_rounds + 1)]
     networks = _networks(num_rounds)
     return {
         "cmd": f"evenshard evaluate {POOL} --costs {' '.join(costs)}{_flags(networks)} --out reports",
-        "deps": [TABLES, TASKS, *measured_with, *costs, *networks.values()],
+        "deps": [TABLES, TASKS, *measuring_files, *costs, *networks.values()],
         "params": ["measure", "evaluate"],
         "outs": ["reports/evaluation_costs.parquet", "reports/table.txt"],
         "metrics": _metrics("reports/metrics.json"),
@@ -109,25 +109,34 @@ def _evaluate(num_rounds: int, measured_with: list[str]) -> dict[str, Any]:
     }
 
 
+def measured_with(params: dict[str, Any]) -> list[str]:
+    """The files that the settings of measuring name: a recorded batch, a link, a device profile."""
+    measure = section(params, "measure", MeasureConfig)
+    return _files(measure.recorded_batch, measure.link, measure.hardware.removeprefix("simulated:"))
+
+
+def sources(params: dict[str, Any]) -> list[str]:
+    """The file that the tables come from, if they come from one."""
+    return _files(section(params, "generate_tables", GenerateTablesConfig).source)
+
+
 def unrolled(params: dict[str, Any]) -> dict[str, Any]:
     """The stages of the loop that params.yaml describes, as dvc.yaml has them."""
     num_rounds = section(params, "loop", LoopConfig).num_rounds
-    measure = section(params, "measure", MeasureConfig)
-    measured_with = _files(measure.recorded_batch, measure.link, measure.hardware.removeprefix("simulated:"))
-    sources = _files(section(params, "generate_tables", GenerateTablesConfig).source)
+    measuring_files = measured_with(params)
     stages: dict[str, Any] = {
         "generate_tables": {
             "cmd": f"evenshard generate-tables --tables-out {TABLES} --tasks-out {TASKS}",
-            "deps": sources,
+            "deps": sources(params),
             "params": ["generate_tables"],
             "outs": [TABLES, TASKS],
         }
     }
     for k in range(1, num_rounds + 1):
-        stages[f"benchmark_{k}"] = _benchmark(k, measured_with)
+        stages[f"benchmark_{k}"] = _benchmark(k, measuring_files)
         stages[f"train_cost_{k}"] = _train_cost(k)
         stages[f"train_policy_{k}"] = _train_policy(k)
-    stages["evaluate"] = _evaluate(num_rounds, measured_with)
+    stages["evaluate"] = _evaluate(num_rounds, measuring_files)
     return {"stages": {name: {key: value for key, value in stage.items() if value} for name, stage in stages.items()}}
 
 

@@ -65,20 +65,22 @@ def save_costs(measured: Sequence[MeasuredPlacement], path: Path, lineage: Linea
     Args:
         lineage: the code and the parameters behind it, for the file's metadata.
     """
+    save_rows([row for one in measured for row in _rows(one)], asdict(lineage or Lineage()), path)
+
+
+def save_rows(rows: Sequence[dict[str, Any]], lineage: Mapping[str, Any], path: Path) -> None:
+    """Writes the rows of a cost dataset (see ``COLUMNS``) as Parquet (needs pyarrow).
+
+    Args:
+        lineage: the fields of a ``Lineage``; hardware, driver and versions come from the rows.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    origin = {
-        **asdict(lineage or Lineage()),
-        **{
-            name: sorted({getattr(one.provenance, name) for one in measured})
-            for name in ("hardware", "driver", "versions")
-        },
-    }
+    origin = {**lineage, **{name: sorted({row[name] for row in rows}) for name in ("hardware", "driver", "versions")}}
     schema = _schema().with_metadata({_VERSION_KEY: SCHEMA_VERSION, _LINEAGE_KEY: json.dumps(origin)})
-    table = pa.Table.from_pylist([row for one in measured for row in _rows(one)], schema=schema)
     with atomic_path(path) as draft:
-        pq.write_table(table, draft)
+        pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), draft)
 
 
 def _schema() -> Any:

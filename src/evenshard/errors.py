@@ -8,7 +8,8 @@
     |   +-- BadConfig         a setting in params.yaml or a flag makes no sense
     |-- InfeasibleTask        the tables do not fit the devices' memory            (exit code 2 when asked
     |                         for one placement; a row of the report in a study)
-    +-- MeasurementFailed     a kernel or a device failed while being measured     (exit code 1)
+    |-- MeasurementFailed     a kernel or a device failed while being measured     (exit code 1)
+    +-- PipelineFailed        a run of a pipeline failed, or its server is down    (exit code 1)
 """
 
 from __future__ import annotations
@@ -50,3 +51,7 @@ class InfeasibleTask(EvenshardError):
 
 class MeasurementFailed(EvenshardError):
     """A measurement could not be taken."""
+
+
+class PipelineFailed(EvenshardError):
+    """A run of a pipeline has failed, or the server that runs it does not answer."""

@@ -4,7 +4,7 @@ One parent run per loop, one child run per stage.
 
 Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working directory. A loop begins when
 ``generate_tables`` runs or the parameters change; its parent run is remembered in ``work/mlflow_parent.json``.
-Under Kubeflow the run that MLFLOW_RUN_ID names is the parent.
+Under Kubeflow the run that MLFLOW_RUN_ID names is the parent, or the one that all pods of one EVENSHARD_LOOP_ID share.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from evenshard.lineage import params_hash
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
 PARENT_FILE = Path("work/mlflow_parent.json")
+LOOP_ID, LOOP_TAG = "EVENSHARD_LOOP_ID", "evenshard.loop_id"
 log = logging.getLogger(__name__)
 
 
@@ -127,7 +128,9 @@ def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, A
             tags["mlflow.parentRunId"] = parent
         else:
             experiment = _experiment(client)
-            if params is not None:
+            if params is not None and os.environ.get(LOOP_ID):
+                tags["mlflow.parentRunId"] = _shared_parent(client, experiment, os.environ[LOOP_ID])
+            elif params is not None:
                 parent = _parent(client, experiment, uri, params, new_loop=stage == "generate_tables")
                 tags["mlflow.parentRunId"] = parent
         run = client.create_run(experiment, run_name=stage, tags=tags)
@@ -163,17 +166,62 @@ def _parent(client: Any, experiment: str, uri: str, params: Mapping[str, Any], n
     return str(run.info.run_id)
 
 
+def _shared_parent(client: Any, experiment: str, loop_id: str) -> str:
+    """The parent run of a loop whose stages share no file; pods that make one at the same time agree on the first."""
+
+    def found() -> list[Any]:
+        runs = client.search_runs([experiment], filter_string=f"tags.`{LOOP_TAG}` = '{loop_id}'")
+        return sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))
+
+    if known := found():
+        return str(known[0].info.run_id)
+    made = client.create_run(experiment, run_name=f"loop-{loop_id}", tags={LOOP_TAG: loop_id})
+    client.set_terminated(made.info.run_id, "FINISHED")  # its children tell how it went
+    first = str(found()[0].info.run_id)
+    if first != made.info.run_id:
+        client.delete_run(made.info.run_id)
+    return first
+
+
 def log_to_parent(values: Mapping[str, float]) -> None:
     """Puts the loop's headline metrics on the parent run, so that loops can be compared side by side."""
+
+    def send(client: Any, parent: str) -> None:
+        for name, value in values.items():
+            client.log_metric(parent, name, value)
+
+    _with_parent(send, "the loop's metrics were not logged to MLflow")
+
+
+def end_loop(state: str, message: str = "") -> None:
+    """Writes on the parent run how the loop ended.
+
+    Args:
+        state: SUCCEEDED, FAILED or CANCELLED.
+        message: of the failure.
+    """
+
+    def send(client: Any, parent: str) -> None:
+        client.set_tag(parent, "evenshard.outcome", state)
+        if message:
+            client.set_tag(parent, "evenshard.outcome_message", message[:1000])
+        if state != "SUCCEEDED":
+            client.set_terminated(parent, "FAILED" if state == "FAILED" else "KILLED")
+
+    _with_parent(send, "the end of the loop was not logged to MLflow")
+
+
+def _with_parent(send: Callable[[Any, str], None], otherwise: str) -> None:
     try:
         from mlflow import MlflowClient
 
         client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_URI))
-        parent = os.environ.get("MLFLOW_RUN_ID") or json.loads(PARENT_FILE.read_text())["run_id"]
-        for name, value in values.items():
-            client.log_metric(parent, name, value)
+        parent = os.environ.get("MLFLOW_RUN_ID")
+        if not parent and os.environ.get(LOOP_ID):
+            parent = _shared_parent(client, _experiment(client), os.environ[LOOP_ID])
+        send(client, parent or json.loads(PARENT_FILE.read_text())["run_id"])
     except Exception as error:
-        log.warning("the loop's metrics were not logged to MLflow (%s)", _first_line(error))
+        log.warning("%s (%s)", otherwise, _first_line(error))
 
 
 def download_model(uri: str) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard import __version__
-from evenshard.cli import loop, measuring, models, placing, studies
+from evenshard.cli import loop, measuring, models, pipeline, placing, studies
 from evenshard.cli.parsing import Commands, OneLineParser
 from evenshard.errors import BadInput, EvenshardError, InfeasibleTask
 
@@ -28,6 +28,7 @@ def _parser() -> OneLineParser:
     placing.add_commands(commands)
     studies.add_commands(commands)
     models.add_commands(commands)
+    pipeline.add_commands(commands)
     return parser
 
 

@@ -50,6 +50,8 @@ def _benchmark(args: argparse.Namespace) -> Mapping[str, Any]:
         cost_model=args.cost_model,
         journal=args.journal,
         budget_minutes=args.budget_minutes,
+        part=args.part,
+        num_parts=args.num_parts,
     )
     outputs = stage.BenchmarkOutputs(args.out, args.plan_out)
     if collective.is_follower():
@@ -133,16 +135,7 @@ def _evaluate(args: argparse.Namespace) -> Mapping[str, Any]:
     )
     with stage_run("evaluate", params, {**asdict(config), **asdict(measure)}) as run:
         evaluation = stage.run(config, measure, inputs, stage.EvaluateOutputs(args.out), Lineage.here(params))
-        headline = {
-            f"{name}.mean_measured_ms": one["mean_measured_ms"]
-            for name, one in evaluation.metrics["sharders"].items()
-            if one["mean_measured_ms"] is not None
-        } | {
-            prefix + key: value
-            for name, prefix in (("cost_network", ""), ("cost_model", "cost_model."))
-            for key, value in evaluation.metrics.get(name, {}).items()
-            if value is not None
-        }
+        headline = stage.headline(evaluation.metrics)
         run.metrics(headline)
         run.artifact(args.out)
     log_to_parent(headline)
@@ -194,6 +187,10 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument(
         "--shards", type=at_least(0), help="overrides benchmark.shards_per_round: random shards of 1-64 tables"
     )
+    sub.add_argument("--part", type=at_least(1), default=1, metavar="I",
+                     help="measure only part I of --num-parts; `evenshard merge-costs` merges them")  # fmt: skip
+    sub.add_argument("--num-parts", type=at_least(1), default=1, metavar="N",
+                     help="parts that several machines measure side by side, each with all controls")  # fmt: skip
     sub.add_argument("--budget-minutes", type=at_least(0, float), metavar="M",
                      help="begin no measurement after M minutes; 0 only turns the journal into costs")  # fmt: skip
     sub.add_argument("--journal", **PATH, help="every measurement goes here at once; started again with the same "

@@ -45,8 +45,25 @@ def _calibrate_device(args: argparse.Namespace) -> Mapping[str, Any]:
     return {}
 
 
+def _merge_costs(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.stages import merge_costs as stage
+
+    found = stage.run(stage.MergeCostsInputs(tuple(args.costs)), stage.MergeCostsOutputs(args.out))
+    print(f"saved: {args.out} ({found['num_placements']:.0f} placements of {found['num_parts']:.0f} parts)")
+    return found
+
+
 def add_commands(commands: Commands) -> None:
-    """Declares describe, calibrate-link and calibrate-device."""
+    """Declares merge-costs, describe, calibrate-link and calibrate-device."""
+    sub = commands.add(
+        "merge-costs",
+        _merge_costs,
+        "Make one cost dataset of the parts of a round.",
+        "The parts that `evenshard benchmark --part I --num-parts N` measured on machines of one kind.",
+    )
+    sub.add_argument("costs", **PATH, nargs="+", help="cost datasets of all parts (.parquet)")
+    sub.add_argument("--out", **PATH, required=True, help="cost dataset to write (.parquet)")
+
     sub = commands.add(
         "describe",
         _describe,

@@ -21,16 +21,16 @@ class OneLineParser(argparse.ArgumentParser):
 class Commands:
     """Declares the subcommands of a parser."""
 
-    def __init__(self, parser: OneLineParser) -> None:
-        self._subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    def __init__(self, parser: argparse.ArgumentParser, dest: str = "command") -> None:
+        self._subparsers = parser.add_subparsers(dest=dest, metavar="COMMAND", required=True)
 
     def add(
-        self, name: str, call: Callable[[argparse.Namespace], Any], what: str, more: str
+        self, name: str, call: Callable[[argparse.Namespace], Any] | None, what: str, more: str
     ) -> argparse.ArgumentParser:
         """A command.
 
         Args:
-            call: gets the parsed flags.
+            call: gets the parsed flags; None for a command that has commands of its own.
             what: its line in the overview.
             more: follows it in the command's own help.
         """

@@ -24,7 +24,7 @@ from evenshard.params import require
 from evenshard.progress import progress
 from evenshard.sharders.evenshard import EvenshardSharder
 from evenshard.stages.outcome import Outcome
-from evenshard.stages.propose import Proposers, among_controls, placement_jobs, shard_jobs
+from evenshard.stages.propose import Proposers, among_controls, in_part, placement_jobs, shard_jobs
 from evenshard.table_files import load_tables
 from evenshard.tasks import load_tasks
 
@@ -57,6 +57,7 @@ class BenchmarkInputs:
     ``cost_model``: of the previous round; None where no placement shall be searched, as in round 1.
     ``journal``: what was measured before, and where every measurement goes first; None keeps a journal beside the
     costs until they are written. ``budget_minutes``: measure no longer than that; 0 only turns the journal into costs.
+    ``part``: which of ``num_parts`` shares of the round to measure, from 1; the controls are in each of them.
     """
 
     tables: Path
@@ -67,6 +68,8 @@ class BenchmarkInputs:
     cost_model: Path | None = None
     journal: Path | None = None
     budget_minutes: float | None = None
+    part: int = 1
+    num_parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,10 @@ def _plan(config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInpu
         inputs.budget_minutes is None or inputs.budget_minutes >= 0,
         f"budget-minutes is {inputs.budget_minutes}. Make it at least 0.",
     )
+    require(
+        1 <= inputs.part <= inputs.num_parts,
+        f"part is {inputs.part} of {inputs.num_parts}. Choose one from 1 to {inputs.num_parts}.",
+    )
     pool = load_tables(inputs.tables)
     tasks = load_tasks(inputs.tasks, pool).train
     require(bool(tasks), f"{inputs.tasks} has no train task. Make some with `evenshard generate-tables`.")
@@ -138,7 +145,7 @@ def _plan(config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInpu
     if config.shards_per_round:
         order = np.random.default_rng([config.seed, inputs.round, 3]).permutation(len(jobs))
         jobs = [jobs[number] for number in order]
-    return among_controls(jobs, tasks, measure)
+    return in_part(jobs, inputs.part, inputs.num_parts, partial(among_controls, tasks=tasks, measure=measure))
 
 
 def _measure(

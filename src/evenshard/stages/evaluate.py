@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -143,6 +143,20 @@ def run(
     report.write_text(json.dumps(metrics, indent=1), folder / "metrics.json")
     journal_path.unlink(missing_ok=True)
     return Evaluation(metrics, table)
+
+
+def headline(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What one compares loops by: the mean cost of each sharder, and how well the networks predict."""
+    return {
+        f"{name}.mean_measured_ms": one["mean_measured_ms"]
+        for name, one in metrics["sharders"].items()
+        if one["mean_measured_ms"] is not None
+    } | {
+        prefix + key: value
+        for name, prefix in (("cost_network", ""), ("cost_model", "cost_model."))
+        for key, value in metrics.get(name, {}).items()
+        if value is not None
+    }
 
 
 def _single_costs(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,10 @@ import torch
 from evenshard.checkpoint import load_checkpoint
 from evenshard.cost_nets.convex import ConvexCostModel
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
-from evenshard.costs import RANDOM_SHARD
+from evenshard.costs import CONTROL, RANDOM_SHARD
 from evenshard.errors import InfeasibleTask
 from evenshard.measure import Job, MeasureConfig, with_controls
+from evenshard.params import require
 from evenshard.placement import Placement, alone
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.evenshard import EvenshardSharder, SearchConfig
@@ -159,6 +160,30 @@ def shard_jobs(pool: Sequence[Table], like: PlacementTask, count: int, round_num
     return [
         Job(f"round{round_number}-{task.task_id}", task, alone(task), round_number, RANDOM_SHARD, task.task_id)
         for task in shards
+    ]
+
+
+def in_part(
+    jobs: Sequence[Job], part: int, num_parts: int, with_controls: Callable[[Sequence[Job]], list[Job]]
+) -> list[Job]:
+    """Every ``num_parts``-th job, with the controls among them: parts that are measured apart make up the round.
+
+    Args:
+        part: from 1; that of 1 is the whole round.
+        with_controls: puts the controls among jobs. In parts they are named by the part, so that parts can be merged.
+
+    Raises:
+        BadConfig: if there are more parts than jobs.
+    """
+    if num_parts == 1:
+        return with_controls(jobs)
+    require(
+        num_parts <= len(jobs),
+        f"num_parts is {num_parts}, but the round has {len(jobs)} placements and shards. Make it at most {len(jobs)}.",
+    )
+    return [
+        replace(job, measurement_id=f"part{part}-{job.measurement_id}") if job.proposed_by == CONTROL else job
+        for job in with_controls(jobs[part - 1 :: num_parts])
     ]
 
 

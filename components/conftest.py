@@ -1,0 +1,148 @@
+"""What the components' tests share: the files of one small round, and a way to run a component as a task of its own."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+CONFIG: dict[str, dict[str, Any]] = {
+    "generate_tables": {
+        "source": "dlrm_2021",
+        "num_tables": 16,
+        "embedding_dims": [4, 16],
+        "max_rows": 2000,
+        "num_train_tasks": 3,
+        "num_test_tasks": 2,
+        "tables_per_task": 5,
+        "num_devices": 2,
+        "memory_cap_gb": 0.01,
+        "batch_size": 32,
+    },
+    "measure": {"hardware": "simulated:h200", "visits": 1, "controls": 1, "control_repeats": 2},
+    "benchmark": {"placements_per_round": 6, "searched_share": 0.5},
+    "train_cost": {"num_updates": 5, "convex_updates": 5},
+    "train_policy": {"num_updates": 2, "num_episodes": 3},
+    "evaluate": {"num_rollouts": 4, "scores_per_table": 50},
+}
+
+
+@pytest.fixture(autouse=True)
+def untracked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No MLflow."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture(scope="session")
+def small_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what each stage of round 1 leaves, made by the stages themselves.
+
+    tables/tables.parquet, tasks, part_1, part_2, costs/round_001.parquet, cost_net/, cost_model/, policy/
+    """
+    from evenshard.measure import MeasureConfig
+    from evenshard.stages import benchmark, generate_tables, merge_costs, train_cost, train_policy
+
+    folder = tmp_path_factory.mktemp("round")
+    tables, tasks = folder / "tables/tables.parquet", folder / "tasks"
+    generate_tables.run(
+        generate_tables.GenerateTablesConfig(**CONFIG["generate_tables"]),
+        generate_tables.GenerateTablesInputs(),
+        generate_tables.GenerateTablesOutputs(tables, tasks),
+    )
+    parts = (folder / "part_1", folder / "part_2")
+    for number, part in enumerate(parts, start=1):
+        benchmark.run(
+            benchmark.BenchmarkConfig(**CONFIG["benchmark"]),
+            MeasureConfig(**CONFIG["measure"]),
+            benchmark.BenchmarkInputs(tables, tasks, 1, part=number, num_parts=2),
+            benchmark.BenchmarkOutputs(part),
+        )
+    costs = folder / "costs/round_001.parquet"
+    merge_costs.run(merge_costs.MergeCostsInputs(parts), merge_costs.MergeCostsOutputs(costs))
+    train_cost.run(
+        train_cost.TrainCostConfig(**CONFIG["train_cost"]),
+        train_cost.TrainCostInputs(tables, tasks, (costs,), 1, 1),
+        train_cost.TrainCostOutputs(folder / "cost_net", folder / "cost_model"),
+    )
+    train_policy.run(
+        train_policy.TrainPolicyConfig(**CONFIG["train_policy"]),
+        train_policy.TrainPolicyInputs(tables, tasks, folder / "cost_net", 1, 1),
+        train_policy.TrainPolicyOutputs(folder / "policy"),
+    )
+    return folder
+
+
+@pytest.fixture
+def given(small_round: Path) -> Callable[..., dict[str, Any]]:
+    """Input artifacts by name: ``given("tables", previous_policy="policy")``."""
+    from kfp import dsl
+
+    def artifacts(*names: str, **renamed: str) -> dict[str, Any]:
+        files = {**{name: name for name in names}, **renamed}
+        return {name: dsl.Artifact(name=name, uri=str(small_round / file)) for name, file in files.items()}
+
+    return artifacts
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Output artifacts by name, each in a new place; ``metrics`` is a Metrics."""
+    from kfp import dsl
+
+    def artifacts(*names: str) -> dict[str, Any]:
+        kinds = {"metrics": dsl.Metrics}
+        return {name: kinds.get(name, dsl.Artifact)(name=name, uri=str(tmp_path / name)) for name in names}
+
+    return artifacts
+
+
+@pytest.fixture
+def run_pipeline(tmp_path: Path) -> Callable[[Any], Path]:
+    """Runs a pipeline, each task in a process of its own; returns the folder of their outputs."""
+    from kfp import local
+
+    def run(pipeline: Any) -> Path:
+        out = tmp_path / "out"
+        runner = local.SubprocessRunner(use_venv=False)
+        local.init(runner, str(out), str(tmp_path / "workspace"), raise_on_error=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "You may be attemping", RuntimeWarning)
+            pipeline()
+        (folder,) = out.iterdir()
+        return folder
+
+    return run
+
+
+@pytest.fixture
+def run_task(run_pipeline: Callable[[Any], Path]) -> Callable[..., Path]:
+    """Runs a component as a task; returns the folder of its outputs.
+
+    ``run_task(component, {"tables": path}, config=...)``: the files become artifacts, the rest parameters.
+    """
+    from kfp import dsl
+
+    def run(component: Any, files: dict[str, Path], **values: Any) -> Path:
+        @dsl.pipeline(name="one-task")
+        def one_task() -> None:
+            artifacts = {
+                name: dsl.importer(artifact_uri=str(path), artifact_class=kind_of(component, name)).output
+                for name, path in files.items()
+            }
+            component(**artifacts, **values)
+
+        return run_pipeline(one_task) / str(component.name)
+
+    return run
+
+
+def kind_of(component: Any, name: str) -> Any:
+    """The artifact class of a component's input."""
+    from kfp import dsl
+
+    kinds = {kind.schema_title: kind for kind in (dsl.Dataset, dsl.Model)}
+    return kinds[component.component_spec.inputs[name].type.partition("@")[0]]

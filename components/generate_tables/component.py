@@ -1,0 +1,40 @@
+"""Stage 1 on Kubeflow Pipelines."""
+
+from typing import Any
+
+from kfp import dsl
+
+from evenshard.kubeflow.image import image
+
+
+@dsl.component(base_image=image(), install_kfp_package=False)
+def generate_tables(
+    tables: dsl.Output[dsl.Dataset],
+    tasks: dsl.Output[dsl.Dataset],
+    metrics: dsl.Output[dsl.Metrics],
+    config: dict[str, Any],
+    data_hash: str = "",
+    source: dsl.Input[dsl.Dataset] = None,
+) -> None:
+    """Writes a table pool and placement tasks: train and test tasks from disjoint halves of the pool.
+
+    Args:
+        tables: folder with ``tables.parquet``, the pool.
+        tasks: the tasks, JSON.
+        metrics: number of tables, their mean pooling factor and their size.
+        config: section ``generate_tables`` of params.yaml.
+        data_hash: hash of the table file behind ``source``. Nothing reads it: it keeps the cache from giving the tables
+            of a file that has changed since under the same name.
+        source: your own table file or DLRM batch file, in place of ``config["source"]``.
+    """
+    from pathlib import Path
+
+    from evenshard.kubeflow.in_pod import TABLES, record, stage_run
+    from evenshard.params import section
+    from evenshard.stages import generate_tables as stage
+
+    given = None if source is None else source.path
+    settings = section({"generate_tables": config}, "generate_tables", stage.GenerateTablesConfig, source=given)
+    with stage_run("generate_tables", settings) as run:
+        outputs = stage.GenerateTablesOutputs(Path(tables.path, TABLES), Path(tasks.path))
+        record(run, metrics, stage.run(settings, stage.GenerateTablesInputs(), outputs), outputs.tasks)

@@ -1,0 +1,34 @@
+"""Stage 2b on Kubeflow Pipelines."""
+
+from typing import List  # noqa: UP035 -- Kubeflow takes no list[...] of artifacts
+
+from kfp import dsl
+
+from evenshard.kubeflow.image import image
+
+
+@dsl.component(base_image=image(), install_kfp_package=False)
+def merge_costs(
+    parts: dsl.Input[List[dsl.Dataset]],  # noqa: UP006
+    costs: dsl.Output[dsl.Dataset],
+    metrics: dsl.Output[dsl.Metrics],
+    round_number: int,
+    earlier: dsl.Input[dsl.Dataset] = None,
+) -> None:
+    """Makes one cost dataset of the parts of a round, and puts it beside those of the rounds before.
+
+    Args:
+        parts: cost datasets of the parts, as benchmark writes them.
+        costs: folder with ``round_001.parquet`` and so on: one cost dataset for each round so far.
+        metrics: how many placements, from how many parts.
+        round_number: of the loop, from 1.
+        earlier: the folder of the round before.
+    """
+    from pathlib import Path
+
+    from evenshard.kubeflow.in_pod import add_round, path_of, record
+    from evenshard.stages import merge_costs as stage
+
+    inputs = stage.MergeCostsInputs(tuple(Path(part.path) for part in parts))
+    target = add_round(Path(costs.path), round_number, path_of(earlier))
+    record(None, metrics, stage.run(inputs, stage.MergeCostsOutputs(target)))

@@ -1,0 +1,24 @@
+"""The body, called as a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from evenshard.cost_dataset import read_rows
+from evenshard_components.merge_costs.component import merge_costs
+
+Artifacts = Callable[..., dict[str, Any]]
+
+
+def test_parts_become_a_round_beside_the_earlier_ones(given: Artifacts, made: Artifacts) -> None:
+    outputs = made("costs", "metrics")
+    parts = [*given("part_2", "part_1").values()]
+    earlier = given("costs")["costs"]
+    merge_costs.python_func(parts=parts, earlier=earlier, round_number=2, **outputs)
+    folder = Path(outputs["costs"].path)
+    assert sorted(path.name for path in folder.iterdir()) == ["round_001.parquet", "round_002.parquet"]
+    rounds = [read_rows(path).rows for path in sorted(folder.iterdir())]
+    assert rounds[0] == rounds[1]
+    assert outputs["metrics"].metadata == {"num_placements": 6 + 2 * 2, "num_parts": 2}

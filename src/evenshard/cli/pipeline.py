@@ -1,0 +1,246 @@
+"""The commands that run the loop, or place tables, on Kubeflow Pipelines: on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenshard.cli.parsing import PATH, Commands, at_least
+
+if TYPE_CHECKING:
+    from evenshard.kubeflow.cluster import Cluster
+    from evenshard.kubeflow.remote import Remote, RunStatus
+
+PIPELINES = ("train", "place")
+RUNNERS = ("subprocess", "container")
+ENDPOINT = "KF_PIPELINES_ENDPOINT"
+LEFT_BEHIND = {"train": "evaluate/report/metrics.json", "place": "place*/placement/placement.json"}
+"""The file at the end of each pipeline, below the folder of a run."""
+
+
+def _compile(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.kubeflow.package import compile_to
+
+    pipeline, values = _built(args, _cluster(args))
+    compile_to(pipeline, args.out, values)
+    print(f"saved: {args.out}")
+    return {}
+
+
+def _run(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.errors import BadConfig
+    from evenshard.kubeflow.local import local_file, run_here
+
+    pipeline, values = _built(args, _cluster(args), local=True)
+    for name in ("tables", "model", "source"):
+        if values.get(name):
+            values[name] = local_file(values[name])
+    if args.pipeline == "place" and not values.get("tables"):
+        raise BadConfig("the pipeline place needs a table file. Name it with --set tables=FILE.")
+    folder = run_here(pipeline, values, args.runner, args.out, LEFT_BEHIND[args.pipeline])
+    table = folder / "evaluate/report/table.txt"
+    if table.exists():
+        print(table.read_text())
+    for path in sorted(folder.glob(LEFT_BEHIND[args.pipeline])):
+        print(f"saved: {path}")
+    return {}
+
+
+def _submit(args: argparse.Namespace) -> Mapping[str, Any]:
+    remote, cluster = _remote(args), _cluster(args)
+    with _package(args, cluster) as (package, values):
+        name = args.run_name or f"evenshard-{args.pipeline}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        status = remote.submit(package, values, args.experiment, name, _service_account(args, cluster))
+    print(f"run: {status.run_id}\n{status.url}", flush=True)
+    if args.wait:
+        minutes = args.patience_minutes
+        _report(remote.wait(status.run_id, args.poll_seconds, None if minutes is None else 60 * minutes))
+    return {}
+
+
+def _schedule(args: argparse.Namespace) -> Mapping[str, Any]:
+    remote, cluster = _remote(args), _cluster(args)
+    with _package(args, cluster) as (package, values):
+        name = args.run_name or f"evenshard-{args.pipeline}"
+        account = _service_account(args, cluster)
+        number = remote.schedule(package, values, args.experiment, name, args.cron, account)
+    print(f"recurring run: {number}\n{args.endpoint.rstrip('/')}/#/recurringrun/details/{number}")
+    return {}
+
+
+def _status(args: argparse.Namespace) -> Mapping[str, Any]:
+    status = _remote(args).status(args.run_id)
+    if args.json:
+        print(json.dumps(asdict(status), indent=1))
+    _report(status, silent=args.json)
+    return {}
+
+
+def _report(status: RunStatus, silent: bool = False) -> None:
+    """Prints how a run is doing; one that has ended badly ends the command badly."""
+    from evenshard.errors import PipelineFailed
+
+    if status.finished and status.state != "SUCCEEDED":
+        tasks = f" Failed: {', '.join(status.failed_tasks)}." if status.failed_tasks else ""
+        message = f" {status.message}" if status.message else ""
+        raise PipelineFailed(f"run {status.run_id} ended as {status.state}.{tasks}{message} See {status.url}")
+    if not silent:
+        print(f"{status.state}: {status.name}\n{status.url}")
+
+
+def _cluster(args: argparse.Namespace) -> Cluster:
+    from evenshard.kubeflow.cluster import load_cluster
+    from evenshard.kubeflow.package import default_cluster
+
+    cluster = default_cluster() if args.cluster is None else load_cluster(args.cluster)
+    return cluster.measured_again(True) if args.cache_measurements else cluster
+
+
+def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> tuple[Any, dict[str, Any]]:
+    from dataclasses import replace
+
+    from evenshard.kubeflow.package import build
+
+    params = args.params
+    if params is None and (args.pipeline == "train" or Path("params.yaml").exists()):
+        params = Path("params.yaml")
+    if local:
+        cluster = cluster.for_one_machine()
+    if args.num_parts is not None:
+        cluster = replace(cluster, num_parts=args.num_parts)
+    return build(args.pipeline, params, cluster, dict(args.set))
+
+
+@contextmanager
+def _package(args: argparse.Namespace, cluster: Cluster) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The compiled pipeline and the values of its parameters: the file that was named, or one made for the moment."""
+    from evenshard.kubeflow.package import compile_to, pipeline_documents
+
+    if args.package is not None:
+        pipeline_documents(args.package)
+        yield args.package, dict(args.set)
+        return
+    pipeline, values = _built(args, cluster)
+    with tempfile.TemporaryDirectory(prefix="evenshard-") as folder:
+        package = Path(folder, "pipeline.yaml")
+        compile_to(pipeline, package, {})
+        yield package, values
+
+
+def _remote(args: argparse.Namespace) -> Remote:
+    from evenshard.errors import BadConfig
+    from evenshard.kubeflow.package import require_kfp
+
+    args.endpoint = args.endpoint or os.environ.get(ENDPOINT)
+    if not args.endpoint:
+        raise BadConfig(f"no endpoint. Name the address of Kubeflow Pipelines' API with --endpoint, or in {ENDPOINT}.")
+    require_kfp()
+    from evenshard.kubeflow.remote import Endpoint, Remote
+
+    return Remote(Endpoint(args.endpoint, args.namespace, args.token_file, args.timeout_seconds))
+
+
+def _service_account(args: argparse.Namespace, cluster: Cluster) -> str:
+    return cluster.service_account if args.service_account is None else str(args.service_account)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    import yaml
+
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, yaml.safe_load(value) if value[:1] in "{[" and value else value
+    except yaml.YAMLError:
+        raise argparse.ArgumentTypeError(f"{value!r} is no YAML") from None
+
+
+def add_commands(commands: Commands) -> None:
+    """Declares pipeline, with a command of its own for each thing to do."""
+    top = commands.add(
+        "pipeline",
+        None,
+        "Run the loop on Kubeflow Pipelines.",
+        "train: the loop of params.yaml; place: a table file to a placement. Exit code 0: done; 1: a run failed, or "
+        "the server does not answer; 2: bad input.",
+    )
+    nested = Commands(top, dest="pipeline_command")
+
+    sub = nested.add("compile", _compile, "Write a pipeline as a file.", "Package and platform spec in one YAML file.")
+    _pipeline_flags(sub)
+    sub.add_argument("-o", "--out", **PATH, required=True, help="file to write (.yaml)")
+
+    sub = nested.add(
+        "run",
+        _run,
+        "Run a pipeline on this machine.",
+        "The same tasks as on a cluster, each as a process, or each in a container of EVENSHARD_IMAGE.",
+    )
+    _pipeline_flags(sub)
+    sub.add_argument("--runner", choices=RUNNERS, default="subprocess", help="(default: subprocess)")
+    sub.add_argument("--out", **PATH, default=Path("work/kubeflow"),
+                     help="folder that gets a folder for each run (default: work/kubeflow)")  # fmt: skip
+
+    sub = nested.add(
+        "submit",
+        _submit,
+        "Start a run on a cluster, and print its address.",
+        "The settings are compiled for the moment, unless --package names a compiled file.",
+    )
+    _pipeline_flags(sub)
+    _remote_flags(sub)
+    _submit_flags(sub)
+    sub.add_argument("--wait", action="store_true", help="wait until it has finished; exit code 1 if it failed")
+    sub.add_argument("--poll-seconds", type=at_least(0.01, float), default=15.0, metavar="S",
+                     help="between two looks while waiting (default: 15)")  # fmt: skip
+    sub.add_argument("--patience-minutes", type=at_least(0, float), metavar="M", help="give up waiting after M minutes")
+
+    sub = nested.add(
+        "schedule", _schedule, "Make a recurring run on a cluster.", "One run at a time; none is caught up."
+    )
+    _pipeline_flags(sub)
+    _remote_flags(sub)
+    _submit_flags(sub)
+    sub.add_argument("--cron", required=True, help="when, such as '0 3 * * 0' (UTC); six fields begin with the seconds")
+
+    sub = nested.add("status", _status, "Say how a run is doing.", "Exit code 1 if it has failed.")
+    sub.add_argument("run_id", metavar="RUN_ID", help="as submit prints it")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+    _remote_flags(sub)
+
+
+def _pipeline_flags(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add("--pipeline", choices=PIPELINES, default="train", help="(default: train)")
+    add("--params", **PATH, help="settings (default: params.yaml, which place can do without)")
+    add("--cluster", **PATH, help="what stages get of a cluster (default: pipelines/cluster.yaml of this version)")
+    add("--num-parts", type=at_least(1), metavar="N", help="overrides num_parts of the cluster: pods that measure a "
+        "round side by side (run: processes, 1 unless said here)")  # fmt: skip
+    add("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE",
+        help="a parameter of the pipeline, such as tables=s3://bucket/tables.parquet; repeatable")  # fmt: skip
+    add("--cache-measurements", action="store_true", help="let Kubeflow take earlier measurements of the same inputs")
+
+
+def _submit_flags(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add("--package", **PATH, help="compiled pipeline (default: compiled for the moment)")
+    add("--experiment", default="evenshard", help="made if there is none of the name (default: evenshard)")
+    add("--run-name", help="(default: the pipeline's name and the time)")
+    add("--service-account", help="that the pods run as (default: service_account of the cluster settings)")
+
+
+def _remote_flags(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add("--endpoint", metavar="URL", help=f"address of Kubeflow Pipelines' API (default: {ENDPOINT})")
+    add("--namespace", required=True, metavar="NS", help="of experiments and runs")
+    add("--token-file", **PATH, help="file with a token, read anew for each call (default: a pod's own, if it has one)")
+    add("--timeout-seconds", type=at_least(0.01, float), default=30.0, metavar="S", help="for one call (default: 30)")

@@ -1,0 +1,102 @@
+"""What does an error of the API mean to whoever typed the command? One line, and whether to try again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from evenshard.errors import BadConfig, EvenshardError, PipelineFailed
+
+BUSY = (429, 502, 503)
+"""Answers of a server, or of a proxy before it, that has not begun with what it was asked."""
+
+
+class Again(Enum):
+    """Whether to try a call again."""
+
+    NEVER = "never"
+    IF_IT_ONLY_READS = "if it only reads"
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``error``: to raise in the end; ``again``: whether to try again before."""
+
+    error: EvenshardError
+    again: Again = Again.NEVER
+
+
+def explained(error: Exception, what: str, url: str, namespace: str, token_file: Path | None) -> Problem:
+    """The problem behind an error of the SDK.
+
+    Args:
+        what: was asked, such as "run 1234".
+    """
+    from kfp_server_api import ApiException
+    from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
+
+    if isinstance(error, ApiException):
+        return _of_answer(error.status or 0, _said(error), what, url, namespace, token_file)
+    reason = getattr(error, "reason", None) or error  # urllib3 wraps what happened
+    if isinstance(reason, NewConnectionError):
+        said = str(reason).rsplit(": ", 1)[-1]
+        return Problem(
+            PipelineFailed(f"{url} cannot be reached ({said}). Check --endpoint and the way there."), Again.ALWAYS
+        )
+    if isinstance(reason, TimeoutError):
+        hint = "" if what.startswith("run ") else " It may have been done: look before you try again."
+        return Problem(PipelineFailed(f"{what}: {url} did not answer in time.{hint}"), Again.IF_IT_ONLY_READS)
+    if isinstance(reason, HTTPError | OSError):
+        return Problem(PipelineFailed(f"{what}: {url} broke off ({_line(str(reason))})."), Again.IF_IT_ONLY_READS)
+    return Problem(
+        BadConfig(
+            f"{what}: {url} answers, but not as Kubeflow Pipelines does ({_line(str(error))}). A login page? Name the "
+            f"address of the API, and a token with --token-file."
+        )
+    )
+
+
+def _of_answer(status: int, said: str, what: str, url: str, namespace: str, token_file: Path | None) -> Problem:
+    if status == 401:
+        whose = f"the token in {token_file}" if token_file else "a call without a token"
+        return Problem(
+            BadConfig(
+                f"{url} does not accept {whose} (401): {said}. Get a new token and name its file with --token-file."
+            )
+        )
+    if status == 403:
+        return Problem(
+            BadConfig(
+                f"{what}: not allowed in namespace {namespace} (403): {said}. Ask for the right, or name another one."
+            )
+        )
+    if status == 404:
+        return Problem(
+            BadConfig(
+                f"{what}: not found at {url} (404): {said}. Check the id, or whether --endpoint is the API's address."
+            )
+        )
+    if status in BUSY or status >= 500:
+        again = Again.ALWAYS if status in BUSY else Again.IF_IT_ONLY_READS
+        return Problem(PipelineFailed(f"{what}: {url} is in trouble ({status}): {said}. Try again later."), again)
+    if status == 0:
+        return Problem(PipelineFailed(f"{what}: no secure connection to {url}: {said}."))
+    return Problem(BadConfig(f"{what}: {url} refuses it ({status}): {said}. Correct what it names."))
+
+
+def _said(error: Exception) -> str:
+    """The server's own words, which the API puts under "message", "error" or "error_message"."""
+    body = getattr(error, "body", None) or getattr(error, "reason", None) or ""
+    try:
+        content = json.loads(body)
+        words = content.get("message") or content.get("error") or content.get("error_message") or body
+    except (ValueError, AttributeError):
+        words = body
+    return _line(words.decode(errors="replace") if isinstance(words, bytes) else str(words)) or "no reason given"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300].rstrip(".")

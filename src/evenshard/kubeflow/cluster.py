@@ -1,0 +1,152 @@
+"""What does each stage get of a cluster? One YAML file; ``pipelines/cluster.yaml`` says what every line means."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from evenshard.errors import BadConfig
+from evenshard.params import load_params, require, section
+
+STAGES = (
+    "generate_tables",
+    "benchmark",
+    "merge_costs",
+    "train_cost",
+    "train_policy",
+    "evaluate",
+    "place",
+    "record_outcome",
+)
+_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTP]i?)?")
+_SECONDS = re.compile(r"\d+s")
+
+
+@dataclass(frozen=True)
+class StageResources:
+    """What the pods of one stage get.
+
+    Attributes:
+        cpu: cores, as Kubernetes writes them: 4 or 250m.
+        memory: as Kubernetes writes it: 32Gi.
+        gpus: for each pod; 0 for none.
+        shared_memory: size of /dev/shm; None keeps the node's own.
+        timeout_minutes: after which a pod is stopped; 0 for none.
+        retries: after a failure.
+        backoff, max_backoff: seconds before the first retry, doubled before each further one, and the most of them.
+        cache: whether an earlier result of the same inputs will do.
+    """
+
+    cpu: str
+    memory: str
+    gpus: int = 0
+    shared_memory: str | None = None
+    timeout_minutes: int = 120
+    retries: int = 2
+    backoff: str = "60s"
+    max_backoff: str = "600s"
+    cache: bool = True
+
+
+@dataclass(frozen=True)
+class Toleration:
+    """A taint that pods with a GPU tolerate, as Kubernetes writes it."""
+
+    key: str
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a GPU is called on this cluster, and where pods that ask for one may run."""
+
+    resource: str = "nvidia.com/gpu"
+    node_selector: dict[str, str] = field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The settings of a cluster.
+
+    Attributes:
+        num_parts: pods that measure a round side by side.
+        stages: by name; each of ``STAGES`` is there.
+        gpu: of pods that ask for one.
+        node_selector, labels: of all pods.
+        service_account: that runs are submitted with; "" for the cluster's own default.
+        image_pull_secrets: names.
+        config_map, config_keys: environment variables from a ConfigMap; "" for none.
+        secrets: environment variables from secrets: keys by name of the secret.
+    """
+
+    num_parts: int
+    stages: dict[str, StageResources]
+    gpu: Gpu = field(default_factory=Gpu)
+    node_selector: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    service_account: str = ""
+    image_pull_secrets: tuple[str, ...] = ()
+    config_map: str = ""
+    config_keys: tuple[str, ...] = ()
+    secrets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def measured_again(self, cached: bool) -> Cluster:
+        """The same with the cache of the measuring stages on or off."""
+        measuring = {name: replace(self.stages[name], cache=cached) for name in ("benchmark", "evaluate")}
+        return replace(self, stages={**self.stages, **measuring})
+
+    def for_one_machine(self) -> Cluster:
+        """The same where nothing is gained by parts or by waiting to try again, and there is no pod to limit."""
+        here = {name: replace(one, retries=0, gpus=0) for name, one in self.stages.items()}
+        return replace(self, num_parts=1, stages=here)
+
+
+def load_cluster(path: Path) -> Cluster:
+    """The settings in a YAML file.
+
+    Raises:
+        BadFile: if it is missing or no YAML mapping.
+        BadConfig: if a setting is unknown, missing or impossible; the message names it.
+    """
+    content = load_params(path)
+    by_stage = content.pop("stages", {})
+    require(isinstance(by_stage, dict), f"{path}: stages is no mapping. Write one block for each stage under it.")
+    for name in by_stage:
+        require(name == "default" or name in STAGES, f"{path}: stages has no {name!r}. Choose of {', '.join(STAGES)}.")
+    default = by_stage.get("default", {})
+    stages = {name: _resources(path, name, {**default, **by_stage.get(name, {})}) for name in STAGES}
+    known = [one.name for one in fields(Cluster)]
+    for key in content:
+        require(key in known, f"{path}: unknown key {key!r}. It knows {', '.join(known)}.")
+    try:
+        cluster = section({"cluster": {**content, "stages": {}}}, "cluster", Cluster)
+    except BadConfig as error:
+        raise BadConfig(f"{path}: {_without_params(error)}") from None
+    require(cluster.num_parts >= 1, f"{path}: num_parts is {cluster.num_parts}. Make it at least 1.")
+    return replace(cluster, stages=stages)
+
+
+def _resources(path: Path, name: str, values: dict[str, Any]) -> StageResources:
+    where = f"{path}: stages.{name}"
+    as_text = {key: str(value) if key in ("cpu", "memory") else value for key, value in values.items()}
+    try:
+        found = section({name: as_text}, name, StageResources)
+    except BadConfig as error:
+        raise BadConfig(f"{where}: {_without_params(error)}") from None
+    for key, value in asdict(found).items():
+        if key in ("cpu", "memory", "shared_memory") and value is not None:
+            require(bool(_QUANTITY.fullmatch(value)), f"{where}.{key} is {value!r}. Write it as 4, 250m or 32Gi.")
+        if key in ("backoff", "max_backoff"):
+            require(bool(_SECONDS.fullmatch(value)), f"{where}.{key} is {value!r}. Write seconds, such as 60s.")
+        if key in ("gpus", "timeout_minutes", "retries"):
+            require(value >= 0, f"{where}.{key} is {value}. Make it at least 0.")
+    return found
+
+
+def _without_params(error: BadConfig) -> str:
+    return str(error).replace("params section ", "").replace(" Correct it in params.yaml.", " Correct it.")

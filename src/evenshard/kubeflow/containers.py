@@ -1,0 +1,86 @@
+"""How does a task run in a container on this machine? Through a Docker API, Docker's own or podman's.
+
+kfp.local starts containers that vanish as they end, and takes one that it cannot find any more for a success: a failed
+stage would look well (kubeflow/pipelines#13332), and podman's API fails on the way. Here a container stays until its
+exit code has been read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from evenshard.errors import BadConfig
+from evenshard.kubeflow.image import image
+
+
+def container_runner() -> Any:
+    """kfp's runner, if there is a Docker API that has the image.
+
+    Raises:
+        BadConfig: if not.
+    """
+    from kfp import local
+
+    try:
+        import docker
+    except ModuleNotFoundError:
+        raise BadConfig("--runner container needs the package docker. Install it: pip install docker.") from None
+    try:
+        with contextlib.closing(docker.from_env()) as api:
+            api.ping()
+            _require_image(api, image())
+    except BadConfig:
+        raise
+    except Exception as error:  # docker wraps errors of requests, urllib3 and its own
+        raise BadConfig(
+            f"--runner container found no Docker API ({_first_line(error)}). Start Docker, or `podman system service` "
+            f"and name its socket in DOCKER_HOST; or use --runner subprocess."
+        ) from None
+    # what containers write into the run's folder belongs to whoever started them
+    return local.DockerRunner(user=f"{os.getuid()}:{os.getgid()}")
+
+
+@contextlib.contextmanager
+def containers_stay_until_read() -> Iterator[None]:
+    """Within it, kfp.local runs containers with ``run_container``."""
+    from kfp.local import docker_task_handler
+
+    theirs = docker_task_handler.run_docker_container
+    docker_task_handler.run_docker_container = run_container
+    try:
+        yield
+    finally:
+        docker_task_handler.run_docker_container = theirs
+
+
+def run_container(client: Any, image: str, command: list[str], volumes: dict[str, Any], **options: Any) -> int:
+    """Runs a container to its end, prints what it says, and returns its exit code."""
+    container = client.containers.run(image=image, command=command, detach=True, volumes=volumes, **options)
+    try:
+        for line in container.logs(stream=True):
+            print(line.decode(errors="replace"), end="")
+        return int(container.wait()["StatusCode"])
+    finally:
+        container.remove(force=True)
+
+
+def _require_image(api: Any, name: str) -> None:
+    import docker.errors
+
+    try:
+        api.images.get(name)
+    except docker.errors.ImageNotFound:
+        try:
+            api.images.pull(name)
+        except docker.errors.APIError as error:
+            raise BadConfig(
+                f"image {name} is neither on this machine nor can it be pulled ({_first_line(error)}). Build it with "
+                f"`make image`, or name another one in EVENSHARD_IMAGE."
+            ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]

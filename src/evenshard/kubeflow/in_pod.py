@@ -1,0 +1,109 @@
+"""What does a component do around its stage? Finds files in artifacts, tracks the stage, reports its metrics."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from evenshard import tracking
+from evenshard.lineage import Lineage
+from evenshard.progress import log_to_stderr
+from evenshard.tracking import StageRun
+
+TABLES = "tables.parquet"
+"""The table pool, inside the artifact ``tables``: what reads a table file goes by its suffix."""
+
+
+def tables_in(artifact: Any) -> Path:
+    """The pool in the artifact ``tables``."""
+    return Path(artifact.path, TABLES)
+
+
+def path_of(artifact: Any) -> Path | None:
+    """Where an artifact lies; None for one that was not given."""
+    return None if artifact is None else Path(artifact.path)
+
+
+@contextmanager
+def stage_run(stage: str, *settings: Any) -> Iterator[StageRun]:
+    """The stage's run in MLflow, where MLFLOW_TRACKING_URI names a server: a file in a pod would be gone with it.
+
+    Args:
+        stage: run name, such as ``train_cost_2``.
+        settings: the stage's dataclasses, logged as the run's parameters.
+    """
+    log_to_stderr()
+    logging.getLogger().setLevel(logging.WARNING)  # KFP's executor lets everybody talk, and FBGEMM talks a lot
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        yield StageRun()
+        return
+    values = {name: value for one in settings for name, value in asdict(one).items()}
+    with tracking.stage_run(stage, _as_params(settings), values) as run:
+        yield run
+
+
+def record(
+    run: StageRun | None, metrics: Any, values: Mapping[str, float | None], artifact: Path | None = None
+) -> None:
+    """Logs a stage's metrics, to MLflow and as its metrics artifact, and uploads what it has made to MLflow.
+
+    Args:
+        run: None where the stage has logged to MLflow itself.
+    """
+    known = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+    for name, value in known.items():
+        metrics.log_metric(name, value)
+    if run is None:
+        return
+    run.metrics(known)
+    if artifact is not None:
+        run.artifact(artifact)
+
+
+def log_to_parent(values: Mapping[str, float]) -> None:
+    """Puts a loop's headline metrics on its parent run in MLflow, where MLFLOW_TRACKING_URI names a server."""
+    if "MLFLOW_TRACKING_URI" in os.environ:
+        tracking.log_to_parent(values)
+
+
+def end_loop(state: str, message: str) -> None:
+    """Tells MLflow how the run ended, where MLFLOW_TRACKING_URI names a server."""
+    if "MLFLOW_TRACKING_URI" in os.environ:
+        tracking.end_loop(state, message)
+
+
+def lineage(*settings: Any) -> Lineage:
+    """What cost datasets say about their origin: an image has no git, so the version stands for the code."""
+    return Lineage.here(_as_params(settings))
+
+
+def _as_params(settings: tuple[Any, ...]) -> dict[str, Any]:
+    return {type(one).__name__.removesuffix("Config"): asdict(one) for one in settings}
+
+
+def model_folder(folder: Path, cost_model: Path, cost_net: Path, policy: Path) -> None:
+    """Puts the three networks of a round into one folder, as ``evenshard place --model`` takes it."""
+    from evenshard.models import PARTS  # needs torch, which takes seconds to import
+
+    for name, source in zip(PARTS, (cost_model, cost_net, policy), strict=True):
+        shutil.copytree(source, folder / name)
+
+
+def round_costs(folder: Path) -> tuple[Path, ...]:
+    """The cost datasets of all rounds so far, in their order."""
+    return tuple(sorted(folder.glob("round_*.parquet")))
+
+
+def add_round(folder: Path, round_number: int, earlier: Path | None) -> Path:
+    """Copies the cost datasets of earlier rounds into ``folder``; returns where this round's is to go."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in round_costs(earlier) if earlier is not None else ():
+        shutil.copy(path, folder / path.name)
+    return folder / f"round_{round_number:03d}.parquet"

@@ -1,0 +1,101 @@
+"""How does a pipeline run on this machine? With kfp.local: each task a process, or each a container."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import os
+import re
+import secrets
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from evenshard.errors import BadFile, PipelineFailed
+from evenshard.kubeflow.containers import container_runner, containers_stay_until_read
+from evenshard.tracking import LOOP_ID
+
+SUBPROCESS, CONTAINER = "subprocess", "container"
+RUNNERS = (SUBPROCESS, CONTAINER)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, expected: str) -> Path:
+    """Runs a pipeline and returns the folder of its artifacts, one folder for each task.
+
+    Args:
+        values: of the pipeline's parameters.
+        runner: subprocess or container. The latter needs a Docker API, such as podman's, and the image.
+        out: folder that gets a new folder for this run.
+        expected: a file that the run must leave, such as ``evaluate/report/metrics.json``: files tell, not what a
+            runner says about itself.
+
+    Raises:
+        BadConfig: if there is no Docker API, or it has no image.
+        PipelineFailed: if a task fails, or the file is missing.
+    """
+    from kfp import local
+
+    before = set(out.glob("*"))
+    with (
+        tempfile.TemporaryDirectory(prefix="evenshard-workspace-") as scratch,
+        _quiet(),
+        _one_loop(),
+        containers_stay_until_read(),
+    ):
+        chosen = local.SubprocessRunner(use_venv=False) if runner == SUBPROCESS else container_runner()
+        # kfp removes the workspace after each run, so it is never a folder of the user's
+        local.init(chosen, pipeline_root=str(out.resolve()), workspace_root=str(Path(scratch, "workspace")))
+        try:
+            pipeline(**values)
+        except Exception as error:  # kfp.local raises bare RuntimeErrors
+            said = " ".join(_COLOURS.sub("", str(error)).split())
+            raise PipelineFailed(f"{said} The task's own output above says why.") from None
+    made = sorted(set(out.glob("*")) - before)
+    if not made or not any(made[-1].glob(expected)):
+        where = made[-1] if made else out
+        raise PipelineFailed(f"{where} lacks {expected}: a task has failed. Its own output above says why.")
+    return made[-1]
+
+
+def local_file(address: str) -> str:
+    """A file of this machine as kfp.local takes it: an absolute path.
+
+    Raises:
+        BadFile: if there is no such file.
+    """
+    path = Path(address.removeprefix("file://"))
+    if not path.exists():
+        raise BadFile(path, "no such file", "Name a file or folder of this machine.")
+    return str(path.resolve())
+
+
+@contextlib.contextmanager
+def _one_loop() -> Iterator[None]:
+    """All tasks of the run find one parent run in MLflow."""
+    own = LOOP_ID not in os.environ
+    if own:
+        os.environ[LOOP_ID] = f"local-{secrets.token_hex(6)}"
+    try:
+        yield
+    finally:
+        if own:
+            del os.environ[LOOP_ID]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """kfp prints its log to stdout, which belongs to results; its warnings are for its own authors.
+
+    It replaces ``print`` by one that indents, and under ParallelFor, whose threads race, may leave that behind.
+    """
+    own_print = builtins.print
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        builtins.print = own_print

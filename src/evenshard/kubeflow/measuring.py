@@ -1,0 +1,109 @@
+"""How does a pod measure? In this process, or with torchrun over all its GPUs at once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from evenshard.errors import MeasurementFailed
+from evenshard.kubeflow.in_pod import lineage, log_to_parent, record, stage_run
+from evenshard.measure import MeasureConfig
+from evenshard.params import section
+from evenshard.stages import benchmark, evaluate
+
+log = logging.getLogger(__name__)
+
+
+def measure_round(
+    config: Mapping[str, Any],
+    measure: Mapping[str, Any],
+    inputs: benchmark.BenchmarkInputs,
+    outputs: benchmark.BenchmarkOutputs,
+    num_gpus: int,
+    metrics: Any,
+) -> None:
+    """Stage ``benchmark``: measures a round, or a part of it.
+
+    Args:
+        config, measure: sections of params.yaml.
+        num_gpus: of this pod; from 2 on, torchrun measures on all of them at once.
+        metrics: the component's metrics artifact.
+
+    Raises:
+        BadInput: if an input cannot be read or a setting makes no sense.
+        MeasurementFailed: if a kernel fails.
+    """
+    params = {"benchmark": dict(config), "measure": dict(measure)}
+    settings = section(params, "benchmark", benchmark.BenchmarkConfig)
+    measuring = section(params, "measure", MeasureConfig)
+    if num_gpus > 1:
+        record(None, metrics, on_all_gpus("benchmark", num_gpus, params, {**_flags(inputs), "out": outputs.costs}))
+        return
+    name = f"benchmark_{inputs.round}" + (f"_part_{inputs.part}" if inputs.num_parts > 1 else "")
+    with stage_run(name, settings, measuring) as run:
+        outcome = benchmark.run(settings, measuring, inputs, outputs, lineage(settings, measuring))
+        run.series("measured_ms_per_placement", outcome.curve)
+        record(run, metrics, outcome.metrics, outputs.costs)
+
+
+def evaluate_all(
+    config: Mapping[str, Any],
+    measure: Mapping[str, Any],
+    inputs: evaluate.EvaluateInputs,
+    outputs: evaluate.EvaluateOutputs,
+    num_gpus: int,
+    metrics: Any,
+) -> None:
+    """Stage ``evaluate``, likewise."""
+    params = {"evaluate": dict(config), "measure": dict(measure)}
+    settings = section(params, "evaluate", evaluate.EvaluateConfig)
+    measuring = section(params, "measure", MeasureConfig)
+    if num_gpus > 1:
+        on_all_gpus("evaluate", num_gpus, params, {**_flags(inputs), "out": outputs.report})
+        record(None, metrics, evaluate.headline(json.loads((outputs.report / "metrics.json").read_text())))
+        return  # the command has logged to MLflow
+    with stage_run("evaluate", settings, measuring) as run:
+        evaluation = evaluate.run(settings, measuring, inputs, outputs, lineage(settings, measuring))
+        record(run, metrics, evaluate.headline(evaluation.metrics), outputs.report)
+    log_to_parent(evaluate.headline(evaluation.metrics))
+
+
+def _flags(inputs: Any) -> dict[str, Any]:
+    """The inputs of a stage as the flags of its command, which have the same names."""
+    return {one.name: getattr(inputs, one.name) for one in fields(inputs)}
+
+
+def on_all_gpus(command: str, num_gpus: int, params: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, float]:
+    """Runs a measuring command of evenshard under torchrun, one process for each GPU; returns its metrics.
+
+    Args:
+        command: benchmark or evaluate.
+        num_gpus: of the pod, which must be the devices of the tasks.
+        params: sections of params.yaml.
+        flags: by name; None leaves a flag out.
+
+    Raises:
+        MeasurementFailed: if the command fails; what it said stands in the pod's log.
+    """
+    with tempfile.TemporaryDirectory(prefix="evenshard-") as scratch:
+        settings, metrics = Path(scratch, "params.yaml"), Path(scratch, "metrics.json")
+        settings.write_text(json.dumps(dict(params)))
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_gpus)]
+        words += ["-m", "evenshard", command, "--params", str(settings), "--metrics", str(metrics)]
+        for name, value in flags.items():
+            if value is not None:
+                values = value if isinstance(value, tuple) else (value,)
+                words += [f"--{name.replace('_', '-')}", *map(str, values)]
+        log.info("%d GPUs: %s", num_gpus, " ".join(words))
+        done = subprocess.run(words, cwd=scratch)
+        if done.returncode:
+            raise MeasurementFailed(f"{command} on {num_gpus} GPUs ended with exit code {done.returncode}. See above.")
+        found: dict[str, float] = json.loads(metrics.read_text())
+        return found

@@ -1,0 +1,50 @@
+"""What does the pipeline ``place`` take? Arguments of ``evenshard.place``, as a section of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evenshard import api
+from evenshard.params import section
+from evenshard.placing.answer import PlacementAnswer
+from evenshard.placing.rivals import HEURISTICS
+
+
+@dataclass(frozen=True)
+class PlaceRequest:
+    """Section ``place``; see ``evenshard.place`` for what its arguments mean."""
+
+    num_devices: int = 8
+    memory_cap_gb: float | tuple[float, ...] = 64.0
+    batch_size: int = api.DEFAULT_BATCH_SIZE
+    hardware: str = api.DEFAULT_HARDWARE
+    optimizer: str = "sgd"
+    reserved_gb: float = 0.0
+    pinned: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
+    forbidden: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
+    forbidden_devices: tuple[int, ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+    apart: tuple[tuple[str, ...], ...] = ()
+    allow_column_split: bool = False
+    embedding_dim: int | None = None
+    weight_bits: int | None = None
+    default_pooling_factor: float = 1.0
+    seed: int = 0
+
+
+def place_tables(tables: Path, model: str | Path | None, request: Mapping[str, Any]) -> PlacementAnswer:
+    """Places the tables of a file, and compares with the heuristics.
+
+    Args:
+        model: a model's folder or its MLflow URI; None for the one that comes with evenshard.
+        request: fields of ``PlaceRequest``.
+
+    Raises:
+        BadInput: if something of that cannot be used.
+        InfeasibleTask: if there is no legal placement.
+    """
+    asked = section({"place": dict(request)}, "place", PlaceRequest)
+    return api.place(tables, model=model, compare=HEURISTICS, **asdict(asked))

@@ -1,0 +1,69 @@
+"""How does a stage get what the cluster's settings say? As Kubeflow Pipelines writes it into its platform spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evenshard.kubeflow.cluster import Cluster
+from evenshard.kubeflow.image import image
+from evenshard.tracking import LOOP_ID
+
+
+def placed(task: Any, stage: str, cluster: Cluster) -> Any:
+    """The pipeline task with image, resources, retries, timeout, cache and secrets of its stage.
+
+    Args:
+        task: a ``kfp.dsl.PipelineTask`` of a component of ``components/``.
+        stage: one of ``cluster.STAGES``.
+    """
+    from kfp import kubernetes
+
+    has = cluster.stages[stage]
+    task.set_container_image(image())
+    task.set_cpu_request(has.cpu).set_cpu_limit(has.cpu)
+    task.set_memory_request(has.memory).set_memory_limit(has.memory)
+    task.set_caching_options(has.cache)
+    task.set_retry(
+        num_retries=has.retries,
+        backoff_duration=has.backoff,
+        backoff_factor=2,
+        backoff_max_duration=has.max_backoff,
+    )
+    if has.timeout_minutes:
+        kubernetes.set_timeout(task, 60 * has.timeout_minutes)
+    if has.shared_memory is not None:
+        kubernetes.empty_dir_mount(
+            task, volume_name="shared-memory", mount_path="/dev/shm", medium="Memory", size_limit=has.shared_memory
+        )
+    # Argo puts it on every pod of a run: all stages of a loop find the same parent run in MLflow by it
+    kubernetes.use_field_path_as_env(task, LOOP_ID, "metadata.labels['workflows.argoproj.io/workflow']")
+    kubernetes.set_security_context(task, run_as_non_root=True)
+    for key, value in cluster.labels.items():
+        kubernetes.add_pod_label(task, key, value)
+    selectors = dict(cluster.node_selector)
+    if has.gpus:
+        task.set_accelerator_type(cluster.gpu.resource).set_accelerator_limit(has.gpus)
+        selectors |= cluster.gpu.node_selector
+        for one in cluster.gpu.tolerations:
+            kubernetes.add_toleration(task, key=one.key, operator=one.operator, value=one.value, effect=one.effect)
+    for key, value in selectors.items():
+        kubernetes.add_node_selector(task, key, value)
+    return with_credentials(task, cluster)
+
+
+def with_credentials(task: Any, cluster: Cluster) -> Any:
+    """The pipeline task with the environment variables of the cluster's ConfigMap and secrets.
+
+    All of them are optional: a cluster without MLflow, or with S3 rights from its service account, has none.
+    """
+    from kfp import kubernetes
+
+    if cluster.config_map:
+        kubernetes.use_config_map_as_env(
+            task, cluster.config_map, {key: key for key in cluster.config_keys}, optional=True
+        )
+    for name, keys in cluster.secrets.items():
+        kubernetes.use_secret_as_env(task, name, {key: key for key in keys}, optional=True)
+    if cluster.image_pull_secrets:
+        kubernetes.set_image_pull_secrets(task, list(cluster.image_pull_secrets))
+    return task

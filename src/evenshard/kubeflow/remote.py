@@ -1,0 +1,243 @@
+"""How does a pipeline run on a cluster? Through the API of Kubeflow Pipelines (v2beta1), as its SDK speaks it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evenshard.errors import BadConfig, PipelineFailed
+from evenshard.kubeflow.api_errors import Again, explained
+from evenshard.kubeflow.token import token_file_in_use
+
+Answer = TypeVar("Answer")
+FINISHED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the API is, and how patient to be with it.
+
+    Attributes:
+        url: such as http://localhost:8080 or https://kubeflow.example.com/pipeline.
+        namespace: of experiments and runs; each call names it.
+        token_file: read again for every call, as a cluster renews it; None for the pod's own, where there is one.
+        timeout_s: for one call.
+        pauses_s: before each further try of a call that met a server in trouble.
+    """
+
+    url: str
+    namespace: str
+    token_file: Path | None = None
+    timeout_s: float = 30.0
+    pauses_s: tuple[float, ...] = (1.0, 4.0, 10.0)
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How a run is doing.
+
+    Attributes:
+        run_id, name: of the run.
+        state: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELING, CANCELED, SKIPPED or PAUSED.
+        message: what went wrong; "" if nothing.
+        failed_tasks: names.
+        url: of its page.
+    """
+
+    run_id: str
+    name: str
+    state: str
+    message: str
+    failed_tasks: tuple[str, ...]
+    url: str
+
+    @property
+    def finished(self) -> bool:
+        """Whether it will not change any more."""
+        return self.state in FINISHED
+
+
+class Remote:
+    """Kubeflow Pipelines at an endpoint."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Opens nothing yet.
+
+        Raises:
+            BadInput: if the address is none, or the token file cannot be read.
+        """
+        if not endpoint.url.startswith(("http://", "https://")):
+            raise BadConfig(
+                f"endpoint {endpoint.url!r} is no address. Write it as https://kubeflow.example.com/pipeline."
+            )
+        if not endpoint.namespace:
+            raise BadConfig("namespace is empty. Name the one that the runs are to be in.")
+        self._endpoint = endpoint
+        self._token_file = token_file_in_use(endpoint.token_file)
+        self._client = _client(endpoint, self._token_file)
+
+    def submit(
+        self, package: Path, values: Mapping[str, Any], experiment: str, run_name: str, service_account: str
+    ) -> RunStatus:
+        """Starts a run of a compiled pipeline; makes the experiment if there is none of the name.
+
+        Raises:
+            BadInput: if the server refuses it.
+            PipelineFailed: if the server does not answer.
+        """
+        experiment_id = self._experiment(experiment)
+        run = self._call(
+            partial(
+                self._client.run_pipeline,
+                experiment_id,
+                run_name,
+                str(package),
+                params=dict(values),
+                service_account=service_account or None,
+            ),
+            f"starting {run_name}",
+            "run_id",
+            repeatable=False,
+        )
+        return self._status(run)
+
+    def schedule(
+        self,
+        package: Path,
+        values: Mapping[str, Any],
+        experiment: str,
+        name: str,
+        cron: str,
+        service_account: str,
+    ) -> str:
+        """Makes a recurring run, one at a time and without catching up; returns its id.
+
+        Args:
+            cron: five fields, or six with the seconds first.
+
+        Raises:
+            BadInput: if the server refuses it, or ``cron`` has not as many fields.
+            PipelineFailed: if the server does not answer.
+        """
+        num_fields = len(cron.split())
+        if num_fields not in (5, 6):
+            raise BadConfig(
+                f"cron {cron!r} has {num_fields} fields. Write five, such as '0 3 * * 0', or the seconds before."
+            )
+        call = partial(
+            self._client.create_recurring_run,
+            self._experiment(experiment),
+            name,
+            cron_expression=cron if num_fields == 6 else f"0 {cron}",
+            max_concurrency=1,
+            no_catchup=True,
+            params=dict(values),
+            pipeline_package_path=str(package),
+            service_account=service_account or None,
+        )
+        return str(self._call(call, f"scheduling {name}", "recurring_run_id", repeatable=False).recurring_run_id)
+
+    def status(self, run_id: str) -> RunStatus:
+        """How a run is doing.
+
+        Raises:
+            BadInput: if there is no such run, or the server refuses to tell.
+            PipelineFailed: if the server does not answer.
+        """
+        return self._status(self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id"))
+
+    def wait(self, run_id: str, pause_s: float = 15.0, patience_s: float | None = None) -> RunStatus:
+        """Waits until a run has finished.
+
+        Raises:
+            PipelineFailed: if it takes longer than ``patience_s``.
+        """
+        deadline = None if patience_s is None else time.monotonic() + patience_s
+        while True:
+            status = self.status(run_id)
+            if status.finished:
+                return status
+            if deadline is not None and time.monotonic() > deadline:
+                raise PipelineFailed(f"run {run_id} is {status.state} after {patience_s:g} s. It goes on: {status.url}")
+            time.sleep(pause_s)
+
+    def _experiment(self, name: str) -> str:
+        call = partial(self._client.create_experiment, name, namespace=self._endpoint.namespace)
+        # it looks for one of the name first, so a second try makes no second experiment
+        return str(self._call(call, f"experiment {name}", "experiment_id").experiment_id)
+
+    def _status(self, run: Any) -> RunStatus:
+        details = getattr(run.run_details, "task_details", None) or []
+        error = getattr(run.error, "message", None) or ""
+        return RunStatus(
+            run_id=str(run.run_id),
+            name=str(run.display_name),
+            state=str(run.state or "PENDING"),
+            message=" ".join(error.split()),
+            failed_tasks=tuple(str(one.display_name) for one in details if one.state == "FAILED"),
+            url=f"{self._endpoint.url.rstrip('/')}/#/runs/details/{run.run_id}",
+        )
+
+    def _call(self, call: Callable[[], Answer], what: str, id_name: str, repeatable: bool = True) -> Answer:
+        """One call, again where the server is in trouble: always what only reads, and else what it has not begun.
+
+        Args:
+            id_name: that the answer must have: out of a login page the SDK makes an object that is empty.
+        """
+        for pause_s in (*self._endpoint.pauses_s, None):
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):  # the SDK prints links
+                    answer = call()
+                if not getattr(answer, id_name, None):
+                    raise ValueError(f"no {id_name} in the answer")
+                return answer
+            except Exception as error:  # the SDK lets errors of urllib3, ssl, json and its own through
+                problem = explained(error, what, self._endpoint.url, self._endpoint.namespace, self._token_file)
+                again = problem.again is Again.ALWAYS or (problem.again is Again.IF_IT_ONLY_READS and repeatable)
+                if pause_s is None or not again:
+                    raise problem.error from None
+                time.sleep(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+
+def _client(endpoint: Endpoint, token_file: Path | None) -> Any:
+    import kfp
+    from kfp.client import ServiceAccountTokenVolumeCredentials
+
+    class Client(kfp.Client):  # type: ignore[misc]
+        """Names the namespace of this endpoint where a caller names none, and asks and writes no file for it."""
+
+        def _load_context_setting_or_default(self) -> None:
+            self._context_setting = {"namespace": endpoint.namespace}
+
+        def _load_config(self, *args: Any, **kwargs: Any) -> Any:
+            config = super()._load_config(*args, **kwargs)
+            config.retries = False  # urllib3's own: ``Remote`` decides what is tried again
+            return config
+
+    credentials = None if token_file is None else ServiceAccountTokenVolumeCredentials(str(token_file))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        client = Client(host=endpoint.url, credentials=credentials, namespace=endpoint.namespace)
+    for api in (client._run_api, client._experiment_api, client._recurring_run_api):
+        _give_up_after(api.api_client.rest_client, endpoint.timeout_s)
+    return client
+
+
+def _give_up_after(rest_client: Any, timeout_s: float) -> None:
+    """The SDK waits for ever; its methods take no timeout."""
+    if getattr(rest_client, "gives_up", False):
+        return
+    request = rest_client.request
+
+    def with_timeout(*args: Any, **kwargs: Any) -> Any:
+        return request(*args, **{**kwargs, "_request_timeout": (timeout_s, timeout_s)})
+
+    rest_client.request, rest_client.gives_up = with_timeout, True

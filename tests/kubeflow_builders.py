@@ -1,0 +1,128 @@
+"""Small settings, compiled pipelines and what is in them, for the tests of pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from evenshard.kubeflow.cluster import Cluster, StageResources
+from evenshard.kubeflow.package import build, compile_to, default_cluster, pipeline_documents
+
+SMALL_PARAMS: dict[str, Any] = {
+    "loop": {"num_rounds": 2},
+    "generate_tables": {
+        "source": "dlrm_2021",
+        "num_tables": 24,
+        "embedding_dims": [4, 16],
+        "max_rows": 2000,
+        "num_train_tasks": 4,
+        "num_test_tasks": 2,
+        "tables_per_task": 6,
+        "num_devices": 2,
+        "memory_cap_gb": 0.01,
+        "batch_size": 32,
+    },
+    "measure": {"hardware": "simulated:h200", "visits": 1, "controls": 1, "control_repeats": 2},
+    "benchmark": {"placements_per_round": 4, "searched_share": 0.5},
+    "train_cost": {"num_updates": 5, "convex_updates": 5},
+    "train_policy": {"num_updates": 2, "num_episodes": 3},
+    "evaluate": {"num_rollouts": 4, "scores_per_table": 50},
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a compiled pipeline.
+
+    Attributes:
+        name: path of names, "loop/parts_1/benchmark_1" for a task within groups.
+        spec: as compiled.
+        executor: the container, or the importer.
+        platform: what the Kubernetes platform spec says.
+    """
+
+    name: str
+    spec: dict[str, Any]
+    executor: dict[str, Any]
+    platform: dict[str, Any]
+
+    @property
+    def imports(self) -> bool:
+        return "importer" in self.executor
+
+
+def compiled(name: str, params: Path, out: Path, cluster: Cluster | None = None, **values: Any) -> Path:
+    """Compiles a pipeline into ``out``."""
+    pipeline, given = build(name, params, cluster or default_cluster(), values)
+    compile_to(pipeline, out, given)
+    return out
+
+
+def with_gpus(cluster: Cluster, num_gpus: int) -> Cluster:
+    """The cluster with GPUs for the benchmark."""
+    stages: dict[str, StageResources] = {
+        **cluster.stages,
+        "benchmark": replace(cluster.stages["benchmark"], gpus=num_gpus),
+    }
+    return replace(cluster, stages=stages)
+
+
+def tasks_of(package: Path) -> list[Task]:
+    """All tasks that run a container or import an artifact, groups opened."""
+    spec, platform = pipeline_documents(package)
+    executors = spec["deploymentSpec"]["executors"]
+    settings = platform.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {})
+
+    def opened(dag: dict[str, Any], prefix: str) -> Iterator[Task]:
+        for name, task in dag["tasks"].items():
+            component = spec["components"][task["componentRef"]["name"]]
+            shown = prefix + task.get("taskInfo", {}).get("name", name)
+            if "dag" in component:
+                yield from opened(component["dag"], f"{shown}/")
+            else:
+                label = component["executorLabel"]
+                yield Task(shown, task, executors[label], settings.get(label, {}))
+
+    return list(opened(spec["root"]["dag"], ""))
+
+
+def edges_of(package: Path) -> set[tuple[str, str]]:
+    """(from, to) among the tasks by their shown names, groups opened: who reads what whom has written."""
+    spec, _ = pipeline_documents(package)
+    edges: set[tuple[str, str]] = set()
+
+    def shown(name: str, task: dict[str, Any]) -> str:
+        return str(task.get("taskInfo", {}).get("name", name))
+
+    def producers(dag: dict[str, Any], name: str, output: str) -> list[str]:
+        """The tasks behind an output, which a group only hands on."""
+        task = dag["tasks"][name]
+        component = spec["components"][task["componentRef"]["name"]]
+        if "dag" not in component:
+            return [shown(name, task)]
+        handed_on = component["dag"]["outputs"]["artifacts"][output]["artifactSelectors"]
+        return [
+            one
+            for selector in handed_on
+            for one in producers(component["dag"], selector["producerSubtask"], selector["outputArtifactKey"])
+        ]
+
+    def walk(dag: dict[str, Any], given: dict[str, list[str]]) -> None:
+        for name, task in dag["tasks"].items():
+            read: dict[str, list[str]] = {}
+            for key, source in task.get("inputs", {}).get("artifacts", {}).items():
+                if "componentInputArtifact" in source:
+                    read[key] = given[source["componentInputArtifact"]]
+                else:
+                    one = source["taskOutputArtifact"]
+                    read[key] = producers(dag, one["producerTask"], one["outputArtifactKey"])
+            component = spec["components"][task["componentRef"]["name"]]
+            if "dag" in component:
+                walk(component["dag"], read)
+            else:
+                edges.update((one, shown(name, task)) for ones in read.values() for one in ones)
+
+    walk(spec["root"]["dag"], {})
+    return edges

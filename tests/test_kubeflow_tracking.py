@@ -1,0 +1,88 @@
+"""The stages of a pipeline share no file: in MLflow they find their loop by its id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenshard import tracking
+from evenshard.kubeflow.in_pod import end_loop, log_to_parent, stage_run
+from evenshard.stages.loop import LoopConfig
+
+
+@pytest.mark.tracked
+def test_pods_of_one_run_have_one_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    for loop, stages in (("wf-1", ("generate_tables", "benchmark_1")), ("wf-2", ("generate_tables",))):
+        monkeypatch.setenv("EVENSHARD_LOOP_ID", loop)
+        for stage in stages:
+            (tmp_path / loop / stage).mkdir(parents=True)
+            monkeypatch.chdir(tmp_path / loop / stage)
+            with stage_run(stage, LoopConfig(3)) as run:
+                run.metrics({"one": 1.0})
+    log_to_parent({"evenshard.mean_measured_ms": 2.5})
+    end_loop("FAILED", "no memory")
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("evenshard")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    parents = {run.data.tags["evenshard.loop_id"]: run for run in runs if "evenshard.loop_id" in run.data.tags}
+    assert parents.keys() == {"wf-1", "wf-2"}
+    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    by_parent = sorted((run.data.tags["mlflow.parentRunId"], run.info.run_name) for run in children)
+    expected = [("wf-1", "benchmark_1"), ("wf-1", "generate_tables"), ("wf-2", "generate_tables")]
+    assert by_parent == sorted((parents[loop].info.run_id, stage) for loop, stage in expected)
+    ended = parents["wf-2"]
+    assert (ended.info.status, ended.data.tags["evenshard.outcome"]) == ("FAILED", "FAILED")
+    assert ended.data.metrics["evenshard.mean_measured_ms"] == 2.5
+    assert (parents["wf-1"].info.status, parents["wf-1"].data.tags.get("evenshard.outcome")) == ("FINISHED", None)
+    assert not list(tmp_path.glob("wf-*/*/work"))
+
+
+def test_pods_that_make_a_parent_at_once_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Info:
+        def __init__(self, run_id: str, start_time: int) -> None:
+            self.run_id, self.start_time = run_id, start_time
+
+    class Run:
+        def __init__(self, run_id: str, start_time: int) -> None:
+            self.info = Info(run_id, start_time)
+
+    class Client:
+        """Another pod's run appears while this one makes its own."""
+
+        deleted: list[str] = []  # noqa: RUF012
+        runs: list[Run] = []  # noqa: RUF012
+
+        def search_runs(self, experiments: list[str], filter_string: str) -> list[Run]:
+            return list(self.runs)
+
+        def create_run(self, experiment: str, **kwargs: Any) -> Run:
+            mine = Run("mine", 5)
+            self.runs = [mine, Run("theirs", 4)]
+            return mine
+
+        def set_terminated(self, run_id: str, status: str) -> None: ...
+
+        def delete_run(self, run_id: str) -> None:
+            self.deleted.append(run_id)
+
+    client = Client()
+    assert tracking._shared_parent(client, "0", "wf-1") == "theirs"
+    assert client.deleted == ["mine"]
+
+
+def test_without_a_server_nothing_is_tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with stage_run("train_cost_1", LoopConfig(3)) as run:
+        run.metrics({"one": 1.0})
+    log_to_parent({"one": 1.0})
+    end_loop("SUCCEEDED", "")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,224 @@
+"""What a compiled pipeline holds: the stages of dvc.yaml, and what each task gets of the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from evenshard.cli import main
+from evenshard.errors import BadConfig
+from evenshard.kubeflow.image import DEFAULT_IMAGE
+from evenshard.kubeflow.package import data_hash, default_cluster, pipeline_documents
+from evenshard_pipelines.dvc_rounds import unrolled
+from kubeflow_builders import SMALL_PARAMS, Task, compiled, edges_of, tasks_of, with_gpus
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = Path(__file__).parent / "golden"
+Edges = set[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("compiled")
+    (made / "params.yaml").write_text(yaml.safe_dump(SMALL_PARAMS))
+    return made
+
+
+@pytest.fixture(scope="module")
+def packages(folder: Path) -> dict[str, Path]:
+    cluster = with_gpus(default_cluster(), 2)
+    return {
+        name: compiled(name, folder / "params.yaml", folder / f"{name}.yaml", cluster) for name in ("train", "place")
+    }
+
+
+def pods(package: Path) -> list[Task]:
+    return [task for task in tasks_of(package) if not task.imports]
+
+
+def closure(edges: Edges) -> Edges:
+    """Everything that comes before something, however far."""
+    found = set(edges)
+    while more := {(a, d) for a, b in found for c, d in found if b == c} - found:
+        found |= more
+    return found
+
+
+def test_the_stages_are_those_of_dvc_yaml(folder: Path, packages: dict[str, Path]) -> None:
+    def stage(task: str) -> str:
+        return task.replace("merge_costs", "benchmark").replace("generate-tables", "generate_tables")
+
+    stages = unrolled(SMALL_PARAMS)["stages"]
+    made_by = {out: name for name, one in stages.items() for out in one["outs"]}
+    of_dvc = {(made_by[dep], name) for name, one in stages.items() for dep in one.get("deps", [])}
+    of_kubeflow = {(stage(a), stage(b)) for a, b in edges_of(packages["train"]) if stage(a) != stage(b)}
+    assert closure(of_kubeflow) == closure(of_dvc)
+    names = {stage(task.name.rpartition("/")[2]) for task in pods(packages["train"])}
+    assert names == {*stages, "record-outcome"}
+
+
+@pytest.mark.parametrize("name", ["train", "place"])
+def test_the_shape_is_the_one_on_file(packages: dict[str, Path], name: str) -> None:
+    """After a change that is meant: EVENSHARD_WRITE_GOLDEN=1 pytest tests/test_pipeline_compile.py."""
+    shape = {
+        "tasks": sorted(task.name for task in tasks_of(packages[name])),
+        "edges": sorted(f"{a} -> {b}" for a, b in edges_of(packages[name])),
+    }
+    golden = GOLDEN / f"pipeline_{name}.json"
+    if os.environ.get("EVENSHARD_WRITE_GOLDEN"):
+        golden.write_text(json.dumps(shape, indent=1) + "\n")
+    assert shape == json.loads(golden.read_text())
+
+
+@pytest.mark.parametrize("num_rounds", [1, 3])
+def test_rounds_are_unrolled(folder: Path, num_rounds: int) -> None:
+    params = folder / f"{num_rounds}.yaml"
+    params.write_text(yaml.safe_dump({**SMALL_PARAMS, "loop": {"num_rounds": num_rounds}}))
+    names = {task.name.rpartition("/")[2] for task in tasks_of(compiled("train", params, folder / "p.yaml"))}
+    for stage in ("benchmark", "merge_costs", "train_cost", "train_policy"):
+        assert {name for name in names if name.startswith(f"{stage}_")} == {
+            f"{stage}_{k}" for k in range(1, num_rounds + 1)
+        }
+
+
+@pytest.mark.parametrize("name", ["train", "place"])
+def test_every_pod_has_image_resources_retries_and_a_timeout(packages: dict[str, Path], name: str) -> None:
+    for task in pods(packages[name]):
+        container = task.executor["container"]
+        assert container["image"] == DEFAULT_IMAGE
+        for bound in ("Request", "Limit"):
+            assert container["resources"][f"resourceCpu{bound}"] and container["resources"][f"resourceMemory{bound}"]
+        assert task.spec["retryPolicy"]["maxRetryCount"] > 0 and task.spec["retryPolicy"]["backoffFactor"] == 2
+        assert int(task.platform["activeDeadlineSeconds"]) > 0
+        assert "pip install" not in json.dumps(container)
+
+
+@pytest.mark.parametrize("name", ["train", "place"])
+def test_every_pod_gets_its_keys_from_secrets(packages: dict[str, Path], name: str) -> None:
+    for task in pods(packages[name]):
+        found = {one["secretName"]: {key["envVar"] for key in one["keyToEnv"]} for one in task.platform["secretAsEnv"]}
+        assert found == {
+            "evenshard-s3": {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"},
+            "evenshard-mlflow-client": {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"},
+        }
+        (endpoints,) = task.platform["configMapAsEnv"]
+        assert "MLFLOW_TRACKING_URI" in {one["envVar"] for one in endpoints["keyToEnv"]}
+
+
+def test_only_what_measures_on_gpus_asks_for_them(packages: dict[str, Path]) -> None:
+    for task in pods(packages["train"]):
+        benchmarks = "/benchmark_" in task.name
+        accelerator = task.executor["container"]["resources"].get("accelerator")
+        assert (accelerator is not None) == benchmarks
+        assert ("tolerations" in task.platform and "nodeSelector" in task.platform) == benchmarks
+        if accelerator:
+            assert (accelerator["resourceType"], accelerator["resourceCount"]) == ("nvidia.com/gpu", "2")
+            assert task.spec["inputs"]["parameters"]["num_gpus"]["runtimeValue"]["constant"] == 2.0
+        mounts = task.platform.get("emptyDirMounts", [])
+        measures = benchmarks or task.name.endswith("evaluate")
+        assert bool(mounts) == measures
+        assert all((one["medium"], one["mountPath"]) == ("Memory", "/dev/shm") for one in mounts)
+
+
+def cached(package: Path) -> dict[str, bool]:
+    return {
+        task.name.rpartition("/")[2]: task.spec["cachingOptions"].get("enableCache", False) for task in pods(package)
+    }
+
+
+def test_nothing_is_measured_from_memory_unless_asked(folder: Path, packages: dict[str, Path]) -> None:
+    of_train = cached(packages["train"])
+    assert {name for name, yes in of_train.items() if not yes} == {
+        "benchmark_1",
+        "benchmark_2",
+        "evaluate",
+        "record-outcome",
+    }
+    asked = default_cluster().measured_again(True)
+    again = cached(compiled("train", folder / "params.yaml", folder / "again.yaml", asked))
+    assert {name for name, yes in again.items() if not yes} == {"record-outcome"}
+    assert "cacheKey" not in packages["train"].read_text()
+
+
+def test_the_outcome_is_recorded_whatever_happens(packages: dict[str, Path]) -> None:
+    for package in packages.values():
+        (outcome,) = [task for task in pods(package) if task.name == "record-outcome"]
+        assert outcome.spec["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
+
+
+def test_own_tables_are_imported_and_their_hash_is_part_of_the_key(folder: Path) -> None:
+    own = folder / "own.csv"
+    own.write_text("name,num_rows,embedding_dim,pooling_factor\na,10,4,1.0\n")
+    params = folder / "own.yaml"
+    generate = {**SMALL_PARAMS["generate_tables"], "source": str(own)}
+    params.write_text(yaml.safe_dump({**SMALL_PARAMS, "generate_tables": generate}))
+    package = compiled("train", params, folder / "own_train.yaml")
+    assert ("importer", "generate-tables") in edges_of(package)
+    defaults = pipeline_documents(package)[0]["root"]["inputDefinitions"]["parameters"]
+    assert defaults["data_hash"]["defaultValue"] == data_hash(str(own))
+    assert defaults["source"]["defaultValue"] == str(own)
+    assert cached(package)["generate-tables"]
+    generate["source"] = "s3://bucket/tables.parquet"  # nobody here knows what is in there today
+    params.write_text(yaml.safe_dump({**SMALL_PARAMS, "generate_tables": generate}))
+    assert not cached(compiled("train", params, folder / "far.yaml"))["generate-tables"]
+
+
+def test_the_hash_of_data_is_that_of_dvc_where_there_is_one(tmp_path: Path) -> None:
+    own = tmp_path / "own.csv"
+    own.write_text("one")
+    first = data_hash(str(own))
+    own.write_text("two")
+    assert first.startswith("sha256:") and data_hash(str(own)) != first
+    (tmp_path / "own.csv.dvc").write_text("outs:\n- md5: abc\n  path: own.csv\n")
+    assert data_hash(str(own)) == "md5:abc"
+    assert data_hash("s3://bucket/own.csv") == ""
+
+
+def refused(folder: Path, cluster: Any = None, **changes: Any) -> str:
+    params = folder / "bad.yaml"
+    params.write_text(yaml.safe_dump({**SMALL_PARAMS, **changes}))
+    with pytest.raises(BadConfig) as caught:
+        compiled("train", params, folder / "bad_train.yaml", cluster)
+    return str(caught.value)
+
+
+def test_what_could_not_run_is_not_compiled(folder: Path) -> None:
+    assert "train_cost: unknown key 'num_update'" in refused(folder, train_cost={"num_update": 3})
+    assert "'link.yaml', which pods do not have" in refused(folder, measure={"link": "link.yaml"})
+    assert "at most 4" in refused(folder, replace(default_cluster(), num_parts=5))
+    assert "num_rounds is 0" in refused(folder, loop={"num_rounds": 0})
+
+
+def test_the_command_writes_package_and_platform_in_one_file(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "compile", "--pipeline", "train", "-o", "out/pipeline.yaml", "--num-parts", "2"]) == 0
+    assert capsys.readouterr().out == "saved: out/pipeline.yaml\n"
+    documents = list(yaml.safe_load_all(Path("out/pipeline.yaml").read_text()))
+    assert [sorted(one)[0] for one in documents] == ["components", "platforms"]
+    words = ["pipeline", "compile", "--pipeline", "place", "-o", "place.yaml"]
+    assert main([*words, "--set", "tables=s3://b/t.csv", "--set", "request={num_devices: 4}"]) == 0
+    defaults = pipeline_documents(Path("place.yaml"))[0]["root"]["inputDefinitions"]["parameters"]
+    assert defaults["tables"]["defaultValue"] == "s3://b/t.csv"
+    assert defaults["request"]["defaultValue"] == {"num_devices": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["-o", "pipeline.json"], "a compiled pipeline is YAML"),
+        (["-o", "p.yaml", "--params", "none.yaml"], "none.yaml: no such file"),
+        (["-o", "p.yaml", "--cluster", "none.yaml"], "none.yaml: no such file"),
+        (["-o", "p.yaml", "--set", "tabels=x"], "the pipeline has no parameter 'tabels'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    workdir: Path, capsys: pytest.CaptureFixture[str], words: list[str], why: str
+) -> None:
+    assert main(["pipeline", "compile", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert why in line
