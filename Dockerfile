@@ -28,22 +28,28 @@ RUN printf '%s\n' '#!/bin/sh' 'set -e' 'cd /opt/evenshard/lib/python3*/site-pack
         > /usr/local/bin/trim && chmod +x /usr/local/bin/trim
 WORKDIR /build/evenshard
 
-# Dependencies first: they change seldom, so a new evenshard reuses this layer. kfp is there for its executor, which
-# runs on the standard library and typing_extensions; TorchRec would bring the CUDA build of FBGEMM, see the Makefile.
+# What evenshard needs, by itself: the long layer below is built again when that changes, and not for a new README.
+FROM build AS wanted
+ARG EXTRA=cpu
+COPY pyproject.toml ./
+RUN python3 -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+    print(*project['dependencies'], *(one for extra in ('${EXTRA}', 'torchrec') \
+    for one in project['optional-dependencies'][extra]), sep='\n')" > /wanted.txt
+
+# kfp is there for its executor, which runs on the standard library and typing_extensions; TorchRec would bring the CUDA
+# build of FBGEMM, see the Makefile.
 FROM build AS build-evenshard
 ARG KFP_VERSION=2.17.0
 ARG EXTRA=cpu
-COPY pyproject.toml README.md LICENSE ./
 COPY requirements requirements
+COPY --from=wanted /wanted.txt ./
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    mkdir -p src/evenshard && echo '__version__ = "0"' > src/evenshard/__init__.py \
-    && add --constraint requirements/constraints-${EXTRA}.txt ".[${EXTRA},torchrec]" \
-    && add --constraint requirements/constraints-${EXTRA}.txt --no-deps torchrec "kfp==${KFP_VERSION}"
-COPY src src
-# Without the stub's build folder: setuptools would keep its files, which are newer than the real ones.
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    rm -rf build && add --no-deps --force-reinstall . \
+    add --constraint requirements/constraints-${EXTRA}.txt --requirement wanted.txt \
+    && add --constraint requirements/constraints-${EXTRA}.txt --no-deps torchrec "kfp==${KFP_VERSION}" \
     && trim
+COPY pyproject.toml README.md LICENSE ./
+COPY src src
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf add --no-deps .
 
 FROM build AS build-mlflow
 COPY requirements requirements

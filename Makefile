@@ -10,7 +10,7 @@ export DVC_NO_ANALYTICS = 1
 export MLFLOW_DISABLE_TELEMETRY = true
 export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 
-.PHONY: setup run test check dataset dvc.yaml use image clean
+.PHONY: setup run test test-containers check dataset dvc.yaml use image base-image clean
 
 setup: .venv/ready $(LOCK)
 
@@ -35,6 +35,10 @@ run: setup
 test: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --numprocesses 2
 
+# Builds the image and runs the pipelines in containers of it; skipped, with the reason, where podman cannot run.
+test-containers: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m containers -rs tests/test_containers.py
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -58,13 +62,23 @@ dataset: setup
 dvc.yaml: setup
 	$(BIN)/python pipelines/dvc_rounds.py
 
-# The images that the manifests in k8s/ name: make image TARGETS="cpu cuda mlflow".
+# The images that the manifests in k8s/ name: make image TARGETS="cpu cuda mlflow" IMAGE=registry.example.com/evenshard
 IMAGE ?= localhost/evenshard
 TARGETS ?= cpu mlflow
 IMAGE_FLAGS ?=
+VERSION = $(shell sed -n 's/__version__ = "\(.*\)"/\1/p' src/evenshard/__init__.py)
 image:
 	for target in $(TARGETS); do podman build $(IMAGE_FLAGS) --build-arg EXTRA=$$(test $$target = cuda && echo cuda || echo cpu) \
-	    --target $$target --tag $(IMAGE):0.1.0-$$target . || exit 1; done
+	    --target $$target --tag $(IMAGE):$(VERSION)-$$target . || exit 1; done
+
+# Where no registry can be reached: a base image of Debian's packages (as root). Then make image with
+# IMAGE_FLAGS="--build-arg BASE_IMAGE=localhost/python:3.11-slim".
+BASE_IMAGE ?= localhost/python:3.11-slim
+SCRATCH ?= work/base-image
+base-image:
+	debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm $(SCRATCH)
+	tar -C $(SCRATCH) -c . | podman import - $(BASE_IMAGE)
+	rm -rf $(SCRATCH)
 
 # make use PRESET=paper
 use: setup

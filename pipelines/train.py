@@ -9,11 +9,12 @@ from typing import Any
 from kfp import dsl
 
 from evenshard.errors import BadConfig
-from evenshard.kubeflow.cluster import Cluster
+from evenshard.kubeflow.cluster import MEASURING, Cluster
 from evenshard.kubeflow.pod_spec import placed
 from evenshard.params import require, section
 from evenshard.stages.benchmark import BenchmarkConfig
 from evenshard.stages.evaluate import EvaluateConfig
+from evenshard.stages.generate_tables import GenerateTablesConfig
 from evenshard.stages.loop import LoopConfig
 from evenshard.stages.train_cost import TrainCostConfig
 from evenshard.stages.train_policy import TrainPolicyConfig
@@ -151,6 +152,14 @@ def _checked(params: dict[str, Any], cluster: Cluster) -> int:
         cluster.num_parts <= max(jobs, 1),
         f"num_parts is {cluster.num_parts}, but a round measures {jobs} placements and shards. Make it at most {jobs}.",
     )
+    num_devices = section(params, "generate_tables", GenerateTablesConfig).num_devices
+    for name in MEASURING:
+        gpus = cluster.stages[name].gpus
+        require(
+            gpus in (0, 1, num_devices),
+            f"{name} gets {gpus} GPUs, but generate_tables.num_devices is {num_devices}. Make it {num_devices}, which "
+            f"measure at once, or 1, which plays all devices in turn.",
+        )
     num_rounds = section(params, "loop", LoopConfig).num_rounds
     require(num_rounds >= 1, f"loop.num_rounds is {num_rounds}. Make it at least 1.")
     return num_rounds

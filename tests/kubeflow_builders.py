@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.kubeflow.cluster import Cluster, StageResources
+from evenshard.kubeflow.cluster import Cluster
 from evenshard.kubeflow.package import build, compile_to, default_cluster, pipeline_documents
 
 SMALL_PARAMS: dict[str, Any] = {
@@ -58,15 +58,6 @@ def compiled(name: str, params: Path, out: Path, cluster: Cluster | None = None,
     pipeline, given = build(name, params, cluster or default_cluster(), values)
     compile_to(pipeline, out, given)
     return out
-
-
-def with_gpus(cluster: Cluster, num_gpus: int) -> Cluster:
-    """The cluster with GPUs for the benchmark."""
-    stages: dict[str, StageResources] = {
-        **cluster.stages,
-        "benchmark": replace(cluster.stages["benchmark"], gpus=num_gpus),
-    }
-    return replace(cluster, stages=stages)
 
 
 def tasks_of(package: Path) -> list[Task]:

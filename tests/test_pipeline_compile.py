@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from evenshard.errors import BadConfig
 from evenshard.kubeflow.image import DEFAULT_IMAGE
 from evenshard.kubeflow.package import data_hash, default_cluster, pipeline_documents
 from evenshard_pipelines.dvc_rounds import unrolled
-from kubeflow_builders import SMALL_PARAMS, Task, compiled, edges_of, tasks_of, with_gpus
+from kubeflow_builders import SMALL_PARAMS, Task, compiled, edges_of, tasks_of
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
@@ -32,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packages(folder: Path) -> dict[str, Path]:
-    cluster = with_gpus(default_cluster(), 2)
+    cluster = default_cluster().with_gpus(2)
     return {
         name: compiled(name, folder / "params.yaml", folder / f"{name}.yaml", cluster) for name in ("train", "place")
     }
@@ -61,6 +62,12 @@ def test_the_stages_are_those_of_dvc_yaml(folder: Path, packages: dict[str, Path
     assert closure(of_kubeflow) == closure(of_dvc)
     names = {stage(task.name.rpartition("/")[2]) for task in pods(packages["train"])}
     assert names == {*stages, "record-outcome"}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/kubeflow.md"])
+def test_the_picture_shows_these_stages(page: str) -> None:
+    stages = dict.fromkeys(re.sub(r"_\d+$", "", name) for name in unrolled(SMALL_PARAMS)["stages"])
+    assert " -> ".join(stages) in (ROOT / page).read_text()
 
 
 @pytest.mark.parametrize("name", ["train", "place"])
@@ -113,15 +120,14 @@ def test_every_pod_gets_its_keys_from_secrets(packages: dict[str, Path], name: s
 
 def test_only_what_measures_on_gpus_asks_for_them(packages: dict[str, Path]) -> None:
     for task in pods(packages["train"]):
-        benchmarks = "/benchmark_" in task.name
+        measures = "/benchmark_" in task.name or task.name.endswith("/evaluate")
         accelerator = task.executor["container"]["resources"].get("accelerator")
-        assert (accelerator is not None) == benchmarks
-        assert ("tolerations" in task.platform and "nodeSelector" in task.platform) == benchmarks
+        assert (accelerator is not None) == measures
+        assert ("tolerations" in task.platform and "nodeSelector" in task.platform) == measures
         if accelerator:
             assert (accelerator["resourceType"], accelerator["resourceCount"]) == ("nvidia.com/gpu", "2")
             assert task.spec["inputs"]["parameters"]["num_gpus"]["runtimeValue"]["constant"] == 2.0
         mounts = task.platform.get("emptyDirMounts", [])
-        measures = benchmarks or task.name.endswith("evaluate")
         assert bool(mounts) == measures
         assert all((one["medium"], one["mountPath"]) == ("Memory", "/dev/shm") for one in mounts)
 
@@ -193,6 +199,7 @@ def test_what_could_not_run_is_not_compiled(folder: Path) -> None:
     assert "'link.yaml', which pods do not have" in refused(folder, measure={"link": "link.yaml"})
     assert "at most 4" in refused(folder, replace(default_cluster(), num_parts=5))
     assert "num_rounds is 0" in refused(folder, loop={"num_rounds": 0})
+    assert "gets 3 GPUs, but generate_tables.num_devices is 2" in refused(folder, default_cluster().with_gpus(3))
 
 
 def test_the_command_writes_package_and_platform_in_one_file(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,6 +207,9 @@ def test_the_command_writes_package_and_platform_in_one_file(workdir: Path, caps
     assert capsys.readouterr().out == "saved: out/pipeline.yaml\n"
     documents = list(yaml.safe_load_all(Path("out/pipeline.yaml").read_text()))
     assert [sorted(one)[0] for one in documents] == ["components", "platforms"]
+    assert main(["pipeline", "compile", "-o", "gpus.yaml", "--num-parts", "2", "--gpus", "1"]) == 0
+    asks = [task.name for task in pods(Path("gpus.yaml")) if "accelerator" in task.executor["container"]["resources"]]
+    assert asks == ["loop/evaluate", "loop/parts_1/benchmark_1", "loop/parts_2/benchmark_2"]
     words = ["pipeline", "compile", "--pipeline", "place", "-o", "place.yaml"]
     assert main([*words, "--set", "tables=s3://b/t.csv", "--set", "request={num_devices: 4}"]) == 0
     defaults = pipeline_documents(Path("place.yaml"))[0]["root"]["inputDefinitions"]["parameters"]

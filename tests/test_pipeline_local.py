@@ -134,9 +134,17 @@ def test_a_container_stays_until_its_exit_code_is_read(capsys: pytest.CaptureFix
             return Container()
 
     client = Client()
-    assert containers.run_container(client, "e:1", ["true"], {}, user="0:0") == 137
+    own = {"/own.csv": {"bind": "/own.csv", "mode": "ro"}}
+    assert containers.run_container(client, "e:1", ["true"], {"/work": {}}, own, user="0:0") == 137
     assert done == ["removed"] and capsys.readouterr().out == "no memory\n"
     assert client.options["user"] == "0:0" and not client.options.get("auto_remove")
-    with containers.containers_stay_until_read():
-        assert docker_task_handler.run_docker_container is containers.run_container
-    assert docker_task_handler.run_docker_container is not containers.run_container
+    assert client.options["volumes"] == {"/work": {}, **own}
+
+
+def test_containers_see_the_files_that_the_user_has_named(tmp_path: Path) -> None:
+    theirs = docker_task_handler.run_docker_container
+    with containers.containers_as_here([tmp_path]):
+        ours: Any = docker_task_handler.run_docker_container
+        assert ours.func is containers.run_container
+        assert ours.keywords == {"mounts": {str(tmp_path): {"bind": str(tmp_path), "mode": "ro"}}}
+    assert docker_task_handler.run_docker_container is theirs

@@ -84,12 +84,13 @@ def test_an_experiment_of_the_name_is_used_again(fake: FakePipelines) -> None:
     assert {one.body["experiment_id"] for one in fake.asked("POST", "/runs")} == {"e1"}
 
 
-def test_without_a_package_the_settings_are_compiled(fake: FakePipelines) -> None:
+def test_without_a_package_the_settings_are_compiled(fake: FakePipelines, caplog: pytest.LogCaptureFixture) -> None:
     Path("params.yaml").write_text(yaml.safe_dump({**SMALL_PARAMS, "loop": {"num_rounds": 1}}))
     assert run(fake, SUBMIT[:4], "--num-parts", "2") == 0
     (sent,) = fake.asked("POST", "/runs")
     tasks = sent.body["pipeline_spec"]["pipeline_spec"]["components"]["comp-exit-handler-1"]["dag"]["tasks"]
     assert "merge-costs" in tasks and "merge-costs-2" not in tasks
+    assert "a cluster cannot pull this image" in caplog.text
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELED"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from evenshard.kubeflow.cluster import Cluster
     from evenshard.kubeflow.remote import Remote, RunStatus
 
+log = logging.getLogger(__name__)
 PIPELINES = ("train", "place")
 RUNNERS = ("subprocess", "container")
 ENDPOINT = "KF_PIPELINES_ENDPOINT"
@@ -116,18 +118,23 @@ def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> t
         cluster = cluster.for_one_machine()
     if args.num_parts is not None:
         cluster = replace(cluster, num_parts=args.num_parts)
+    if args.gpus is not None:
+        cluster = cluster.with_gpus(args.gpus)
     return build(args.pipeline, params, cluster, dict(args.set))
 
 
 @contextmanager
 def _package(args: argparse.Namespace, cluster: Cluster) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The compiled pipeline and the values of its parameters: the file that was named, or one made for the moment."""
+    from evenshard.kubeflow.image import image
     from evenshard.kubeflow.package import compile_to, pipeline_documents
 
     if args.package is not None:
         pipeline_documents(args.package)
         yield args.package, dict(args.set)
         return
+    if image().startswith("localhost/"):
+        log.warning("%s: a cluster cannot pull this image. Push one, and name it in EVENSHARD_IMAGE.", image())
     pipeline, values = _built(args, cluster)
     with tempfile.TemporaryDirectory(prefix="evenshard-") as folder:
         package = Path(folder, "pipeline.yaml")
@@ -225,6 +232,8 @@ def _pipeline_flags(sub: argparse.ArgumentParser) -> None:
     add("--cluster", **PATH, help="what stages get of a cluster (default: pipelines/cluster.yaml of this version)")
     add("--num-parts", type=at_least(1), metavar="N", help="overrides num_parts of the cluster: pods that measure a "
         "round side by side (run: processes, 1 unless said here)")  # fmt: skip
+    add("--gpus", type=at_least(0), metavar="N", help="overrides gpus of the cluster: of each pod that measures; 2 or "
+        "more are the devices of the tasks, and measure at once under torchrun")  # fmt: skip
     add("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE",
         help="a parameter of the pipeline, such as tables=s3://bucket/tables.parquet; repeatable")  # fmt: skip
     add("--cache-measurements", action="store_true", help="let Kubeflow take earlier measurements of the same inputs")

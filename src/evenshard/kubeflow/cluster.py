@@ -20,6 +20,7 @@ STAGES = (
     "place",
     "record_outcome",
 )
+MEASURING = ("benchmark", "evaluate")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTP]i?)?")
 _SECONDS = re.compile(r"\d+s")
 
@@ -97,7 +98,12 @@ class Cluster:
 
     def measured_again(self, cached: bool) -> Cluster:
         """The same with the cache of the measuring stages on or off."""
-        measuring = {name: replace(self.stages[name], cache=cached) for name in ("benchmark", "evaluate")}
+        measuring = {name: replace(self.stages[name], cache=cached) for name in MEASURING}
+        return replace(self, stages={**self.stages, **measuring})
+
+    def with_gpus(self, num_gpus: int) -> Cluster:
+        """The same with so many GPUs for each pod that measures."""
+        measuring = {name: replace(self.stages[name], gpus=num_gpus) for name in MEASURING}
         return replace(self, stages={**self.stages, **measuring})
 
     def for_one_machine(self) -> Cluster:

@@ -2,14 +2,16 @@
 
 kfp.local starts containers that vanish as they end, and takes one that it cannot find any more for a success: a failed
 stage would look well (kubeflow/pipelines#13332), and podman's API fails on the way. Here a container stays until its
-exit code has been read.
+exit code has been read. And it sees the files that the user has named, which lie outside of kfp's folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from evenshard.errors import BadConfig
@@ -44,21 +46,33 @@ def container_runner() -> Any:
 
 
 @contextlib.contextmanager
-def containers_stay_until_read() -> Iterator[None]:
-    """Within it, kfp.local runs containers with ``run_container``."""
+def containers_as_here(shown: Sequence[Path] = ()) -> Iterator[None]:
+    """Within it, kfp.local runs containers with ``run_container``.
+
+    Args:
+        shown: files and folders of this machine that containers find where they are here, but cannot write.
+    """
     from kfp.local import docker_task_handler
 
+    mounts = {str(path): {"bind": str(path), "mode": "ro"} for path in shown}
     theirs = docker_task_handler.run_docker_container
-    docker_task_handler.run_docker_container = run_container
+    docker_task_handler.run_docker_container = partial(run_container, mounts=mounts)
     try:
         yield
     finally:
         docker_task_handler.run_docker_container = theirs
 
 
-def run_container(client: Any, image: str, command: list[str], volumes: dict[str, Any], **options: Any) -> int:
-    """Runs a container to its end, prints what it says, and returns its exit code."""
-    container = client.containers.run(image=image, command=command, detach=True, volumes=volumes, **options)
+def run_container(
+    client: Any, image: str, command: list[str], volumes: dict[str, Any], mounts: dict[str, Any], **options: Any
+) -> int:
+    """Runs a container to its end, prints what it says, and returns its exit code.
+
+    Args:
+        volumes, mounts: what the container sees of this machine, by path: kfp's own, and more.
+    """
+    everything = {**mounts, **volumes}
+    container = client.containers.run(image=image, command=command, detach=True, volumes=everything, **options)
     try:
         for line in container.logs(stream=True):
             print(line.decode(errors="replace"), end="")

@@ -35,7 +35,9 @@ def checked_image(name: str) -> str:
     Raises:
         BadConfig: if it has no tag and no digest, or a tag that moves, such as latest.
     """
-    remedy = f"Name a version or a digest in {VARIABLE}, such as registry.example.com/evenshard:{evenshard.__version__}-cpu."
+    remedy = (
+        f"Name a version or a digest in {VARIABLE}, such as registry.example.com/evenshard:{evenshard.__version__}-cpu."
+    )
     found = _NAME.fullmatch(name)
     if found is None:
         raise BadConfig(f"image {name!r} is no name of an image. {remedy}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -85,7 +86,9 @@ def lineage(*settings: Any) -> Lineage:
 
 
 def _as_params(settings: tuple[Any, ...]) -> dict[str, Any]:
-    return {type(one).__name__.removesuffix("Config"): asdict(one) for one in settings}
+    """As sections of params.yaml: TrainCostConfig is train_cost."""
+    names = [re.sub(r"(?<=.)(?=[A-Z])", "_", type(one).__name__.removesuffix("Config")).lower() for one in settings]
+    return {name: asdict(one) for name, one in zip(names, settings, strict=True)}
 
 
 def model_folder(folder: Path, cost_model: Path, cost_net: Path, policy: Path) -> None:

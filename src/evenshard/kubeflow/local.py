@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.errors import BadFile, PipelineFailed
-from evenshard.kubeflow.containers import container_runner, containers_stay_until_read
+from evenshard.kubeflow.containers import container_runner, containers_as_here
 from evenshard.tracking import LOOP_ID
 
 SUBPROCESS, CONTAINER = "subprocess", "container"
@@ -27,7 +27,7 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
     """Runs a pipeline and returns the folder of its artifacts, one folder for each task.
 
     Args:
-        values: of the pipeline's parameters.
+        values: of the pipeline's parameters. Files among them are absolute paths (``local_file``).
         runner: subprocess or container. The latter needs a Docker API, such as podman's, and the image.
         out: folder that gets a new folder for this run.
         expected: a file that the run must leave, such as ``evaluate/report/metrics.json``: files tell, not what a
@@ -44,7 +44,7 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
         tempfile.TemporaryDirectory(prefix="evenshard-workspace-") as scratch,
         _quiet(),
         _one_loop(),
-        containers_stay_until_read(),
+        containers_as_here(shown=[Path(value) for value in values.values() if _is_file(value)]),
     ):
         chosen = local.SubprocessRunner(use_venv=False) if runner == SUBPROCESS else container_runner()
         # kfp removes the workspace after each run, so it is never a folder of the user's
@@ -71,6 +71,10 @@ def local_file(address: str) -> str:
     if not path.exists():
         raise BadFile(path, "no such file", "Name a file or folder of this machine.")
     return str(path.resolve())
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("/") and Path(value).exists()
 
 
 @contextlib.contextmanager

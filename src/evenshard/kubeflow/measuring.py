@@ -51,6 +51,8 @@ def measure_round(
         outcome = benchmark.run(settings, measuring, inputs, outputs, lineage(settings, measuring))
         run.series("measured_ms_per_placement", outcome.curve)
         record(run, metrics, outcome.metrics, outputs.costs)
+        run.tables(inputs.tables)
+        run.costs([outputs.costs], "measured")
 
 
 def evaluate_all(
@@ -71,7 +73,9 @@ def evaluate_all(
         return  # the command has logged to MLflow
     with stage_run("evaluate", settings, measuring) as run:
         evaluation = evaluate.run(settings, measuring, inputs, outputs, lineage(settings, measuring))
-        record(run, metrics, evaluate.headline(evaluation.metrics), outputs.report)
+        record(None, metrics, evaluate.headline(evaluation.metrics))
+        run.tables(inputs.tables)
+        run.evaluation(outputs.report, inputs.networks, inputs.costs, evaluate.headline(evaluation.metrics))
     log_to_parent(evaluate.headline(evaluation.metrics))
 
 

@@ -45,8 +45,9 @@ def build(
         from evenshard_pipelines.dvc_rounds import sources
         from evenshard_pipelines.train import train_pipeline
 
-        files = sources(params)
-        pipeline = train_pipeline(params, cluster, data_hash(values.get("source") or files[0]) if files else "")
+        if files := sources(params):
+            values.setdefault("source", files[0])
+        pipeline = train_pipeline(params, cluster, data_hash(values["source"]) if files else "")
     else:
         _pipelines()
         from evenshard_pipelines.place import place_pipeline
