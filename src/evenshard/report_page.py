@@ -16,7 +16,8 @@ PICTURES = {
     "cost_per_round.png": "Measured cost of proposed placements, round by round",
 }
 _STYLE = (
-    "body{font:15px sans-serif;max-width:60em;margin:2em auto;padding:0 1em}img{max-width:100%}pre{overflow-x:auto}"
+    "body{font:15px sans-serif;max-width:72em;margin:2em auto;padding:0 1em}img{max-width:100%}"
+    "pre{overflow-x:auto;font-size:13px}"
 )
 
 
