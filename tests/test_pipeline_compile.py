@@ -16,6 +16,7 @@ from evenshard.cli import main
 from evenshard.errors import BadConfig
 from evenshard.kubeflow.image import DEFAULT_IMAGE
 from evenshard.kubeflow.package import data_hash, default_cluster, pipeline_documents
+from evenshard.tracking import LOOP_ID
 from evenshard_pipelines.dvc_rounds import unrolled
 from kubeflow_builders import SMALL_PARAMS, Task, compiled, edges_of, tasks_of
 
@@ -116,6 +117,14 @@ def test_every_pod_gets_its_keys_from_secrets(packages: dict[str, Path], name: s
         }
         (endpoints,) = task.platform["configMapAsEnv"]
         assert "MLFLOW_TRACKING_URI" in {one["envVar"] for one in endpoints["keyToEnv"]}
+
+
+@pytest.mark.parametrize("name", ["train", "place"])
+def test_no_pod_is_root_and_all_of_a_run_know_it_by_one_name(packages: dict[str, Path], name: str) -> None:
+    for task in pods(packages[name]):
+        assert task.platform["securityContext"] == {"runAsNonRoot": True}
+        (field,) = task.platform["fieldPathAsEnv"]
+        assert field["name"] == LOOP_ID and "workflows.argoproj.io/workflow" in field["fieldPath"]
 
 
 def test_only_what_measures_on_gpus_asks_for_them(packages: dict[str, Path]) -> None:
