@@ -1,12 +1,16 @@
-"""One small loop for all tests that need its files."""
+"""One small loop for all tests that need its files; real servers for those that ask for them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+
+import servers
+from loops import Loop, run_at_once
 
 # Tests run side by side, one process per core: more threads would only wait for each other.
 torch.set_num_threads(1)
@@ -41,3 +45,32 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(SMALL))
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[servers.S3]:
+    """One SeaweedFS for all tests. A test that kills its server starts one of its own."""
+    if reason := servers.missing_seaweedfs():
+        pytest.skip(reason)
+    with servers.seaweedfs() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(s3: servers.S3) -> Iterator[servers.MLflow]:
+    """One MLflow server for all tests: PostgreSQL (or sqlite) behind it, artifacts through it to the S3."""
+    with servers.postgres() as backend, servers.mlflow_server(backend, s3) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def three_loops(mlflow_server: servers.MLflow, tmp_path_factory: pytest.TempPathFactory) -> list[Loop]:
+    """Three loops with different settings, which have written to the one MLflow server at the same time."""
+    return run_at_once(tmp_path_factory.mktemp("loops"), mlflow_server.url)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with servers go to one process where pytest-xdist is told to keep groups: each would start its own."""
+    for item in items:
+        if "s3" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("servers"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,8 @@ from evenshard.bench.rows import ROWS, left_out, rows
 from evenshard.bench.summary import Measured, standings
 from evenshard.cli import main
 from evenshard.errors import BadConfig
+from evenshard.tracking import StageRun
+from tracking_builders import empty_mlflow, runs_of
 
 STUDY = {
     "study": "mixed",
@@ -49,7 +50,7 @@ STUDY = {
 def test_bad_flags_are_one_line(
     flags: list[str], says: str, workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("evenshard.tracking._open", lambda *args: None)
+    monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
     more = [] if "--json" in flags else ["--json", "out.json"]
     assert main(["bench", *flags, *more]) == 2
     message = capsys.readouterr().err
@@ -79,28 +80,14 @@ def test_a_row_whose_package_is_missing_is_left_out_and_named(monkeypatch: pytes
 def test_the_command_writes_json_and_markdown_and_logs_one_run_outside_of_the_loop(
     workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logged: dict[str, Any] = {}
-
-    class Client:
-        def log_metric(self, run_id: str, name: str, value: float) -> None:
-            logged[name] = value
-
-        def log_artifact(self, run_id: str, path: str) -> None:
-            logged.setdefault("artifacts", []).append(path)
-
-        def set_terminated(self, run_id: str, status: str) -> None:
-            logged["status"] = status
-
-    def opened(name: str, params: Any, settings: Any) -> Any:
-        logged.update(name=name, params=params)
-        return Client(), "run"
-
-    monkeypatch.setattr("evenshard.tracking._open", opened)
+    client = empty_mlflow(workdir)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
     monkeypatch.setattr(study, "run_study", lambda chosen: STUDY)
     assert main(["bench", "mixed", "--json", "deep/out.json"]) == 0
     assert json.loads(Path("deep/out.json").read_text()) == STUDY
     assert Path("deep/out.md").read_text().startswith("# Study mixed on simulated:h200")
     assert "held-out tasks" in capsys.readouterr().out
-    assert (logged["name"], logged["params"], logged["status"]) == ("bench_mixed", None, "FINISHED")
-    assert logged["6x2.evenshard.mean_ms"] == 2.0
-    assert logged["artifacts"] == ["deep/out.json", "deep/out.md"]
+    run = runs_of(client)["bench_mixed"]
+    assert run.info.status == "FINISHED" and "mlflow.parentRunId" not in run.data.tags
+    assert run.data.metrics["6x2.evenshard.mean_ms"] == 2.0
+    assert [one.path for one in client.list_artifacts(run.info.run_id)] == ["out.json", "out.md"]

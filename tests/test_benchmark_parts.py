@@ -16,6 +16,7 @@ from evenshard.lineage import Lineage
 from evenshard.measure import MeasureConfig
 from evenshard.params import section
 from evenshard.stages import benchmark, generate_tables, merge_costs
+from evenshard.tracking import StageRun
 from kubeflow_builders import SMALL_PARAMS
 
 MEASURE = MeasureConfig(hardware="simulated:h200", visits=1, controls=2, control_repeats=3)
@@ -25,7 +26,7 @@ CONFIG = benchmark.BenchmarkConfig(placements_per_round=7, shards_per_round=4)
 @pytest.fixture(autouse=True)
 def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening MLflow's database takes seconds."""
-    monkeypatch.setattr("evenshard.tracking._open", lambda *args: None)
+    monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
 
 
 @dataclass(frozen=True)

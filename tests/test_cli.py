@@ -22,6 +22,7 @@ from evenshard.cost_dataset import load_costs
 from evenshard.errors import MeasurementFailed
 from evenshard.models import load_model
 from evenshard.table_files import load_tables
+from evenshard.tracking import StageRun
 
 POOL = ["--tables", "t.parquet", "--tasks", "tasks.json"]
 GENERATE = ["generate-tables", "--tables-out", "t.parquet", "--tasks-out", "tasks.json"]
@@ -32,7 +33,7 @@ BENCHMARK = ["benchmark", *POOL, "--out", "costs.parquet"]
 def no_mlflow(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Runs untracked unless the test asks for MLflow: opening its database takes seconds."""
     if "tracked" not in request.keywords:
-        monkeypatch.setattr("evenshard.tracking._open", lambda *args: None)
+        monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
         monkeypatch.setattr("evenshard.tracking.log_to_parent", lambda *args: None)
 
 

@@ -14,6 +14,7 @@ import yaml
 
 from evenshard.cli import main
 from evenshard.measure.__main__ import main as bare_main
+from evenshard.tracking import StageRun
 
 POOL = ["--tables", "t.parquet", "--tasks", "tasks.json"]
 GENERATE = ["generate-tables", "--tables-out", "t.parquet", "--tasks-out", "tasks.json"]
@@ -23,7 +24,7 @@ BENCHMARK = ["benchmark", *POOL, "--out", "costs.parquet"]
 
 @pytest.fixture(autouse=True)
 def untracked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenshard.tracking._open", lambda *args: None)
+    monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
     monkeypatch.setattr("evenshard.tracking.log_to_parent", lambda *args: None)
 
 

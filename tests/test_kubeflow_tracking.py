@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from evenshard import tracking
 from evenshard.kubeflow.in_pod import end_loop, log_to_parent, stage_run
 from evenshard.stages.loop import LoopConfig
+from evenshard.tracking.parents import Parent, ensure_parent
 
 
 @pytest.mark.tracked
@@ -40,6 +39,7 @@ def test_pods_of_one_run_have_one_parent(tmp_path: Path, monkeypatch: pytest.Mon
     assert by_parent == sorted((parents[loop].info.run_id, stage) for loop, stage in expected)
     ended = parents["wf-2"]
     assert (ended.info.status, ended.data.tags["evenshard.outcome"]) == ("FAILED", "FAILED")
+    assert ended.data.params == {"loop.num_rounds": "3"}
     assert ended.data.metrics["evenshard.mean_measured_ms"] == 2.5
     assert (parents["wf-1"].info.status, parents["wf-1"].data.tags.get("evenshard.outcome")) == ("FINISHED", None)
     assert not list(tmp_path.glob("wf-*/*/work"))
@@ -63,7 +63,8 @@ def test_pods_that_make_a_parent_at_once_agree(monkeypatch: pytest.MonkeyPatch) 
         def search_runs(self, experiments: list[str], filter_string: str) -> list[Run]:
             return list(self.runs)
 
-        def create_run(self, experiment: str, **kwargs: Any) -> Run:
+        def create_run(self, experiment: str, start_ms: int, tags: dict[str, str], name: str) -> Run:
+            assert (tags, name) == ({"evenshard.loop_id": "wf-1"}, "loop-wf-1")
             mine = Run("mine", 5)
             self.runs = [mine, Run("theirs", 4)]
             return mine
@@ -74,7 +75,8 @@ def test_pods_that_make_a_parent_at_once_agree(monkeypatch: pytest.MonkeyPatch) 
             self.deleted.append(run_id)
 
     client = Client()
-    assert tracking._shared_parent(client, "0", "wf-1") == "theirs"
+    parent = Parent(tag="evenshard.loop_id", value="wf-1", name="loop-wf-1")
+    assert ensure_parent(client, "0", parent, 5) == "theirs"
     assert client.deleted == ["mine"]
 
 

@@ -68,6 +68,10 @@ def test_ranges_by_hand(tmp_path: Path) -> None:
         weight_bits=(16, 32),
         git_commit="1234",
         costs_sha256=("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",),
+        num_rows_quantiles=(1_000,) * 5 + (5_000,) + (100_000,) * 5,
+        embedding_dim_quantiles=(8,) * 5 + (16,) + (64,) * 5,
+        pooling_factor_quantiles=(1.0,) * 5 + (3.0,) + (20.0,) * 5,
+        reuse_quantiles=(1.0,) * 11,
     )
 
 

@@ -52,6 +52,8 @@ def train_cost(
     )
     outputs = stage.TrainCostOutputs(Path(cost_net.path), Path(cost_model.path))
     with in_pod.stage_run(f"train_cost_{round_number}", settings) as run:
+        run.tables(inputs.tables)
+        run.costs(inputs.costs, "training")
         outcome = stage.run(settings, inputs, outputs, in_pod.lineage(settings))
         run.series("loss_per_update", outcome.curve)
         in_pod.record(run, metrics, outcome.metrics, outputs.cost_model)

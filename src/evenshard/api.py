@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from evenshard.placing.place import PlaceConfig
 from evenshard.placing.place import place as place_request
 from evenshard.placing.request import PlacementRequest, Rules, caps_of
 from evenshard.sharders.evenshard import SearchConfig
+from evenshard.storage import is_address, local
 from evenshard.table_sources import TableSet, tables_from, with_traffic, with_weight_bits
 from evenshard.tables import Table
 from evenshard.tasks import PlacementTask
@@ -60,14 +61,16 @@ def place(
     """Where should these tables live?
 
     Args:
-        tables: a table file, the name of a public set, a DLRM batch file or a folder of traffic; or ``Table``s; or
-            TorchRec's ``EmbeddingBagCollection``, a model with some, or a list of ``EmbeddingBagConfig``.
+        tables: a table file, the name of a public set, a DLRM batch file or a folder of traffic, here or on S3
+            (s3://bucket/tables.parquet); or ``Table``s; or TorchRec's ``EmbeddingBagCollection``, a model with some, or
+            a list of ``EmbeddingBagConfig``.
         num_devices: devices, equally fast.
         memory_cap_gb: GB (1024**3 bytes) that a device may hold; one number, or one for each device.
         batch_size: samples of a training step over all devices together.
         hardware: that the answer is for: ``simulated:<profile>``, ``cpu`` or ``cuda``. The first come with a model.
-        model: a folder, as a round of the loop leaves it; an MLflow URI such as ``models:/evenshard-cost@champion``; or
-            a loaded model. None: the one that comes with evenshard for ``hardware``.
+        model: a folder, as a round of the loop leaves it, here or on S3; an MLflow URI such as
+            ``models:/evenshard-cost@champion``; or a loaded model. None: the one that comes with evenshard for
+            ``hardware``.
         optimizer: whose state takes memory too: sgd, rowwise_adagrad, adagrad or adam.
         reserved_gb: of each device, for everything that is no table.
         pinned: the device, or devices, that a table may live on.
@@ -127,7 +130,8 @@ def _tables(
     default_pooling_factor: float,
 ) -> TableSet:
     if isinstance(tables, str | Path):
-        return tables_from(tables, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor)
+        with local(tables) if is_address(tables) else nullcontext(tables) as here:
+            return tables_from(here, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor)
     if embedding_dim is not None:
         raise BadConfig(f"the tables have dims of their own. Leave embedding_dim ({embedding_dim}) out.")
     if not isinstance(tables, Sequence) or not all(isinstance(table, Table) for table in tables):

@@ -27,13 +27,22 @@ def atomic_path(path: str | PathLike[str]) -> Iterator[Path]:
     draft = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
     try:
         yield draft
-        if draft.is_dir():
-            _replace_directory(draft, target)
-        else:
-            _flush_to_disk(draft)
-            os.replace(draft, target)
+        replace_path(draft, target)
     finally:
         _remove(draft)
+
+
+def replace_path(draft: Path, target: Path) -> None:
+    """Puts a finished file or folder in the place of an older one; both must be on the same disk.
+
+    Raises:
+        FileNotFoundError: there is no draft.
+    """
+    if draft.is_dir():
+        _replace_directory(draft, target)
+    else:
+        _flush_to_disk(draft)
+        os.replace(draft, target)
 
 
 def _replace_directory(draft: Path, target: Path) -> None:

@@ -178,6 +178,25 @@ def read_rows(path: Path) -> CostRows:
     return CostRows(rows, lineage)
 
 
+def read_lineage(path: Path) -> dict[str, Any]:
+    """What the file says about its origin (``CostRows.lineage``), without reading its rows (needs pyarrow).
+
+    Raises:
+        BadFile: if the file is missing or torn.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+        lineage: dict[str, Any] = json.loads(metadata.get(_LINEAGE_KEY, b"{}"))
+        return lineage
+    except FileNotFoundError:
+        raise BadFile(path, "no such file", _REMEDY) from None
+    except (pa.ArrowInvalid, OSError, ValueError) as error:
+        raise BadFile(path, f"not readable as Parquet ({str(error).splitlines()[0]})", _REMEDY) from None
+
+
 def _row_problem(row: Mapping[str, Any]) -> str | None:
     if row["status"] not in (OK, OUT_OF_MEMORY):
         return f"status is {row['status']!r}, not {OK} or {OUT_OF_MEMORY}"

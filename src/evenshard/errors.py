@@ -9,7 +9,9 @@
     |-- InfeasibleTask        the tables do not fit the devices' memory            (exit code 2 when asked
     |                         for one placement; a row of the report in a study)
     |-- MeasurementFailed     a kernel or a device failed while being measured     (exit code 1)
-    +-- PipelineFailed        a run of a pipeline failed, or its server is down    (exit code 1)
+    |-- PipelineFailed        a run of a pipeline failed, or its server is down    (exit code 1)
+    |-- TrackingFailed        MLflow did not take something, or a lineage is broken (exit code 1)
+    +-- StorageFailed         S3 is down or full, or bytes arrived damaged         (exit code 1)
 """
 
 from __future__ import annotations
@@ -55,3 +57,11 @@ class MeasurementFailed(EvenshardError):
 
 class PipelineFailed(EvenshardError):
     """A run of a pipeline has failed, or the server that runs it does not answer."""
+
+
+class TrackingFailed(EvenshardError):
+    """MLflow did not take something, or a link of a placement's lineage leads nowhere."""
+
+
+class StorageFailed(EvenshardError):
+    """Something could not be stored or fetched, and may well be on another try."""

@@ -12,6 +12,7 @@ A round of the loop leaves such a folder (``work/round_3``). For each simulated 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -43,6 +44,7 @@ class PlacementModel:
         trained_on: what the cost model has seen.
         source: where it was loaded from: "bundled:h200", or the folder.
         digest: SHA-256 of its files (``digest_of``).
+        registered: what MLflow calls it, if it came from there: name, version, model_id, run_id.
     """
 
     cost_model: ConvexCostModel
@@ -50,6 +52,7 @@ class PlacementModel:
     trained_on: TrainedOn
     source: str
     digest: str
+    registered: Mapping[str, str] | None = None
 
 
 def load_model(where: str | Path | None = None, hardware: str | None = None) -> PlacementModel:

@@ -9,10 +9,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import evenshard
 from evenshard.atomic import atomic_path
 from evenshard.costs import MeasuredPlacement
 from evenshard.lineage import UNKNOWN
+from evenshard.reuse import mean_counts
 from evenshard.saved import reading_saved
 from evenshard.tables import Table
 from evenshard.tasks import PlacementTask, distinct_tables
@@ -20,6 +23,8 @@ from evenshard.tasks import PlacementTask, distinct_tables
 Range = tuple[float, float]
 TABLE_SLACK = 1.25  # factor beyond a range that says nothing yet, where a table or the batch is concerned
 DEVICE_SLACK = 2.0  # likewise, of what the model adds up by design: devices, and tables and dims on one
+QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+"""Shares of the tables; what ``TrainedOn`` keeps of their distribution."""
 _REMEDY = "Train the model again."
 
 
@@ -37,6 +42,10 @@ class TrainedOn:
         weight_bits: those that occurred.
         git_commit, evenshard_version: of the code that trained.
         costs_sha256: of each file of measured costs; empty where there is none.
+        num_rows_quantiles, embedding_dim_quantiles, pooling_factor_quantiles: of the distinct tables, at ``QUANTILES``;
+            empty in files from before they were kept.
+        reuse_quantiles: likewise, of the mean lookups of an index that a batch looks up; empty too where no table has a
+            histogram.
     """
 
     hardware: str
@@ -55,6 +64,10 @@ class TrainedOn:
     git_commit: str = UNKNOWN
     evenshard_version: str = evenshard.__version__
     costs_sha256: tuple[str, ...] = ()
+    num_rows_quantiles: tuple[float, ...] = ()
+    embedding_dim_quantiles: tuple[float, ...] = ()
+    pooling_factor_quantiles: tuple[float, ...] = ()
+    reuse_quantiles: tuple[float, ...] = ()
 
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement], git_commit: str = UNKNOWN, costs: Sequence[Path] = ()) -> TrainedOn:
@@ -66,6 +79,8 @@ class TrainedOn:
         """
         # Memory may have left a shard unmeasured; a search may still ask for it.
         tables = distinct_tables([one.task for one in measured])
+        counted = dict.fromkeys((table, one.task.batch_size) for one in measured for table in one.task.tables)
+        reuse = [found for table, batch_size in counted if (found := mean_reuse(table, batch_size)) is not None]
         shards = [
             [one.task.tables[position] for position in shard]
             for one in measured
@@ -88,6 +103,10 @@ class TrainedOn:
             weight_bits=tuple(sorted({table.weight_bits for table in tables})),
             git_commit=git_commit,
             costs_sha256=tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in costs),
+            num_rows_quantiles=_quantiles([table.num_rows for table in tables]),
+            embedding_dim_quantiles=_quantiles([table.embedding_dim for table in tables]),
+            pooling_factor_quantiles=_quantiles([table.pooling_factor for table in tables]),
+            reuse_quantiles=_quantiles(reuse),
         )
 
     def outside(self, task: PlacementTask) -> tuple[str, ...]:
@@ -96,18 +115,20 @@ class TrainedOn:
         Predictions of such a task are guesses. A little beyond a range is no trouble: see the two slacks. Of tables and
         dims on a device, which only a placement knows, the mean counts.
         """
-        return (*self._batch_outside(task), *self._tables_outside(task.tables), *self._devices_outside(task))
+        return (*self.batch_outside(task.batch_size), *self.tables_outside(task.tables), *self.devices_outside(task))
 
-    def _batch_outside(self, task: PlacementTask) -> list[str]:
+    def batch_outside(self, batch_size: int) -> list[str]:
+        """The part of ``outside`` that a global batch, samples, decides."""
         low, high = self.batch_size
-        batch = f"the global batch of {task.batch_size:,} samples"
-        if task.batch_size > high * TABLE_SLACK:
+        batch = f"the global batch of {batch_size:,} samples"
+        if batch_size > high * TABLE_SLACK:
             return [f"{batch} is larger than the {high:,.0f} the model was trained on"]
-        if task.batch_size * TABLE_SLACK < low:
+        if batch_size * TABLE_SLACK < low:
             return [f"{batch} is smaller than the {low:,.0f} the model was trained on"]
         return []
 
-    def _tables_outside(self, tables: Sequence[Table]) -> list[str]:
+    def tables_outside(self, tables: Sequence[Table]) -> list[str]:
+        """The part of ``outside`` that the tables decide."""
         # A table that nobody looks up costs nothing, which needs no training.
         read = [table for table in tables if table.pooling_factor > 0]
         found = [
@@ -124,7 +145,8 @@ class TrainedOn:
             )
         return found
 
-    def _devices_outside(self, task: PlacementTask) -> list[str]:
+    def devices_outside(self, task: PlacementTask) -> list[str]:
+        """The part of ``outside`` that the devices decide."""
         dims = sum(table.embedding_dim for table in task.tables)
         mean_tables, mean_dims = len(task.tables) / task.num_devices, dims / task.num_devices
         found = []
@@ -152,20 +174,39 @@ class TrainedOn:
         with reading_saved(path, "description of training data", _REMEDY):
             content: dict[str, Any] = json.loads(path.read_text())
             known = {field.name for field in fields(TrainedOn)}
-            if set(content) != known:
-                raise ValueError(f"missing or unknown: {', '.join(sorted(set(content) ^ known))}")
+            wrong = set(content) ^ known
+            if not wrong <= _LATER:
+                raise ValueError(f"missing or unknown: {', '.join(sorted(wrong))}")
             values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
             return TrainedOn(**values)
+
+
+_LATER = {"num_rows_quantiles", "embedding_dim_quantiles", "pooling_factor_quantiles", "reuse_quantiles"}
+"""What the first files did not have."""
+
+
+def mean_reuse(table: Table, batch_size: int) -> float | None:
+    """Mean lookups of an index that a batch looks up; None where nobody has counted."""
+    if table.reuse_bins is None:
+        return None
+    bins, lookups = np.array([table.reuse_bins]), np.array([table.pooling_factor * batch_size])
+    return float(mean_counts(bins / bins.sum(), lookups)[0])
+
+
+def beyond(value: float, seen: Range) -> int:
+    """1 above the range, -1 below it, 0 inside or a little (``TABLE_SLACK``) beyond."""
+    low, high = seen
+    return 1 if value > high * TABLE_SLACK else -1 if value * TABLE_SLACK < low else 0
 
 
 def _beyond(tables: Sequence[Table], seen: Range, of: Callable[[Table], float], more: str, fewer: str) -> list[str]:
     """A line for the tables above the range, and one for those below it."""
     low, high = seen
     lines = []
-    if above := [table for table in tables if of(table) > high * TABLE_SLACK]:
+    if above := [table for table in tables if beyond(of(table), seen) > 0]:
         most = max(above, key=of)
         lines.append(f"{_count(above)} {more} than {_limit(high)} (largest: {most.name}, {_number(of(most))})")
-    if below := [table for table in tables if of(table) * TABLE_SLACK < low]:
+    if below := [table for table in tables if beyond(of(table), seen) < 0]:
         least = min(below, key=of)
         lines.append(f"{_count(below)} {fewer} than {_limit(low)} (smallest: {least.name}, {_number(of(least))})")
     return lines
@@ -182,6 +223,10 @@ def _count(tables: Sequence[Table]) -> str:
 def _number(value: float) -> str:
     """Whole numbers in full, others with three digits."""
     return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.3g}"
+
+
+def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(np.quantile(values, QUANTILES, method="inverted_cdf").tolist()) if values else ()
 
 
 def _range(values: Iterable[float]) -> Range:

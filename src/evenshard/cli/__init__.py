@@ -1,6 +1,7 @@
 """The command line: parse and call, nothing else. One module per family of commands.
 
-Exit codes: 0 done, 1 failed, 2 bad input. Results go to stdout, everything else to stderr.
+Exit codes: 0 done, 1 failed or refused, 2 bad input, 3 a retrain is due; a command that returns a number means one of
+these. Results go to stdout, everything else to stderr.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard import __version__
-from evenshard.cli import loop, measuring, models, pipeline, placing, studies
+from evenshard.cli import datasets, deciding, loop, measuring, models, pipeline, placing, studies, tracking
 from evenshard.cli.parsing import Commands, OneLineParser
 from evenshard.errors import BadInput, EvenshardError, InfeasibleTask
 
@@ -29,6 +30,9 @@ def _parser() -> OneLineParser:
     studies.add_commands(commands)
     models.add_commands(commands)
     pipeline.add_commands(commands)
+    datasets.add_commands(commands)
+    tracking.add_commands(commands)
+    deciding.add_commands(commands)
     return parser
 
 
@@ -41,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with _others_dismissed():
             metrics = args.call(args)
+        if isinstance(metrics, int):
+            return metrics
         if getattr(args, "metrics", None) is not None:
             _write_metrics(metrics, args.metrics)
     except (BadInput, InfeasibleTask) as error:

@@ -21,6 +21,8 @@ def _generate_tables(args: argparse.Namespace) -> Mapping[str, Any]:
         outputs = stage.GenerateTablesOutputs(args.tables_out, args.tasks_out)
         metrics = stage.run(config, stage.GenerateTablesInputs(), outputs)
         run.metrics(metrics)
+        run.tables(args.tables_out)
+        run.artifact(args.tables_out)
         run.artifact(args.tasks_out)
     return metrics
 
@@ -64,6 +66,8 @@ def _benchmark(args: argparse.Namespace) -> Mapping[str, Any]:
         run.series("measured_ms_per_placement", outcome.curve)
         run.metrics(outcome.metrics)
         run.artifact(args.out)
+        run.tables(args.tables)
+        run.costs([args.out], "measured")
     return outcome.metrics
 
 
@@ -87,6 +91,8 @@ def _train_cost(args: argparse.Namespace) -> Mapping[str, Any]:
         cost_model=args.cost_model,
     )
     with stage_run(f"train_cost_{args.round}", params, asdict(config)) as run:
+        run.tables(args.tables)
+        run.costs(args.costs, "training")
         outputs = stage.TrainCostOutputs(args.out, args.model_out)
         outcome = stage.run(config, inputs, outputs, Lineage.here(params))
         run.series("loss_per_update", outcome.curve)
@@ -110,6 +116,7 @@ def _train_policy(args: argparse.Namespace) -> Mapping[str, Any]:
         args.tables, args.tasks, args.cost_net, args.round, max(num_rounds, args.round), args.policy
     )
     with stage_run(f"train_policy_{args.round}", params, asdict(config)) as run:
+        run.tables(args.tables)
         outcome = stage.run(config, inputs, stage.TrainPolicyOutputs(args.out))
         run.series("predicted_ms_per_update", outcome.curve)
         run.metrics(outcome.metrics)
@@ -136,8 +143,8 @@ def _evaluate(args: argparse.Namespace) -> Mapping[str, Any]:
     with stage_run("evaluate", params, {**asdict(config), **asdict(measure)}) as run:
         evaluation = stage.run(config, measure, inputs, stage.EvaluateOutputs(args.out), Lineage.here(params))
         headline = stage.headline(evaluation.metrics)
-        run.metrics(headline)
-        run.artifact(args.out)
+        run.tables(args.tables)
+        run.evaluation(args.out, inputs.networks, inputs.costs, headline)
     log_to_parent(headline)
     print(evaluation.table)
     print("\nreport: " + ", ".join(str(path) for path in sorted(args.out.iterdir())))

@@ -137,7 +137,7 @@ def add_commands(commands: Commands) -> None:
     )
     add = sub.add_argument
     add("tables", metavar="TABLES", nargs="?", help="table file (.yaml, .json, .csv, .parquet), public set such as "
-        "mlperf_dlrm_v2, folder of traffic (.parquet or .pt), or DLRM batch file")  # fmt: skip
+        "mlperf_dlrm_v2, folder of traffic (.parquet or .pt), or DLRM batch file; s3://bucket/file too")  # fmt: skip
     add("-o", "--out", **PATH, help="placement.json, or TorchRec plan, to write")
     add("--report", **PATH, help="HTML page to write, which compares with TorchRec's planner too")
     add("--schema", action="store_true", help="print the JSON schema of placement.json, and nothing else")
@@ -166,8 +166,8 @@ def add_commands(commands: Commands) -> None:
     add(
         "--model",
         metavar="PATH|URI",
-        help="a round's folder such as work/round_3, or models:/evenshard-cost@champion (default: the one that comes "
-        "with evenshard)",
+        help="a round's folder such as work/round_3, s3://bucket/folder, or models:/evenshard-cost@champion (default: "
+        "the one that comes with evenshard)",
     )
     about = sub.add_argument_group("training")
     add = about.add_argument

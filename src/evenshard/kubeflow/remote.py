@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -193,7 +194,7 @@ class Remote:
         """
         for pause_s in (*self._endpoint.pauses_s, None):
             try:
-                with contextlib.redirect_stdout(io.StringIO()):  # the SDK prints links
+                with contextlib.redirect_stdout(io.StringIO()), _unlogged():  # the SDK prints links, and logs
                     answer = call()
                 if not getattr(answer, id_name, None):
                     raise ValueError(f"no {id_name} in the answer")
@@ -205,6 +206,16 @@ class Remote:
                     raise problem.error from None
                 time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.INFO))
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _client(endpoint: Endpoint, token_file: Path | None) -> Any:

@@ -8,20 +8,43 @@ from pathlib import Path
 from evenshard.errors import BadConfig
 from evenshard.models import ANY, SIMULATED, PlacementModel, load_model
 from evenshard.placing.answer import PlacementAnswer
-from evenshard.tracking import download_model
+from evenshard.storage import is_address, local
+from evenshard.tracking import download_model, model_version
 
 BUNDLED = "bundled:"
 REGISTERED = "models:/"
 
 
 def model_of(where: str | Path | None, hardware: str | None) -> PlacementModel:
-    """A model from a folder, from MLflow (``models:/name@alias`` or ``models:/name/version``), or the bundled one.
+    """A model from a folder, S3, MLflow (``models:/name@alias`` or ``models:/name/version``), or a bundled one.
+
+    Args:
+        where: None is the bundled one for ``hardware``; ``bundled:h200`` names one.
+            On S3 it is a folder that ``evenshard.storage.upload`` left there.
+        hardware: that the model must have been trained on, as for ``load_model``.
 
     Raises:
         BadInput: if there is none, it cannot be read, or it is of other hardware.
     """
     if isinstance(where, str) and where.startswith(REGISTERED):
-        return replace(load_model(download_model(where), hardware), source=where)
+        version = model_version(where)  # an alias may name another one tomorrow
+        registered = {
+            "name": version.name,
+            "version": version.version,
+            "model_id": version.model_id,
+            "run_id": version.run_id,
+            "asked_for": where,
+        }
+        model = load_model(download_model(version.uri), hardware)
+        return replace(model, source=version.uri, registered=registered)
+    if where is not None and is_address(where):
+        with local(where) as folder:
+            return replace(load_model(folder, hardware), source=str(where))
+    if isinstance(where, str) and where.startswith(BUNDLED):
+        of_model = SIMULATED + where.removeprefix(BUNDLED)
+        if hardware not in (None, ANY, of_model):
+            raise BadConfig(f"{where}: this model is for {of_model}, not for {hardware}. Name the other model.")
+        return load_model(None, of_model)
     return load_model(where, hardware)
 
 

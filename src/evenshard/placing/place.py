@@ -72,6 +72,7 @@ def place(
         "model": {
             "source": model.source,
             "sha256": model.digest,
+            **({} if model.registered is None else {"mlflow": dict(model.registered)}),
             "trained_on": asdict(model.trained_on),
         },
         "tables": tables_from,

@@ -21,6 +21,7 @@ from evenshard.costs import MeasuredPlacement, PlacementCost
 from evenshard.evaluate import EXPERTS, Answer, Result, Standing, ask, infeasible_tasks, network_accuracy, standings
 from evenshard.lineage import Lineage
 from evenshard.measure import Hardware, Job, Journal, MeasureConfig, measure_jobs, open_hardware
+from evenshard.models import COST_MODEL, COST_NET, POLICY
 from evenshard.noise import controls_of, noise_of
 from evenshard.params import require
 from evenshard.placement import alone
@@ -68,6 +69,12 @@ class EvaluateInputs:
     cost_net: Path
     policy: Path
     cost_model: Path | None = None
+
+    @property
+    def networks(self) -> dict[str, Path]:
+        """Their folders, by their part of a model's folder."""
+        parts = {COST_MODEL: self.cost_model, COST_NET: self.cost_net, POLICY: self.policy}
+        return {name: folder for name, folder in parts.items() if folder is not None}
 
 
 @dataclass(frozen=True)
@@ -146,17 +153,14 @@ def run(
 
 
 def headline(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What one compares loops by: the mean cost of each sharder, and how well the networks predict."""
-    return {
-        f"{name}.mean_measured_ms": one["mean_measured_ms"]
-        for name, one in metrics["sharders"].items()
-        if one["mean_measured_ms"] is not None
-    } | {
+    """What one compares loops by: the mean cost of each sharder, how well the networks predict, and the noise."""
+    of_sharders = {f"{name}.mean_measured_ms": one["mean_measured_ms"] for name, one in metrics["sharders"].items()}
+    others = {
         prefix + key: value
-        for name, prefix in (("cost_network", ""), ("cost_model", "cost_model."))
+        for name, prefix in (("cost_network", ""), ("cost_model", "cost_model."), ("noise", "noise."))
         for key, value in metrics.get(name, {}).items()
-        if value is not None
     }
+    return {key: float(value) for key, value in (of_sharders | others).items() if value is not None}
 
 
 def _single_costs(

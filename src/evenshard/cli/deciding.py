@@ -1,0 +1,206 @@
+"""The commands that decide: is a new model better, how do loops differ, is it time to train again?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenshard.cli.parsing import PATH, Commands, at_least, hardware_flag, params_flag
+
+if TYPE_CHECKING:
+    from evenshard.deciding.drift import Drift
+    from evenshard.deciding.replan import Replan
+    from evenshard.models import PlacementModel
+
+REFUSED, RETRAIN = 1, 3
+"""Exit codes."""
+
+
+def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
+    from evenshard.deciding.promote import COSTS, REPORT, Outcome, PromoteInputs, PromoteOutputs, as_json, promote
+    from evenshard.deciding.promotion import Rules
+    from evenshard.deciding.promotion_text import print_promotion
+    from evenshard.lineage import Lineage
+    from evenshard.measure import MeasureConfig, collective
+    from evenshard.params import load_params, section
+    from evenshard.sharders.evenshard import SearchConfig
+    from evenshard.sharders.local_search import SearchEffort
+    from evenshard.stages.evaluate import EvaluateConfig
+    from evenshard.tracking import study_run
+
+    params = load_params(args.params) if args.params.exists() else {}
+    measure = section(params, "measure", MeasureConfig, hardware=args.hardware)
+    evaluate = section(params, "evaluate", EvaluateConfig)
+    if collective.is_follower():
+        collective.serve(measure)
+        return {}
+    search = SearchConfig(effort=SearchEffort(scores_per_table=evaluate.scores_per_table), seed=evaluate.seed)
+    inputs = PromoteInputs(args.tables, args.tasks, args.candidate, tuple(args.costs))
+    outputs, rules = PromoteOutputs(args.out), Rules(args.tolerance_pct)
+    done = promote(inputs, outputs, measure, search, rules, Lineage.here(params))
+    with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:
+        run.tags({"evenshard.promotion": done.outcome.value, "evenshard.promotion_reason": done.reason})
+        if done.decision is not None:
+            found = {"difference_pct": done.decision.difference_pct.mean, "noise_pct": done.decision.noise_pct}
+            run.metrics({key: value for key, value in found.items() if math.isfinite(value)})
+            run.artifact(args.out / COSTS)
+        run.artifact(args.out / REPORT)
+    if args.json:
+        print(json.dumps(as_json(done), indent=1))
+    else:
+        print_promotion(done)
+    return REFUSED if done.outcome is Outcome.REFUSED else {}
+
+
+def _compare(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.deciding.compared_runs import compare
+    from evenshard.deciding.compared_text import print_comparison
+    from evenshard.deciding.loop_runs import loop_runs
+    from evenshard.deciding.plain_json import finite
+    from evenshard.errors import BadConfig
+
+    if len(args.runs) < 2:
+        raise BadConfig("one run is nothing to compare. Name two or more.")
+    comparison = compare(loop_runs(args.runs))
+    if args.json:
+        print(json.dumps(finite(asdict(comparison)), indent=1))
+    else:
+        print_comparison(comparison)
+    return {}
+
+
+def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
+    from evenshard.deciding.drift import drift_of
+    from evenshard.deciding.drift_text import print_drift
+    from evenshard.errors import BadConfig, InfeasibleTask
+    from evenshard.placing.diff_text import print_difference
+    from evenshard.placing.file import load_answer, save_answer
+    from evenshard.placing.model import model_of
+    from evenshard.table_sources import tables_from
+    from evenshard.tasks import PlacementTask
+
+    if args.placement is None and (args.out is not None or args.link_gb_s is not None):
+        raise BadConfig("--out and --link-gb-s are about a new placement. Name the old one (--placement).")
+    model = model_of(args.against, None)
+    old = None if args.placement is None else load_answer(args.placement)
+    batch_size = args.batch_size or (int(model.trained_on.batch_size[1]) if old is None else old.request.batch_size)
+    tables = tables_from(
+        args.tables,
+        batch_size,
+        traffic=args.traffic,
+        embedding_dim=args.embedding_dim,
+        default_pooling_factor=args.default_pooling_factor,
+    )
+    num_devices = args.devices or (None if old is None else old.num_devices)
+    task = None if num_devices is None else PlacementTask("drift", tables.tables, num_devices, 0, batch_size)
+    drift = drift_of(model.trained_on, tables.tables, batch_size, task, args.tolerated_pct)
+    new, problem = None, ""
+    if old is not None:
+        from evenshard.deciding.replan import replan
+
+        try:
+            new = replan(old, tables, model, batch_size, link_gb_s=args.link_gb_s, tables_from=str(args.tables))
+        except InfeasibleTask as error:
+            problem = str(error)
+    if new is not None and args.out is not None:
+        save_answer(new.answer, args.out)
+    if args.json:
+        print(json.dumps(_drift_json(drift, model, new, problem), indent=1))
+    else:
+        print_drift(drift, model.source)
+        if new is not None:
+            print()
+            print_difference(new.difference)
+        elif problem:
+            print(f"\nNo new placement: {problem}")
+    return RETRAIN if drift.retrain_due else {}
+
+
+def _drift_json(drift: Drift, model: PlacementModel, new: Replan | None, problem: str) -> Any:
+    from evenshard.deciding.plain_json import finite
+
+    return finite(
+        {
+            "model": {"source": model.source, "sha256": model.digest},
+            **asdict(drift),
+            "difference": None if new is None else asdict(new.difference),
+            "no_placement": problem or None,
+        }
+    )
+
+
+def add_commands(commands: Commands) -> None:
+    """Declares promote, compare and drift."""
+    sub = commands.add(
+        "promote",
+        _promote,
+        "Make a model the champion if it is better.",
+        "Candidate and champion place the same held-out tasks, one run measures both. The alias moves when the "
+        "candidate is faster, beyond noise and with 95 % confidence; or as fast, and learned from fewer measurements. "
+        "The first champion needs no comparison. Exit code 0: promoted, or the champion already; 1: refused; 2: bad "
+        "input.",
+    )
+    add = sub.add_argument
+    params_flag(sub)
+    add("--candidate", metavar="URI|PATH", help="models:/evenshard-cost/7, or a folder such as work/round_3, which is "
+        "registered if it wins (default: the newest version of evenshard-cost)")  # fmt: skip
+    add("--tables", **PATH, default=Path("work/tables.parquet"), help="the pool (default: work/tables.parquet)")
+    add(
+        "--tasks",
+        **PATH,
+        default=Path("work/tasks.json"),
+        help="its test tasks are held out (default: work/tasks.json)",
+    )
+    add("--costs", **PATH, nargs="+", default=[], help="cost datasets of earlier runs: their controls tell the noise "
+        "between runs")  # fmt: skip
+    hardware_flag(sub)
+    add("--tolerance-pct", type=at_least(0, float), default=1.0, metavar="PCT",
+        help="as fast means slower by at most so much, with 95 %% confidence (default: 1)")  # fmt: skip
+    add("--out", **PATH, default=Path("work/promotion"), help="folder of promotion.json and the measured costs "
+        "(default: work/promotion)")  # fmt: skip
+    add("--json", action="store_true", help="print JSON")
+
+    sub = commands.add(
+        "compare",
+        _compare,
+        "Say how loops differ: settings, costs, and whether that is noise.",
+        "Costs are compared with those of the first loop, where both were measured on the same hardware and tasks. "
+        "Exit code 0, or 2: bad input.",
+    )
+    add = sub.add_argument
+    add("runs", nargs="+", metavar="RUN", help="id (or its beginning) or name of a loop's run in MLflow")
+    add("--json", action="store_true", help="print JSON")
+
+    sub = commands.add(
+        "drift",
+        _drift,
+        "Say whether a model still covers today's tables.",
+        "Compares rows, dims, lookups and reuse with the training data. With --placement it places the tables anew, "
+        "and says what moves and what that saves. Exit code 0: covered; 3: a retrain is due; 2: bad input.",
+    )
+    add = sub.add_argument
+    add(
+        "--tables", required=True, metavar="TABLES", help="table file, public set, or traffic, as for `evenshard place`"
+    )
+    add("--against", required=True, metavar="MODEL", help="models:/evenshard-cost@champion, a round's folder such as "
+        "work/round_3, or bundled:h200")  # fmt: skip
+    add("--placement", **PATH, help="placement.json of today: place the tables anew on its devices, by its rules")
+    add("-o", "--out", **PATH, help="placement.json to write, of the new placement")
+    add("--link-gb-s", type=at_least(1e-9, float), metavar="X",
+        help="GB (1024**3 bytes) per second of a device: says how long the move takes")  # fmt: skip
+    add("--batch-size", type=at_least(1), metavar="N", help="samples of a step over all devices (default: that of the "
+        "placement, else the largest the model was trained on)")  # fmt: skip
+    add("--devices", type=at_least(1), metavar="N", help="how many (default: those of the placement, else any)")
+    add("--traffic", **PATH, help="a sample that tells pooling factors and histograms of the tables")
+    add("--embedding-dim", type=at_least(1), metavar="N", help="of all tables, where TABLES is traffic")
+    add("--default-pooling-factor", type=at_least(0, float), default=1.0, metavar="X",
+        help="of tables that have none (default: 1)")  # fmt: skip
+    add("--tolerated-pct", type=at_least(0, float), default=5.0, metavar="PCT",
+        help="part of the load that may lie outside of the training data, and of the tables that may be rare there "
+        "(default: 5)")  # fmt: skip
+    add("--json", action="store_true", help="print JSON")

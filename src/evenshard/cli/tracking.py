@@ -1,0 +1,73 @@
+"""The commands around MLflow: send what was kept while it was away, and ask where a placement comes from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from evenshard.cli.parsing import PATH, Commands
+
+
+def _sync(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.errors import TrackingFailed
+    from evenshard.tracking import sync
+
+    done = sync(args.to)
+    if not done:
+        print("the outbox is empty")
+    for one in done:
+        print(f"{one.name}: " + (f"kept: {one.problem}" if one.problem else f"sent to run {one.run_id}"))
+    if kept := [one for one in done if one.problem]:
+        raise TrackingFailed(
+            f"{len(kept)} of {len(done)} are still in the outbox, see above. Nothing is lost: run it again."
+        )
+    return {}
+
+
+def _lineage(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.errors import TrackingFailed
+    from evenshard.placing.file import load_answer
+    from evenshard.placing.lineage import BROKEN, lineage_of
+    from evenshard.placing.terminal import plain_console
+
+    links = lineage_of(load_answer(args.placement), args.data)
+    broken = [link for link in links if link.state == BROKEN]
+    if args.json:
+        print(json.dumps({"placement": str(args.placement), "links": [asdict(link) for link in links]}, indent=1))
+    else:
+        console = plain_console(None)
+        for link in links:
+            console.print(f"{link.state:9}  {link.what:14}  {link.value}", soft_wrap=True)
+            if link.note:
+                console.print(f"{'':27}{link.note}", soft_wrap=True)
+    if broken:
+        names = ", ".join(dict.fromkeys(link.what for link in broken))
+        raise TrackingFailed(f"{args.placement}: {len(broken)} of {len(links)} links are broken: {names}.")
+    return {}
+
+
+def add_commands(commands: Commands) -> None:
+    """Declares sync and lineage."""
+    sub = commands.add(
+        "sync",
+        _sync,
+        "Send MLflow what was kept while it was away.",
+        "A stage that cannot reach MLflow keeps what it logs in work/mlflow_outbox (or EVENSHARD_OUTBOX). This sends "
+        "it, each entry once, to the MLflow that it was meant for. Exit code 1 if something had to stay.",
+    )
+    sub.add_argument("--to", metavar="URI", help="send it to this MLflow (default: the one it was meant for)")
+    sub = commands.add(
+        "lineage",
+        _lineage,
+        "Say where a placement comes from.",
+        "Prints its model, the cost datasets, tables, settings, code, hardware and libraries behind it, and checks "
+        "that what is named is still there: the model in its folder or in MLflow, the run, the datasets in --data, "
+        "work/ or DVC's cache, the commit in git. Exit code 1 if a link is broken.",
+    )
+    sub.add_argument("placement", **PATH, help="placement.json of `evenshard place -o`")
+    sub.add_argument("--data", **PATH, default=Path("data"), help="folder of cost datasets (default: data)")
+    sub.add_argument("--json", action="store_true", help="print JSON")

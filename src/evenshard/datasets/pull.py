@@ -1,0 +1,99 @@
+"""Which datasets are there, and how do they come here?"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+
+from evenshard.datasets.checks import sha256_of
+from evenshard.datasets.partition import Partition, folder_name
+from evenshard.datasets.repository import POINTER, DatasetFailed, Repository
+from evenshard.errors import BadConfig, BadFile
+
+ABOUT = "dataset.json"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A dataset that data.dvc names.
+
+    Attributes:
+        files: their names in its folder.
+        here: whether all of them are in data/.
+    """
+
+    partition: Partition
+    files: tuple[str, ...]
+    here: bool
+
+
+def known(repository: Repository) -> list[Known]:
+    """All datasets of the checked-out version."""
+    files: dict[Partition, list[str]] = {}
+    for path in repository.files():
+        partition = Partition.of_path(path)
+        if partition is not None:
+            files.setdefault(partition, []).append(path.rpartition("/")[2])
+    return [
+        Known(one, tuple(sorted(names)), all((repository.root / one.folder / name).exists() for name in names))
+        for one, names in sorted(files.items())
+    ]
+
+
+def pull(
+    repository: Repository, hardware: str | None = None, collection: str | None = None, remote: str | None = None
+) -> list[Known]:
+    """Brings datasets to data/ and checks them.
+
+    Args:
+        hardware, collection: which; None for any.
+        remote: of DVC; None asks the default one, then the others.
+
+    Raises:
+        BadConfig: there is no such dataset or remote.
+        DatasetFailed: no remote has it, or DVC fails.
+        BadFile: what came is not what was published.
+    """
+    there = known(repository)
+    wanted = [
+        one
+        for one in there
+        if hardware in (None, one.partition.hardware) or folder_name(str(hardware)) == one.partition.hardware
+        if collection is None or collection.lower() == one.partition.collection
+    ]
+    if not wanted:
+        asked = f"{hardware or 'any hardware'}, {collection or 'any collection'}"
+        raise BadConfig(
+            f"{POINTER} has no dataset of {asked}. It has {', '.join(str(one.partition) for one in there) or 'none'}."
+        )
+    folders = [one.partition.folder.as_posix() for one in wanted]
+    if remote is not None:
+        repository.remote_url(remote)
+    remotes = repository.remotes() if remote is None else [remote]
+    failures = []
+    for name in remotes:
+        try:
+            repository.dvc("pull", "--remote", name, *folders)
+            break
+        except DatasetFailed as error:
+            failures.append(f"{name}: {error}")
+            log.info("remote %s does not give %s", name, ", ".join(folders))
+    else:
+        raise DatasetFailed(f"no remote has {', '.join(folders)}. {'; '.join(failures) or 'There is none.'}")
+    for one in wanted:
+        _check(repository, one.partition)
+    return [Known(one.partition, one.files, True) for one in wanted]
+
+
+def _check(repository: Repository, partition: Partition) -> None:
+    folder = repository.root / partition.folder
+    try:
+        published = json.loads((folder / ABOUT).read_text())["sha256"]
+    except (OSError, ValueError, KeyError) as error:
+        raise BadFile(folder / ABOUT, f"not readable ({error})", "Publish the dataset again.") from None
+    for name, digest in published.items():
+        path = folder / name
+        if not path.is_file() or sha256_of(path) != digest:
+            raise BadFile(path, "is not what was published", f"Remove {folder} and pull again.")

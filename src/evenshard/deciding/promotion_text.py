@@ -1,0 +1,50 @@
+"""How does the terminal tell what became of a candidate? The verdict and why, then what was measured."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from rich.table import Table as Grid
+
+from evenshard.deciding.promote import Outcome, Promotion
+from evenshard.placing.highlights import ms_text, printable
+from evenshard.placing.terminal import plain_console
+
+WIDTH = 120
+"""Of the table, at least."""
+STYLES = {Outcome.PROMOTED: "bold green", Outcome.ALREADY: "bold", Outcome.REFUSED: "bold red"}
+
+
+def print_promotion(promotion: Promotion, file: TextIO | None = None) -> None:
+    """Prints it.
+
+    Args:
+        file: where to; None for stdout. Colours go to terminals only.
+    """
+    console = plain_console(file)
+    console.width = max(console.width, WIDTH)
+    line = f"{printable(promotion.candidate)} is {promotion.outcome.value}: {printable(promotion.reason)}."
+    console.print(line, style=STYLES[promotion.outcome], soft_wrap=True)
+    decision, found = promotion.decision, promotion.contest
+    if decision is not None and found is not None:
+        difference = decision.difference_pct
+        grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        grid.add_column("model")
+        for head in ("mean measured ms", "tasks without a placement", "measured placements learned from"):
+            grid.add_column(head, justify="right")
+        for name, mean_ms, missed, learned in (
+            (promotion.candidate, decision.candidate_ms, decision.num_candidate_missed, decision.candidate_measured),
+            (promotion.champion, decision.champion_ms, decision.num_champion_missed, decision.champion_measured),
+        ):
+            grid.add_row(printable(name), ms_text(mean_ms), str(missed), f"{learned:,}")
+        console.print(grid)
+        if decision.num_common:
+            console.print(
+                f"Difference {difference.mean:+.2f} % [{difference.low:+.2f}, {difference.high:+.2f}] over "
+                f"{decision.num_common} held-out tasks, paired, 95 %; {decision.num_same} of them have the same "
+                f"placement. Below {decision.noise_pct:.2f} % is noise.",
+                soft_wrap=True,
+            )
+        console.print(f"Measured on {printable(found.measured[0].provenance.hardware)}.", style="dim")
+    if promotion.champion_now:
+        console.print(f"The champion is {promotion.champion_now}.")

@@ -1,0 +1,136 @@
+"""How is MLflow reached? Its client, with short timeouts: a stage must not wait for a server that is away."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from evenshard.errors import BadConfig
+
+EXPERIMENT = "evenshard"
+DEFAULT_URI = "sqlite:///mlflow.db"
+PATIENCE = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+"""MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins."""
+
+
+def tracking_uri() -> str:
+    """Where runs go."""
+    return os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_URI)
+
+
+def registry_uri() -> str:
+    """Where models are registered."""
+    return os.environ.get("MLFLOW_REGISTRY_URI", tracking_uri())
+
+
+def connect(uri: str | None = None) -> Any:
+    """A client of MLflow, at ``uri`` or where the environment says.
+
+    Raises:
+        Exception: MLflow, SQLAlchemy and requests raise dozens of kinds where there is nobody to answer.
+    """
+    from mlflow import MlflowClient
+
+    registry = registry_uri() if uri is None else os.environ.get("MLFLOW_REGISTRY_URI", uri)
+    uri = uri or tracking_uri()
+    if uri.partition(":")[0].partition("+")[0] in ("postgresql", "mysql", "mssql"):
+        _try_database(uri)
+    return MlflowClient(uri, registry)
+
+
+def _try_database(uri: str) -> None:
+    """Connects once: MLflow itself would try for two minutes to reach a database that is away."""
+    import sqlalchemy
+
+    engine = sqlalchemy.create_engine(uri)
+    try:
+        engine.connect().close()
+    finally:
+        engine.dispose()
+
+
+def experiment_name() -> str:
+    """The experiment that runs go to."""
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+
+
+def experiment_id(client: Any, name: str | None = None) -> str:
+    """Its id; the experiment is made where it is missing."""
+    from mlflow.exceptions import MlflowException
+
+    name = name or experiment_name()
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return str(client.create_experiment(name))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # somebody else was faster
+                raise
+            found = client.get_experiment_by_name(name)
+    return str(found.experiment_id)
+
+
+def require_mlflow(what: str) -> None:
+    """Raises BadConfig where there is no MLflow yet and the client would make an empty one."""
+    if registry_uri() == DEFAULT_URI and not Path(DEFAULT_URI.removeprefix("sqlite:///")).exists():
+        raise BadConfig(
+            f"{what}: there is no mlflow.db in this folder. Set MLFLOW_TRACKING_URI, or name a model's folder."
+        )
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """Short timeouts for what happens inside, and not a word about each retry."""
+    talkative = logging.getLogger("urllib3.connectionpool")
+    before = talkative.level
+    talkative.setLevel(logging.ERROR)
+    try:
+        with environment(PATIENCE):
+            yield
+    finally:
+        talkative.setLevel(before)
+
+
+@contextmanager
+def environment(values: Mapping[str, str], replace: bool = False) -> Iterator[None]:
+    """Environment variables for a while: MLflow reads its settings nowhere else.
+
+    Args:
+        replace: also where the user has set one.
+    """
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update({name: value for name, value in values.items() if replace or before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def first_line(error: BaseException) -> str:
+    """What went wrong, short enough for a log line: of a chain of errors about a connection, what the system said."""
+    root: BaseException = error
+    while cause := root.__cause__ or root.__context__:
+        root = cause
+    if isinstance(root, OSError) and root.strerror:
+        return root.strerror
+    return (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+
+
+def without_password(uri: str) -> str:
+    """A URI that may be written to a file."""
+    scheme, _, rest = uri.partition("://")
+    user, at, host = rest.rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}:***@{host}" if at and ":" in user else uri

@@ -1,0 +1,133 @@
+"""Which loop does a stage belong to? Its parent run, made by whichever stage needs it first.
+
+A loop begins when ``generate_tables`` runs or the parameters change; ``work/mlflow_parent.json`` remembers it. Under
+Kubeflow the run that MLFLOW_RUN_ID names is the parent, or the one that all pods of one EVENSHARD_LOOP_ID share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evenshard.atomic import atomic_path
+from evenshard.lineage import params_hash
+from evenshard.tracking.client import tracking_uri, without_password
+from evenshard.tracking.tags import origin_tags
+
+PARENT_FILE = Path("work/mlflow_parent.json")
+LOOP_ID, LOOP_TAG = "EVENSHARD_LOOP_ID", "evenshard.loop_id"
+KEY_TAG = "evenshard.key"
+"""Tag of every run that evenshard makes: one that was made before, perhaps by a call that got no answer, is found."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The parent run, known by its id or by the value of one tag.
+
+    Attributes:
+        run_id: where somebody else has made the run; empty otherwise.
+        tag, value: what it is found by, and made with.
+        name: of the run.
+        tags: more of them.
+        params: settings of all sections that are known; they become the run's parameters.
+    """
+
+    run_id: str = ""
+    tag: str = ""
+    value: str = ""
+    name: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+def parent_of(params: Mapping[str, Any], new_loop: bool) -> Parent:
+    """The parent of a stage that runs now with these settings; ``work/mlflow_parent.json`` remembers a new one."""
+    if injected := os.environ.get("MLFLOW_RUN_ID"):
+        return Parent(run_id=injected, params=params)
+    if loop_id := os.environ.get(LOOP_ID):
+        return Parent(tag=LOOP_TAG, value=loop_id, name=f"loop-{loop_id}", params=params)
+    identity = {"uri": without_password(tracking_uri()), "params": params_hash(params)}
+    known = _remembered()
+    if new_loop or not known.get("key") or {key: known.get(key) for key in identity} != identity:
+        known = {**identity, "key": secrets.token_hex(8)}
+        with atomic_path(PARENT_FILE) as draft:
+            draft.write_text(json.dumps(known) + "\n")
+    return Parent("", KEY_TAG, known["key"], f"loop-{identity['params'][:8]}", origin_tags(params), params)
+
+
+def current_parent() -> Parent | None:
+    """The parent of the loop that the last stage here belonged to, or None."""
+    if (injected := os.environ.get("MLFLOW_RUN_ID")) or os.environ.get(LOOP_ID):
+        return Parent(injected) if injected else parent_of({}, new_loop=False)
+    known = _remembered()
+    if not known.get("key"):
+        return None
+    return Parent("", KEY_TAG, known["key"], f"loop-{known['params'][:8]}")
+
+
+def ensure_parent(client: Any, experiment: str, parent: Parent, start_ms: int) -> str:
+    """The id of the parent run, which is made if it is not there; those that make one at once agree on the first.
+
+    Args:
+        start_ms: when the loop began, ms since 1970, if this makes it.
+    """
+    run_id = parent.run_id or _found(client, experiment, parent)
+    if not run_id:
+        tags = {**parent.tags, parent.tag: parent.value}
+        made = client.create_run(experiment, start_ms, tags, parent.name).info.run_id
+        run_id = _found(client, experiment, parent) or made
+        if run_id == made:
+            client.set_terminated(made, "FINISHED")  # its children tell how it went
+        else:
+            client.delete_run(made)
+    if parent.params:
+        _log_settings(client, run_id, parent)
+    return str(run_id)
+
+
+def _found(client: Any, experiment: str, parent: Parent) -> str:
+    return find_by_tag(client, experiment, parent.tag, parent.value)
+
+
+def find_by_tag(client: Any, experiment: str, tag: str, value: str) -> str:
+    """The id of the first run with this value of a tag; empty where there is none."""
+    runs = client.search_runs([experiment], filter_string=f"tags.`{tag}` = '{value}'")
+    first = min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
+    return "" if first is None else str(first.info.run_id)
+
+
+def _log_settings(client: Any, run_id: str, parent: Parent) -> None:
+    """Settings as the parent's parameters, so that loops can be compared; each once, whoever tells it first."""
+    from mlflow.entities import Param
+
+    known = client.get_run(run_id).data.params
+    new = {key: value for key, value in flattened(parent.params).items() if key not in known}
+    if new:
+        client.log_batch(run_id, params=[Param(key, value) for key, value in new.items()])
+        if parent.tag == KEY_TAG:
+            client.log_dict(run_id, dict(parent.params), "params.yaml")
+
+
+def flattened(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """``{"loop": {"num_rounds": 3}}`` as ``{"loop.num_rounds": "3"}``."""
+    flat: dict[str, str] = {}
+    for key, value in params.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{name}.")
+        else:
+            flat[name] = str(value)[:6000]
+    return flat
+
+
+def _remembered() -> dict[str, str]:
+    try:
+        content = json.loads(PARENT_FILE.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,92 @@
+"""What does a registered model look like to MLflow? A pyfunc from code: tables in, placement out."""
+
+from __future__ import annotations
+
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import evenshard
+
+SCRIPT = Path(evenshard.__file__).with_name("served.py")
+REQUIRED = ("torch", "numpy", "pandas", "pyarrow", "pydantic", "scipy", "PyYAML", "mlflow")
+"""What placing tables needs beside evenshard itself."""
+
+EXAMPLE = [
+    {"name": "users", "num_rows": 1_000_000, "embedding_dim": 64, "pooling_factor": 1.0},
+    {"name": "clicks", "num_rows": 200_000, "embedding_dim": 32, "pooling_factor": 20.0},
+]
+
+
+def save_pyfunc(model: Path, target: Path, name: str, logged: Any, run_id: str) -> None:
+    """Writes the folder that MLflow serves: the model's files, the code in ``evenshard.served``, and what they need.
+
+    Args:
+        model: a model's folder.
+        logged: MLflow's entity of the model.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about its own modules, and what it would like our code to be
+        import mlflow.pyfunc
+        from mlflow.models import Model
+
+        mlflow.pyfunc.save_model(
+            str(target),
+            python_model=str(SCRIPT),
+            artifacts={"model": str(model)},
+            signature=signature(),
+            input_example=(EXAMPLE, {"num_devices": 2}),
+            pip_requirements=pip_requirements(),
+            mlflow_model=Model(
+                artifact_path=logged.artifact_location,
+                model_uuid=logged.model_id,
+                model_id=logged.model_id,
+                run_id=run_id or None,
+                metadata={"evenshard": name},
+            ),
+        )
+
+
+def pip_requirements() -> list[str]:
+    """What a server must install; evenshard itself from its wheel, where no package index has it."""
+    known = [f"evenshard=={evenshard.__version__}"]
+    for package in REQUIRED:
+        try:
+            known.append(f"{package}=={version(package)}")
+        except PackageNotFoundError:
+            known.append(package)
+    return known
+
+
+def signature() -> Any:
+    """Input: the columns of a table file. Output: which columns of a table live on which device."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+    from mlflow.types.schema import Array, DataType
+
+    text, whole, number, yes_no = DataType.string, DataType.long, DataType.double, DataType.boolean
+    tables: list[Any] = [
+        ColSpec(text, "name"),
+        ColSpec(whole, "num_rows"),
+        ColSpec(whole, "embedding_dim"),
+        ColSpec(number, "pooling_factor"),
+        ColSpec(Array(number), "reuse_bins", required=False),
+        ColSpec(whole, "weight_bits", required=False),
+    ]
+    placement: list[Any] = [
+        ColSpec(text, "table"),
+        ColSpec(whole, "device"),
+        ColSpec(whole, "column_start"),
+        ColSpec(whole, "column_stop"),
+    ]
+    params = [
+        ParamSpec("num_devices", whole, 8),
+        ParamSpec("memory_cap_gb", number, 64.0),
+        ParamSpec("batch_size", whole, 65_536),
+        ParamSpec("optimizer", text, "sgd"),
+        ParamSpec("reserved_gb", number, 0.0),
+        ParamSpec("allow_column_split", yes_no, False),
+        ParamSpec("seed", whole, 0),
+    ]
+    return ModelSignature(Schema(tables), Schema(placement), ParamSchema(params))

@@ -1,0 +1,277 @@
+"""Which models does MLflow know? Registers a model's folder as a version that serves, and fetches one again.
+
+Two names: ``evenshard-cost`` is the whole folder, which ``evenshard place --model`` takes; ``evenshard-policy`` is the
+policy with the cost network that it reads. The alias ``champion`` says which version one should use.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenshard.errors import BadConfig
+from evenshard.tracking.client import (
+    connect,
+    experiment_id,
+    first_line,
+    patience,
+    registry_uri,
+    require_mlflow,
+    tracking_uri,
+)
+from evenshard.tracking.pyfunc import save_pyfunc
+from evenshard.tracking.tags import SHA256 as SHA256_TAG
+
+COST, POLICY = "evenshard-cost", "evenshard-policy"
+CHAMPION = "champion"
+MODEL_ID_TAG = "evenshard.model_id"  # MLflow's own answer leaves it out
+METRIC_TAG = "evenshard.metric."
+_INSIDE = Path("artifacts", "model")
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """A version of a registered model.
+
+    Attributes:
+        name: evenshard-cost or evenshard-policy.
+        version: 1, 2, 3, ...
+        run_id: of the run that made it; empty where there was none.
+        aliases: that name it, such as champion.
+        tags: its lineage and headline metrics; see ``evenshard.tracking.tags``.
+    """
+
+    name: str
+    version: str
+    run_id: str
+    aliases: tuple[str, ...]
+    tags: Mapping[str, str]
+
+    @property
+    def model_id(self) -> str:
+        """Of the logged model behind it, such as m-6f2...; empty where there is none."""
+        return self.tags.get(MODEL_ID_TAG, "")
+
+    @property
+    def uri(self) -> str:
+        """What ``evenshard place --model`` takes."""
+        return f"models:/{self.name}/{self.version}"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The headline metrics that it was registered with."""
+        known = {key: value for key, value in self.tags.items() if key.startswith(METRIC_TAG)}
+        return {key.removeprefix(METRIC_TAG): float(value) for key, value in known.items()}
+
+
+def register_model(
+    folder: Path,
+    tags: Mapping[str, str],
+    metrics: Mapping[str, float] | None = None,
+    run_id: str = "",
+    name: str = COST,
+    client: Any = None,
+) -> ModelVersion:
+    """Makes a model's folder a new version, which ``mlflow.pyfunc.load_model`` serves; the same one twice is one.
+
+    Args:
+        folder: as a round of the loop leaves it; only the model's parts are taken.
+        tags: the lineage.
+        metrics: headline metrics, which become tags of the version.
+        run_id: of the run that made it; empty where there was none.
+        name: evenshard-cost, or evenshard-policy for the policy and its cost network alone.
+        client: of MLflow; None connects.
+
+    Raises:
+        BadFile: if the folder is no model.
+        Exception: whatever MLflow raises, without a half-made version left behind.
+    """
+    from evenshard.models import digest_of
+
+    with patience(), tempfile.TemporaryDirectory(prefix="evenshard-register-") as scratch:
+        client = client or connect()
+        model = Path(scratch, "model")
+        copy_parts(folder, model, name)
+        digest = digest_of(model)
+        known = _registered(client, name, run_id, digest)
+        if known is not None:
+            return known
+        headline = {f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in (metrics or {}).items()}
+        all_tags = {**tags, **headline, SHA256_TAG: digest}
+        logged = _logged_model(client, name, run_id, all_tags)
+        all_tags[MODEL_ID_TAG] = logged.model_id
+        with _ready(client, logged):
+            save_pyfunc(model, Path(scratch, "pyfunc"), name, logged, run_id)
+            client.log_model_artifacts(logged.model_id, scratch + "/pyfunc")
+        _ensure_registered(client, name)
+        made = client.create_model_version(
+            name, logged.artifact_location, run_id or None, all_tags, await_creation_for=0, model_id=logged.model_id
+        )
+        return _version(client.get_model_version(name, made.version))
+
+
+def copy_parts(folder: Path, target: Path, name: str = COST) -> None:
+    """Copies what a registered model consists of, and nothing else that lies in its folder.
+
+    Raises:
+        BadFile: if a part is missing.
+    """
+    from evenshard.errors import BadFile
+    from evenshard.models import COST_MODEL, COST_NET
+    from evenshard.models import POLICY as POLICY_PART
+
+    parts = {POLICY: (COST_NET, POLICY_PART), COST: (COST_MODEL,)}[name]
+    for part in parts:
+        if not (folder / part).is_dir():
+            raise BadFile(folder, f"{part} is missing", "Name a model's folder, such as work/round_3.")
+    if name == COST and (folder / POLICY_PART).is_dir():
+        parts = (*parts, COST_NET, POLICY_PART)
+    for part in parts:
+        shutil.copytree(folder / part, target / part)
+
+
+def model_version(uri: str) -> ModelVersion:
+    """What MLflow knows about ``models:/evenshard-cost@champion`` or ``models:/evenshard-cost/3``.
+
+    Raises:
+        BadConfig: if there is no such model, alias or version, or MLflow cannot be reached.
+    """
+    name, alias, version = _parsed(uri)
+    with _asking(uri):
+        client = connect()
+        if alias:
+            version = str(client.get_model_version_by_alias(name, alias).version)
+        return _version(client.get_model_version(name, version))  # the one by alias does not name its aliases
+
+
+def champion(name: str = COST) -> ModelVersion | None:
+    """The version that the alias ``champion`` names, or None where nobody has won yet.
+
+    Raises:
+        BadConfig: if MLflow cannot be reached.
+    """
+    with _asking(f"models:/{name}@{CHAMPION}"):
+        client = connect()
+        known = [one for one in client.search_registered_models(f"name = '{name}'") if one.name == name]
+        version = known[0].aliases.get(CHAMPION) if known else None
+        return None if version is None else _version(client.get_model_version(name, str(version)))
+
+
+def set_champion(name: str, version: str) -> None:
+    """Moves the alias ``champion`` to a version.
+
+    Raises:
+        BadConfig: if there is no such version, or MLflow cannot be reached.
+    """
+    with _asking(f"models:/{name}/{version}"):
+        client = connect()
+        client.get_model_version(name, version)  # an alias may name a version that is not there
+        client.set_registered_model_alias(name, CHAMPION, version)
+
+
+def download_model(uri: str) -> Path:
+    """Fetches a registered model, such as ``models:/evenshard-cost@champion`` or ``models:/evenshard-cost/3``.
+
+    Returns:
+        A folder that lives as long as this process. What is in there is for ``evenshard.models`` to say.
+
+    Raises:
+        BadConfig: if there is no such model, alias or version, or MLflow cannot be reached.
+    """
+    require_mlflow(uri)
+    folder = Path(tempfile.mkdtemp(prefix="evenshard-model-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with _asking(uri):
+        from mlflow.artifacts import download_artifacts
+
+        got = Path(
+            download_artifacts(uri, dst_path=str(folder), tracking_uri=tracking_uri(), registry_uri=registry_uri())
+        )
+        return got / _INSIDE if (got / _INSIDE).is_dir() else got  # a plain folder can be a version too
+
+
+@contextmanager
+def _asking(uri: str) -> Iterator[None]:
+    require_mlflow(uri)
+    try:
+        with patience():
+            yield
+    except BadConfig:
+        raise
+    except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
+        raise BadConfig(
+            f"{uri}: MLflow at {registry_uri()} did not give this model ({first_line(error)}). Name a model, alias or "
+            f"version that is registered there, or a model's folder."
+        ) from None
+
+
+def _parsed(uri: str) -> tuple[str, str, str]:
+    """Name, alias and version; one of the last two is empty."""
+    rest = uri.removeprefix("models:/")
+    name, at, alias = rest.partition("@")
+    version = ""
+    if not at:
+        name, _, version = rest.partition("/")
+    if rest == uri or not name or not (alias or version):
+        raise BadConfig(f"{uri}: Not a proper models:/ URI. Write models:/evenshard-cost@champion or /3.")
+    return name, alias, version
+
+
+def _registered(client: Any, name: str, run_id: str, digest: str) -> ModelVersion | None:
+    """The version that this run, or nobody's run, has made of this model before."""
+    for one in client.search_model_versions(f"name = '{name}' AND tags.`{SHA256_TAG}` = '{digest}'"):
+        if (one.run_id or "") == run_id:
+            return _version(client.get_model_version(name, one.version))
+    return None
+
+
+def _logged_model(client: Any, name: str, run_id: str, tags: Mapping[str, str]) -> Any:
+    """A logged model to upload into; one that was left half-made by a kill is gone on with."""
+    from mlflow.entities import LoggedModelOutput
+
+    if run_id:
+        experiment = client.get_run(run_id).info.experiment_id
+        of_run = f"source_run_id = '{run_id}' AND name = '{name}'"
+        for one in client.search_logged_models([experiment], filter_string=of_run):
+            if one.tags.get(SHA256_TAG) == tags[SHA256_TAG]:
+                return one
+    else:
+        experiment = experiment_id(client)
+    made = client.create_logged_model(experiment, name, run_id or None, dict(tags), model_type="evenshard")
+    if run_id:
+        client.log_outputs(run_id, [LoggedModelOutput(made.model_id, step=0)])
+    return made
+
+
+@contextmanager
+def _ready(client: Any, logged: Any) -> Iterator[None]:
+    """Marks the logged model as complete, or as failed."""
+    from mlflow.entities import LoggedModelStatus
+
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # the server that did not take the files may not take this either
+            client.finalize_logged_model(logged.model_id, LoggedModelStatus.FAILED)
+        raise
+    client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
+
+
+def _ensure_registered(client: Any, name: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _version(one: Any) -> ModelVersion:
+    return ModelVersion(one.name, str(one.version), one.run_id or "", tuple(one.aliases or ()), dict(one.tags))

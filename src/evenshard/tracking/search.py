@@ -1,0 +1,143 @@
+"""Which runs does MLflow have? Loops by id or by name, with their stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenshard.errors import BadConfig
+from evenshard.tracking.client import (
+    connect,
+    experiment_name,
+    first_line,
+    patience,
+    require_mlflow,
+    tracking_uri,
+    without_password,
+)
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run.
+
+    Attributes:
+        run_id: 32 hex digits.
+        name: such as loop-1a2b3c4d or train_cost_2.
+        status: FINISHED, FAILED, KILLED or RUNNING.
+        params: settings; of a loop, those of all sections, such as ``loop.num_rounds``.
+        metrics: the last value of each.
+        tags: those of MLflow included.
+        parent_id: of the loop; empty for a loop.
+        start_ms: when it began, ms since 1970.
+        children: stages of a loop, in their order.
+    """
+
+    run_id: str
+    name: str
+    status: str
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+    tags: Mapping[str, str]
+    parent_id: str
+    start_ms: int
+    children: tuple[FoundRun, ...] = ()
+
+
+def find_runs(names: Sequence[str] = ()) -> list[FoundRun]:
+    """Loops, in the order of ``names``; all of the experiment, the newest first, without names.
+
+    Args:
+        names: ids (or their first 6 digits and more) or names of runs. Of several runs with one name, the newest.
+
+    Raises:
+        BadConfig: if one is not there, or MLflow cannot be reached.
+    """
+    require_mlflow(", ".join(names) or "runs")
+    try:
+        with patience():
+            runs = _all_runs(connect())
+    except Exception as error:
+        where = without_password(tracking_uri())
+        raise BadConfig(f"MLflow at {where} did not answer ({first_line(error)}). Set MLFLOW_TRACKING_URI.") from None
+    by_parent: dict[str, list[FoundRun]] = {}
+    for run in sorted(runs, key=lambda one: one.start_ms):
+        by_parent.setdefault(run.parent_id, []).append(run)
+    loops = [_with_children(run, by_parent) for run in reversed(by_parent.get("", []))]
+    stages = [run for parent, some in by_parent.items() if parent for run in reversed(some)]
+    return [_named(name, [*loops, *stages]) for name in names] if names else loops
+
+
+def find_run(run_id: str) -> FoundRun | None:
+    """One run, of whatever experiment; None where it is not there, or deleted.
+
+    Raises:
+        BadConfig: if MLflow cannot be reached.
+    """
+    from mlflow.exceptions import MlflowException
+
+    require_mlflow(run_id)
+    try:
+        with patience():
+            found = connect().get_run(run_id)
+    except Exception as error:
+        if isinstance(error, MlflowException) and error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        where = without_password(tracking_uri())
+        raise BadConfig(f"MLflow at {where} did not answer ({first_line(error)}). Set MLFLOW_TRACKING_URI.") from None
+    return _run(found) if found.info.lifecycle_stage == "active" else None
+
+
+def run_artifact(run_id: str, path: str, folder: Path) -> Path:
+    """Fetches a file that a run has uploaded, such as ``reports/metrics.json``, into a folder.
+
+    Raises:
+        BadConfig: if it is not there, or MLflow cannot be reached.
+    """
+    try:
+        with patience():
+            return Path(connect().download_artifacts(run_id, path, str(folder)))
+    except Exception as error:
+        raise BadConfig(f"run {run_id} has no {path} ({first_line(error)}). Name another run.") from None
+
+
+def _all_runs(client: Any) -> list[FoundRun]:
+    experiment = client.get_experiment_by_name(experiment_name())
+    if experiment is None:
+        return []
+    runs, token = [], None
+    while True:
+        page = client.search_runs([experiment.experiment_id], max_results=1000, page_token=token)
+        runs += [_run(one) for one in page]
+        token = page.token
+        if not token:
+            return runs
+
+
+def _run(one: Any) -> FoundRun:
+    data, info = one.data, one.info
+    parent = data.tags.get("mlflow.parentRunId", "")
+    return FoundRun(
+        info.run_id,
+        info.run_name,
+        info.status,
+        dict(data.params),
+        dict(data.metrics),
+        dict(data.tags),
+        parent,
+        info.start_time,
+    )
+
+
+def _with_children(run: FoundRun, by_parent: Mapping[str, Sequence[FoundRun]]) -> FoundRun:
+    return FoundRun(**{**vars(run), "children": tuple(by_parent.get(run.run_id, ()))})
+
+
+def _named(name: str, runs: Sequence[FoundRun]) -> FoundRun:
+    for run in runs:
+        if run.name == name or run.run_id == name or (len(name) >= 6 and run.run_id.startswith(name)):
+            return run
+    known = ", ".join(dict.fromkeys(run.name for run in runs if not run.parent_id)) or "none"
+    raise BadConfig(f"there is no run {name!r} in experiment {experiment_name()}. Loops there: {known}.")

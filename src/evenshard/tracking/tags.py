@@ -1,0 +1,94 @@
+"""What do runs and models say about their origin? Tags: code, settings, hardware, libraries, cost datasets."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import evenshard
+from evenshard.lineage import UNKNOWN, git_commit, params_hash
+
+STAGE, ROUND = "evenshard.stage", "evenshard.round"
+COMMIT, PARAMS_HASH, VERSION = "evenshard.git_commit", "evenshard.params_hash", "evenshard.version"
+HARDWARE, VERSIONS, LIBRARIES = "evenshard.hardware", "evenshard.versions", "evenshard.libraries"
+COSTS_SHA256, COSTS_DVC_MD5 = "evenshard.costs_sha256", "evenshard.costs_dvc_md5"
+SHA256 = "evenshard.model_sha256"
+TABLES_SHA256 = "evenshard.tables_sha256"
+NUM_MEASURED = "evenshard.num_measured"
+LISTED = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "mlflow")
+
+
+def origin_tags(params: Mapping[str, Any] | None) -> dict[str, str]:
+    """Of what runs now: the commit ("-dirty" with changed files), the hash of params.yaml, and versions."""
+    commit = _commit()
+    tags = {COMMIT: commit, VERSION: evenshard.__version__, LIBRARIES: _libraries()}
+    if commit != UNKNOWN:
+        tags["mlflow.source.git.commit"] = commit.removesuffix("-dirty")  # which MLflow's pages show
+    if params is not None:
+        tags[PARAMS_HASH] = params_hash(params)
+    return tags
+
+
+def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
+    """Of cost datasets: the hash of each file, as we and as DVC count it, and the hardware and versions inside.
+
+    Raises:
+        BadFile: if one cannot be read.
+    """
+    from evenshard.cost_dataset import read_lineage
+
+    origins = [read_lineage(path) for path in paths]
+    contents = [path.read_bytes() for path in paths]
+    return {
+        COSTS_SHA256: ",".join(hashlib.sha256(one).hexdigest() for one in contents),
+        COSTS_DVC_MD5: ",".join(hashlib.md5(one, usedforsecurity=False).hexdigest() for one in contents),
+        HARDWARE: _joined(one.get("hardware", ()) for one in origins),
+        VERSIONS: _joined(one.get("versions", ()) for one in origins),
+    }
+
+
+def tables_tags(path: Path) -> dict[str, str]:
+    """Of a table file: its hash."""
+    return {TABLES_SHA256: hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def model_tags(folder: Path) -> dict[str, str]:
+    """Of a model's folder: what it was trained on; nothing where that is not told.
+
+    Raises:
+        BadFile: if it cannot be read.
+    """
+    from evenshard.models import COST_MODEL, TRAINED_ON
+    from evenshard.trained_on import TrainedOn
+
+    path = folder / COST_MODEL / TRAINED_ON
+    if not path.exists():
+        return {}
+    seen = TrainedOn.load(path)
+    tags = {HARDWARE: seen.hardware, VERSIONS: seen.versions, NUM_MEASURED: str(seen.num_measured)}
+    tags[COSTS_SHA256] = ",".join(seen.costs_sha256)
+    return {key: value for key, value in tags.items() if value}
+
+
+@cache
+def _commit() -> str:
+    return git_commit()
+
+
+def _libraries() -> str:
+    known = [f"python {sys.version.split()[0]}"]
+    for name in LISTED:
+        try:
+            known.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(known)
+
+
+def _joined(values: Any) -> str:
+    return "; ".join(sorted({one for some in values for one in some}))
