@@ -50,6 +50,8 @@ def dying(upstream: str) -> Iterator[Dying]:
     target, state, lock = urlsplit(upstream), Dying(), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # answers "Expect: 100-continue", which S3 clients wait for
+
         def _pass_on(self) -> None:
             with lock:
                 if state.dead:
@@ -86,6 +88,7 @@ def dying(upstream: str) -> Iterator[Dying]:
                     self.send_header(name, value)
             length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
             self.send_header("Content-Length", length or "0")
+            self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(content)
 

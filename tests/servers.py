@@ -52,6 +52,10 @@ class Server:
     user: str | None = None
     _process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
     def start(self) -> None:
         """Starts it and waits until it answers. Raises ServerFailed."""
         # Linux stops it when the tests themselves are killed.
@@ -112,6 +116,18 @@ class S3(Server):
     reader_key: str = "evenshard-reader"
     reader_secret: str = "reads-only"
     bucket: str = "evenshard"
+
+    def start(self) -> None:
+        """Starts it and waits until it takes objects: its gateway answers before the parts behind it do."""
+        super().start()
+        _in_time(self._take_one, "SeaweedFS takes no object")
+
+    def _take_one(self) -> None:
+        client = self.client()
+        known = {one["Name"] for one in client.list_buckets()["Buckets"]}
+        for bucket in {self.bucket, "started"} - known:
+            client.create_bucket(Bucket=bucket)
+        client.put_object(Bucket="started", Key="object", Body=b"content")
 
     def settings(self, key: str = "", secret: str = "") -> dict[str, str]:
         """Environment variables with which boto3, DVC and MLflow come to this S3."""
@@ -218,7 +234,6 @@ def seaweedfs() -> Iterator[S3]:
         server.environment = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}  # volumes for a new bucket; 7 by default
         server.stop_signal = signal.SIGKILL  # it takes 25 s to say goodbye to its own parts
         with _serving(server):
-            _in_time(lambda: server.make_bucket(server.bucket), "SeaweedFS made no bucket")
             yield server
         for socket_file in Path("/tmp").glob("seaweedfs-*.sock"):  # no setting moves those
             if any(socket_file.stem.endswith(f"-{port}") for port in ports.values()):
@@ -294,6 +309,7 @@ def mlflow_server(backend: str, s3: S3 | None = None) -> Iterator[MLflow]:
         command += [f"--backend-store-uri={backend}", "--serve-artifacts", f"--artifacts-destination={artifacts}"]
         settings = {
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
             "OMP_NUM_THREADS": "1",
             **(s3.settings() if s3 else {}),
         }
@@ -350,7 +366,7 @@ def _database_answers(url: str) -> None:
 
 
 def _in_time(action: Callable[[], object], otherwise: str) -> None:
-    """Tries until it works: a gateway answers before the parts behind it do."""
+    """Tries until it works."""
     ends = time.monotonic() + 30
     while True:
         try:

@@ -105,12 +105,14 @@ def _log_settings(client: Any, run_id: str, parent: Parent) -> None:
     """Settings as the parent's parameters, so that loops can be compared; each once, whoever tells it first."""
     from mlflow.entities import Param
 
-    known = client.get_run(run_id).data.params
-    new = {key: value for key, value in flattened(parent.params).items() if key not in known}
+    known = client.get_run(run_id).data
+    for key in parent.tags.keys() - known.tags.keys():  # made by one that knew no more than its name
+        client.set_tag(run_id, key, parent.tags[key])
+    new = {key: value for key, value in flattened(parent.params).items() if key not in known.params}
     if new:
-        client.log_batch(run_id, params=[Param(key, value) for key, value in new.items()])
-        if parent.tag == KEY_TAG:
+        if parent.tag == KEY_TAG:  # the file first: the parameters tell that it is there
             client.log_dict(run_id, dict(parent.params), "params.yaml")
+        client.log_batch(run_id, params=[Param(key, value) for key, value in new.items()])
 
 
 def flattened(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -232,21 +232,21 @@ def _registered(client: Any, name: str, run_id: str, digest: str) -> ModelVersio
 
 
 def _logged_model(client: Any, name: str, run_id: str, tags: Mapping[str, str]) -> Any:
-    """A logged model to upload into; one that was left half-made by a kill is gone on with."""
+    """A logged model to upload into, an output of its run; one that was left half-made by a kill is gone on with."""
+    if not run_id:
+        return client.create_logged_model(experiment_id(client), name, None, dict(tags), model_type="evenshard")
     from mlflow.entities import LoggedModelOutput
 
-    if run_id:
-        experiment = client.get_run(run_id).info.experiment_id
-        of_run = f"source_run_id = '{run_id}' AND name = '{name}'"
-        for one in client.search_logged_models([experiment], filter_string=of_run):
-            if one.tags.get(SHA256_TAG) == tags[SHA256_TAG]:
-                return one
-    else:
-        experiment = experiment_id(client)
-    made = client.create_logged_model(experiment, name, run_id or None, dict(tags), model_type="evenshard")
-    if run_id:
-        client.log_outputs(run_id, [LoggedModelOutput(made.model_id, step=0)])
-    return made
+    run = client.get_run(run_id)
+    of_run = f"source_run_id = '{run_id}' AND name = '{name}'"
+    known = client.search_logged_models([run.info.experiment_id], filter_string=of_run)
+    logged = next((one for one in known if one.tags.get(SHA256_TAG) == tags[SHA256_TAG]), None)
+    if logged is None:
+        logged = client.create_logged_model(run.info.experiment_id, name, run_id, dict(tags), model_type="evenshard")
+    outputs = run.outputs.model_outputs if run.outputs else []
+    if logged.model_id not in {one.model_id for one in outputs}:
+        client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
+    return logged
 
 
 @contextmanager
