@@ -57,7 +57,7 @@ def test_what_cannot_be_placed_is_infeasible_with_numbers(capfd: pytest.CaptureF
         SHARDER.place(task(tables, cap=5 * BYTES_PER_GB))
     with pytest.raises(InfeasibleTask, match="more than a whole device"):
         SHARDER.place(task(tables, cap=BYTES_PER_GB))
-    assert capfd.readouterr() == ("", "")
+    assert capfd.readouterr().out == ""  # no report of the planner; stderr is the loggers', which other tests turn up
 
 
 # What TorchRec is told -----------------------------------------------------------------------------------------------
