@@ -32,6 +32,8 @@ def readme_of(name: str) -> str:
     of = component(name)
     docstring = parse(of.python_func.__doc__)
     about = {one.arg_name: " ".join((one.description or "").split()) for one in docstring.params}
+    if docstring.returns is not None:
+        about["Output"] = docstring.returns.description or ""  # as KFP calls what a component returns
     paragraphs = [docstring.short_description, docstring.long_description]
     inputs = [
         f"| `{key}` | `{_kind(one)}` | {'no' if one.optional else 'yes'} | {_sentence(about[key])} |"

@@ -1,34 +1,14 @@
-"""The loop on Kubeflow Pipelines: the rounds of params.yaml unrolled when it is compiled, as in dvc.yaml.
+"""The loop on Kubeflow Pipelines."""
 
-Round k's benchmark reads round k-1's networks. It is measured in parts, side by side, which are merged.
-"""
-
-from pathlib import Path
 from typing import Any
 
 from kfp import dsl
 
-from evenshard.errors import BadConfig
-from evenshard.kubeflow.cluster import MEASURING, Cluster
+from evenshard.kubeflow.cluster import Cluster
 from evenshard.kubeflow.pod_spec import placed
-from evenshard.params import require, section
-from evenshard.stages.benchmark import BenchmarkConfig
-from evenshard.stages.evaluate import EvaluateConfig
-from evenshard.stages.generate_tables import GenerateTablesConfig
-from evenshard.stages.loop import LoopConfig
-from evenshard.stages.train_cost import TrainCostConfig
-from evenshard.stages.train_policy import TrainPolicyConfig
-from evenshard_components.benchmark.component import benchmark
-from evenshard_components.evaluate.component import evaluate
-from evenshard_components.generate_tables.component import generate_tables
-from evenshard_components.merge_costs.component import merge_costs
 from evenshard_components.record_outcome.component import record_outcome
-from evenshard_components.train_cost.component import train_cost
-from evenshard_components.train_policy.component import train_policy
-from evenshard_pipelines.dvc_rounds import measured_with, sources
-
-SECTIONS = ("generate_tables", "measure", "benchmark", "train_cost", "train_policy", "evaluate")
-"""Sections of params.yaml that are parameters of the pipeline: what a run may change. The rounds are not."""
+from evenshard_pipelines.dvc_rounds import sources
+from evenshard_pipelines.loop import checked_rounds, learn, section_of
 
 
 def train_pipeline(params: dict[str, Any], cluster: Cluster, given_hash: str = "") -> Any:
@@ -42,124 +22,33 @@ def train_pipeline(params: dict[str, Any], cluster: Cluster, given_hash: str = "
     Raises:
         BadConfig: if a section makes no sense, or names a file that pods do not have.
     """
-    num_rounds = _checked(params, cluster)
+    num_rounds = checked_rounds(params, cluster)
     source_files = sources(params)
     source_uri = source_files[0] if source_files else ""
 
     @dsl.pipeline(name="evenshard-train", description=f"Learns in {num_rounds} rounds where embedding tables go.")
     def train(
-        generate_tables_config: dict = _section(params, "generate_tables"),  # type: ignore[type-arg]  # noqa: B008
-        measure_config: dict = _section(params, "measure"),  # type: ignore[type-arg]  # noqa: B008
-        benchmark_config: dict = _section(params, "benchmark"),  # type: ignore[type-arg]  # noqa: B008
-        train_cost_config: dict = _section(params, "train_cost"),  # type: ignore[type-arg]  # noqa: B008
-        train_policy_config: dict = _section(params, "train_policy"),  # type: ignore[type-arg]  # noqa: B008
-        evaluate_config: dict = _section(params, "evaluate"),  # type: ignore[type-arg]  # noqa: B008
+        generate_tables_config: dict = section_of(params, "generate_tables"),  # type: ignore[type-arg]  # noqa: B008
+        measure_config: dict = section_of(params, "measure"),  # type: ignore[type-arg]  # noqa: B008
+        benchmark_config: dict = section_of(params, "benchmark"),  # type: ignore[type-arg]  # noqa: B008
+        train_cost_config: dict = section_of(params, "train_cost"),  # type: ignore[type-arg]  # noqa: B008
+        train_policy_config: dict = section_of(params, "train_policy"),  # type: ignore[type-arg]  # noqa: B008
+        evaluate_config: dict = section_of(params, "evaluate"),  # type: ignore[type-arg]  # noqa: B008
         data_hash: str = given_hash,
         source: str = source_uri,
     ) -> None:
+        configs = {
+            "generate_tables": generate_tables_config,
+            "measure": measure_config,
+            "benchmark": benchmark_config,
+            "train_cost": train_cost_config,
+            "train_policy": train_policy_config,
+            "evaluate": evaluate_config,
+        }
         with dsl.ExitHandler(placed(record_outcome(), "record_outcome", cluster), name="loop"):
-            own: dict[str, Any] = {}
+            own = None
             if source_uri:
-                own["source"] = dsl.importer(artifact_uri=source, artifact_class=dsl.Dataset, reimport=True).output
-            made = generate_tables(config=generate_tables_config, data_hash=data_hash, **own)
-            placed(made, "generate_tables", cluster)
-            if source_uri and not given_hash:
-                made.set_caching_options(False)  # who knows what is in the file today
-            pool = {name: made.outputs[name] for name in ("tables", "tasks")}
-            costs, networks = None, dict[str, Any]()
-            for k in range(1, num_rounds + 1):
-                measuring = {"config": benchmark_config, "measure": measure_config, "round_number": k}
-                costs = _measured(pool, measuring, networks, costs, cluster)
-                at_round = {"round_number": k, "num_rounds": num_rounds}
-                fitted = train_cost(
-                    **pool,
-                    costs=costs,
-                    config=train_cost_config,
-                    **at_round,
-                    **_previous(networks, "cost_net", "cost_model"),
-                )
-                placed(fitted, "train_cost", cluster).set_display_name(f"train_cost_{k}")
-                trained = train_policy(
-                    **pool,
-                    cost_net=fitted.outputs["cost_net"],
-                    config=train_policy_config,
-                    **at_round,
-                    **_previous(networks, "policy"),
-                )
-                placed(trained, "train_policy", cluster).set_display_name(f"train_policy_{k}")
-                networks = {name: fitted.outputs[name] for name in ("cost_net", "cost_model")}
-                networks["policy"] = trained.outputs["policy"]
-            judged = evaluate(
-                **pool,
-                costs=costs,
-                **networks,
-                config=evaluate_config,
-                measure=measure_config,
-                num_gpus=cluster.stages["evaluate"].gpus,
-            )
-            placed(judged, "evaluate", cluster)
+                own = dsl.importer(artifact_uri=source, artifact_class=dsl.Dataset, reimport=True).output
+            learn(configs, num_rounds, cluster, own, data_hash, bool(source_uri) and not given_hash)
 
     return train
-
-
-def _measured(
-    pool: dict[str, Any], measuring: dict[str, Any], networks: dict[str, Any], earlier: Any, cluster: Cluster
-) -> Any:
-    """One round of measuring: ``num_parts`` pods side by side, and one that merges what they found."""
-    k = measuring["round_number"]
-    with dsl.ParallelFor(items=[*range(1, cluster.num_parts + 1)], name=f"parts_{k}") as part:
-        measured = benchmark(
-            **pool,
-            **measuring,
-            **networks,
-            part=part,
-            num_parts=cluster.num_parts,
-            num_gpus=cluster.stages["benchmark"].gpus,
-        )
-        placed(measured, "benchmark", cluster).set_display_name(f"benchmark_{k}")
-    more = {} if earlier is None else {"earlier": earlier}
-    merged = merge_costs(parts=dsl.Collected(measured.outputs["costs"]), round_number=k, **more)
-    placed(merged, "merge_costs", cluster).set_display_name(f"merge_costs_{k}")
-    return merged.outputs["costs"]
-
-
-def _previous(networks: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Networks of the round before as inputs of a training stage; none before round 1."""
-    return {f"previous_{name}": networks[name] for name in names if name in networks}
-
-
-def _section(params: dict[str, Any], name: str) -> dict[str, Any]:
-    return dict(params.get(name) or {})
-
-
-def _checked(params: dict[str, Any], cluster: Cluster) -> int:
-    """The number of rounds of settings that can run in pods: what is wrong shows here, not hours later."""
-    files = [name for name in measured_with(params) if not Path(name).is_absolute()]
-    if files:
-        raise BadConfig(
-            f"params section measure names the file {files[0]!r}, which pods do not have. Put it into the image or a "
-            f"mounted volume, and name it by its absolute path there."
-        )
-    round_of = section(params, "benchmark", BenchmarkConfig)
-    for name, kind in (
-        ("evaluate", EvaluateConfig),
-        ("train_cost", TrainCostConfig),
-        ("train_policy", TrainPolicyConfig),
-    ):
-        section(params, name, kind)
-    jobs = round_of.placements_per_round + round_of.shards_per_round
-    require(
-        cluster.num_parts <= max(jobs, 1),
-        f"num_parts is {cluster.num_parts}, but a round measures {jobs} placements and shards. Make it at most {jobs}.",
-    )
-    num_devices = section(params, "generate_tables", GenerateTablesConfig).num_devices
-    for name in MEASURING:
-        gpus = cluster.stages[name].gpus
-        require(
-            gpus in (0, 1, num_devices),
-            f"{name} gets {gpus} GPUs, but generate_tables.num_devices is {num_devices}. Make it {num_devices}, which "
-            f"measure at once, or 1, which plays all devices in turn.",
-        )
-    num_rounds = section(params, "loop", LoopConfig).num_rounds
-    require(num_rounds >= 1, f"loop.num_rounds is {num_rounds}. Make it at least 1.")
-    return num_rounds

@@ -127,9 +127,9 @@ def test_an_old_file_tells_ranges_alone() -> None:
 def test_batch_and_devices_count_too() -> None:
     assert drift(NOW, batch_size=BATCH_SIZE * 10).retrain_due
     assert "samples is larger" in drift(NOW, batch_size=BATCH_SIZE * 10).reasons[0]
-    many = drift_of(SEEN, NOW, BATCH_SIZE, task(NOW, devices=64))
+    many = drift_of(SEEN, NOW, BATCH_SIZE, 64)
     assert many.retrain_due and "64 devices" in many.reasons[0]
-    assert not drift_of(SEEN, NOW, BATCH_SIZE, task(NOW, devices=2)).retrain_due
+    assert not drift_of(SEEN, NOW, BATCH_SIZE, 2).retrain_due
 
 
 def test_how_much_is_tolerated() -> None:

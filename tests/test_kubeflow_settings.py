@@ -63,6 +63,7 @@ def test_the_settings_that_come_along_do_not_measure_from_memory() -> None:
     assert {name for name, one in stages.items() if not one.cache} == {
         "benchmark",
         "evaluate",
+        "drift",
         "place",
         "record_outcome",
     }

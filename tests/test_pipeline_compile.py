@@ -15,7 +15,7 @@ import yaml
 from evenshard.cli import main
 from evenshard.errors import BadConfig
 from evenshard.kubeflow.image import DEFAULT_IMAGE
-from evenshard.kubeflow.package import data_hash, default_cluster, pipeline_documents
+from evenshard.kubeflow.package import PIPELINES, data_hash, default_cluster, pipeline_documents
 from evenshard.tracking import LOOP_ID
 from evenshard_pipelines.dvc_rounds import unrolled
 from kubeflow_builders import SMALL_PARAMS, Task, compiled, edges_of, tasks_of
@@ -35,9 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def packages(folder: Path) -> dict[str, Path]:
     cluster = default_cluster().with_gpus(2)
-    return {
-        name: compiled(name, folder / "params.yaml", folder / f"{name}.yaml", cluster) for name in ("train", "place")
-    }
+    return {name: compiled(name, folder / "params.yaml", folder / f"{name}.yaml", cluster) for name in PIPELINES}
 
 
 def pods(package: Path) -> list[Task]:
@@ -71,7 +69,7 @@ def test_the_picture_shows_these_stages(page: str) -> None:
     assert " -> ".join(stages) in (ROOT / page).read_text()
 
 
-@pytest.mark.parametrize("name", ["train", "place"])
+@pytest.mark.parametrize("name", PIPELINES)
 def test_the_shape_is_the_one_on_file(packages: dict[str, Path], name: str) -> None:
     """After a change that is meant: EVENSHARD_WRITE_GOLDEN=1 pytest tests/test_pipeline_compile.py."""
     shape = {
@@ -95,7 +93,7 @@ def test_rounds_are_unrolled(folder: Path, num_rounds: int) -> None:
         }
 
 
-@pytest.mark.parametrize("name", ["train", "place"])
+@pytest.mark.parametrize("name", PIPELINES)
 def test_every_pod_has_image_resources_retries_and_a_timeout(packages: dict[str, Path], name: str) -> None:
     for task in pods(packages[name]):
         container = task.executor["container"]
@@ -107,7 +105,7 @@ def test_every_pod_has_image_resources_retries_and_a_timeout(packages: dict[str,
         assert "pip install" not in json.dumps(container)
 
 
-@pytest.mark.parametrize("name", ["train", "place"])
+@pytest.mark.parametrize("name", PIPELINES)
 def test_every_pod_gets_its_keys_from_secrets(packages: dict[str, Path], name: str) -> None:
     for task in pods(packages[name]):
         found = {one["secretName"]: {key["envVar"] for key in one["keyToEnv"]} for one in task.platform["secretAsEnv"]}
@@ -119,7 +117,7 @@ def test_every_pod_gets_its_keys_from_secrets(packages: dict[str, Path], name: s
         assert "MLFLOW_TRACKING_URI" in {one["envVar"] for one in endpoints["keyToEnv"]}
 
 
-@pytest.mark.parametrize("name", ["train", "place"])
+@pytest.mark.parametrize("name", PIPELINES)
 def test_no_pod_is_root_and_all_of_a_run_know_it_by_one_name(packages: dict[str, Path], name: str) -> None:
     for task in pods(packages[name]):
         assert task.platform["securityContext"] == {"runAsNonRoot": True}
@@ -167,6 +165,22 @@ def test_the_outcome_is_recorded_whatever_happens(packages: dict[str, Path]) -> 
         assert outcome.spec["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
 
 
+def test_a_retrain_is_the_loop_on_todays_tables_if_drift_says_so(packages: dict[str, Path]) -> None:
+    def names(package: Path, prefix: str) -> set[str]:
+        return {task.name.removeprefix(prefix) for task in pods(package) if task.name.startswith(prefix)}
+
+    assert names(packages["retrain"], "watch/retrain-due/") == names(packages["train"], "loop/")
+    edges = edges_of(packages["retrain"])
+    assert {("importer", "drift"), ("importer", "generate-tables")} <= edges
+    of_loop = {edge for edge in edges if edge[0] != "importer"}
+    assert of_loop == edges_of(packages["train"])
+    components = pipeline_documents(packages["retrain"])[0]["components"].values()
+    tasks = [task for one in components for task in one.get("dag", {}).get("tasks", {}).values()]
+    (branch,) = [task["triggerPolicy"]["condition"] for task in tasks if "condition" in task.get("triggerPolicy", {})]
+    assert branch == "inputs.parameter_values['pipelinechannel--drift-Output'] == true"
+    assert not {"drift", "generate-tables"} & {name for name, yes in cached(packages["retrain"]).items() if yes}
+
+
 def test_own_tables_are_imported_and_their_hash_is_part_of_the_key(folder: Path) -> None:
     own = folder / "own.csv"
     own.write_text("name,num_rows,embedding_dim,pooling_factor\na,10,4,1.0\n")
@@ -195,11 +209,11 @@ def test_the_hash_of_data_is_that_of_dvc_where_there_is_one(tmp_path: Path) -> N
     assert data_hash("s3://bucket/own.csv") == ""
 
 
-def refused(folder: Path, cluster: Any = None, **changes: Any) -> str:
+def refused(folder: Path, cluster: Any = None, name: str = "train", **changes: Any) -> str:
     params = folder / "bad.yaml"
     params.write_text(yaml.safe_dump({**SMALL_PARAMS, **changes}))
     with pytest.raises(BadConfig) as caught:
-        compiled("train", params, folder / "bad_train.yaml", cluster)
+        compiled(name, params, folder / "bad.out.yaml", cluster)
     return str(caught.value)
 
 
@@ -208,6 +222,7 @@ def test_what_could_not_run_is_not_compiled(folder: Path) -> None:
     assert "'link.yaml', which pods do not have" in refused(folder, measure={"link": "link.yaml"})
     assert "at most 4" in refused(folder, replace(default_cluster(), num_parts=5))
     assert "num_rounds is 0" in refused(folder, loop={"num_rounds": 0})
+    assert "drift: unknown key 'device'" in refused(folder, name="retrain", drift={"device": 4})
     assert "gets 3 GPUs, but generate_tables.num_devices is 2" in refused(folder, default_cluster().with_gpus(3))
 
 

@@ -11,7 +11,7 @@ def record_outcome(
     outcome: dsl.Output[dsl.Artifact],
     summary: dsl.Output[dsl.Markdown],
 ) -> None:
-    """Says how a run ended, whatever happened: the exit handler of both pipelines.
+    """Says how a run ended, whatever happened: the exit handler of the pipelines.
 
     Args:
         status: of everything before, as Kubeflow Pipelines fills it in.

@@ -115,7 +115,11 @@ class TrainedOn:
         Predictions of such a task are guesses. A little beyond a range is no trouble: see the two slacks. Of tables and
         dims on a device, which only a placement knows, the mean counts.
         """
-        return (*self.batch_outside(task.batch_size), *self.tables_outside(task.tables), *self.devices_outside(task))
+        return (
+            *self.batch_outside(task.batch_size),
+            *self.tables_outside(task.tables),
+            *self.devices_outside(task.tables, task.num_devices),
+        )
 
     def batch_outside(self, batch_size: int) -> list[str]:
         """The part of ``outside`` that a global batch, samples, decides."""
@@ -145,13 +149,13 @@ class TrainedOn:
             )
         return found
 
-    def devices_outside(self, task: PlacementTask) -> list[str]:
+    def devices_outside(self, tables: Sequence[Table], num_devices: int) -> list[str]:
         """The part of ``outside`` that the devices decide."""
-        dims = sum(table.embedding_dim for table in task.tables)
-        mean_tables, mean_dims = len(task.tables) / task.num_devices, dims / task.num_devices
+        dims = sum(table.embedding_dim for table in tables)
+        mean_tables, mean_dims = len(tables) / num_devices, dims / num_devices
         found = []
         for value, (_, high), what in (
-            (float(task.num_devices), self.num_devices, "{0:,.0f} devices are"),
+            (float(num_devices), self.num_devices, "{0:,.0f} devices are"),
             (mean_tables, self.tables_per_device, "{0:,.0f} tables on a mean device are"),
             (mean_dims, self.dims_per_device, "dims of {0:,.0f} on a mean device are"),
         ):

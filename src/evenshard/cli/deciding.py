@@ -82,7 +82,6 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.placing.file import load_answer, save_answer
     from evenshard.placing.model import model_of
     from evenshard.table_sources import tables_from
-    from evenshard.tasks import PlacementTask
 
     if args.placement is None and (args.out is not None or args.link_gb_s is not None):
         raise BadConfig("--out and --link-gb-s are about a new placement. Name the old one (--placement).")
@@ -97,8 +96,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
         default_pooling_factor=args.default_pooling_factor,
     )
     num_devices = args.devices or (None if old is None else old.num_devices)
-    task = None if num_devices is None else PlacementTask("drift", tables.tables, num_devices, 0, batch_size)
-    drift = drift_of(model.trained_on, tables.tables, batch_size, task, args.tolerated_pct)
+    drift = drift_of(model.trained_on, tables.tables, batch_size, num_devices, args.tolerated_pct)
     new, problem = None, ""
     if old is not None:
         from evenshard.deciding.replan import replan

@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     from evenshard.kubeflow.remote import Remote, RunStatus
 
 log = logging.getLogger(__name__)
-PIPELINES = ("train", "place")
+PIPELINES = ("train", "retrain", "place")
 RUNNERS = ("subprocess", "container")
 ENDPOINT = "KF_PIPELINES_ENDPOINT"
-LEFT_BEHIND = {"train": "evaluate/report/metrics.json", "place": "place*/placement/placement.json"}
-"""The file at the end of each pipeline, below the folder of a run."""
+NEEDS_TABLES = ("retrain", "place")
+LEFT_BEHIND = {
+    "train": "evaluate/report/metrics.json",
+    "retrain": "drift/summary",
+    "place": "place*/placement/placement.json",
+}
+"""A file that each pipeline leaves, below the folder of a run."""
 
 
 def _compile(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -42,15 +47,15 @@ def _run(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.kubeflow.local import local_file, run_here
 
     pipeline, values = _built(args, _cluster(args), local=True)
-    for name in ("tables", "model", "source"):
-        if values.get(name):
+    for name in ("tables", "model", "source", "model_uri"):
+        if values.get(name) and not str(values[name]).startswith(("models:", "bundled:")):
             values[name] = local_file(values[name])
-    if args.pipeline == "place" and not values.get("tables"):
-        raise BadConfig("the pipeline place needs a table file. Name it with --set tables=FILE.")
+    if args.pipeline in NEEDS_TABLES and not values.get("tables"):
+        raise BadConfig(f"the pipeline {args.pipeline} needs a table file. Name it with --set tables=FILE.")
     folder = run_here(pipeline, values, args.runner, args.out, LEFT_BEHIND[args.pipeline])
-    table = folder / "evaluate/report/table.txt"
-    if table.exists():
-        print(table.read_text())
+    for shown in (folder / "drift/summary", folder / "evaluate/report/table.txt"):
+        if shown.exists():
+            print(shown.read_text().removeprefix("```text\n").removesuffix("```\n"))
     for path in sorted(folder.glob(LEFT_BEHIND[args.pipeline])):
         print(f"saved: {path}")
     return {}
@@ -112,7 +117,7 @@ def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> t
     from evenshard.kubeflow.package import build
 
     params = args.params
-    if params is None and (args.pipeline == "train" or Path("params.yaml").exists()):
+    if params is None and (args.pipeline != "place" or Path("params.yaml").exists()):
         params = Path("params.yaml")
     if local:
         cluster = cluster.for_one_machine()
@@ -177,8 +182,8 @@ def add_commands(commands: Commands) -> None:
         "pipeline",
         None,
         "Run the loop on Kubeflow Pipelines.",
-        "train: the loop of params.yaml; place: a table file to a placement. Exit code 0: done; 1: a run failed, or "
-        "the server does not answer; 2: bad input.",
+        "train: the loop of params.yaml; retrain: the same, if a model no longer covers today's tables; place: a table "
+        "file to a placement. Exit code 0: done; 1: a run failed, or the server does not answer; 2: bad input.",
     )
     nested = Commands(top, dest="pipeline_command")
 

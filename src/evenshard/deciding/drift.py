@@ -15,7 +15,6 @@ from statistics import median
 import numpy as np
 
 from evenshard.tables import Table
-from evenshard.tasks import PlacementTask
 from evenshard.trained_on import QUANTILES, Range, TrainedOn, beyond, mean_reuse
 
 NEAR = 1.6
@@ -81,7 +80,7 @@ def drift_of(
     seen: TrainedOn,
     tables: Sequence[Table],
     batch_size: int,
-    task: PlacementTask | None = None,
+    num_devices: int | None = None,
     tolerated_pct: float = 5.0,
 ) -> Drift:
     """Compares today's tables with the training data of a model.
@@ -90,7 +89,7 @@ def drift_of(
         seen: that data.
         tables: at least one.
         batch_size: today's global batch, samples.
-        task: the devices that the tables live on; None leaves devices aside.
+        num_devices: that the tables live on; None leaves devices aside.
         tolerated_pct: so much of the load may lie outside, and so many of the tables may be rare, per cent.
     """
     loads = np.array([table.pooling_factor * table.embedding_dim for table in tables])
@@ -103,7 +102,9 @@ def drift_of(
     rare_pct = 100 * float((np.any(told, axis=0) & ~outside).mean()) if told else None
 
     of_tables = [*seen.tables_outside(tables), *_reuse_line(checked[-1].drift)]
-    reasons = [*seen.batch_outside(batch_size), *(seen.devices_outside(task) if task is not None else ())]
+    reasons = [*seen.batch_outside(batch_size)]
+    if num_devices is not None:
+        reasons += seen.devices_outside(tables, num_devices)
     remarks = []
     if outside_load_pct > tolerated_pct:
         reasons += [

@@ -17,6 +17,7 @@ STAGES = (
     "train_cost",
     "train_policy",
     "evaluate",
+    "drift",
     "place",
     "record_outcome",
 )

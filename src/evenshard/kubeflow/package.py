@@ -15,8 +15,8 @@ from evenshard.errors import BadConfig, BadFile
 from evenshard.kubeflow.cluster import Cluster, load_cluster
 from evenshard.params import load_params
 
-TRAIN, PLACE = "train", "place"
-PIPELINES = (TRAIN, PLACE)
+TRAIN, RETRAIN, PLACE = "train", "retrain", "place"
+PIPELINES = (TRAIN, RETRAIN, PLACE)
 KFP_HINT = "Install them: pip install 'evenshard[kubeflow]'."
 
 
@@ -31,7 +31,7 @@ def build(
     """A pipeline ready to be compiled or run, and the values of those of its parameters that a user has given.
 
     Args:
-        name: train or place.
+        name: of ``PIPELINES``.
         params_path: params.yaml; None for a pipeline that can do without, which is place.
         overrides: values of the pipeline's parameters, by name.
 
@@ -40,16 +40,19 @@ def build(
     """
     params = {} if params_path is None else load_params(params_path)
     values = dict(overrides or {})
+    _pipelines()
     if name == TRAIN:
-        _pipelines()
         from evenshard_pipelines.dvc_rounds import sources
         from evenshard_pipelines.train import train_pipeline
 
         if files := sources(params):
             values.setdefault("source", files[0])
         pipeline = train_pipeline(params, cluster, data_hash(values["source"]) if files else "")
+    elif name == RETRAIN:
+        from evenshard_pipelines.retrain import retrain_pipeline
+
+        pipeline = retrain_pipeline(params, cluster)
     else:
-        _pipelines()
         from evenshard_pipelines.place import place_pipeline
 
         pipeline = place_pipeline(params, cluster)

@@ -1,0 +1,38 @@
+"""``evenshard drift`` on Kubeflow Pipelines."""
+
+from typing import Any
+
+from kfp import dsl
+
+from evenshard.kubeflow.image import image
+
+
+@dsl.component(base_image=image(), install_kfp_package=False)
+def drift(
+    tables: dsl.Input[dsl.Dataset],
+    summary: dsl.Output[dsl.Markdown],
+    metrics: dsl.Output[dsl.Metrics],
+    request: dict[str, Any],
+    model_uri: str,
+) -> bool:
+    """Says whether a model still covers today's tables; a pipeline can branch on that.
+
+    Args:
+        tables: table file (.yaml, .json, .csv, .parquet), folder of traffic or DLRM batch file.
+        summary: the verdict, why, and the tables of today beside those of the training.
+        metrics: part of the load outside of the training data and part of the tables that are rare there, per cent.
+        request: batch_size, num_devices, tolerated_pct and so on, as for the command.
+        model_uri: a registered model, such as ``models:/evenshard-cost@champion``, or ``bundled:h200``.
+
+    Returns:
+        Whether a retrain is due.
+    """
+    from pathlib import Path
+
+    from evenshard.kubeflow.drift_request import drift_since
+    from evenshard.kubeflow.in_pod import record
+
+    found, text = drift_since(Path(tables.path), model_uri, request)
+    Path(summary.path).write_text(text)
+    record(None, metrics, {"outside_load_pct": found.outside_load_pct, "rare_pct": found.rare_pct})
+    return found.retrain_due

@@ -1,0 +1,66 @@
+"""The body, called as a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from kfp import dsl
+
+from evenshard.errors import BadConfig
+from evenshard.models import load_model
+from evenshard_components.drift.component import drift
+
+Artifacts = Callable[..., dict[str, Any]]
+H200 = "bundled:h200"
+BATCH_SIZE = int(load_model(None, "simulated:h200").trained_on.batch_size[1])
+
+
+def tables(folder: Path, **changes: Any) -> Any:
+    like = {"embedding_dim": 64, "pooling_factor": 8.0, **changes}
+    rows = [{"name": f"t{n}", "num_rows": 100_000 * (n + 1), **like} for n in range(40)]
+    pd.DataFrame(rows).to_csv(folder / "today.csv", index=False)
+    return dsl.Dataset(name="today", uri=str(folder / "today.csv"))
+
+
+def test_tables_that_are_covered_need_no_training(tmp_path: Path, made: Artifacts) -> None:
+    outputs = made("summary", "metrics")
+    due = drift.python_func(tables=tables(tmp_path), request={"num_devices": 8.0}, model_uri=H200, **outputs)
+    assert due is False
+    text = Path(outputs["summary"].path).read_text()
+    assert text.startswith(f"```text\nThe 40 tables are covered by {H200}.\n") and text.endswith("\n```\n")
+    assert outputs["metrics"].metadata == {"outside_load_pct": 0.0, "rare_pct": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "request_of", "why"),
+    [
+        ({"embedding_dim": 4096}, {}, "40 tables have a larger dim"),
+        ({}, {"num_devices": 9999}, "9,999 devices are far more than"),
+        ({}, {"batch_size": 100 * BATCH_SIZE}, "the global batch"),
+        ({"pooling_factor": None}, {"default_pooling_factor": 5000.0}, "40 tables have more lookups"),
+    ],
+)
+def test_what_the_model_has_not_seen_calls_for_training(
+    tmp_path: Path, made: Artifacts, changes: dict[str, Any], request_of: dict[str, Any], why: str
+) -> None:
+    outputs = made("summary", "metrics")
+    assert drift.python_func(tables=tables(tmp_path, **changes), request=request_of, model_uri=H200, **outputs) is True
+    assert why in Path(outputs["summary"].path).read_text()
+
+
+def test_what_is_tolerated_is_asked_for(tmp_path: Path, made: Artifacts) -> None:
+    asked = {"tables": tables(tmp_path, embedding_dim=4096), "request": {"tolerated_pct": 100.0}, "model_uri": H200}
+    outputs = made("summary", "metrics")
+    assert drift.python_func(**asked, **outputs) is False
+    assert outputs["metrics"].metadata["outside_load_pct"] == pytest.approx(100)
+
+
+def test_an_unknown_word_is_named(tmp_path: Path, made: Artifacts) -> None:
+    with pytest.raises(BadConfig, match="num_device'"):
+        drift.python_func(
+            tables=tables(tmp_path), request={"num_device": 2}, model_uri=H200, **made("summary", "metrics")
+        )

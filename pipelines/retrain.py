@@ -1,0 +1,59 @@
+"""Today's tables to a new model, if the old one no longer covers them, on Kubeflow Pipelines: to be run every week."""
+
+from typing import Any
+
+from kfp import dsl
+
+from evenshard.kubeflow.cluster import Cluster
+from evenshard.kubeflow.drift_request import DriftRequest
+from evenshard.kubeflow.pod_spec import placed
+from evenshard.params import section
+from evenshard_components.drift.component import drift
+from evenshard_components.record_outcome.component import record_outcome
+from evenshard_pipelines.loop import checked_rounds, learn, section_of
+
+CHAMPION = "models:/evenshard-cost@champion"
+
+
+def retrain_pipeline(params: dict[str, Any], cluster: Cluster) -> Any:
+    """The pipeline ``retrain``, ready to be compiled.
+
+    Its parameters: those of ``train``, whose loop learns from today's tables; ``tables``, their address; ``model_uri``,
+    the model they are compared with; ``drift_request``, fields of ``DriftRequest``.
+
+    Args:
+        params: sections of params.yaml; ``drift`` becomes the default of ``drift_request``.
+
+    Raises:
+        BadConfig: if a section makes no sense, or names a file that pods do not have.
+    """
+    num_rounds = checked_rounds(params, cluster)
+    section(params, "drift", DriftRequest)
+
+    @dsl.pipeline(name="evenshard-retrain", description="Trains again when today's tables are not covered any more.")
+    def retrain(
+        tables: str,
+        model_uri: str = CHAMPION,
+        drift_request: dict = section_of(params, "drift"),  # type: ignore[type-arg]  # noqa: B008
+        generate_tables_config: dict = section_of(params, "generate_tables"),  # type: ignore[type-arg]  # noqa: B008
+        measure_config: dict = section_of(params, "measure"),  # type: ignore[type-arg]  # noqa: B008
+        benchmark_config: dict = section_of(params, "benchmark"),  # type: ignore[type-arg]  # noqa: B008
+        train_cost_config: dict = section_of(params, "train_cost"),  # type: ignore[type-arg]  # noqa: B008
+        train_policy_config: dict = section_of(params, "train_policy"),  # type: ignore[type-arg]  # noqa: B008
+        evaluate_config: dict = section_of(params, "evaluate"),  # type: ignore[type-arg]  # noqa: B008
+    ) -> None:
+        configs = {
+            "generate_tables": generate_tables_config,
+            "measure": measure_config,
+            "benchmark": benchmark_config,
+            "train_cost": train_cost_config,
+            "train_policy": train_policy_config,
+            "evaluate": evaluate_config,
+        }
+        with dsl.ExitHandler(placed(record_outcome(), "record_outcome", cluster), name="watch"):
+            today = dsl.importer(artifact_uri=tables, artifact_class=dsl.Dataset, reimport=True).output
+            asked = placed(drift(tables=today, request=drift_request, model_uri=model_uri), "drift", cluster)
+            with dsl.If(asked.outputs["Output"] == True, name="retrain-due"):  # noqa: E712
+                learn(configs, num_rounds, cluster, today, source_may_change=True)
+
+    return retrain

@@ -1,0 +1,62 @@
+"""What does the component ``drift`` take, and what does it show? Flags of ``evenshard drift``; a page of Markdown."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenshard.deciding.drift import Drift, drift_of
+from evenshard.deciding.drift_text import print_drift
+from evenshard.params import section
+from evenshard.placing.model import model_of
+from evenshard.table_sources import tables_from
+
+
+@dataclass(frozen=True)
+class DriftRequest:
+    """Section ``drift``.
+
+    Attributes:
+        batch_size: today's global batch, samples; None for the largest that the model was trained on.
+        num_devices: that the tables live on; None leaves devices aside.
+        embedding_dim: of all tables, where they come from a sample of traffic.
+        default_pooling_factor: lookups per sample of tables that do not tell.
+        tolerated_pct: so much of the load may lie outside of the training data, and so many of the tables may be rare
+            there, per cent.
+    """
+
+    batch_size: int | None = None
+    num_devices: int | None = None
+    embedding_dim: int | None = None
+    default_pooling_factor: float = 1.0
+    tolerated_pct: float = 5.0
+
+
+def drift_since(tables: Path, model: str | Path, request: Mapping[str, Any]) -> tuple[Drift, str]:
+    """What has become of a model's ground, and the same in Markdown.
+
+    Args:
+        tables: table file, folder of traffic or DLRM batch file.
+        model: a model's folder or its MLflow URI.
+        request: fields of ``DriftRequest``.
+
+    Raises:
+        BadInput: if something of that cannot be used.
+    """
+    asked = section({"drift": dict(request)}, "drift", DriftRequest)
+    held = model_of(model, None)
+    batch_size = asked.batch_size or int(held.trained_on.batch_size[1])
+    now = tables_from(
+        tables,
+        batch_size,
+        embedding_dim=asked.embedding_dim,
+        default_pooling_factor=asked.default_pooling_factor,
+    )
+    found = drift_of(held.trained_on, now.tables, batch_size, asked.num_devices, asked.tolerated_pct)
+    text = io.StringIO()
+    print_drift(found, held.source, text)
+    lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+    return found, f"```text\n{lines}\n```\n"
