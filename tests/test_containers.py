@@ -1,4 +1,4 @@
-"""The image, and both pipelines in containers of it: real kernels, real files, and a stage that fails.
+"""The image, and the pipelines in containers of it: real kernels, real files, and a stage that fails.
 
 ``make test-containers`` runs these; ``make test`` does not, as the image takes minutes to build.
 """
@@ -104,6 +104,11 @@ def test_every_stage_runs_in_containers_on_real_kernels(here: Here, workdir: Pat
     (placement,) = Path("work/kubeflow").glob("evenshard-place-*/place*/placement/placement.json")
     answer = load_answer(placement)
     assert len(answer.request.tables) == 12 and max(answer.device_of_table) == 1
+
+    words = ["--pipeline", "retrain", "--set", "tables=own.csv", "--set", "model_uri=bundled:h200"]
+    done = here.evenshard("pipeline", "run", "--runner", "container", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("The 12 tables are covered by bundled:h200.\n") and "sharder" not in done.stdout
 
 
 def test_a_stage_that_fails_in_its_container_fails_the_run(here: Here, workdir: Path) -> None:
