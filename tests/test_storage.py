@@ -98,6 +98,32 @@ def test_a_folder_comes_back(store: S3, at: str, tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_any_file_name_comes_back(store: S3, at: str, tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    names = ["a b", "\u00fc", "plus+", "%20", "?", "#", "new\nline", "b", ".b.partial", "L" * 250, "\udcff"]
+    for name in names:
+        (folder / name).write_bytes(name.encode(errors="replace"))
+    upload(folder, at)
+    assert contents(download(at, tmp_path / "back")) == contents(folder)
+
+
+def test_what_would_not_come_back_is_refused(store: S3, at: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "data", a=b"1", c=b"2")
+    (folder / "b").symlink_to(folder / "a")
+    upload(folder, at)
+    assert contents(download(at, tmp_path / "back")) == {"a": b"1", "b": b"1", "c": b"2"}
+    folder_of(tmp_path / "elsewhere", inner=b"1")
+    for target in (tmp_path / "elsewhere", tmp_path / "nowhere"):
+        (folder / "link").symlink_to(target)
+        with pytest.raises(BadFile, match="link: is no file, and no link to one"):
+            upload(folder, at)
+        (folder / "link").unlink()
+    (folder / "back\\slash").write_bytes(b"1")
+    with pytest.raises(BadFile, match="no plain path"):
+        upload(folder, at)
+
+
 def test_a_newer_folder_replaces_an_older_one(store: S3, at: str, tmp_path: Path) -> None:
     upload(folder_of(tmp_path / "old", a=b"old", gone=b"old"), at)
     download(at, tmp_path / "here")
@@ -388,10 +414,11 @@ def test_a_full_disk(store: S3, at: str, tmp_path: Path, monkeypatch: pytest.Mon
     manifest = upload(folder, at)
     draft = tmp_path / f".back.{manifest.digest[:12]}.download"
     draft.mkdir()
-    (draft / ".a.partial").symlink_to("/dev/full")
+    partial = draft / f".{sha256(b'1')}.partial"
+    partial.symlink_to("/dev/full")
     with pytest.raises(StorageFailed, match=r"the disk here is full. Make room. .* goes on"):
         download(at, tmp_path / "back")
-    (draft / ".a.partial").unlink()
+    partial.unlink()
     assert contents(download(at, tmp_path / "back")) == {"a": b"1"}
 
 
@@ -404,7 +431,7 @@ def test_too_little_room_is_known_before(store: S3, at: str, tmp_path: Path, mon
         download(at, tmp_path / "back")
 
 
-@pytest.mark.parametrize("path", ["../a", "/a", "a/../../b", "a//b", "./a", "a\\b"])
+@pytest.mark.parametrize("path", ["../a", "/a", "a/../../b", "a//b", "./a", "a\\b", ".", "a\0b"])
 def test_a_manifest_leads_nowhere_else(store: S3, tmp_path: Path, path: str) -> None:
     at = f"s3://{store.bucket}/elsewhere"
     upload(folder_of(tmp_path / "data", a=b"1"), at)
@@ -415,6 +442,16 @@ def test_a_manifest_leads_nowhere_else(store: S3, tmp_path: Path, path: str) -> 
     with pytest.raises(BadFile, match="no plain path"):
         download(at, tmp_path / "deep" / "back")
     assert contents(tmp_path) == {"data/a": b"1"}
+
+
+def test_a_manifest_names_no_file_as_a_folder(store: S3, at: str, tmp_path: Path) -> None:
+    upload(folder_of(tmp_path / "data", a=b"1"), at)
+    manifest = json.loads(Manifest.of(tmp_path / "data").to_json())
+    manifest["files"].append({**manifest["files"][0], "path": "a/b"})
+    key = f"{Address.of(at).key}/{MANIFEST}"
+    store.client().put_object(Bucket=store.bucket, Key=key, Body=json.dumps(manifest).encode())
+    with pytest.raises(BadFile, match="'a' is a file and a folder"):
+        download(at, tmp_path / "back")
 
 
 def test_a_file_that_changes_while_it_is_uploaded(store: S3, at: str, tmp_path: Path) -> None:

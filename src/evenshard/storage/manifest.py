@@ -45,9 +45,20 @@ class Manifest:
 
     @staticmethod
     def of(folder: Path) -> Manifest:
-        """Reads every file below ``folder`` once."""
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        return Manifest(tuple(stored(path, path.relative_to(folder).as_posix()) for path in paths))
+        """Reads every file below ``folder`` once.
+
+        Raises:
+            BadFile: something in it would not come back: a link to a folder or to nothing, a pipe, an odd name.
+        """
+        paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+        for path in paths:
+            if not path.is_file():
+                remedy = "Put the files themselves there, or take it away."
+                raise BadFile(path, "is no file, and no link to one", remedy)
+        manifest = Manifest(tuple(stored(path, path.relative_to(folder).as_posix()) for path in paths))
+        if problem := _problem(manifest.files):
+            raise BadFile(folder, problem, "Rename it.")
+        return manifest
 
     @property
     def size_bytes(self) -> int:
@@ -96,15 +107,20 @@ def stored(path: Path, name: str) -> StoredFile:
 def _problem(files: Iterable[StoredFile]) -> str | None:
     """A manifest may come from anybody who can write to the bucket."""
     seen: set[str] = set()
+    folders: set[str] = set()
     for one in files:
-        parts = PurePosixPath(one.path)
-        if parts.is_absolute() or ".." in parts.parts or str(parts) != one.path or "\\" in one.path:
+        path = PurePosixPath(one.path)
+        odd = "\\" in one.path or "\0" in one.path
+        if odd or path.is_absolute() or ".." in path.parts or str(path) != one.path or not path.name:
             return f"path {one.path!r} is no plain path below the folder"
         if one.path in seen:
             return f"path {one.path!r} is there twice"
         if not isinstance(one.size_bytes, int) or one.size_bytes < 0 or not _is_sha256(one.sha256):
             return f"size or SHA-256 of {one.path!r} is impossible"
         seen.add(one.path)
+        folders.update(str(folder) for folder in path.parents)
+    if both := seen & folders:
+        return f"path {min(both)!r} is a file and a folder"
     return None
 
 
