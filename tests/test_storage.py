@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,29 @@ def test_two_uploads_at_once_leave_one_of_them_whole(store: S3, at: str, tmp_pat
     running = [subprocess.Popen([sys.executable, "-c", UPLOAD, str(folder), at]) for folder in folders]
     assert [process.wait(60) for process in running] == [0, 0]
     assert contents(download(at, tmp_path / "back")) in [contents(folder) for folder in folders]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_two_downloads_at_once_to_one_place_do_not_mix(
+    store: S3, at: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evenshard.storage import receiving
+
+    rest = receiving._rest
+
+    def slow_rest(*args: object) -> Iterator[int]:
+        for num_bytes in rest(*args):  # type: ignore[arg-type]
+            time.sleep(0.1)
+            yield num_bytes
+
+    monkeypatch.setattr(receiving, "_rest", slow_rest)
+    source = folder_of(tmp_path / "data", big=blob(4 * MIB)) / ("big" if kind == "file" else "")
+    upload(source, at)
+    back = tmp_path / "new" / "back"
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda _: download(at, back), range(2))) == [back, back]
+    assert (back if kind == "file" else back / "big").read_bytes() == blob(4 * MIB)
+    assert os.listdir(tmp_path / "new") == ["back"]
 
 
 # A bad network ------------------------------------------------------------------------------------------------------
@@ -452,6 +476,17 @@ def test_a_manifest_names_no_file_as_a_folder(store: S3, at: str, tmp_path: Path
     store.client().put_object(Bucket=store.bucket, Key=key, Body=json.dumps(manifest).encode())
     with pytest.raises(BadFile, match="'a' is a file and a folder"):
         download(at, tmp_path / "back")
+
+
+def test_a_damaged_object_is_named_and_can_be_replaced(store: S3, at: str, tmp_path: Path) -> None:
+    [file] = upload(folder_of(tmp_path / "data", a=b"1"), at).files
+    where = {"Bucket": store.bucket, "Key": f"{Address.of(at).key}/{file.blob}"}
+    store.client().put_object(**where, Body=b"2")
+    with pytest.raises(StorageFailed, match=rf"{file.blob}: a is damaged.* delete this object and upload a again"):
+        download(at, tmp_path / "back")
+    store.client().delete_object(**where)
+    upload(tmp_path / "data", at)
+    assert contents(download(at, tmp_path / "back")) == {"a": b"1"}
 
 
 def test_a_file_that_changes_while_it_is_uploaded(store: S3, at: str, tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import logging
+import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -69,21 +72,48 @@ def _download_file(address: Address, to: Path) -> None:
     version = hashlib.sha256(f"{address} {head['ETag']}".encode()).hexdigest()[:12]
     draft = to.with_name(f".{to.name}.{version}.download")
     to.parent.mkdir(parents=True, exist_ok=True)
-    _require_room(address, to.parent, file.size_bytes - _size(draft))
-    _drain(_arriving(address, draft, file, head["ETag"]), file.size_bytes, f"downloading {address}")
-    replace_path(draft, to)
+    with _alone(draft, draft.touch):
+        _require_room(address, to.parent, file.size_bytes - _size(draft))
+        _drain(_arriving(address, draft, file, head["ETag"]), file.size_bytes, f"downloading {address}")
+        replace_path(draft, to)
 
 
 def _download_folder(address: Address, manifest: Manifest, to: Path) -> None:
     """The draft is named after the content, so that only the same content goes on with it."""
     draft = to.with_name(f".{to.name}.{manifest.digest[:12]}.download")
-    draft.mkdir(parents=True, exist_ok=True)
-    missing = [file for file in manifest.files if not _is_here(draft / file.path, file)]
-    size_bytes = sum(file.size_bytes for file in missing)
-    _require_room(address, draft, size_bytes - sum(_size(_partial(draft, file)) for file in missing))
-    arriving = chain.from_iterable(_arriving_into(address, draft, file) for file in missing)
-    _drain(arriving, size_bytes, f"downloading {address}")
-    replace_path(draft, to)
+    with _alone(draft, lambda: draft.mkdir(parents=True, exist_ok=True)):
+        missing = [file for file in manifest.files if not _is_here(draft / file.path, file)]
+        size_bytes = sum(file.size_bytes for file in missing)
+        _require_room(address, draft, size_bytes - sum(_size(_partial(draft, file)) for file in missing))
+        arriving = chain.from_iterable(_arriving_into(address, draft, file) for file in missing)
+        _drain(arriving, size_bytes, f"downloading {address}")
+        replace_path(draft, to)
+
+
+@contextmanager
+def _alone(draft: Path, make: Callable[[], None]) -> Iterator[None]:
+    """Makes the draft, and waits for others who fill the same one: two that append to a file tear it."""
+    while True:
+        make()
+        try:
+            descriptor = os.open(draft, os.O_RDONLY)
+        except FileNotFoundError:  # another one has just finished it
+            continue
+        try:
+            _lock(descriptor, draft)
+            if draft.exists() and os.path.samestat(os.fstat(descriptor), draft.stat()):  # not finished by another
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, draft: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log.info("waiting for another download into %s", draft)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _arriving_into(address: Address, draft: Path, file: StoredFile) -> Iterator[int]:
@@ -94,7 +124,8 @@ def _arriving_into(address: Address, draft: Path, file: StoredFile) -> Iterator[
 
 
 def _partial(draft: Path, file: StoredFile) -> Path:
-    return (draft / file.path).with_name(f".{Path(file.path).name}.partial")
+    """Named after its content: no other file of the folder has this name, and it is never too long."""
+    return (draft / file.path).with_name(f".{file.sha256}.partial")
 
 
 def _arriving(address: Address, draft: Path, file: StoredFile, etag: str | None) -> Iterator[int]:
@@ -102,7 +133,7 @@ def _arriving(address: Address, draft: Path, file: StoredFile, etag: str | None)
     from botocore.exceptions import BotoCoreError
 
     if _size(draft) > file.size_bytes:
-        draft.unlink()
+        os.truncate(draft, 0)
     went_on = _size(draft) > 0
     for attempt in range(TRIES):
         try:
@@ -118,13 +149,15 @@ def _arriving(address: Address, draft: Path, file: StoredFile, etag: str | None)
         if not file.sha256:
             log.warning("%s has no SHA-256; only its length was checked", address)
         return
-    draft.unlink()
     if went_on:  # the beginning may be from another time
+        os.truncate(draft, 0)
         yield from _arriving(address, draft, file, etag)
         return
+    draft.unlink()
+    # An upload takes what has the right name and length there for sent; so the damaged object has to go first.
     raise StorageFailed(
         f"{address}: {file.path} is damaged: SHA-256 {found.sha256[:12]} arrived, {file.sha256[:12]} was uploaded. "
-        f"Upload it again."
+        f"Where that happens again, delete this object and upload {file.path} again."
     )
 
 
