@@ -225,6 +225,32 @@ def test_two_uploads_at_once_leave_one_of_them_whole(store: S3, at: str, tmp_pat
     assert contents(download(at, tmp_path / "back")) in [contents(folder) for folder in folders]
 
 
+def test_who_comes_second_with_the_same_content_is_done_too(
+    store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evenshard.storage import sending
+
+    move = sending._move
+    monkeypatch.setattr(sending, "_move", lambda *args: (move(*args), move(*args)))
+    (tmp_path / "file").write_bytes(blob(2 * PART))
+    upload(tmp_path / "file", at, PART)
+    assert download(at, tmp_path / "back").read_bytes() == blob(2 * PART)
+    assert objects(store, at) == [Address.of(at).key]
+
+
+def test_an_upload_goes_on_in_parts_of_another_size(store: S3, at: str, tmp_path: Path) -> None:
+    """The second part is as long in both ways, but not the same bytes."""
+    from evenshard.storage.manifest import stored
+    from evenshard.storage.sending import _Sending
+
+    (tmp_path / "file").write_bytes(blob(3 * PART))
+    file = stored(tmp_path / "file", "file")
+    requests = _Sending(tmp_path / "file", Address.of(f"{at}.files/{file.sha256}"), file, PART).requests()
+    next(requests), next(requests)
+    upload(tmp_path / "file", at, 2 * PART)
+    assert download(at, tmp_path / "back").read_bytes() == blob(3 * PART)
+
+
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_two_downloads_at_once_to_one_place_do_not_mix(
     store: S3, at: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch

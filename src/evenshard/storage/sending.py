@@ -116,6 +116,8 @@ class _Sending:
     def _parts(self, metadata: dict[str, str]) -> Iterator[None]:
         place = {"Bucket": self.target.bucket, "Key": self.target.key}
         upload_id, sizes = _begun(self.target)
+        if sizes.get(1, (self.size_of_part, ""))[0] != self.size_of_part:  # begun in parts of another size
+            sizes = {}
         if upload_id is None:
             begun = s3_client().create_multipart_upload(**place, ChecksumAlgorithm="SHA256", Metadata=metadata)
             upload_id = begun["UploadId"]
@@ -152,13 +154,29 @@ def _put(address: Address, body: bytes, sha256: bytes, metadata: dict[str, str])
 
 def _move(source: Address, target: Address, file: StoredFile) -> None:
     """Within the server, which does it in one go."""
-    s3_client().copy(
-        {"Bucket": source.bucket, "Key": source.key},
-        target.bucket,
-        target.key,
-        ExtraArgs={"Metadata": {SHA256: file.sha256}, "MetadataDirective": "REPLACE"},
-    )
+    from botocore.exceptions import ClientError
+
+    try:
+        s3_client().copy(
+            {"Bucket": source.bucket, "Key": source.key},
+            target.bucket,
+            target.key,
+            ExtraArgs={"Metadata": {SHA256: file.sha256}, "MetadataDirective": "REPLACE"},
+        )
+    except ClientError:
+        if not _holds(target, file):  # or else somebody who sent the same content has moved it
+            raise
     s3_client().delete_object(Bucket=source.bucket, Key=source.key)
+
+
+def _holds(target: Address, file: StoredFile) -> bool:
+    from botocore.exceptions import ClientError
+
+    try:
+        head = s3_client().head_object(Bucket=target.bucket, Key=target.key)
+    except ClientError:
+        return False
+    return bool(head.get("Metadata", {}).get(SHA256) == file.sha256)
 
 
 def _begun(target: Address) -> tuple[str | None, dict[int, tuple[int, str]]]:
