@@ -131,6 +131,17 @@ def test_a_push_that_fails_leaves_everything_as_it_was(root: Path, monkeypatch: 
     assert state(root) == before
 
 
+def test_pull_overwrites_no_changes(root: Path) -> None:
+    costs = root / H200.folder / "costs.parquet"
+    costs.unlink()
+    costs.write_bytes(b"mine")
+    with pytest.raises(DatasetFailed, match=r"not what was published.* dvc checkout --force data/hardware=simulated-h"):
+        pull(Repository(root))
+    assert costs.read_bytes() == b"mine"
+    dvc(root, "checkout", "--force", H200.folder.as_posix())
+    assert [one.partition for one in pull(Repository(root))] == [H200]
+
+
 def test_a_dataset_on_s3_leaves_the_others_within_reach_of_no_network(
     root: Path, tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,11 @@ def pull(
             repository.dvc("pull", "--remote", name, *folders)
             break
         except DatasetFailed as error:
+            if "unsaved files" in str(error):  # DVC overwrites nothing that it could not bring back
+                raise DatasetFailed(
+                    f"files in {' or '.join(folders)} are not what was published, and nobody else has them. Move them "
+                    f"away, or drop them: dvc checkout --force {' '.join(folders)}."
+                ) from None
             failures.append(f"{name}: {error}")
             log.info("remote %s does not give %s", name, ", ".join(folders))
     else:
