@@ -131,6 +131,46 @@ def test_a_push_that_fails_leaves_everything_as_it_was(root: Path, monkeypatch: 
     assert state(root) == before
 
 
+@pytest.mark.parametrize("fails", ["commit", "tag"])
+def test_a_git_that_fails_leaves_everything_as_it_was(root: Path, fails: str) -> None:
+    wanted, before = request(root, at=5000.0), state(root)
+    blocking = root / (".git/hooks/pre-commit" if fails == "commit" else f".git/refs/tags/{TAG}/v2.lock")
+    blocking.parent.mkdir(parents=True, exist_ok=True)
+    blocking.write_text("#!/bin/sh\nexit 1\n")
+    blocking.chmod(0o755)
+    with pytest.raises(DatasetFailed, match=f"`git {fails} .* failed"):
+        publish(wanted, Repository(root))
+    assert state(root) == before
+    blocking.unlink()
+    assert publish(wanted, Repository(root)).tag == f"{TAG}/v2"
+
+
+@pytest.mark.parametrize("remote", ["reference", "s3"])
+def test_who_commits_by_hand_is_told_all_that_a_clone_needs(root: Path, tmp_path: Path, remote: str) -> None:
+    found = publish(replace(request(root, at=5000.0, remote=remote), commit=False), Repository(root))
+    assert found.to_commit == ("data.dvc", "dvcstore")
+    git(root, "add", *found.to_commit)
+    git(root, "commit", "--quiet", "--message", "by hand")
+    fresh = clone(root, tmp_path / "fresh")
+    (fresh / ".dvc/config").write_text((fresh / ".dvc/config").read_text().replace("s3://", "s3://nowhere/"))
+    assert [one.partition for one in known(Repository(fresh))] == [H200]
+    if remote == "reference":
+        assert [one.partition for one in pull(Repository(fresh))] == [H200]
+
+
+def test_dvc_finds_nothing_to_note_after_a_publish(root: Path) -> None:
+    """As `dvc exp run` does, which would leave data.dvc changed."""
+    publish(request(root, at=5000.0), Repository(root))
+    dvc(root, "commit", "--force", "data.dvc")
+    assert git(root, "status", "--porcelain") == ""
+
+
+def test_tasks_must_be_tasks(root: Path) -> None:
+    wanted = replace(request(root, at=5000.0), tasks=root / "data.dvc")
+    with pytest.raises(BadFile, match=r"data.dvc: "):
+        publish(wanted, Repository(root))
+
+
 def test_pull_overwrites_no_changes(root: Path) -> None:
     costs = root / H200.folder / "costs.parquet"
     costs.unlink()
@@ -216,8 +256,9 @@ def test_the_command(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     flags = ["--tables", str(tables), "--hardware", "simulated:h200", "--collection", "reference"]
     assert main(["dataset", "publish", str(costs), *flags, "--no-commit"]) == 0
     said = capsys.readouterr().out
-    assert "shards of the version before measured again: +0.0 %" in said and "git add data.dvc" in said
-    git(root, "commit", "--quiet", "--all", "--message", "by hand")
+    assert "shards of the version before measured again: +0.0 %" in said and "git add data.dvc dvcstore &&" in said
+    git(root, "add", "data.dvc", "dvcstore")
+    git(root, "commit", "--quiet", "--message", "by hand")
     assert main(["dataset", "list"]) == 0
     assert "simulated-h200/reference" in capsys.readouterr().out
     assert main(["dataset", "pull", "--hardware", "h200"]) == 2

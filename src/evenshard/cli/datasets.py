@@ -55,7 +55,7 @@ def _report(published: Published) -> list[str]:
         ]
     lines.append(f"pushed   to remote {published.remote}")
     if published.tag is None:
-        return [*lines, "next     git add data.dvc && git commit"]
+        return [*lines, f"next     git add {' '.join(published.to_commit)} && git commit"]
     return [*lines, f"tagged   {published.tag}", f"next     git push origin HEAD {published.tag}"]
 
 

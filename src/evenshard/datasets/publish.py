@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,9 +28,12 @@ from evenshard.datasets.partition import DATA, Partition
 from evenshard.datasets.pull import ABOUT, known, pull
 from evenshard.datasets.repository import POINTER, DatasetFailed, Repository
 from evenshard.errors import BadConfig
+from evenshard.table_files import load_tables
+from evenshard.tasks import load_tasks
 
 MAX_INSIDE_BYTES = 2 << 20
 """What may be added to a remote that travels with git."""
+_SIZE = re.compile(r"^ +size: (\d+)$", re.MULTILINE)
 log = logging.getLogger(__name__)
 
 
@@ -67,6 +70,7 @@ class Published:
         drift: since the version before; None for the first.
         tag: of git; None where nothing was committed.
         changed: False where this very content was published before.
+        to_commit: what a fresh clone needs from git; committed already where there is a tag.
     """
 
     partition: Partition
@@ -76,6 +80,7 @@ class Published:
     remote: str
     tag: str | None
     changed: bool
+    to_commit: tuple[str, ...] = ()
 
 
 def publish(request: PublishRequest, repository: Repository) -> Published:
@@ -87,6 +92,8 @@ def publish(request: PublishRequest, repository: Repository) -> Published:
     """
     partition = request.partition
     content = read_content(request.costs, request.tables)
+    if request.tasks is not None:
+        load_tasks(request.tasks, load_tables(request.tables))
     partition.require_hardware(one.provenance.hardware for one in content.all)
     noise = noise_in(content)
     if (noise.within_run_pct or 0.0) > request.max_noise_pct:
@@ -117,18 +124,28 @@ def publish(request: PublishRequest, repository: Repository) -> Published:
         )
     about["drift"] = None if drift is None else asdict(drift)
 
-    with _all_or_nothing(repository, partition):
+    default = repository.default_remote()
+    inside = store or (repository.store_inside(default) if default else None)
+    paths = (
+        POINTER.as_posix(),
+        *(() if inside is None else (inside.relative_to(repository.root.resolve()).as_posix(),)),
+    )
+    bytes_before = _size_of(repository.root / partition.folder)
+    with _all_or_nothing(repository, partition, inside, paths if request.commit else ()):
         with atomic_path(repository.root / partition.folder) as draft:
             draft.mkdir()
             for name, path in files.items():
                 shutil.copyfile(path, draft / name)
             (draft / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
         folder = partition.folder.as_posix()
-        first = not (repository.root / POINTER).exists()
-        repository.dvc("add", DATA.as_posix() if first else folder)
+        pointer_before = _pointer(repository)
+        repository.dvc("add", folder if pointer_before else DATA.as_posix())
+        _note_size(repository, pointer_before, _size_of(repository.root / partition.folder) - bytes_before)
         repository.dvc("push", "--remote", remote, folder)
-        tag = _commit(repository, partition, store or _listed_inside(repository)) if request.commit else None
-    return Published(partition, len(content.all), noise, drift, remote, tag, changed=True)
+        if store is None and inside is not None:
+            _list_inside(repository, inside)
+        tag = _commit(repository, partition, paths) if request.commit else None
+    return Published(partition, len(content.all), noise, drift, remote, tag, changed=True, to_commit=paths)
 
 
 def _files(request: PublishRequest) -> dict[str, Path]:
@@ -191,12 +208,36 @@ def _about(request: PublishRequest, content: Content, noise: Noise, files: dict[
     }
 
 
+def _pointer(repository: Repository) -> str:
+    """What data.dvc says; "" where there is none yet."""
+    pointer = repository.root / POINTER
+    return pointer.read_text() if pointer.exists() else ""
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _note_size(repository: Repository, before: str, more_bytes: int) -> None:
+    """DVC forgets the size where a folder in data/ is replaced, and `dvc exp run` would change data.dvc to note it."""
+    now, known_before = _pointer(repository), re.search(_SIZE, before)
+    if known_before is not None and re.search(_SIZE, now) is None:
+        (repository.root / POINTER).write_text(f"{now.rstrip()}\n  size: {int(known_before[1]) + more_bytes}\n")
+
+
 @contextmanager
-def _all_or_nothing(repository: Repository, partition: Partition) -> Iterator[None]:
-    """If the block fails, data.dvc and the dataset's folder are what they were."""
+def _all_or_nothing(
+    repository: Repository, partition: Partition, inside: Path | None, staged: Sequence[str]
+) -> Iterator[None]:
+    """If the block fails, data.dvc, the dataset's folder, the remote that travels with git and git are what they were.
+
+    Args:
+        inside: the folder of that remote, if there is one.
+        staged: what git may have been told to commit.
+    """
     pointer, folder = repository.root / POINTER, repository.root / partition.folder
     before = pointer.read_bytes() if pointer.exists() else None
-    was_here = folder.exists()
+    was_here, stored = folder.exists(), _files_below(inside)
     try:
         yield
     except BaseException:
@@ -204,34 +245,38 @@ def _all_or_nothing(repository: Repository, partition: Partition) -> Iterator[No
             pointer.unlink(missing_ok=True)
         else:
             pointer.write_bytes(before)
+        for path in _files_below(inside) - stored:
+            path.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
-        if was_here:
-            repository.dvc("checkout", partition.folder.as_posix())
+        try:
+            if was_here:
+                repository.dvc("checkout", partition.folder.as_posix())
+        finally:
+            if staged and repository.git("diff", "--cached", "--name-only", "--", *staged):
+                repository.git("reset", "--quiet", "--", *staged)
         raise
 
 
-def _listed_inside(repository: Repository) -> Path | None:
+def _files_below(folder: Path | None) -> set[Path]:
+    return set() if folder is None else {path for path in folder.rglob("*") if path.is_file()}
+
+
+def _list_inside(repository: Repository, inside: Path) -> None:
     """Puts DVC's list of all datasets beside those that travel with git, so that they can be pulled without network."""
-    default = repository.default_remote()
-    store = repository.store_inside(default) if default else None
-    if store is None:
-        return None
-    found = re.search(r"md5: ([0-9a-f]{32}\.dir)", (repository.root / POINTER).read_text())
+    found = re.search(r"md5: ([0-9a-f]{32}\.dir)", _pointer(repository))
     if found is None:
         raise DatasetFailed(f"{POINTER} names no folder. Make it anew: dvc add {DATA}.")
     place = Path("files/md5") / found[1][:2] / found[1][2:]
     cache = Path(repository.dvc("cache", "dir").strip())
-    with atomic_path(store / place) as draft:
+    with atomic_path(inside / place) as draft:
         shutil.copyfile(cache / place, draft)
-    return store
 
 
-def _commit(repository: Repository, partition: Partition, store: Path | None) -> str:
+def _commit(repository: Repository, partition: Partition, paths: Sequence[str]) -> str:
     """One commit of data.dvc (and of the remote that travels with git), and a tag with the next number."""
     stem = f"dataset/{partition}/v"
     numbers = [int(name.removeprefix(stem)) for name in repository.git("tag", "--list", f"{stem}*").split()]
     tag = f"{stem}{max(numbers, default=0) + 1}"
-    paths = [POINTER.as_posix(), *(str(one) for one in (store,) if one is not None)]
     head = repository.git("rev-parse", "HEAD").strip()
     repository.git("add", "--", *paths)
     repository.git("commit", "--quiet", "--message", f"Dataset {tag.removeprefix('dataset/')}", "--", *paths)
