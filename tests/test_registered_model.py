@@ -75,3 +75,10 @@ def test_a_server_that_is_away_is_one_line_within_seconds(workdir: Path, monkeyp
     with pytest.raises(BadConfig, match=r"http://127\.0\.0\.1:9 did not give this model") as caught:
         download_model("models:/evenshard-cost@champion")
     assert "\n" not in str(caught.value)
+
+
+def test_no_password_of_a_database_is_shown(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:secret@127.0.0.1:9/mlflow")
+    with pytest.raises(BadConfig) as caught:
+        download_model("models:/evenshard-cost@champion")
+    assert "me:***@127.0.0.1:9" in str(caught.value) and "secret" not in str(caught.value)

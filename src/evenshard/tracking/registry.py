@@ -24,6 +24,7 @@ from evenshard.tracking.client import (
     registry_uri,
     require_mlflow,
     tracking_uri,
+    without_password,
 )
 from evenshard.tracking.pyfunc import save_pyfunc
 from evenshard.tracking.tags import SHA256 as SHA256_TAG
@@ -205,8 +206,9 @@ def _asking(uri: str) -> Iterator[None]:
     except BadConfig:
         raise
     except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
+        where = without_password(registry_uri())
         raise BadConfig(
-            f"{uri}: MLflow at {registry_uri()} did not give this model ({first_line(error)}). Name a model, alias or "
+            f"{uri}: MLflow at {where} did not give this model ({first_line(error)}). Name a model, alias or "
             f"version that is registered there, or a model's folder."
         ) from None
 
