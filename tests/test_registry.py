@@ -177,6 +177,13 @@ def test_a_version_that_was_not_finished_is_none(
     assert load_model(tracking.download_model(version.uri)).digest == load_model(tmp_path / "model").digest
 
 
+def test_mlflow_does_not_tell_that_it_tries_the_example(
+    registry: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register_model(write_model(tmp_path / "other", seed=7), {})
+    assert "input example" not in capsys.readouterr().err
+
+
 def test_half_a_model_is_none(registry: Path, tmp_path: Path) -> None:
     (tmp_path / "model" / "cost_net").mkdir(parents=True)
     with pytest.raises(BadFile, match="cost_model is missing"):

@@ -90,12 +90,18 @@ def require_mlflow(what: str) -> None:
 @contextmanager
 def patience() -> Iterator[None]:
     """Short timeouts for what happens inside, and not a word about each retry."""
-    talkative = logging.getLogger("urllib3.connectionpool")
+    with quiet("urllib3.connectionpool", logging.ERROR), environment(PATIENCE):
+        yield
+
+
+@contextmanager
+def quiet(logger: str, level: int = logging.WARNING) -> Iterator[None]:
+    """Nothing below this level from a logger for a while."""
+    talkative = logging.getLogger(logger)
     before = talkative.level
-    talkative.setLevel(logging.ERROR)
+    talkative.setLevel(level)
     try:
-        with environment(PATIENCE):
-            yield
+        yield
     finally:
         talkative.setLevel(before)
 

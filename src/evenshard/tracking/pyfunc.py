@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import evenshard
+from evenshard.tracking.client import quiet
 
 SCRIPT = Path(evenshard.__file__).with_name("served.py")
 REQUIRED = ("torch", "numpy", "pandas", "pyarrow", "pydantic", "scipy", "PyYAML", "mlflow")
@@ -26,7 +27,7 @@ def save_pyfunc(model: Path, target: Path, name: str, logged: Any, run_id: str) 
         model: a model's folder.
         logged: MLflow's entity of the model.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), quiet("mlflow.pyfunc"):  # which says that it tries the example
         warnings.simplefilter("ignore")  # about its own modules, and what it would like our code to be
         import mlflow.pyfunc
         from mlflow.models import Model
