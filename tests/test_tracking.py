@@ -357,6 +357,27 @@ def test_a_full_disk_stops_no_stage(
     assert "No space left on device" in caplog.text
 
 
+def test_an_outbox_that_cannot_be_written_stops_no_stage(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, away: None
+) -> None:
+    Path("file").touch()
+    monkeypatch.setenv("EVENSHARD_OUTBOX", "file/outbox")
+    with tracking.stage_run("train_cost_1", PARAMS, {}) as run:
+        run.metrics({"one": 1.0})
+        run.costs([write_costs(Path("costs.parquet"))], "training")
+    assert "what it logs is lost" in caplog.text and caplog.text.count("\n") == 1
+
+
+def test_a_damaged_entry_does_not_hold_up_the_others(client: Any, away: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept("one").close()
+    kept("two").close()
+    for damage in ("{", '{"uri": ""}', "[]"):
+        (torn := outbox.entries()[0] / outbox.RUN).write_text(damage)
+        done = tracking.sync("sqlite:///mlflow.db")
+        assert f"{torn} cannot be read" in done[0].problem
+    assert [path.name for path in outbox.entries()] == [done[0].name]
+
+
 # Settings ------------------------------------------------------------------------------------------------------------
 
 

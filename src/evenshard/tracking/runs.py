@@ -189,14 +189,14 @@ class StageRun:
             with patience():
                 action()
         except Exception as error:
-            self._kept = outbox.KeptRun(self._record)
-            log.warning(
-                "%s at %s (%s). The stage goes on; what it logs is kept in %s, and `evenshard sync` sends it later",
-                otherwise,
-                without_password(tracking_uri()),
-                first_line(error),
-                self._kept.folder,
-            )
+            trouble = f"{otherwise} at {without_password(tracking_uri())} ({first_line(error)}). The stage goes on; "
+            try:
+                self._kept = outbox.KeptRun(self._record)
+            except OSError as full:  # a full disk, or a volume that nobody may write to
+                self._record = None
+                log.warning("%swhat it logs is lost, as the outbox cannot be written (%s)", trouble, full)
+                return
+            log.warning("%swhat it logs is kept in %s, and `evenshard sync` sends it later", trouble, self._kept.folder)
 
 
 @contextmanager

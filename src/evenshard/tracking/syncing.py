@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evenshard.errors import BadConfig
 from evenshard.tracking.client import connect, environment, first_line, patience, tracking_uri, without_password
-from evenshard.tracking.outbox import Entry, entries, locked
+from evenshard.tracking.outbox import RUN, Entry, entries, locked
 from evenshard.tracking.sending import ensure_run, send
 
 TIME_TO_UPLOAD = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "120"}
@@ -55,7 +55,11 @@ def sync(to: str | None = None) -> list[Synced]:
 
 def _sync_one(folder: Path, to: str | None, away: dict[str, str]) -> Synced:
     """``away``: what the MLflows that did not answer said; they are asked once."""
-    entry, run_id, num_sent = Entry(folder), "", 0
+    run_id, num_sent = "", 0
+    try:
+        entry = Entry(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:  # the others can still be sent
+        return Synced(folder.name, "", 0, f"{folder / RUN} cannot be read ({first_line(error)})")
     uri = to or _meant_for(entry.uri)
     if uri in away:
         return Synced(folder.name, "", 0, away[uri])
