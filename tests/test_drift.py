@@ -231,8 +231,15 @@ def test_tables_that_do_not_fit_any_more_are_told(tables: Path, capsys: pytest.C
     assert main(["place", "tables.csv", "--devices", "2", "--batch-size", "4096", "-o", "old.json"]) == 0
     save_tables([replace(one, num_rows=400_000_000) for one in some_tables(12)], Path("grown.csv"))
     capsys.readouterr()
-    assert main(["drift", "--tables", "grown.csv", "--against", "bundled:h200", "--placement", "old.json"]) == 0
-    assert "No new placement:" in capsys.readouterr().out
+    assert (
+        main(
+            ["drift", "--tables", "grown.csv", "--against", "bundled:h200", "--placement", "old.json", "-o", "new.json"]
+        )
+        == 2
+    )
+    shown = capsys.readouterr().out
+    assert "are covered" in shown and "No new placement:" in shown
+    assert not Path("new.json").exists()  # with exit code 0, a job would go on with that of the last time
 
 
 @pytest.mark.parametrize(

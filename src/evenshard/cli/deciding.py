@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from evenshard.deciding.replan import Replan
     from evenshard.models import PlacementModel
 
-REFUSED, RETRAIN = 1, 3
+REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
 """Exit codes."""
 
 
@@ -116,7 +116,9 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
             print_difference(new.difference)
         elif problem:
             print(f"\nNo new placement: {problem}")
-    return RETRAIN if drift.retrain_due else {}
+    if drift.retrain_due:
+        return RETRAIN
+    return BAD_INPUT if problem else {}
 
 
 def _drift_json(drift: Drift, model: PlacementModel, new: Replan | None, problem: str) -> Any:
@@ -179,7 +181,8 @@ def add_commands(commands: Commands) -> None:
         _drift,
         "Say whether a model still covers today's tables.",
         "Compares rows, dims, lookups and reuse with the training data. With --placement it places the tables anew, "
-        "and says what moves and what that saves. Exit code 0: covered; 3: a retrain is due; 2: bad input.",
+        "and says what moves and what that saves. Exit code 0: covered; 3: a retrain is due; 2: bad input, or "
+        "covered but too large for the placement's devices.",
     )
     add = sub.add_argument
     add(
