@@ -160,9 +160,14 @@ def test_loops_in_mlflow(workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert printed["runs"][0][1] == first and printed["remarks"] == []
 
     stage = tracking.find_runs([first])[0].children[0]
+    with tracking.study_run("promote", {}):
+        pass
+    [study] = [one for one in tracking.find_runs() if one.name == "promote"]
     for argv, told in (
         ([first], "one run is nothing to compare"),
-        ([first, "nobody"], "nobody"),
+        ([first, "nobody"], f"({second[:8]}), loop-"),
+        ([first, first[:8]], f"{first} and {first[:8]} are the same run"),
+        ([first, "promote"], f"promote ({study.run_id}) is no loop"),
         ([first, stage.run_id], f"{stage.name} is a stage of a loop. Name the loop: {first}"),
     ):
         assert main(["compare", *argv]) == 2

@@ -12,7 +12,7 @@ from typing import Any
 from evenshard.deciding.compared_runs import LoopRun
 from evenshard.errors import BadConfig
 from evenshard.tracking.search import FoundRun, find_runs, run_artifact
-from evenshard.tracking.tags import HARDWARE
+from evenshard.tracking.tags import HARDWARE, STAGE
 
 EVALUATE, TABLE = "evaluate", "evaluation.json"
 
@@ -21,14 +21,25 @@ def loop_runs(names: Sequence[str]) -> list[LoopRun]:
     """The loops of these names or ids.
 
     Raises:
-        BadConfig: if one is not there, is no loop, or MLflow cannot be reached.
+        BadConfig: if one is not there, is no loop, is named twice, or MLflow cannot be reached.
     """
-    return [_loop_run(run) for run in find_runs(names)]
+    runs = find_runs(names)
+    named: dict[str, str] = {}
+    for name, run in zip(names, runs, strict=True):
+        if run.run_id in named:  # which would be called equal
+            raise BadConfig(
+                f"{named[run.run_id]} and {name} are the same run, {run.run_id}. Loops with the same settings share a "
+                "name, which means the newest: name the others by id."
+            )
+        named[run.run_id] = name
+    return [_loop_run(run) for run in runs]
 
 
 def _loop_run(run: FoundRun) -> LoopRun:
     if run.parent_id:
         raise BadConfig(f"{run.name} is a stage of a loop. Name the loop: {run.parent_id}.")
+    if STAGE in run.tags:
+        raise BadConfig(f"{run.name} ({run.run_id}) is no loop. Name one.")
     evaluated = [stage for stage in run.children if stage.name == EVALUATE and stage.status == "FINISHED"]
     if not evaluated:
         return LoopRun(run.name, run.run_id, run.params, run.metrics, "")

@@ -17,6 +17,10 @@ from evenshard.tracking.client import (
     tracking_uri,
     without_password,
 )
+from evenshard.tracking.tags import STAGE
+
+LISTED = 10
+"""Loops that the message about a wrong name lists, the newest first."""
 
 
 @dataclass(frozen=True)
@@ -139,5 +143,6 @@ def _named(name: str, runs: Sequence[FoundRun]) -> FoundRun:
     for run in runs:
         if run.name == name or run.run_id == name or (len(name) >= 6 and run.run_id.startswith(name)):
             return run
-    known = ", ".join(dict.fromkeys(run.name for run in runs if not run.parent_id)) or "none"
+    loops = [f"{run.name} ({run.run_id[:8]})" for run in runs if not run.parent_id and STAGE not in run.tags]
+    known = ", ".join([*loops[:LISTED], *(["..."] if len(loops) > LISTED else [])]) or "none"
     raise BadConfig(f"there is no run {name!r} in experiment {experiment_name()}. Loops there: {known}.")
