@@ -42,7 +42,26 @@ def test_pods_of_one_run_have_one_parent(tmp_path: Path, monkeypatch: pytest.Mon
     assert ended.data.params == {"loop.num_rounds": "3"}
     assert ended.data.metrics["evenshard.mean_measured_ms"] == 2.5
     assert (parents["wf-1"].info.status, parents["wf-1"].data.tags.get("evenshard.outcome")) == ("FINISHED", None)
+    for run in runs:
+        assert run.data.tags["evenshard.git_commit"] and "torch " in run.data.tags["evenshard.libraries"]
+    assert "evenshard.params_hash" not in ended.data.tags  # of all sections, which no pod knows
     assert not list(tmp_path.glob("wf-*/*/work"))
+
+
+@pytest.mark.tracked
+def test_the_run_that_kubeflow_made_says_which_code_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    client = MlflowClient(uri)
+    injected = client.create_run("0", tags={"evenshard.git_commit": "told before"}).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", injected)
+    monkeypatch.chdir(tmp_path)
+    with stage_run("generate_tables", LoopConfig(3)):
+        pass
+    tags = client.get_run(injected).data.tags
+    assert "torch " in tags["evenshard.libraries"] and tags["evenshard.git_commit"] == "told before"
 
 
 def test_pods_that_make_a_parent_at_once_agree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def a_loop(folder: Path) -> None:
         run.artifact(costs)
         run.artifact(model / "cost_net")
         run.register(model, {"evenshard.mean_measured_ms": 1.5})
-    tracking.log_to_parent({"evenshard.mean_measured_ms": 1.5})
+    tracking.log_to_parent({"evenshard.mean_measured_ms": 1.5}, run.origin)
 
 
 def check_loop(client: Any) -> None:
@@ -75,6 +75,8 @@ def check_loop(client: Any) -> None:
     assert train.data.params == {"seed": "0"}
     assert train.data.tags["evenshard.round"] == "2"
     assert train.data.tags["evenshard.hardware"] == "simulated: adds up"
+    for key in ("evenshard.hardware", "evenshard.costs_sha256", "evenshard.costs_dvc_md5"):
+        assert parent.data.tags[key] == train.data.tags[key]
     history = client.get_metric_history(train.info.run_id, "loss_per_update")
     assert [(point.step, point.value) for point in history] == [(0, 3.0), (1, 2.0), (2, 1.0)]
     [dataset] = train.inputs.dataset_inputs

@@ -145,7 +145,7 @@ def _evaluate(args: argparse.Namespace) -> Mapping[str, Any]:
         headline = stage.headline(evaluation.metrics)
         run.tables(args.tables)
         run.evaluation(args.out, inputs.networks, inputs.costs, headline)
-    log_to_parent(headline)
+    log_to_parent(headline, run.origin)
     print(evaluation.table)
     print("\nreport: " + ", ".join(str(path) for path in sorted(args.out.iterdir())))
     return {}

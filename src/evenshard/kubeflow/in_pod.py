@@ -68,10 +68,11 @@ def record(
         run.artifact(artifact)
 
 
-def log_to_parent(values: Mapping[str, float]) -> None:
-    """Puts a loop's headline metrics on its parent run in MLflow, where MLFLOW_TRACKING_URI names a server."""
+def log_to_parent(values: Mapping[str, float], origin: Mapping[str, str] | None = None) -> None:
+    """Puts a loop's headline metrics, and the origin of them, on its parent run in MLflow, where MLFLOW_TRACKING_URI
+    names a server."""
     if "MLFLOW_TRACKING_URI" in os.environ:
-        tracking.log_to_parent(values)
+        tracking.log_to_parent(values, origin)
 
 
 def end_loop(state: str, message: str) -> None:

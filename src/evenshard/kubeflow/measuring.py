@@ -76,7 +76,7 @@ def evaluate_all(
         record(None, metrics, evaluate.headline(evaluation.metrics))
         run.tables(inputs.tables)
         run.evaluation(outputs.report, inputs.networks, inputs.costs, evaluate.headline(evaluation.metrics))
-    log_to_parent(evaluate.headline(evaluation.metrics))
+    log_to_parent(evaluate.headline(evaluation.metrics), run.origin)
 
 
 def _flags(inputs: Any) -> dict[str, Any]:

@@ -47,10 +47,11 @@ class Parent:
 
 def parent_of(params: Mapping[str, Any], new_loop: bool) -> Parent:
     """The parent of a stage that runs now with these settings; ``work/mlflow_parent.json`` remembers a new one."""
+    of_code = origin_tags(None)  # a pod knows its own settings alone: their hash is not the loop's
     if injected := os.environ.get("MLFLOW_RUN_ID"):
-        return Parent(run_id=injected, params=params)
+        return Parent(run_id=injected, tags=of_code, params=params)
     if loop_id := os.environ.get(LOOP_ID):
-        return Parent(tag=LOOP_TAG, value=loop_id, name=f"loop-{loop_id}", params=params)
+        return Parent("", LOOP_TAG, loop_id, f"loop-{loop_id}", of_code, params)
     identity = {"uri": without_password(tracking_uri()), "params": params_hash(params)}
     known = _remembered()
     if new_loop or not known.get("key") or {key: known.get(key) for key in identity} != identity:
@@ -62,8 +63,10 @@ def parent_of(params: Mapping[str, Any], new_loop: bool) -> Parent:
 
 def current_parent() -> Parent | None:
     """The parent of the loop that the last stage here belonged to, or None."""
-    if (injected := os.environ.get("MLFLOW_RUN_ID")) or os.environ.get(LOOP_ID):
-        return Parent(injected) if injected else parent_of({}, new_loop=False)
+    if injected := os.environ.get("MLFLOW_RUN_ID"):
+        return Parent(injected)
+    if loop_id := os.environ.get(LOOP_ID):
+        return Parent("", LOOP_TAG, loop_id, f"loop-{loop_id}")
     known = _remembered()
     if not known.get("key"):
         return None

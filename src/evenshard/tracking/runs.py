@@ -111,12 +111,16 @@ class StageRun:
         if self._record is not None:
             self.tags(tables_tags(path))
 
+    @property
+    def origin(self) -> dict[str, str]:
+        """What its tags say so far about code, settings, hardware and data."""
+        return {key: value for key, value in self._tags.items() if key in MODEL_TAGS}
+
     def register(self, folder: Path, metrics: Mapping[str, float]) -> None:
         """Makes a model's folder a new version of evenshard-cost, and of evenshard-policy where it has a policy."""
         if self._record is None:
             return
-        of_run = {key: value for key, value in self._tags.items() if key in MODEL_TAGS}
-        tags = {**of_run, **model_tags(folder)}
+        tags = {**self.origin, **model_tags(folder)}
         names = [name for name, part in ((COST, "cost_model"), (POLICY, "policy")) if (folder / part).is_dir()]
         for name in names:
             with tempfile.TemporaryDirectory(prefix="evenshard-model-") as scratch:
@@ -224,10 +228,16 @@ def study_run(study: str, settings: Mapping[str, Any]) -> Iterator[StageRun]:
         yield run
 
 
-def log_to_parent(values: Mapping[str, float]) -> None:
-    """Puts the loop's headline metrics on the parent run, so that loops can be compared side by side."""
+def log_to_parent(values: Mapping[str, float], origin: Mapping[str, str] | None = None) -> None:
+    """Puts the loop's headline metrics on the parent run, so that loops can be compared side by side.
+
+    Args:
+        origin: tags: what the loop was measured on, and what it has learned from.
+    """
     run = _parent_run()
     run.metrics(values)
+    if origin:
+        run.tags(origin)
     run.end("FINISHED")
 
 
