@@ -143,6 +143,18 @@ def test_a_link_that_leads_nowhere_is_named(
     assert error.startswith("evenshard lineage failed: placement.json: ") and error.count("\n") == 1
 
 
+def test_a_run_is_looked_up_where_its_version_is_gone(placed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _no_version()
+    assert chain(capsys, 1)["MLflow run"] == [("ok", "evaluate, FINISHED")]
+
+
+def test_of_a_registered_model_no_folder_for_a_while_is_named(placed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [files] = Path("mlruns").rglob("artifacts/model/cost_model")
+    shutil.rmtree(files)
+    [(state, note)] = chain(capsys, 1)["model"]
+    assert state == "BROKEN" and note.startswith("models:/evenshard-cost/1/cost_model: ") and "/tmp" not in note
+
+
 def test_datasets_are_found_in_data_and_in_dvcs_cache(placed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     costs = Path("work/round_1/costs.parquet")
     Path("data/hardware=h200").mkdir(parents=True)

@@ -117,7 +117,7 @@ def _registered(named: Mapping[str, str], digest: str) -> tuple[list[Link], Mapp
     try:
         version: ModelVersion = model_version(uri)
     except BadInput as error:
-        return [Link("MLflow model", value, BROKEN, str(error))], {}
+        return [Link("MLflow model", value, BROKEN, str(error)), *_runs(named)], {}
     told = version.tags.get(SHA256)
     if told not in (None, digest):
         state, note = BROKEN, f"MLflow says sha256 {str(told)[:12]}"
@@ -125,10 +125,12 @@ def _registered(named: Mapping[str, str], digest: str) -> tuple[list[Link], Mapp
         state, note = BROKEN, f"is model {version.model_id or 'without an id'} now"
     else:
         state, note = OK, f"aliases: {', '.join(version.aliases) or 'none'}"
-    links = [Link("MLflow model", value, state, note)]
-    if named.get("run_id"):
-        links.append(_run(named["run_id"]))
-    return links, version.tags
+    return [Link("MLflow model", value, state, note), *_runs(named)], version.tags
+
+
+def _runs(named: Mapping[str, str]) -> list[Link]:
+    """The run that made a version, if one did; it may outlive the version."""
+    return [_run(named["run_id"])] if named.get("run_id") else []
 
 
 def _run(run_id: str) -> Link:
@@ -200,9 +202,7 @@ def _commit(of: str, commit: str, bundled: bool) -> Link:
         return Link(what, commit, UNCHECKED, "it was made outside of git")
     known = knows_commit(bare)
     if known is None:
-        return Link(
-            what, commit, UNCHECKED, "this is no git repository. " + dirty if dirty else "no git repository here"
-        )
+        return Link(what, commit, UNCHECKED, "no git repository here" + (f"; {dirty}" if dirty else ""))
     if known:
         return Link(what, commit, OK, dirty or "git knows it")
     if bundled:

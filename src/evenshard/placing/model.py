@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from evenshard.errors import BadConfig
+from evenshard.errors import BadConfig, BadInput
 from evenshard.models import ANY, SIMULATED, PlacementModel, load_model
 from evenshard.placing.answer import PlacementAnswer
 from evenshard.storage import is_address, local
@@ -35,7 +35,11 @@ def model_of(where: str | Path | None, hardware: str | None) -> PlacementModel:
             "run_id": version.run_id,
             "asked_for": where,
         }
-        model = load_model(download_model(version.uri), hardware)
+        folder = download_model(version.uri)
+        try:
+            model = load_model(folder, hardware)
+        except BadInput as error:  # nobody knows the folder that it was fetched into
+            raise BadConfig(str(error).replace(str(folder), version.uri)) from None
         return replace(model, source=version.uri, registered=registered)
     if where is not None and is_address(where):
         with local(where) as folder:
