@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -430,7 +431,18 @@ def _refused() -> None:
     raise ConnectionRefusedError(111, "Connection refused")
 
 
-@pytest.mark.parametrize(("raising", "says"), [(_refused, "Connection refused"), (lambda: int("x"), "invalid literal")])
+def _read_only() -> None:
+    raise sqlite3.OperationalError("attempt to write a readonly database")
+
+
+@pytest.mark.parametrize(
+    ("raising", "says"),
+    [
+        (_refused, "Connection refused"),
+        (_read_only, "attempt to write a readonly database"),
+        (lambda: int("x"), "invalid literal"),
+    ],
+)
 def test_of_a_chain_of_errors_the_first_says_what_happened(raising: Callable[[], None], says: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         try:

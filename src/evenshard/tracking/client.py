@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,6 +133,8 @@ def first_line(error: BaseException) -> str:
         root = cause
     if isinstance(root, OSError) and root.strerror:
         return root.strerror
+    if isinstance(root, sqlite3.Error):  # which SQLAlchemy buries below its own advice
+        return str(root)
     return (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(".")
 
 
