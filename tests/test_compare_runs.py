@@ -104,6 +104,7 @@ def test_sharders_stand_by_their_cost_in_the_first_loop() -> None:
     [
         ({"hardware": "cuda: two"}, "b: measured on cuda: two, the first loop on cpu: one"),
         ({"settings": {**SETTINGS, "generate_tables.seed": "1"}}, "tasks are others .*generate_tables.seed"),
+        ({"settings": {**SETTINGS, "measure.link": "ethernet"}}, "b: measured with measure.link ethernet"),
         ({"costs_ms": {}}, "b: it was not evaluated"),
         ({"costs_ms": {"evenshard": {"test-9": 1.0}}}, "b: its tasks are others"),
     ],

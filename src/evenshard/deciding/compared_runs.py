@@ -15,6 +15,8 @@ from statistics import fmean
 from evenshard.evaluate import Interval
 
 TASKS_DEPEND_ON = "generate_tables."
+COSTS_DEPEND_ON = ("measure.link", "measure.recorded_batch")
+"""Settings that change what the same placement costs on the same hardware."""
 NOISE = "noise."
 MEAN = ".mean_measured_ms"
 
@@ -116,6 +118,9 @@ def _obstacle(first: LoopRun, other: LoopRun) -> str | None:
             return f"{who} was not evaluated"
     if first.hardware != other.hardware:
         return f"measured on {other.hardware or 'unknown hardware'}, the first loop on {first.hardware or 'unknown'}"
+    for key in COSTS_DEPEND_ON:
+        if first.settings.get(key) != other.settings.get(key):
+            return f"measured with {key} {other.settings.get(key)}, the first loop with {first.settings.get(key)}"
     keys = {key for run in (first, other) for key in run.settings if key.startswith(TASKS_DEPEND_ON)}
     changed = sorted(key for key in keys if first.settings.get(key) != other.settings.get(key))
     if changed:
