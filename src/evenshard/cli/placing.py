@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenshard.cli import asking
@@ -97,12 +97,35 @@ def _rules(args: argparse.Namespace) -> Rules:
 
     rules = Rules() if args.rules is None else load_rules(args.rules)
     return Rules(
-        pinned={**rules.pinned, **dict(args.pin)},
-        forbidden={**rules.forbidden, **dict(args.forbid)},
+        pinned=_pinned([*rules.pinned.items(), *args.pin]),
+        forbidden=_forbidden([*rules.forbidden.items(), *args.forbid]),
         forbidden_devices=(*rules.forbidden_devices, *args.forbid_device),
         together=(*rules.together, *args.together),
         apart=(*rules.apart, *args.apart),
     )
+
+
+def _pinned(pins: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    """Two pins of a table could mean either, or both: ask instead of dropping one."""
+    from evenshard.errors import BadConfig
+
+    pinned: dict[str, tuple[int, ...]] = {}
+    for name, devices in pins:
+        if set(pinned.setdefault(name, devices)) != set(devices):
+            both = sorted({*pinned[name], *devices})
+            raise BadConfig(
+                f"table {name!r} is pinned twice, to different devices. Say it once: --pin {name}=DEVICE, or "
+                f"--pin {name}={','.join(map(str, both))} for any of them."
+            )
+    return pinned
+
+
+def _forbidden(rules: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    """All devices that any of them forbids."""
+    forbidden: dict[str, tuple[int, ...]] = {}
+    for name, devices in rules:
+        forbidden[name] = (*forbidden.get(name, ()), *devices)
+    return forbidden
 
 
 def _numbers(text: str) -> Sequence[float]:
