@@ -20,6 +20,17 @@ def test_atomic_path_shows_nothing_before_the_end(tmp_path: Path) -> None:
     assert list(target.parent.iterdir()) == [target]
 
 
+def test_what_cannot_be_written_is_named_by_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError) as caught, atomic_path(tmp_path / "folder") as draft:
+        draft.write_text("new")
+    assert str(caught.value) == f"[Errno 21] Is a directory: '{tmp_path / 'folder'}'"
+    with pytest.raises(FileNotFoundError) as nothing_written, atomic_path(tmp_path / "file"):
+        pass
+    assert str(nothing_written.value) == f"[Errno 2] No such file or directory: '{tmp_path / 'file'}'"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_atomic_path_removes_files_and_folders_on_failure(tmp_path: Path, error: type[BaseException]) -> None:
     with pytest.raises(error), atomic_path(tmp_path / "file") as draft:

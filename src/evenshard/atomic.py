@@ -28,6 +28,10 @@ def atomic_path(path: str | PathLike[str]) -> Iterator[Path]:
     try:
         yield draft
         replace_path(draft, target)
+    except OSError as error:
+        if error.filename is not None and Path(error.filename) == draft:  # nobody knows the temporary name
+            raise type(error)(error.errno, error.strerror, str(target)) from error
+        raise
     finally:
         _remove(draft)
 
