@@ -53,6 +53,8 @@ def test_flags_alone_are_enough_for_a_section_that_is_not_there() -> None:
         ({"num_updates": None}, "num_updates"),
         ({"num_updates": 3, "dims": [4, "wide"]}, "dims.1: Input should be a valid integer"),
         ({"num_updates": 3, "source": 5}, "source: Input should be a valid string"),
+        ({"num_updates": 3, "learning_rate": float("nan")}, "learning_rate is nan, not a finite number"),
+        ({"num_updates": 3, "learning_rate": float("inf")}, "learning_rate is inf, not a finite number"),
     ],
 )
 def test_a_senseless_value_is_named_by_section_and_key(values: dict[Any, Any], words: str) -> None:

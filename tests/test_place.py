@@ -174,6 +174,7 @@ def test_a_request_far_from_the_training_data_is_flagged(capsys: pytest.CaptureF
         (["nowhere.yaml"], "nowhere.yaml: no such file"),
         (["mlperf_dlrm_v3"], "mlperf_dlrm_v2"),
         (["TABLES", "--devices", "2", "--memory-cap-gb", "1,2,3"], "3 numbers for 2 devices"),
+        (["TABLES", "--reserved-gb", "inf"], "reserved_gb is inf"),
         (["TABLES", "--pin", "nobody=0"], "'nobody', which is not among the tables"),
         (["TABLES", "--pin", "user=9"], "device 9, but the devices are 0 to 7"),
         (["TABLES", "--hardware", "simulated:h900"], "h900"),
@@ -206,6 +207,13 @@ def test_flags_that_cannot_be_read(table_file: Path, capsys: pytest.CaptureFixtu
         main(["place", str(table_file), "--pin", word])
     assert caught.value.code == 2
     assert "--pin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flag", "kind"), [("--devices", "whole number"), ("--reserved-gb", "number")])
+def test_a_flag_that_is_no_number_says_so(flag: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["place", "mlperf_dlrm_v2", flag, "two"])
+    assert f"{flag}: 'two' is no {kind}." in capsys.readouterr().err
 
 
 def test_a_reader_who_has_seen_enough_is_no_failure(table_file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
@@ -94,6 +95,8 @@ def place(
         BadInput: if something of that cannot be used; the message says what to do.
         InfeasibleTask: if there is no legal placement; the message says what is missing.
     """
+    if not 0 <= reserved_gb < math.inf:
+        raise BadConfig(f"reserved_gb is {reserved_gb}. Give a number of GB, 0 or more.")
     known = _tables(tables, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor)
     request = PlacementRequest(
         tables=known.tables,

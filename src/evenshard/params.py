@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields
 from difflib import get_close_matches
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
 from evenshard.errors import BadConfig, BadFile
 
 Config = TypeVar("Config")
+CORRECT_IT = "Correct it in params.yaml, or in the file of --params."
 
 
 def load_params(path: Path) -> dict[str, Any]:
@@ -35,7 +37,8 @@ def section(params: dict[str, Any], name: str, kind: type[Config], **overrides: 
     """One section as its dataclass; ``overrides`` that are not None (command-line flags) win.
 
     Raises:
-        BadConfig: if a key is unknown or missing, or a value is of the wrong type; the message names section and key.
+        BadConfig: if a key is unknown or missing, or a value is of the wrong type or not finite; the message names
+            section and key.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -49,11 +52,16 @@ def section(params: dict[str, Any], name: str, kind: type[Config], **overrides: 
             raise BadConfig(f"params section {name}: unknown key {key!r}. Did you mean {close[0]!r}?")
     values = {**values, **{key: value for key, value in overrides.items() if value is not None}}
     try:
-        return TypeAdapter(kind).validate_python(values)
+        config = TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "?"
-        raise BadConfig(f"params section {name}: {key}: {first['msg']}. Correct it in params.yaml.") from None
+        raise BadConfig(f"params section {name}: {key}: {first['msg']}. {CORRECT_IT}") from None
+    for key in known:  # YAML knows .nan and .inf
+        value = getattr(config, key)
+        if isinstance(value, float) and not isfinite(value):
+            raise BadConfig(f"params section {name}: {key} is {value}, not a finite number. {CORRECT_IT}")
+    return config
 
 
 def require(condition: bool, message: str) -> None:

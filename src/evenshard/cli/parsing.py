@@ -61,7 +61,10 @@ def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str
     """An argument type: a number of at least ``least``."""
 
     def parse(text: str) -> float:
-        value = kind(text)
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {'whole ' if kind is int else ''}number") from None
         if not value >= least:
             raise argparse.ArgumentTypeError(f"is {text}, below {least}")
         return value

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evenshard.errors import BadConfig
-from evenshard.params import load_params, require, section
+from evenshard.params import CORRECT_IT, load_params, require, section
 
 STAGES = (
     "generate_tables",
@@ -156,4 +156,4 @@ def _resources(path: Path, name: str, values: dict[str, Any]) -> StageResources:
 
 
 def _without_params(error: BadConfig) -> str:
-    return str(error).replace("params section ", "").replace(" Correct it in params.yaml.", " Correct it.")
+    return str(error).replace("params section ", "").replace(CORRECT_IT, "Correct it.")
