@@ -8,6 +8,7 @@ constants and is told the pooling factors.
 """
 
 import logging
+import warnings
 from typing import Any
 
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -23,6 +24,7 @@ from evenshard.placing.request import PlacementRequest
 
 DEVICES, CAP_GB = 8, 64
 logging.getLogger("torchrec").setLevel(logging.ERROR)  # it remarks on storage and topology
+warnings.filterwarnings("ignore", "HeuristicalStorageReservation", FutureWarning)
 
 
 def torchrec(request: PlacementRequest, **limits: Any) -> tuple[TableShard, ...]:
