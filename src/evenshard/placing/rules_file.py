@@ -1,4 +1,4 @@
-"""How does an engineer write rules down? As a YAML file; what stands there beside flags adds up with them.
+"""How does an engineer write rules down? As a YAML file; it and the flags add up.
 
 ::
 
@@ -30,7 +30,7 @@ def load_rules(path: Path) -> Rules:
     """
     import yaml
 
-    remedy = f"Its keys are {', '.join(KEYS)}; see the README."
+    remedy = f"Its keys are {', '.join(KEYS)}, as in {{pinned: {{user_id: 0}}, apart: [[a, b]]}}."
     try:
         content = yaml.safe_load(path.read_text())
     except FileNotFoundError:
