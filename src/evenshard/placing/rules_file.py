@@ -32,11 +32,15 @@ def load_rules(path: Path) -> Rules:
 
     remedy = f"Its keys are {', '.join(KEYS)}, as in {{pinned: {{user_id: 0}}, apart: [[a, b]]}}."
     try:
-        content = yaml.safe_load(path.read_text())
+        text = path.read_text()
+        content = yaml.safe_load(text)
+        twice = _twice(yaml.compose(text, Loader=yaml.SafeLoader))
     except FileNotFoundError:
         raise BadFile(path, "no such file", "Check the path.") from None
     except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
         raise BadFile(path, f"is not readable as YAML ({' '.join(str(error).split())})", remedy) from None
+    if twice is not None:
+        raise BadFile(path, f"{twice!r} stands there twice", "Say it once: YAML drops the first.")
     if content is None:
         return Rules()
     if not isinstance(content, Mapping):
@@ -51,6 +55,18 @@ def load_rules(path: Path) -> Rules:
         together=_groups(path, "together", content.get("together") or []),
         apart=_groups(path, "apart", content.get("apart") or []),
     )
+
+
+def _twice(node: Any) -> str | None:
+    """The first key that a mapping of the document holds twice, which YAML's loader keeps to itself."""
+    from yaml import MappingNode
+
+    if not isinstance(node, MappingNode):
+        return None
+    keys = [key.value for key, _ in node.value]
+    repeated = (key for number, key in enumerate(keys) if key in keys[:number])
+    deeper = (_twice(value) for _, value in node.value)
+    return next(repeated, None) or next(filter(None, deeper), None)
 
 
 def _map(path: Path, key: str, content: Any) -> dict[str, tuple[int, ...]]:
