@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -405,10 +406,35 @@ def test_no_password_is_kept(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("http://host:5000", "http://host:5000"),
         ("http://token@host", "http://token@host"),
         ("sqlite:///mlflow.db", "sqlite:///mlflow.db"),
+        ("mysql://a:b@c:d@host/db", "mysql://a:***@host/db"),
+        (
+            "postgresql://host/db?user=a&password=b&sslmode=require",
+            "postgresql://host/db?user=a&password=***&sslmode=require",
+        ),
+        (
+            "request to http://a:b@host:5/api failed: http://host:5/a@b",
+            "request to http://a:***@host:5/api failed: http://host:5/a@b",
+        ),
     ],
 )
 def test_passwords_are_not_shown(uri: str, shown: str) -> None:
     assert without_password(uri) == shown
+
+
+def test_errors_and_logs_hold_no_password(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")  # of which MLflow says the whole address
+        with tracking.stage_run("benchmark_1", PARAMS, {}):
+            pass
+        with pytest.raises(BadConfig) as caught:
+            tracking.champion()
+        [done] = tracking.sync()
+    for said in (caplog.text, str(caught.value), done.problem):
+        assert "me:***@127.0.0.1" in said and "secret" not in said
 
 
 def test_a_database_that_is_away_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch, workdir: Path) -> None:

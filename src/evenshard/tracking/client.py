@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ PATIENCE = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 """MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins."""
+_PASSWORD = re.compile(r"(\w://[^\s/:@]*:)[^\s/]*@|([?&]password=)[^\s&#'\"]+")
+"""In a URI, also in the middle of a sentence."""
 
 
 def tracking_uri() -> str:
@@ -135,11 +138,9 @@ def first_line(error: BaseException) -> str:
         return root.strerror
     if isinstance(root, sqlite3.Error):  # which SQLAlchemy buries below its own advice
         return str(root)
-    return (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+    return without_password((str(error).splitlines() or [type(error).__name__])[0])[:200].rstrip(".")
 
 
-def without_password(uri: str) -> str:
-    """A URI that may be written to a file."""
-    scheme, _, rest = uri.partition("://")
-    user, at, host = rest.rpartition("@")
-    return f"{scheme}://{user.partition(':')[0]}:***@{host}" if at and ":" in user else uri
+def without_password(text: str) -> str:
+    """A URI, or what MLflow says about one, that may be written to a file or a log."""
+    return _PASSWORD.sub(lambda found: f"{found[1]}***@" if found[1] else f"{found[2]}***", text)

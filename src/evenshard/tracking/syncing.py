@@ -85,6 +85,6 @@ def _meant_for(uri: str) -> str:
     """The URI with its password, which the outbox does not keep."""
     if "MLFLOW_TRACKING_URI" in os.environ and without_password(tracking_uri()) == uri:
         return tracking_uri()
-    if ":***@" in uri:
+    if "***" in uri:
         raise BadConfig(f"the outbox is meant for {uri}. Set MLFLOW_TRACKING_URI to that, with its password.")
     return uri
