@@ -16,6 +16,7 @@ from evenshard import tracking
 from evenshard.cli import main
 from evenshard.errors import BadConfig
 from evenshard.lineage import params_hash
+from evenshard.tracking import client as client_module
 from evenshard.tracking import outbox, runs, system_metrics
 from evenshard.tracking.client import first_line, without_password
 from evenshard.tracking.outbox import KeptRun, entries, locked
@@ -446,6 +447,17 @@ def test_a_database_that_is_away_is_noticed_at_once(monkeypatch: pytest.MonkeyPa
     with tracking.stage_run("benchmark_1", PARAMS, {}):
         pass
     assert time.monotonic() - begin < 20
+    assert len(entries()) == 1
+
+
+def test_a_database_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, workdir: Path) -> None:
+    pytest.importorskip("psycopg")
+    monkeypatch.setattr(client_module, "DATABASE_TIMEOUT_S", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"postgresql+psycopg://me:secret@127.0.0.1:{port}/db")
+        with tracking.stage_run("benchmark_1", PARAMS, {}):
+            pass
     assert len(entries()) == 1
 
 

@@ -22,6 +22,7 @@ PATIENCE = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 """MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins."""
+DATABASE_TIMEOUT_S = 10
 _PASSWORD = re.compile(r"(\w://[^\s/:@]*:)[^\s/]*@|([?&]password=)[^\s&#'\"]+")
 """In a URI, also in the middle of a sentence."""
 
@@ -52,10 +53,15 @@ def connect(uri: str | None = None) -> Any:
 
 
 def _try_database(uri: str) -> None:
-    """Connects once: MLflow itself would try for two minutes to reach a database that is away."""
+    """Connects once: MLflow itself would try for two minutes to reach a database that is away.
+
+    One that takes the connection and says nothing would be waited for without an end.
+    """
     import sqlalchemy
 
-    engine = sqlalchemy.create_engine(uri)
+    url = sqlalchemy.make_url(uri)
+    bounded = url.get_backend_name() in ("postgresql", "mysql") and "connect_timeout" not in url.query
+    engine = sqlalchemy.create_engine(url, connect_args={"connect_timeout": DATABASE_TIMEOUT_S} if bounded else {})
     try:
         engine.connect().close()
     finally:
