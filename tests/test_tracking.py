@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
+import os
+import resource
 import socket
 import sqlite3
 from collections.abc import Callable, Mapping
@@ -362,25 +365,61 @@ def test_a_full_disk_stops_no_stage(
     assert "No space left on device" in caplog.text
 
 
-def test_an_outbox_that_cannot_be_written_stops_no_stage(
+@pytest.mark.usefixtures("away")
+def test_what_did_not_fit_on_the_disk_leaves_no_half_line(workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with tracking.stage_run("benchmark_1", PARAMS, {}) as run:
+        assert run._kept is not None
+        operations = run._kept.folder / "operations.jsonl"
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (operations.stat().st_size + 20, limit[1]))
+        try:
+            run.tags({"one": "1"})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        run.tags({"two": "2"})
+    assert "cannot keep what is for MLflow" in caplog.text
+    assert [json.loads(line).get("tags") for line in operations.read_text().splitlines()] == [{"two": "2"}, None]
+
+
+@pytest.mark.usefixtures("away")
+def test_a_disk_that_stays_full_stops_no_stage(workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with tracking.stage_run("benchmark_1", PARAMS, {}) as run, Path("/dev/full").open("wb") as full:
+        assert run._kept is not None
+        os.dup2(full.fileno(), run._kept._file.fileno())
+        run.metrics({"one": 1.0})
+    assert "cannot keep what is for MLflow" in caplog.text
+
+
+def test_a_folder_where_nothing_may_be_written_stops_no_stage(
     workdir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, away: None
 ) -> None:
-    Path("file").touch()
+    Path("file").write_text("")
     monkeypatch.setenv("EVENSHARD_OUTBOX", "file/outbox")
     with tracking.stage_run("train_cost_1", PARAMS, {}) as run:
         run.metrics({"one": 1.0})
-        run.costs([write_costs(Path("costs.parquet"))], "training")
-    assert "what it logs is lost" in caplog.text and caplog.text.count("\n") == 1
+    [warning] = caplog.records
+    assert "nothing can be kept" in warning.getMessage() and "Not a directory" in warning.getMessage()
 
 
-def test_a_damaged_entry_does_not_hold_up_the_others(client: Any, away: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept("one").close()
-    kept("two").close()
-    for damage in ("{", '{"uri": ""}', "[]"):
-        (torn := outbox.entries()[0] / outbox.RUN).write_text(damage)
-        done = tracking.sync("sqlite:///mlflow.db")
-        assert f"{torn} cannot be read" in done[0].problem
-    assert [path.name for path in outbox.entries()] == [done[0].name]
+@pytest.mark.usefixtures("away")
+def test_settings_that_json_does_not_know_are_kept(workdir: Path) -> None:
+    with tracking.stage_run("benchmark_1", {**PARAMS, "mine": {"since": datetime.date(2026, 1, 31)}}, {}):
+        pass
+    client = empty_mlflow(workdir)
+    assert all(not one.problem for one in tracking.sync(f"sqlite:///{workdir}/mlflow.db"))
+    [parent] = [run for name, run in runs_of(client).items() if name.startswith("loop-")]
+    assert parent.data.params["mine.since"] == "2026-01-31"
+
+
+def test_an_entry_that_cannot_be_read_keeps_no_other(client: Any, workdir: Path) -> None:
+    for name, content in (("torn", ""), ("later", '{"uri": "", "record": {"parent": null, "colour": "red"}}')):
+        entry = kept(name)
+        entry.close()
+        (entry.folder / "run.json").write_text(content)
+    kept("whole").close()
+    done = {one.name.split("-")[1]: one.problem for one in tracking.sync()}
+    assert done["whole"] == "" and "run.json cannot be read" in done["torn"] and "'colour'" in done["later"]
+    assert len(entries()) == 2
 
 
 # Settings ------------------------------------------------------------------------------------------------------------

@@ -40,17 +40,20 @@ def outbox_folder() -> Path:
 
 
 class KeptRun:
-    """An entry of the outbox that is being written."""
+    """An entry of the outbox that is being written.
+
+    Raises:
+        OSError: if the disk is full, or nothing may be written there.
+    """
 
     def __init__(self, record: Record) -> None:
         when = time.strftime("%Y%m%dT%H%M%S", time.gmtime(record.start_ms / 1000))
         self.folder = outbox_folder() / f"{when}-{record.name or 'loop'}-{secrets.token_hex(4)}"
         draft = self.folder.with_name(f".{self.folder.name}")
         draft.mkdir(parents=True)
-        (draft / RUN).write_text(
-            json.dumps({"uri": without_password(tracking_uri()), "record": asdict(record)}, indent=1) + "\n"
-        )
-        self._file = (draft / OPERATIONS).open("a")
+        content = {"uri": without_password(tracking_uri()), "record": asdict(record)}
+        (draft / RUN).write_text(json.dumps(content, indent=1, default=str) + "\n")  # YAML knows dates, JSON does not
+        self._file = (draft / OPERATIONS).open("ab", buffering=0)  # what a full disk did not take is gone
         fcntl.flock(self._file, fcntl.LOCK_EX)
         draft.rename(self.folder)
 
@@ -63,9 +66,18 @@ class KeptRun:
             copy = shutil.copytree if source.is_dir() else shutil.copyfile
             copy(source, self.folder / kept)
             operation = {**operation, "path": kept.as_posix()}
-        self._file.write(json.dumps(operation) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._append((json.dumps(operation) + "\n").encode())
+
+    def _append(self, line: bytes) -> None:
+        """The whole line, or nothing of it: behind half of one, the next would be lost too."""
+        whole = os.fstat(self._file.fileno()).st_size
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(whole)
+            raise
 
     def close(self) -> None:
         """Lets ``evenshard sync`` have it."""

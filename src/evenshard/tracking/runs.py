@@ -154,8 +154,7 @@ class StageRun:
     def end(self, status: str) -> None:
         """Ends the run, as FINISHED, FAILED or KILLED."""
         self._do({"kind": "end", "status": status, "end_ms": _now_ms()})
-        if self._kept is not None:
-            self._kept.close()
+        self.close()
 
     def close(self) -> None:
         """Ends nothing, but lets ``evenshard sync`` have what is kept."""
@@ -192,15 +191,19 @@ class StageRun:
         try:
             with patience():
                 action()
-        except Exception as error:
-            trouble = f"{otherwise} at {without_password(tracking_uri())} ({first_line(error)}). The stage goes on; "
+        except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
+            problem = f"{otherwise} at {without_password(tracking_uri())} ({first_line(error)})"
             try:
                 self._kept = outbox.KeptRun(self._record)
-            except OSError as full:  # a full disk, or a volume that nobody may write to
+            except OSError as full:
                 self._record = None
-                log.warning("%swhat it logs is lost, as the outbox cannot be written (%s)", trouble, full)
+                log.warning("%s, and nothing can be kept (%s). The stage goes on, and is not logged", problem, full)
                 return
-            log.warning("%swhat it logs is kept in %s, and `evenshard sync` sends it later", trouble, self._kept.folder)
+            log.warning(
+                "%s. The stage goes on; what it logs is kept in %s, and `evenshard sync` sends it later",
+                problem,
+                self._kept.folder,
+            )
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def _sync_one(folder: Path, to: str | None, away: dict[str, str]) -> Synced:
     run_id, num_sent = "", 0
     try:
         entry = Entry(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:  # the others can still be sent
+    except (OSError, ValueError, KeyError, TypeError) as error:  # torn by a power cut, or of a later version
         return Synced(folder.name, "", 0, f"{folder / RUN} cannot be read ({first_line(error)})")
     uri = to or _meant_for(entry.uri)
     if uri in away:
