@@ -177,6 +177,22 @@ def test_system_metrics_are_asked_for_at_intervals() -> None:
     assert steps == list(range(len(steps))) and len(steps) >= 4
 
 
+def test_a_monitor_that_fails_ends_no_training(
+    client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Lost:
+        def collect_metrics(self) -> None:
+            raise OSError("GPU is lost")
+
+    working = system_metrics._monitors()
+    monkeypatch.setattr(system_metrics, "_monitors", lambda: [Lost(), *working])
+    with tracking.stage_run("train_cost_1", PARAMS, {}):
+        pass
+    [warning] = caplog.records
+    assert "Lost failed (GPU is lost)" in warning.getMessage()
+    assert "system/cpu_utilization_percentage" in runs_of(client)["train_cost_1"].data.metrics
+
+
 # Twice is once -------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ MLflow's own monitor would send each sample at once, which a training waits for 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 INTERVAL_S = 5.0
 PREFIX = "system/"
 """MLflow's pages show metrics with this prefix on a tab of their own."""
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -27,10 +29,14 @@ def watched(run: StageRun, interval_s: float = INTERVAL_S) -> Iterator[None]:
 
     def sample() -> None:
         values: dict[str, float] = {}
-        for monitor in monitors:
-            monitor.collect_metrics()
-            values |= monitor.aggregate_metrics()
-            monitor.clear_metrics()
+        for monitor in list(monitors):
+            try:
+                monitor.collect_metrics()
+                values |= monitor.aggregate_metrics()
+                monitor.clear_metrics()
+            except Exception as error:  # of NVIDIA's library, of psutil or of MLflow: no reason to end a training
+                monitors.remove(monitor)
+                log.warning("%s failed (%s): its part is not watched any more", type(monitor).__name__, error)
         samples.append((int(time.time() * 1000), values))
 
     def watch() -> None:
@@ -64,7 +70,7 @@ def _monitors() -> list[Any]:
 
         psutil.cpu_percent()  # its first answer is always 0
         monitors.append(CPUMonitor())  # type: ignore[no-untyped-call]
-    with suppress(ImportError, RuntimeError):  # without a GPU, or without NVIDIA's library
+    with suppress(Exception):  # without a GPU, without NVIDIA's library, or with one that raises errors of its own
         from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
 
         monitors.append(GPUMonitor())  # type: ignore[no-untyped-call]
