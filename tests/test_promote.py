@@ -17,7 +17,7 @@ from evenshard.cli import main
 from evenshard.cost_dataset import load_costs
 from evenshard.deciding.contest import Contest, contest
 from evenshard.deciding.promotion import Decision, PairedTask, Rules, Verdict, decide
-from evenshard.errors import MeasurementFailed
+from evenshard.errors import BadConfig, MeasurementFailed
 from evenshard.evaluate import QUIET
 from evenshard.models import load_model, save_model
 from evenshard.noise import Noise
@@ -236,6 +236,10 @@ def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkey
     assert newest is not None and newest.version == "2", "a folder that has not won is not registered"
 
 
+def mlflow_is_away(*args: Any) -> Any:
+    raise BadConfig("MLflow did not answer")
+
+
 def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register_folder(bad_model(place / "bad"))
     tracking.set_champion(tracking.COST, "1")
@@ -253,8 +257,12 @@ def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, m
     assert main(command) == 1 and champion() == "models:/evenshard-cost/1"
     assert len(hardware.calls) == 10
     limit[0] = -1
+    with monkeypatch.context() as away:
+        away.setattr("evenshard.deciding.promote.decide", mlflow_is_away)
+        assert main(command) == 2
     assert main(command) in (0, 1)
     assert len(hardware.calls) == 2 * 8 + 2 * 4, "16 placements and 2 controls 4 times, each once"
+    assert not list(place.glob("work/promotion/.*"))
 
 
 @pytest.mark.parametrize(

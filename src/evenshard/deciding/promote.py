@@ -30,7 +30,7 @@ from evenshard.tasks import load_tasks
 from evenshard.tracking.registry import COST, POLICY, ModelVersion, champion, model_version, set_champion
 from evenshard.tracking.versions import newest_version, register_folder, version_of_run
 
-REPORT, COSTS = "promotion.json", "promotion_costs.parquet"
+REPORT, COSTS, JOURNAL = "promotion.json", "promotion_costs.parquet", ".promotion.journal"
 log = logging.getLogger(__name__)
 
 
@@ -113,6 +113,8 @@ def promote(
     else:
         done = _contested(inputs, outputs, (where, version, model), before, measure, search, rules, lineage)
     _write(done, outputs.report / REPORT)
+    if done.contest is not None:  # not before: MLflow may be away when the alias is to move
+        (outputs.report / JOURNAL).unlink()
     return done
 
 
@@ -152,8 +154,7 @@ def _contested(
     if not split.test:
         raise BadFile(inputs.tasks, "has no test tasks", "Write some with `evenshard generate-tables`.")
     earlier = [load_costs(path, pool) for path in inputs.costs]
-    journal_path = outputs.report / ".promotion.journal"
-    with closing(open_hardware(measure)) as hardware, Journal(journal_path) as journal:
+    with closing(open_hardware(measure)) as hardware, Journal(outputs.report / JOURNAL) as journal:
         if model.trained_on.hardware != hardware.provenance.hardware:
             log.warning(
                 "the candidate was trained on %s and is measured on %s",
@@ -162,7 +163,6 @@ def _contested(
             )
         found = contest(model, held, split, search, hardware, measure, journal, earlier)
     save_costs(found.measured, outputs.report / COSTS, lineage)
-    journal_path.unlink()
     decision = decide(found.tasks, found.noise, model.trained_on.num_measured, held.trained_on.num_measured, rules)
     if not decision.promote:
         return Promotion(Outcome.REFUSED, decision.reason, where, before.uri, before.uri, decision, found)
