@@ -105,8 +105,8 @@ def decide(
     """
     rules = rules or Rules()
     common = [one for one in tasks if math.isfinite(one.candidate_ms) and math.isfinite(one.champion_ms)]
-    only_champion = tuple(one.task_id for one in tasks if math.isfinite(one.champion_ms) and one not in common)
-    only_candidate = tuple(one.task_id for one in tasks if math.isfinite(one.candidate_ms) and one not in common)
+    only_champion = tuple(one.task_id for one in tasks if math.isinf(one.candidate_ms) and one.champion_ms < math.inf)
+    only_candidate = tuple(one.task_id for one in tasks if math.isinf(one.champion_ms) and one.candidate_ms < math.inf)
     num_same = sum(one.same_placement for one in common)
     difference_pct, noise_pct = _difference_pct(common), _noise_pct(noise, len(common), num_same)
     verdict = _verdict(difference_pct, noise_pct, rules)
