@@ -1,4 +1,4 @@
-"""Which code and which settings made this? The git commit and the hash of the parameters."""
+"""Which code, settings and files made this? The git commit, and hashes of the parameters and of files."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ class Lineage:
 def params_hash(params: Mapping[str, Any]) -> str:
     """SHA-256 of parameters, whatever the order of their keys."""
     return hashlib.sha256(json.dumps(params, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def git_commit(folder: Path | None = None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -14,7 +13,7 @@ import numpy as np
 import evenshard
 from evenshard.atomic import atomic_path
 from evenshard.costs import MeasuredPlacement
-from evenshard.lineage import UNKNOWN
+from evenshard.lineage import UNKNOWN, sha256_of
 from evenshard.reuse import mean_counts
 from evenshard.saved import reading_saved
 from evenshard.tables import Table
@@ -102,7 +101,7 @@ class TrainedOn:
             dims_per_device=_range(sum(table.embedding_dim for table in shard) for shard in shards),
             weight_bits=tuple(sorted({table.weight_bits for table in tables})),
             git_commit=git_commit,
-            costs_sha256=tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in costs),
+            costs_sha256=tuple(sha256_of(path) for path in costs),
             num_rows_quantiles=_quantiles([table.num_rows for table in tables]),
             embedding_dim_quantiles=_quantiles([table.embedding_dim for table in tables]),
             pooling_factor_quantiles=_quantiles([table.pooling_factor for table in tables]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,9 +161,3 @@ def _compute_ms(measured: Iterable[MeasuredPlacement]) -> dict[Hashable, float]:
 def _median_of(measured: Iterable[MeasuredPlacement], name: str) -> float:
     tables: set[Table] = {table for one in measured for table in one.task.tables}
     return float(median(getattr(table, name) for table in tables))
-
-
-def sha256_of(path: Path) -> str:
-    """64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

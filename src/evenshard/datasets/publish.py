@@ -22,12 +22,12 @@ from evenshard.datasets.checks import (
     noise_in,
     read_content,
     refuse_published,
-    sha256_of,
 )
 from evenshard.datasets.partition import DATA, Partition
 from evenshard.datasets.pull import ABOUT, known, pull
 from evenshard.datasets.repository import POINTER, DatasetFailed, Repository
 from evenshard.errors import BadConfig
+from evenshard.lineage import sha256_of
 from evenshard.table_files import load_tables
 from evenshard.tasks import load_tasks
 

@@ -6,10 +6,10 @@ import json
 import logging
 from dataclasses import dataclass
 
-from evenshard.datasets.checks import sha256_of
 from evenshard.datasets.partition import Partition, folder_name
 from evenshard.datasets.repository import POINTER, DatasetFailed, Repository
 from evenshard.errors import BadConfig, BadFile
+from evenshard.lineage import sha256_of
 
 ABOUT = "dataset.json"
 log = logging.getLogger(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 from evenshard.atomic import atomic_path
 from evenshard.errors import BadConfig, BadFile
 from evenshard.kubeflow.cluster import Cluster, load_cluster
+from evenshard.lineage import sha256_of
 from evenshard.params import load_params
 
 TRAIN, RETRAIN, PLACE = "train", "retrain", "place"
@@ -108,7 +108,7 @@ def data_hash(source: str) -> str:
         outs = (yaml.safe_load(pointer.read_text()) or {}).get("outs") or [{}]
         if "md5" in outs[0]:
             return f"md5:{outs[0]['md5']}"
-    return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" if path.is_file() else ""
+    return f"sha256:{sha256_of(path)}" if path.is_file() else ""
 
 
 def _check_arguments(pipeline: Any, values: Mapping[str, Any]) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from evenshard.errors import BadFile
+from evenshard.lineage import sha256_of
 
 MANIFEST = "evenshard-manifest.json"
 FILES = "files"
 _SCHEMA = 1
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,7 @@ class Manifest:
 
 def stored(path: Path, name: str) -> StoredFile:
     """What a file on disk holds."""
-    with path.open("rb") as file:
-        return StoredFile(name, path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+    return StoredFile(name, path.stat().st_size, sha256_of(path))
 
 
 def _problem(files: Iterable[StoredFile]) -> str | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import evenshard
-from evenshard.lineage import UNKNOWN, git_commit, params_hash
+from evenshard.lineage import UNKNOWN, git_commit, params_hash, sha256_of
 
 STAGE, ROUND = "evenshard.stage", "evenshard.round"
 COMMIT, PARAMS_HASH, VERSION = "evenshard.git_commit", "evenshard.params_hash", "evenshard.version"
@@ -43,10 +43,9 @@ def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
     from evenshard.cost_dataset import read_lineage
 
     origins = [read_lineage(path) for path in paths]
-    contents = [path.read_bytes() for path in paths]
     return {
-        COSTS_SHA256: ",".join(hashlib.sha256(one).hexdigest() for one in contents),
-        COSTS_DVC_MD5: ",".join(hashlib.md5(one, usedforsecurity=False).hexdigest() for one in contents),
+        COSTS_SHA256: ",".join(map(sha256_of, paths)),
+        COSTS_DVC_MD5: ",".join(map(_md5_of, paths)),
         HARDWARE: _joined(one.get("hardware", ()) for one in origins),
         VERSIONS: _joined(one.get("versions", ()) for one in origins),
     }
@@ -54,7 +53,7 @@ def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
 
 def tables_tags(path: Path) -> dict[str, str]:
     """Of a table file: its hash."""
-    return {TABLES_SHA256: hashlib.sha256(path.read_bytes()).hexdigest()}
+    return {TABLES_SHA256: sha256_of(path)}
 
 
 def model_tags(folder: Path) -> dict[str, str]:
@@ -73,6 +72,11 @@ def model_tags(folder: Path) -> dict[str, str]:
     tags = {HARDWARE: seen.hardware, VERSIONS: seen.versions, NUM_MEASURED: str(seen.num_measured)}
     tags[COSTS_SHA256] = ",".join(seen.costs_sha256)
     return {key: value for key, value in tags.items() if value}
+
+
+def _md5_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
 
 
 @cache
