@@ -13,10 +13,10 @@ import evenshard
 from builders import some_tables
 from evenshard import tracking
 from evenshard.cli import main
-from evenshard.lineage import Lineage, knows_commit, params_hash
+from evenshard.lineage import Lineage, knows_commit, params_hash, sha256_of
 from evenshard.params import load_params
 from evenshard.placing.file import save_answer
-from evenshard.placing.stored import find_by_hash
+from evenshard.placing.stored import StoredFiles
 from test_lineage import git
 from tracking_builders import empty_mlflow, write_costs, write_model
 
@@ -166,8 +166,25 @@ def test_datasets_are_found_in_data_and_in_dvcs_cache(placed: Path, capsys: pyte
     Path("data/hardware=h200/costs.parquet").rename(cached)
     assert chain(capsys, 0)["costs"] == [("ok", str(cached))]
     sha256 = tracking.model_version("models:/evenshard-cost/1").tags["evenshard.costs_sha256"]
-    assert find_by_hash(sha256, ()) == cached  # who does not know what DVC calls it reads all
-    assert find_by_hash("0" * 64, ()) is None
+    assert StoredFiles(()).find(sha256) == cached  # who does not know what DVC calls it reads all
+    assert StoredFiles(()).find("0" * 64) is None
+
+
+def test_of_many_hashes_each_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {name: tmp_path / f"{name}.parquet" for name in "abc"}
+    for name, path in files.items():
+        path.write_text(name)
+    (tmp_path / "0.parquet").mkdir()  # as Spark writes them
+    hashes, read = {name: sha256_of(path) for name, path in files.items()}, []
+
+    def reading(path: Path) -> str:
+        read.append(path)
+        return sha256_of(path)
+
+    monkeypatch.setattr("evenshard.placing.stored.sha256_of", reading)
+    stored = StoredFiles([tmp_path])
+    assert {name: stored.find(sha256) for name, sha256 in hashes.items()} == files
+    assert read == list(files.values())
 
 
 def test_a_folder_and_a_bundled_model_are_checked_too(placed: Path, capsys: pytest.CaptureFixture[str]) -> None:

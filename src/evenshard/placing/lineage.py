@@ -17,7 +17,7 @@ from evenshard.lineage import UNKNOWN, knows_commit, params_hash
 from evenshard.models import digest_of
 from evenshard.placing.answer import PlacementAnswer
 from evenshard.placing.model import BUNDLED, model_of, named_model
-from evenshard.placing.stored import find_by_hash
+from evenshard.placing.stored import StoredFiles
 from evenshard.tracking import ModelVersion, find_run, model_version
 from evenshard.tracking.tags import (
     COMMIT,
@@ -70,9 +70,10 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[Link]:
     if "mlflow" in model:
         more, tags = _registered(model["mlflow"], str(model.get("sha256")))
         links += more
-    found, origins = _costs(trained_on.get("costs_sha256") or (), tags, data)
+    stored = StoredFiles((data, Path("work")))
+    found, origins = _costs(trained_on.get("costs_sha256") or (), tags, data, stored)
     links += found
-    links += _tables(answer, tags, data)
+    links += _tables(answer, tags, data, stored)
     links.append(_settings(tags, origins))
     bundled = source is None
     commits = {"model": trained_on.get("git_commit", UNKNOWN), "costs": _joined(origins, "git_commit")}
@@ -143,7 +144,9 @@ def _run(run_id: str) -> Link:
     return Link("MLflow run", run_id, OK, f"{run.name}, {run.status}")
 
 
-def _costs(hashes: tuple[str, ...], tags: Mapping[str, str], data: Path) -> tuple[list[Link], list[dict[str, Any]]]:
+def _costs(
+    hashes: tuple[str, ...], tags: Mapping[str, str], data: Path, stored: StoredFiles
+) -> tuple[list[Link], list[dict[str, Any]]]:
     """The cost datasets, and what those that were found say about their own origin."""
     if not hashes:
         note = "the model names none: it was measured while it was trained"
@@ -153,7 +156,7 @@ def _costs(hashes: tuple[str, ...], tags: Mapping[str, str], data: Path) -> tupl
     for number, sha256 in enumerate(hashes):
         md5 = md5s[number] if len(md5s) == len(hashes) else ""
         value = f"sha256 {sha256[:12]}" + (f", DVC {md5[:12]}" if md5 else "")
-        path = find_by_hash(sha256, (data, Path("work")), md5)
+        path = stored.find(sha256, md5)
         if path is None:
             links.append(Link("costs", value, BROKEN, f"no such file in {data}, work or DVC's cache. Try `dvc pull`"))
             continue
@@ -162,12 +165,12 @@ def _costs(hashes: tuple[str, ...], tags: Mapping[str, str], data: Path) -> tupl
     return links, origins
 
 
-def _tables(answer: PlacementAnswer, tags: Mapping[str, str], data: Path) -> Iterator[Link]:
+def _tables(answer: PlacementAnswer, tags: Mapping[str, str], data: Path, stored: StoredFiles) -> Iterator[Link]:
     """Those that were placed stand in the file itself; those that the model learned from are a file of the loop."""
     count = f"{len(answer.request.tables)} placed, from {answer.lineage.get('tables') or 'Python'}"
     yield Link("tables", count, OK, "they stand in the placement's file")
     if sha256 := tags.get(TABLES_SHA256):
-        path = find_by_hash(sha256, (data, Path("work")))
+        path = stored.find(sha256)
         where = f"no such file in {data} or work" if path is None else str(path)
         yield Link("tables", f"of the training, sha256 {sha256[:12]}", UNCHECKED if path is None else OK, where)
 
