@@ -69,6 +69,7 @@ def test_the_noise_of_a_machine_does_not_average_out() -> None:
         ((8.0, 8.0, 8.1), "faster"),
         ((12.0, 12.0, 12.1), "slower"),
         ((5.0, 10.0, 12.0), "not separable"),
+        ((8.0, 10.0, 15.0), "not separable"),
     ],
 )
 def test_what_a_difference_means(after: tuple[float, ...], verdict: str) -> None:
@@ -159,6 +160,12 @@ def test_loops_in_mlflow(workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     against = printed["sharders"][0]["against_first"]
     assert against[0] is None and against[1]["verdict"] == "faster"
     assert printed["runs"][0][1] == first and printed["remarks"] == []
+
+    with tracking.stage_run("evaluate", {"loop": {"num_rounds": 5}, "generate_tables": {"seed": 0}}, {}) as run:
+        (workdir / "again.csv").write_text((workdir / "evaluation.csv").read_text().replace(",8.", ",12."))
+        run.table("evaluation.json", workdir / "again.csv")
+    assert main(["compare", first, second]) == 0
+    assert "slower" in capsys.readouterr().out, "the last evaluation counts"
 
     stage = tracking.find_runs([first])[0].children[0]
     with tracking.study_run("promote", {}):

@@ -113,6 +113,16 @@ def test_a_range_that_one_table_made_covers_little() -> None:
     assert untold.quantities[1].num_rare is None and not untold.retrain_due
 
 
+def test_a_table_outside_is_not_rare_too() -> None:
+    """It is outside in its dim, and rare in its rows: it counts once."""
+    seen = trained_on([*pool(400), table("one", 10**9, 8, 5.0)])
+    rare = [replace(one, num_rows=5 * 10**8) for one in NOW]
+    assert drift(rare, seen).rare_pct == pytest.approx(100, abs=3)
+    found = drift([replace(one, embedding_dim=5000) for one in rare], seen)
+    assert (found.quantities[1].num_outside, found.quantities[1].num_rare) == (len(NOW), 0)
+    assert found.quantities[0].num_rare and found.rare_pct == 0
+
+
 def test_an_old_file_tells_ranges_alone() -> None:
     none: tuple[float, ...] = ()
     old = replace(
@@ -138,6 +148,7 @@ def test_how_much_is_tolerated() -> None:
     tenth = replace(table("tenth", 1000, 1024, load / 9 / 1024), reuse_bins=None)
     assert drift([*NOW, tenth]).outside_load_pct == pytest.approx(10)
     assert drift([*NOW, tenth]).retrain_due
+    assert drift_of(SEEN, [*NOW, tenth], BATCH_SIZE, tolerated_pct=9.5).retrain_due
     assert not drift_of(SEEN, [*NOW, tenth], BATCH_SIZE, tolerated_pct=10.5).retrain_due
 
 

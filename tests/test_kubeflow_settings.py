@@ -56,6 +56,8 @@ def test_a_stage_takes_from_default_what_it_does_not_say(tmp_path: Path) -> None
     found = cluster.stages["benchmark"]
     assert (found.cpu, found.memory, found.gpus, found.retries) == ("1", "9Gi", 1, 5)
     assert cluster.stages["train_cost"].gpus == 0
+    here = cluster.for_one_machine()
+    assert here.num_parts == 1 and {(one.gpus, one.retries) for one in here.stages.values()} == {(0, 0)}
 
 
 def test_the_settings_that_come_along_do_not_measure_from_memory() -> None:

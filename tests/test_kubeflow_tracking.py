@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
-from evenshard.kubeflow.in_pod import end_loop, log_to_parent, stage_run
+from evenshard.kubeflow.in_pod import end_loop, log_to_parent, record, round_costs, stage_run
 from evenshard.stages.loop import LoopConfig
 from evenshard.tracking.parents import Parent, ensure_parent
 
@@ -97,6 +98,23 @@ def test_pods_that_make_a_parent_at_once_agree(monkeypatch: pytest.MonkeyPatch) 
     parent = Parent(tag="evenshard.loop_id", value="wf-1", name="loop-wf-1")
     assert ensure_parent(client, "0", parent, 5) == "theirs"
     assert client.deleted == ["mine"]
+
+
+def test_metrics_that_are_no_numbers_are_left_out() -> None:
+    logged: dict[str, float] = {}
+
+    class Metrics:
+        def log_metric(self, name: str, value: float) -> None:
+            logged[name] = value
+
+    record(None, Metrics(), {"one": 1, "none": None, "nan": math.nan, "infinite": math.inf})
+    assert logged == {"one": 1.0}
+
+
+def test_the_costs_of_rounds_are_in_their_order(tmp_path: Path) -> None:
+    for name in ("round_010.parquet", "round_002.parquet", "round_001.parquet", "other.parquet"):
+        (tmp_path / name).write_text(name)
+    assert [path.name[6:9] for path in round_costs(tmp_path)] == ["001", "002", "010"]
 
 
 def test_without_a_server_nothing_is_tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

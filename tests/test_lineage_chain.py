@@ -170,6 +170,20 @@ def test_datasets_are_found_in_data_and_in_dvcs_cache(placed: Path, capsys: pyte
     assert StoredFiles(()).find("0" * 64) is None
 
 
+def test_each_dataset_has_the_name_that_dvc_gives_it(placed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = [write_costs(Path(f"work/round_{n}/costs.parquet"), Lineage(f"round {n}")) for n in (2, 3)]
+    model = write_model(Path("work/later"), tuple(costs))
+    with tracking.stage_run("evaluate", {}, {}) as run:
+        run.costs(costs, "training")
+        run.register(model, {})
+    place("models:/evenshard-cost/2")
+    for path, md5 in zip(costs, run._tags["evenshard.costs_dvc_md5"].split(","), strict=True):
+        cached = Path(".dvc/cache/files/md5", md5[:2], md5[2:])
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(cached)
+    assert [state for state, _ in chain(capsys, 1)["costs"]] == ["ok", "ok"]
+
+
 def test_of_many_hashes_each_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {name: tmp_path / f"{name}.parquet" for name in "abc"}
     for name, path in files.items():

@@ -95,7 +95,7 @@ def test_without_a_package_the_settings_are_compiled(fake: FakePipelines, caplog
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELED"])
 def test_wait_ends_as_the_run_does(fake: FakePipelines, capsys: pytest.CaptureFixture[str], state: str) -> None:
-    wait = ["--wait", "--poll-seconds", "0.01"]
+    wait = ["--wait", "--poll-seconds", "0.01", "--patience-minutes", "5"]
     fake.states = ["PENDING", "RUNNING", "SUCCEEDED"]
     assert run(fake, SUBMIT, *wait) == 0
     assert len(fake.asked("GET", "/runs/r1")) == 3
@@ -166,6 +166,9 @@ def test_an_expired_token_is_named(fake: FakePipelines, tmp_path: Path, capsys: 
     assert run(fake, STATUS) == 2
     assert "a call without a token (401)" in the_line(capsys)
     assert len(fake.requests) == 2  # nothing was tried again
+    (tmp_path / "two").write_text("not one\n")
+    assert run(fake, STATUS, "--token-file", "two") == 2
+    assert "holds no token" in the_line(capsys) and len(fake.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -219,6 +222,10 @@ def test_a_silent_server_is_given_up(fake: FakePipelines, capsys: pytest.Capture
     assert len(fake.asked("POST", "/runs")) == 1
     fake.failures["GET /runs/r1"] = [0]
     assert run(fake, STATUS, "--timeout-seconds", "0.2") == 0
+    asked = len(fake.asked("GET", "/runs/r1"))
+    fake.failures["GET /runs/r1"] = [0] * 20
+    assert run(fake, STATUS, "--timeout-seconds", "0.2") == 1
+    assert len(fake.asked("GET", "/runs/r1")) == asked + 4, "nobody but us tries again"
 
 
 def test_a_login_page_is_no_api(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:

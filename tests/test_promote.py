@@ -206,6 +206,8 @@ def test_as_good_with_less_measuring_wins_and_the_way_back_is_refused(place: Pat
     assert champion() == "models:/evenshard-cost/2"
     decision = report()["decision"]
     assert isinstance(decision, dict) and decision["verdict"] == "equal" and decision["num_same"] == 8
+    measured = load_costs(Path("work/promotion/promotion_costs.parquet"), load_tables(Path("work/tables.parquet")))
+    assert {one.proposed_by for one in measured} == {"candidate", "control"}, "one placement is measured once"
     assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 1
     assert champion() == "models:/evenshard-cost/2"
 
@@ -216,6 +218,22 @@ def test_the_policy_of_the_same_run_becomes_champion_too(place: Path) -> None:
     assert main(["promote", "--candidate", str(place / "both")]) == 0
     crowned = tracking.champion(tracking.POLICY)
     assert champion() == "models:/evenshard-cost/1" and crowned is not None and crowned.version == "1"
+
+
+def test_a_version_brings_the_policy_of_its_own_run(place: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    experiment = client.create_experiment("evenshard")
+    bundled = load_model(None, "simulated:h200")
+    for seed in range(2):
+        folder, run_id = place / f"both_{seed}", client.create_run(experiment).info.run_id
+        save_model(folder, bundled.cost_model, bundled.trained_on, (cost_net(seed), policy(), NORMALIZER))
+        for name in (tracking.COST, tracking.POLICY):
+            tracking.register_model(folder, {}, run_id=run_id, name=name)
+    assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 0
+    crowned = tracking.champion(tracking.POLICY)
+    assert crowned is not None and crowned.version == "1"
 
 
 def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

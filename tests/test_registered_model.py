@@ -11,7 +11,7 @@ from builders import cost_net, policy, table, task
 from convex_builders import NORMALIZER, random_model
 from evenshard.errors import BadConfig
 from evenshard.models import load_model, save_model
-from evenshard.tracking import download_model
+from evenshard.tracking import download_model, model_version
 from test_models import TRAINED_ON
 
 
@@ -58,6 +58,10 @@ def test_an_alias_or_a_version_is_the_folder_that_was_registered(registered: Pat
     ],
 )
 def test_what_is_not_registered_is_one_line(registered: Path, uri: str, reason: str) -> None:
+    with pytest.raises(BadConfig):
+        model_version(uri)
+    with pytest.raises(BadConfig, match="Not a proper models:/ URI"):
+        model_version(uri.removeprefix("models:/"))
     with pytest.raises(BadConfig, match=reason) as caught:
         download_model(uri)
     assert str(caught.value).startswith(uri) and "\n" not in str(caught.value)

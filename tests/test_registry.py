@@ -81,6 +81,8 @@ def test_weight_bits_and_memory_count(registry: Path) -> None:
     size_gb = bytes_to_gb(sum(table.size_bytes for table in TABLES))
     with pytest.raises(Exception, match="memory_cap_gb"):
         served("models:/evenshard-cost/1", rows(), memory_cap_gb=size_gb / 3)
+    with pytest.raises(Exception, match="memory_cap_gb"):  # 32 bits where nothing is said
+        served("models:/evenshard-cost/1", rows().drop(columns="weight_bits"), memory_cap_gb=size_gb / 3)
     half = served("models:/evenshard-cost/1", rows().assign(weight_bits=16), memory_cap_gb=size_gb / 3)
     assert set(half["device"]) == {0, 1}
 
@@ -146,6 +148,18 @@ def test_the_same_model_twice_is_one_version(registry: Path) -> None:
     known = tracking.model_version("models:/evenshard-cost/1")
     again = tracking.register_model(registry / "round_0", {"other": "tag"})
     assert (again.version, again.tags) == (known.version, known.tags)
+
+
+def test_the_same_model_of_two_runs_is_two_versions(registry: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("evenshard").experiment_id
+    runs = [client.create_run(experiment).info.run_id for _ in range(2)]
+    versions = [tracking.register_model(registry / "round_0", {}, run_id=run) for run in runs]
+    assert [one.run_id for one in versions] == runs and versions[0].version != versions[1].version
+    other = tracking.register_model(registry / "round_1", {}, run_id=runs[0])
+    assert other.model_id != versions[0].model_id, "another model of the same run has files of its own"
 
 
 def test_a_version_that_was_not_finished_is_none(

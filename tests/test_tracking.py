@@ -23,7 +23,7 @@ from evenshard.tracking import client as client_module
 from evenshard.tracking import outbox, runs, system_metrics
 from evenshard.tracking.client import first_line, without_password
 from evenshard.tracking.outbox import KeptRun, entries, locked
-from evenshard.tracking.parents import flattened
+from evenshard.tracking.parents import Parent, ensure_parent, flattened
 from evenshard.tracking.sending import Record, ensure_run, send
 from evenshard.tracking.syncing import IN_USE
 from tracking_builders import AWAY, empty_mlflow, runs_of, write_costs, write_model
@@ -88,7 +88,10 @@ def check_loop(client: Any) -> None:
     [dataset] = train.inputs.dataset_inputs
     sha256 = train.data.tags["evenshard.costs_sha256"]
     assert dataset.dataset.digest == sha256[:36] and len(sha256) == 64
-    assert {tag.key: tag.value for tag in dataset.tags}["mlflow.data.context"] == "training"
+    of_dataset = {tag.key: tag.value for tag in dataset.tags}
+    assert of_dataset["mlflow.data.context"] == "training"
+    for key in ("evenshard.costs_sha256", "evenshard.costs_dvc_md5"):
+        assert of_dataset[key] == train.data.tags[key]
     assert {one.path for one in client.list_artifacts(train.info.run_id)} == {"cost_net", "costs.parquet"}
     versions = client.search_model_versions()
     assert sorted(one.name for one in versions) == ["evenshard-cost", "evenshard-policy"]
@@ -124,6 +127,16 @@ def test_other_settings_or_new_tables_are_another_loop(client: Any) -> None:
     assert parent_of("evaluate", PARAMS) == first
     assert parent_of("evaluate", {"loop": {"num_rounds": 3}}) != first
     assert parent_of("generate_tables", PARAMS) != first
+
+
+def test_a_loop_learns_its_origin_from_whoever_knows_it(client: Any) -> None:
+    """A parent that was made by one that knew no more than its name, as from an outbox."""
+    experiment = client.create_experiment("evenshard")
+    known = Parent("", "evenshard.key", "1", "loop-1", {"evenshard.git_commit": "abc"}, PARAMS)
+    first = ensure_parent(client, experiment, Parent("", "evenshard.key", "1", "loop-1"), 1000)
+    assert ensure_parent(client, experiment, known, 2000) == first
+    [loop] = runs_of(client).values()
+    assert loop.data.tags["evenshard.git_commit"] == "abc" and loop.data.params["loop.num_rounds"] == "2"
 
 
 def test_a_stage_that_fails_is_a_run_that_failed(client: Any) -> None:
@@ -175,6 +188,29 @@ def test_system_metrics_are_asked_for_at_intervals() -> None:
         time.sleep(0.3)
     steps = [step for name, _, _, step in run.kept if name == "system/cpu_utilization_percentage"]
     assert steps == list(range(len(steps))) and len(steps) >= 4
+
+
+def test_each_sample_is_of_its_own_moment(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rising:
+        def __init__(self) -> None:
+            self.values: list[float] = []
+            self.now = 0.0
+
+        def collect_metrics(self) -> None:
+            self.now += 10
+            self.values.append(self.now)
+
+        def aggregate_metrics(self) -> dict[str, float]:
+            return {"load": sum(self.values) / len(self.values)}
+
+        def clear_metrics(self) -> None:
+            self.values.clear()
+
+    monkeypatch.setattr(system_metrics, "_monitors", lambda: [Rising()])
+    with tracking.stage_run("train_cost_1", PARAMS, {}):
+        pass
+    history = client.get_metric_history(runs_of(client)["train_cost_1"].info.run_id, "system/load")
+    assert [point.value for point in history] == [10, 20]
 
 
 def test_a_monitor_that_fails_ends_no_training(
@@ -314,6 +350,17 @@ def test_a_stage_that_was_killed_is_a_run_that_was_killed(client: Any) -> None:
     [done] = tracking.sync()
     assert (done.problem, done.num_sent) == ("", 2)
     assert runs_of(client)["stage"].info.status == "KILLED"
+
+
+def test_a_loop_that_a_stage_logs_to_is_not_ended_by_it(client: Any) -> None:
+    parent = Parent("", "evenshard.key", "key of the loop", "loop-1")
+    entry = KeptRun(Record("", "", "evenshard", 1000, parent))  # as end_loop("SUCCEEDED") leaves it
+    entry.add({"kind": "tags", "tags": {"evenshard.outcome": "SUCCEEDED"}})
+    entry.close()
+    [done] = tracking.sync()
+    loop = runs_of(client)["loop-1"]
+    assert (done.num_sent, loop.info.status) == (1, "FINISHED")
+    assert loop.data.tags["evenshard.outcome"] == "SUCCEEDED"
 
 
 def test_an_entry_in_use_stays(client: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +82,7 @@ def _sync_one(folder: Path, to: str | None, away: dict[str, str]) -> Synced:
 
 def _meant_for(uri: str) -> str:
     """The URI with its password, which the outbox does not keep."""
-    if "MLFLOW_TRACKING_URI" in os.environ and without_password(tracking_uri()) == uri:
+    if without_password(tracking_uri()) == uri:
         return tracking_uri()
     if "***" in uri:
         raise BadConfig(f"the outbox is meant for {uri}. Set MLFLOW_TRACKING_URI to that, with its password.")
