@@ -117,9 +117,12 @@ def test_the_costs_of_rounds_are_in_their_order(tmp_path: Path) -> None:
     assert [path.name[6:9] for path in round_costs(tmp_path)] == ["001", "002", "010"]
 
 
-def test_without_a_server_nothing_is_tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("uri", [None, ""])
+def test_without_a_server_nothing_is_tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str | None) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if uri is not None:  # a ConfigMap that has the key alone
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with stage_run("train_cost_1", LoopConfig(3)) as run:
         run.metrics({"one": 1.0})
     log_to_parent({"one": 1.0})

@@ -42,7 +42,7 @@ def stage_run(stage: str, *settings: Any) -> Iterator[StageRun]:
     """
     log_to_stderr()
     logging.getLogger().setLevel(logging.WARNING)  # KFP's executor lets everybody talk, and FBGEMM talks a lot
-    if "MLFLOW_TRACKING_URI" not in os.environ:
+    if not _has_server():
         yield StageRun()
         return
     values = {name: value for one in settings for name, value in asdict(one).items()}
@@ -71,14 +71,18 @@ def record(
 def log_to_parent(values: Mapping[str, float], origin: Mapping[str, str] | None = None) -> None:
     """Puts a loop's headline metrics, and the origin of them, on its parent run in MLflow, where MLFLOW_TRACKING_URI
     names a server."""
-    if "MLFLOW_TRACKING_URI" in os.environ:
+    if _has_server():
         tracking.log_to_parent(values, origin)
 
 
 def end_loop(state: str, message: str) -> None:
     """Tells MLflow how the run ended, where MLFLOW_TRACKING_URI names a server."""
-    if "MLFLOW_TRACKING_URI" in os.environ:
+    if _has_server():
         tracking.end_loop(state, message)
+
+
+def _has_server() -> bool:
+    return bool(os.environ.get("MLFLOW_TRACKING_URI"))
 
 
 def lineage(*settings: Any) -> Lineage:

@@ -28,13 +28,13 @@ _PASSWORD = re.compile(r"(\w://[^\s/:@]*:)[^\s/]*@|([?&]password=)[^\s&#'\"]+")
 
 
 def tracking_uri() -> str:
-    """Where runs go."""
-    return os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_URI)
+    """Where runs go. A variable without a value is none, as where a ConfigMap has the key alone."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
 
 
 def registry_uri() -> str:
     """Where models are registered."""
-    return os.environ.get("MLFLOW_REGISTRY_URI", tracking_uri())
+    return os.environ.get("MLFLOW_REGISTRY_URI") or tracking_uri()
 
 
 def connect(uri: str | None = None) -> Any:
@@ -45,7 +45,7 @@ def connect(uri: str | None = None) -> Any:
     """
     from mlflow import MlflowClient
 
-    registry = registry_uri() if uri is None else os.environ.get("MLFLOW_REGISTRY_URI", uri)
+    registry = registry_uri() if uri is None else os.environ.get("MLFLOW_REGISTRY_URI") or uri
     uri = uri or tracking_uri()
     if uri.partition(":")[0].partition("+")[0] in ("postgresql", "mysql", "mssql"):
         _try_database(uri)
