@@ -43,12 +43,14 @@ def train_cost(
     from evenshard.stages import train_cost as stage
 
     settings = section({"train_cost": config}, "train_cost", stage.TrainCostConfig)
-    known, networks = (
-        in_pod.round_costs(Path(costs.path)),
-        map(in_pod.path_of, (previous_cost_net, previous_cost_model)),
-    )
     inputs = stage.TrainCostInputs(
-        in_pod.tables_in(tables), Path(tasks.path), known, round_number, num_rounds, *networks
+        in_pod.tables_in(tables),
+        Path(tasks.path),
+        in_pod.round_costs(Path(costs.path)),
+        round_number,
+        num_rounds,
+        in_pod.path_of(previous_cost_net),
+        in_pod.path_of(previous_cost_model),
     )
     outputs = stage.TrainCostOutputs(Path(cost_net.path), Path(cost_model.path))
     with in_pod.stage_run(f"train_cost_{round_number}", settings) as run:

@@ -15,7 +15,6 @@ from evenshard.evaluate import Answer, ask
 from evenshard.measure import Hardware, Job, Journal, MeasureConfig, measure_jobs
 from evenshard.models import PlacementModel
 from evenshard.noise import Noise, controls_of, noise_of
-from evenshard.placement import Placement
 from evenshard.progress import progress
 from evenshard.sharders.evenshard import EvenshardSharder, SearchConfig
 from evenshard.stages.propose import among_controls
@@ -98,11 +97,7 @@ def _same(ours: Answer, theirs: Answer) -> bool:
     """Whether both keep the same tables together: the tasks' devices are alike, their ids are names."""
     if ours.placement is None or theirs.placement is None:
         return False
-    return _groups(ours.placement) == _groups(theirs.placement)
-
-
-def _groups(placement: Placement) -> frozenset[tuple[int, ...]]:
-    return frozenset(placement.shards()) - {()}
+    return frozenset(ours.placement.shards()) == frozenset(theirs.placement.shards())
 
 
 def _measurement_id(who: str, number: int) -> str:

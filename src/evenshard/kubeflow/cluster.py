@@ -99,12 +99,14 @@ class Cluster:
 
     def measured_again(self, cached: bool) -> Cluster:
         """The same with the cache of the measuring stages on or off."""
-        measuring = {name: replace(self.stages[name], cache=cached) for name in MEASURING}
-        return replace(self, stages={**self.stages, **measuring})
+        return self._measuring(cache=cached)
 
     def with_gpus(self, num_gpus: int) -> Cluster:
         """The same with so many GPUs for each pod that measures."""
-        measuring = {name: replace(self.stages[name], gpus=num_gpus) for name in MEASURING}
+        return self._measuring(gpus=num_gpus)
+
+    def _measuring(self, **changes: Any) -> Cluster:
+        measuring = {name: replace(self.stages[name], **changes) for name in MEASURING}
         return replace(self, stages={**self.stages, **measuring})
 
     def for_one_machine(self) -> Cluster:
