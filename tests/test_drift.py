@@ -12,10 +12,13 @@ import pytest
 from builders import BATCH_SIZE, cost, measured, some_tables, table, task
 from evenshard.cli import main
 from evenshard.deciding.drift import Drift, drift_of
+from evenshard.deciding.replan import request_now
 from evenshard.generator import GeneratorConfig, generate_tables
 from evenshard.placing.file import load_answer
+from evenshard.placing.request import PlacementRequest, caps_of
 from evenshard.reuse import NUM_REUSE_BINS
 from evenshard.table_files import save_tables
+from evenshard.table_sources import TableSet
 from evenshard.tables import Table
 from evenshard.trained_on import QUANTILES, TrainedOn, mean_reuse
 
@@ -267,3 +270,9 @@ def test_bad_input_is_one_line(tables: Path, capsys: pytest.CaptureFixture[str],
     assert main(["drift", "--tables", "tables.csv", *argv]) == 2
     err = capsys.readouterr().err
     assert told in err and err.count("\n") == 1
+
+
+def test_a_new_request_has_todays_batch() -> None:
+    old = PlacementRequest(NOW, caps_of(1.0, 2), 64)
+    found = request_now(old, TableSet.of(NOW[:2]), 128)
+    assert (found.batch_size, found.tables, found.caps_bytes) == (128, NOW[:2], old.caps_bytes)
