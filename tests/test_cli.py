@@ -138,6 +138,10 @@ def test_the_whole_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> No
     }
     assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parent.info.run_id}
     assert {run.info.status for run in children.values()} == {"FINISHED"}
+    for k in ("1", "2"):
+        fit, policy = (children[f"{stage}_{k}"].data.tags for stage in ("train_cost", "train_policy"))
+        for name in ("hardware", "versions", "costs_sha256", "tables_sha256", "git_commit", "params_hash", "libraries"):
+            assert policy[f"evenshard.{name}"] == fit[f"evenshard.{name}"], "a policy learns what its cost network has"
     assert len(client.get_metric_history(children["benchmark_2"].info.run_id, "measured_ms_per_placement")) == 4
     assert children["train_cost_2"].data.params["num_updates"] == "5"
     assert len(client.get_metric_history(children["train_cost_1"].info.run_id, "loss_per_update")) == 5

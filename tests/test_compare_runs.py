@@ -46,6 +46,13 @@ def difference(first: LoopRun, other: LoopRun, sharder: str = "evenshard") -> Sh
 # The rule ------------------------------------------------------------------------------------------------------------
 
 
+def test_other_tables_under_the_same_name_are_other_tasks() -> None:
+    first, other = (loop(name, (10.0, 10.0, 10.0), tables=name) for name in "ab")
+    assert compare([first, other]).remarks == ("b: the file of its tables is another than the first loop's",)
+    assert compare([first, loop("c", (10.0, 10.0, 10.0), tables="a")]).remarks == ()
+    assert compare([first, BEFORE]).remarks == (), "a loop that does not tell"
+
+
 def test_only_settings_that_differ_are_shown() -> None:
     other = loop("b", (10.0, 10.0, 10.0), settings={**SETTINGS, "loop.num_rounds": "5", "measure.seed": "1"})
     found = compare([BEFORE, other, BEFORE])

@@ -18,7 +18,7 @@ from evenshard.params import load_params
 from evenshard.placing.file import save_answer
 from evenshard.placing.stored import StoredFiles
 from test_lineage import git
-from tracking_builders import empty_mlflow, write_costs, write_model
+from tracking_builders import AWAY, empty_mlflow, write_costs, write_model
 
 TABLES = some_tables(4)
 
@@ -69,6 +69,7 @@ def test_every_link_of_a_placement_resolves(placed: Path, capsys: pytest.Capture
     assert links["model"] == [("ok", "its files are the same")]
     assert links["MLflow model"] == [("ok", "aliases: none")]
     assert links["MLflow run"] == [("ok", "evaluate, FINISHED")]
+    assert links["MLflow policy"] == [("ok", "aliases: none")]
     assert links["costs"] == [("ok", "work/round_1/costs.parquet")]
     assert links["settings"] == [("ok", "params.yaml here says the same")]
     assert links["commit of costs"] == links["commit of evaluation"] == [("ok", "git knows it")]
@@ -91,6 +92,11 @@ def test_the_placement_names_the_version_behind_an_alias(placed: Path) -> None:
         "model_id": version.model_id,
         "run_id": version.run_id,
         "asked_for": "models:/evenshard-cost@champion",
+        "policy": {
+            "name": "evenshard-policy",
+            "version": "1",
+            "model_id": tracking.model_version("models:/evenshard-policy/1").model_id,
+        },
     }
 
 
@@ -102,6 +108,17 @@ def _no_version() -> None:
     from mlflow import MlflowClient
 
     MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db").delete_model_version("evenshard-cost", "1")
+
+
+def _no_policy() -> None:
+    from mlflow import MlflowClient
+
+    MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db").delete_model_version("evenshard-policy", "1")
+
+
+def _no_files() -> None:
+    for path in Path("mlruns").rglob("artifacts/model/cost_model"):
+        shutil.rmtree(path)
 
 
 def _no_run() -> None:
@@ -128,7 +145,9 @@ def _no_git() -> None:
         (_other_costs, {"costs"}),
         (lambda: Path("work/round_1/costs.parquet").unlink(), {"costs"}),
         (_no_version, {"model", "MLflow model"}),
+        (_no_policy, {"MLflow policy"}),
         (_no_run, {"MLflow run"}),
+        (_no_files, {"model"}),
         (_other_files, {"model"}),
         (_no_git, {"commit of model", "commit of evaluation", "commit of costs"}),
     ],
@@ -153,6 +172,18 @@ def test_of_a_registered_model_no_folder_for_a_while_is_named(placed: Path, caps
     shutil.rmtree(files)
     [(state, note)] = chain(capsys, 1)["model"]
     assert state == "BROKEN" and note.startswith("models:/evenshard-cost/1/cost_model: ") and "/tmp" not in note
+
+
+def test_an_mlflow_that_is_away_breaks_no_link(
+    placed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", AWAY)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    links = chain(capsys, 0)
+    for what in ("model", "MLflow model", "MLflow run", "MLflow policy"):
+        [(state, note)] = links[what]
+        assert state == "unchecked" and AWAY in note
+    assert links["costs"] == [("ok", "work/round_1/costs.parquet")]
 
 
 def test_datasets_are_found_in_data_and_in_dvcs_cache(placed: Path, capsys: pytest.CaptureFixture[str]) -> None:

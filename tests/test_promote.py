@@ -236,6 +236,32 @@ def test_a_version_brings_the_policy_of_its_own_run(place: Path) -> None:
     assert crowned is not None and crowned.version == "1"
 
 
+def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    run_id = client.create_run(client.create_experiment("evenshard")).info.run_id
+    bundled = load_model(None, "simulated:h200")
+    save_model(place / "both", bundled.cost_model, bundled.trained_on, (cost_net(), policy(), NORMALIZER))
+    for name in (tracking.COST, tracking.POLICY):
+        tracking.register_model(place / "both", {}, run_id=run_id, name=name)
+    assert main(["promote", "--candidate", str(place / "both")]) == 0
+    for name in (tracking.COST, tracking.POLICY):
+        crowned = tracking.champion(name)
+        assert crowned is not None and (crowned.version, crowned.run_id) == ("1", run_id)
+        assert len(client.search_model_versions(f"name = '{name}'")) == 1
+
+
+def test_a_version_without_a_run_brings_its_policy_too(place: Path) -> None:
+    bundled = load_model(None, "simulated:h200")
+    save_model(place / "both", bundled.cost_model, bundled.trained_on, (cost_net(), policy(), NORMALIZER))
+    register_folder(place / "both")
+    assert tracking.champion(tracking.POLICY) is None
+    assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 0
+    crowned = tracking.champion(tracking.POLICY)
+    assert crowned is not None and crowned.version == "1"
+
+
 def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, folder in enumerate((bad_model(place / "one"), bad_model(place / "two", seed=1))):
         assert register_folder(folder)[0].version == str(number + 1)

@@ -43,6 +43,8 @@ def train_policy(
     inputs = stage.TrainPolicyInputs(in_pod.tables_in(tables), Path(tasks.path), own, round_number, num_rounds, before)
     outputs = stage.TrainPolicyOutputs(Path(policy.path))
     with in_pod.stage_run(f"train_policy_{round_number}", settings) as run:
+        run.tables(inputs.tables)
+        run.learned_from(own)
         outcome = stage.run(settings, inputs, outputs)
         run.series("predicted_ms_per_update", outcome.curve)
         in_pod.record(run, metrics, outcome.metrics, outputs.policy)

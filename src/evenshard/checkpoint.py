@@ -1,6 +1,7 @@
 """How do networks survive between stages? A folder: config.json, state.pt, optimizer.pt; no pickled code.
 
-To place tables, config.json and state.pt are enough (``load_network``); training goes on from a whole checkpoint.
+A cost network has trained_on.json too. To place tables, config.json and state.pt are enough (``load_network``);
+training goes on from a whole checkpoint.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from evenshard.features import NUM_FEATURES, FeatureNormalizer
 from evenshard.saved import reading_saved
 from evenshard.sharders.autoshard import AutoShardPolicy
 from evenshard.sharders.dreamshard import DreamShardPolicy
+from evenshard.trained_on import TRAINED_ON, TrainedOn
 
 Net = TypeVar("Net", bound=nn.Module)
 KINDS: dict[str, type[nn.Module]] = {
@@ -54,10 +56,16 @@ def new_checkpoint(net: Net, normalizer: FeatureNormalizer) -> Checkpoint[Net]:
     return Checkpoint(net, normalizer, torch.optim.Adam(net.parameters(), fused=True), round=0)
 
 
-def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path) -> None:
-    """Writes the folder as a whole or not at all."""
+def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: TrainedOn | None = None) -> None:
+    """Writes the folder as a whole or not at all.
+
+    Args:
+        trained_on: the measurements that it learned from; None for a policy, which learns from a cost network.
+    """
     with atomic_path(folder) as draft:
         save_network(checkpoint.net, checkpoint.normalizer, draft, checkpoint.round)
+        if trained_on is not None:
+            trained_on.save(draft / TRAINED_ON)
         torch.save(checkpoint.optimizer.state_dict(), draft / "optimizer.pt")
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from evenshard.atomic import atomic_path
 from evenshard.checkpoint import load_network, save_network
@@ -24,12 +25,11 @@ from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.errors import BadConfig, BadFile
 from evenshard.features import FeatureNormalizer
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
-from evenshard.trained_on import TrainedOn
+from evenshard.trained_on import TRAINED_ON, TrainedOn
 
 SIMULATED = "simulated:"
 COST_MODEL, COST_NET, POLICY = "cost_model", "cost_net", "policy"
 PARTS = (COST_MODEL, COST_NET, POLICY)
-TRAINED_ON = "trained_on.json"
 ANY = "auto"
 """The hardware that fits every model."""
 
@@ -44,7 +44,8 @@ class PlacementModel:
         trained_on: what the cost model has seen.
         source: where it was loaded from: "bundled:h200", or the folder.
         digest: SHA-256 of its files (``digest_of``).
-        registered: what MLflow calls it, if it came from there: name, version, model_id, run_id.
+        registered: what MLflow calls it, if it came from there: name, version, model_id, run_id, and the names of its
+            policy's own version.
     """
 
     cost_model: ConvexCostModel
@@ -52,7 +53,7 @@ class PlacementModel:
     trained_on: TrainedOn
     source: str
     digest: str
-    registered: Mapping[str, str] | None = None
+    registered: Mapping[str, Any] | None = None
 
 
 def load_model(where: str | Path | None = None, hardware: str | None = None) -> PlacementModel:

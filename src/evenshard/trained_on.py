@@ -19,6 +19,8 @@ from evenshard.saved import reading_saved
 from evenshard.tables import Table
 from evenshard.tasks import PlacementTask, distinct_tables
 
+TRAINED_ON = "trained_on.json"
+"""Beside the weights of a network."""
 Range = tuple[float, float]
 TABLE_SLACK = 1.25  # factor beyond a range that says nothing yet, where a table or the batch is concerned
 DEVICE_SLACK = 2.0  # likewise, of what the model adds up by design: devices, and tables and dims on one

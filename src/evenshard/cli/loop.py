@@ -117,6 +117,7 @@ def _train_policy(args: argparse.Namespace) -> Mapping[str, Any]:
     )
     with stage_run(f"train_policy_{args.round}", params, asdict(config)) as run:
         run.tables(args.tables)
+        run.learned_from(args.cost_net)
         outcome = stage.run(config, inputs, stage.TrainPolicyOutputs(args.out))
         run.series("predicted_ms_per_update", outcome.curve)
         run.metrics(outcome.metrics)

@@ -31,6 +31,7 @@ class LoopRun:
         settings: by section and key, such as ``train_policy.entropy_weight``.
         metrics: headline metrics by name, such as ``evenshard.mean_measured_ms``.
         hardware: that its evaluation was measured on; empty where that is not told.
+        tables: hash of the tables that its tasks are made of; empty where that is not told.
         costs_ms: of each sharder, measured cost by task id; infinite where there was no placement or no memory. Empty
             where the loop was not evaluated.
     """
@@ -41,6 +42,7 @@ class LoopRun:
     metrics: Mapping[str, float]
     hardware: str
     costs_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tables: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ def _obstacle(first: LoopRun, other: LoopRun) -> str | None:
     changed = sorted(key for key in keys if first.settings.get(key) != other.settings.get(key))
     if changed:
         return f"its tasks are others than the first loop's ({', '.join(changed)})"
+    if first.tables and other.tables and first.tables != other.tables:
+        return "the file of its tables is another than the first loop's"
     if _tasks(first) != _tasks(other):
         return "its tasks are others than the first loop's"
     return None

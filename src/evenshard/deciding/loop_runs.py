@@ -12,7 +12,7 @@ from typing import Any
 from evenshard.deciding.compared_runs import LoopRun
 from evenshard.errors import BadConfig
 from evenshard.tracking.search import FoundRun, find_runs, run_artifact
-from evenshard.tracking.tags import HARDWARE, STAGE
+from evenshard.tracking.tags import HARDWARE, STAGE, TABLES_SHA256
 
 EVALUATE, TABLE = "evaluate", "evaluation.json"
 
@@ -48,7 +48,15 @@ def _loop_run(run: FoundRun) -> LoopRun:
         table = json.loads(run_artifact(last.run_id, TABLE, Path(folder)).read_text())
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     metrics = {**run.metrics, **last.metrics}
-    return LoopRun(run.name, run.run_id, run.params, metrics, _hardware(rows, last), costs_ms(rows))
+    return LoopRun(
+        run.name,
+        run.run_id,
+        run.params,
+        metrics,
+        _hardware(rows, last),
+        costs_ms(rows),
+        last.tags.get(TABLES_SHA256, ""),
+    )
 
 
 def costs_ms(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

@@ -27,8 +27,16 @@ from evenshard.placing.model import BUNDLED, REGISTERED, model_of
 from evenshard.sharders.evenshard import SearchConfig
 from evenshard.table_files import load_tables
 from evenshard.tasks import load_tasks
-from evenshard.tracking.registry import COST, POLICY, ModelVersion, champion, model_version, set_champion
-from evenshard.tracking.versions import newest_version, register_folder, version_of_run
+from evenshard.tracking.registry import (
+    COST,
+    POLICY,
+    ModelVersion,
+    champion,
+    download_model,
+    model_version,
+    set_champion,
+)
+from evenshard.tracking.versions import newest_version, register_folder, version_of_files
 
 REPORT, COSTS, JOURNAL = "promotion.json", "promotion_costs.parquet", ".promotion.journal"
 log = logging.getLogger(__name__)
@@ -175,11 +183,11 @@ def _contested(
 
 
 def _crown(where: str, version: ModelVersion | None) -> str:
-    """Moves the alias, and that of the policy which the same run made; a folder is registered first."""
+    """Moves the alias, and that of the version that is its policy; a folder is registered first."""
     if version is None:
         version, policy = register_folder(Path(where))
     else:
-        policy = version_of_run(POLICY, version.run_id) if version.run_id else None
+        policy = version_of_files(POLICY, download_model(version.uri), version.run_id)
     if policy is not None:
         set_champion(POLICY, policy.version)
     set_champion(COST, version.version)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.cost_dataset import read_lineage
-from evenshard.errors import BadInput
+from evenshard.errors import BadInput, TrackingFailed
 from evenshard.lineage import UNKNOWN, knows_commit, params_hash
 from evenshard.models import digest_of
 from evenshard.placing.answer import PlacementAnswer
@@ -62,14 +62,13 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[Link]:
     source, _ = named_model(answer)
     model: Mapping[str, Any] = answer.lineage["model"]
     trained_on = model.get("trained_on") or {}
+    in_mlflow, tags = _in_mlflow(model)
+    away = any(link.state == UNCHECKED for link in in_mlflow)
     links = [
         Link("evenshard", str(answer.lineage.get("evenshard_version", UNKNOWN)), TOLD, "that placed"),
-        _model(model),
+        _model(model, UNCHECKED if away else BROKEN),
+        *in_mlflow,
     ]
-    tags: Mapping[str, str] = {}
-    if "mlflow" in model:
-        more, tags = _registered(model["mlflow"], str(model.get("sha256")))
-        links += more
     stored = StoredFiles((data, Path("work")))
     found, origins = _costs(trained_on.get("costs_sha256") or (), tags, data, stored)
     links += found
@@ -91,8 +90,12 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[Link]:
     return links
 
 
-def _model(model: Mapping[str, Any]) -> Link:
-    """The model that placed: still there, and the same files?"""
+def _model(model: Mapping[str, Any], if_failed: str) -> Link:
+    """The model that placed: still there, and the same files?
+
+    Args:
+        if_failed: state where MLflow does not give the files.
+    """
     source, digest = str(model["source"]), str(model.get("sha256"))
     value = f"{source} (sha256 {digest[:12]})"
     try:
@@ -102,8 +105,8 @@ def _model(model: Mapping[str, Any]) -> Link:
             found = model_of(source, None).digest
         else:
             found = digest_of(Path(source)) if Path(source).is_dir() else ""
-    except BadInput as error:
-        return Link("model", value, BROKEN, str(error))
+    except (BadInput, TrackingFailed) as error:
+        return Link("model", value, if_failed if isinstance(error, TrackingFailed) else BROKEN, str(error))
     if not found:
         return Link("model", value, BROKEN, "there is no such folder any more")
     if found != digest:
@@ -111,34 +114,48 @@ def _model(model: Mapping[str, Any]) -> Link:
     return Link("model", value, OK, "its files are the same")
 
 
-def _registered(named: Mapping[str, str], digest: str) -> tuple[list[Link], Mapping[str, str]]:
-    """The version and the run in MLflow, and the version's tags."""
+def _in_mlflow(model: Mapping[str, Any]) -> tuple[list[Link], Mapping[str, str]]:
+    """The version, its run and its policy's version, and the version's tags; nothing of a model from elsewhere."""
+    if "mlflow" not in model:
+        return [], {}
+    named = model["mlflow"]
+    version, tags = _registered("MLflow model", named, str(model.get("sha256")))
+    links = [version]
+    if named.get("run_id"):
+        links.append(_run(named["run_id"]))  # which may outlive the version
+    if "policy" in named:
+        links.append(_registered("MLflow policy", named["policy"], None)[0])
+    return links, tags
+
+
+def _registered(what: str, named: Mapping[str, str], digest: str | None) -> tuple[Link, Mapping[str, str]]:
+    """The version in MLflow, and its tags; ``digest`` that its files must have, None where nothing tells."""
     uri = f"models:/{named['name']}/{named['version']}"
     value = f"{uri} ({named.get('model_id') or 'no model id'})"
     try:
         version: ModelVersion = model_version(uri)
-    except BadInput as error:
-        return [Link("MLflow model", value, BROKEN, str(error)), *_runs(named)], {}
+    except (BadInput, TrackingFailed) as error:
+        return Link(what, value, _state(error), str(error)), {}
     told = version.tags.get(SHA256)
-    if told not in (None, digest):
+    if digest is not None and told not in (None, digest):
         state, note = BROKEN, f"MLflow says sha256 {str(told)[:12]}"
     elif version.model_id != named.get("model_id", ""):
         state, note = BROKEN, f"is model {version.model_id or 'without an id'} now"
     else:
         state, note = OK, f"aliases: {', '.join(version.aliases) or 'none'}"
-    return [Link("MLflow model", value, state, note), *_runs(named)], version.tags
+    return Link(what, value, state, note), version.tags
 
 
-def _runs(named: Mapping[str, str]) -> list[Link]:
-    """The run that made a version, if one did; it may outlive the version."""
-    return [_run(named["run_id"])] if named.get("run_id") else []
+def _state(error: Exception) -> str:
+    """An MLflow that is away tells nothing about what it holds."""
+    return UNCHECKED if isinstance(error, TrackingFailed) else BROKEN
 
 
 def _run(run_id: str) -> Link:
     try:
         run = find_run(run_id)
-    except BadInput as error:
-        return Link("MLflow run", run_id, BROKEN, str(error))
+    except (BadInput, TrackingFailed) as error:
+        return Link("MLflow run", run_id, _state(error), str(error))
     if run is None:
         return Link("MLflow run", run_id, BROKEN, "MLflow has no such run")
     return Link("MLflow run", run_id, OK, f"{run.name}, {run.status}")

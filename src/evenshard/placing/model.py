@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from evenshard.errors import BadConfig, BadInput
 from evenshard.models import ANY, SIMULATED, PlacementModel, load_model
 from evenshard.placing.answer import PlacementAnswer
 from evenshard.storage import is_address, local
-from evenshard.tracking import download_model, model_version
+from evenshard.tracking import POLICY, ModelVersion, download_model, model_version, version_of_files
 
 BUNDLED = "bundled:"
 REGISTERED = "models:/"
@@ -25,21 +26,18 @@ def model_of(where: str | Path | None, hardware: str | None) -> PlacementModel:
 
     Raises:
         BadInput: if there is none, it cannot be read, or it is of other hardware.
+        TrackingFailed: if MLflow cannot be reached.
     """
     if isinstance(where, str) and where.startswith(REGISTERED):
         version = model_version(where)  # an alias may name another one tomorrow
-        registered = {
-            "name": version.name,
-            "version": version.version,
-            "model_id": version.model_id,
-            "run_id": version.run_id,
-            "asked_for": where,
-        }
+        registered: dict[str, Any] = {**_names(version), "run_id": version.run_id, "asked_for": where}
         folder = download_model(version.uri)
         try:
             model = load_model(folder, hardware)
         except BadInput as error:  # nobody knows the folder that it was fetched into
             raise BadConfig(str(error).replace(str(folder), version.uri)) from None
+        if model.policy is not None and (policy := version_of_files(POLICY, folder, version.run_id)) is not None:
+            registered["policy"] = _names(policy)
         return replace(model, source=version.uri, registered=registered)
     if where is not None and is_address(where):
         with local(where) as folder:
@@ -75,6 +73,10 @@ def other_model(answer: PlacementAnswer, model: PlacementModel) -> str | None:
         f"{model.source} (sha256 {model.digest[:12]}) is not the model that this placement was made with: "
         f"{made_with.get('source')} (sha256 {str(made_with.get('sha256'))[:12]}); its figures differ from the file's"
     )
+
+
+def _names(version: ModelVersion) -> dict[str, str]:
+    return {"name": version.name, "version": version.version, "model_id": version.model_id}
 
 
 def _model(answer: PlacementAnswer) -> dict[str, object]:

@@ -98,11 +98,12 @@ def run(
     if not whole:
         problem = "no whole placement that fits its devices, so there is nothing to learn from"
         raise BadFile(inputs.costs[-1], problem, "Measure some with `evenshard benchmark --placements`.")
-    outcome = _fit_cost_net(config, inputs, outputs.cost_net, whole, load_tasks(inputs.tasks, pool).train)
+    lineage = lineage or Lineage()
+    outcome = _fit_cost_net(config, inputs, outputs.cost_net, whole, load_tasks(inputs.tasks, pool).train, lineage)
     if outputs.cost_model is None:
         return outcome
     known = [one for one in ran if not one.is_control]
-    more = _fit_cost_model(config, inputs, outputs.cost_model, known, lineage or Lineage())
+    more = _fit_cost_model(config, inputs, outputs.cost_model, known, lineage)
     return Outcome({**outcome.metrics, **more}, outcome.curve)
 
 
@@ -117,6 +118,7 @@ def _fit_cost_net(
     folder: Path,
     measured: Sequence[MeasuredPlacement],
     tasks: Sequence[PlacementTask],
+    lineage: Lineage,
 ) -> Outcome:
     torch.manual_seed(config.seed)
     if inputs.cost_net is None:
@@ -136,7 +138,8 @@ def _fit_cost_net(
     show = partial(progress, description=f"train cost {inputs.round}")
     with one_thread():
         losses = fit_cost_net(checkpoint.net, checkpoint.optimizer, data, fit, generator, show)
-    save_checkpoint(replace(checkpoint, round=inputs.round), folder)
+    seen = TrainedOn.of(measured, lineage.git_commit, inputs.costs)
+    save_checkpoint(replace(checkpoint, round=inputs.round), folder, seen)
     error = _median_abs_pct_error(checkpoint, data)
     log.info("round %d: cost network fitted to %d placements, median error %.1f %%", inputs.round, len(measured), error)
     return Outcome(

@@ -9,6 +9,7 @@
     sending         how MLflow gets it: operations that count once, however often they are sent
     outbox          what is kept while MLflow is away (syncing: and sent later)
     registry        registered models: a folder becomes a version (pyfunc: that serves), and a version a folder
+    versions        which version is meant: the newest, or the one with a folder's files
     search          loops and their stages, by name
 
 Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working directory.
@@ -30,6 +31,7 @@ from evenshard.tracking.registry import (
 from evenshard.tracking.runs import StageRun, end_loop, log_to_parent, stage_run, study_run
 from evenshard.tracking.search import FoundRun, find_run, find_runs, run_artifact
 from evenshard.tracking.syncing import Synced, sync
+from evenshard.tracking.versions import version_of_files
 
 __all__ = [
     "CHAMPION",
@@ -57,4 +59,5 @@ __all__ = [
     "stage_run",
     "study_run",
     "sync",
+    "version_of_files",
 ]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from evenshard.errors import BadConfig
+from evenshard.errors import BadConfig, EvenshardError, TrackingFailed
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -23,6 +23,8 @@ PATIENCE = {
 }
 """MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins."""
 DATABASE_TIMEOUT_S = 10
+THE_ASKERS = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
+"""Errors in MLflow's answer that are the asker's."""
 _PASSWORD = re.compile(r"(\w://[^\s/:@]*:)[^\s/]*@|([?&]password=)[^\s&#'\"]+")
 """In a URI, also in the middle of a sentence."""
 
@@ -145,6 +147,23 @@ def first_line(error: BaseException) -> str:
     if isinstance(root, sqlite3.Error):  # which SQLAlchemy buries below its own advice
         return str(root)
     return without_password((str(error).splitlines() or [type(error).__name__])[0])[:200].rstrip(".")
+
+
+def blamed(error: BaseException, problem: str, remedy: str) -> EvenshardError:
+    """What to raise for an error of MLflow's: the question was wrong, or MLflow could not be asked.
+
+    Args:
+        problem: in our words; what MLflow says is added.
+        remedy: for a question that was wrong.
+
+    Returns:
+        BadConfig where MLflow has answered that there is no such thing, or that this user may not see it;
+        TrackingFailed, which another try may mend, for all else.
+    """
+    said = f"{problem} ({first_line(error)})"
+    if getattr(error, "error_code", "") in THE_ASKERS:
+        return BadConfig(f"{said}. {remedy}")
+    return TrackingFailed(f"{said}. Try again, or set MLFLOW_TRACKING_URI to where it answers.")
 
 
 def without_password(text: str) -> str:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.errors import BadConfig
+from evenshard.errors import BadConfig, TrackingFailed
 from evenshard.tracking.client import (
+    blamed,
     connect,
     experiment_id,
-    first_line,
     patience,
     registry_uri,
     require_mlflow,
@@ -141,7 +141,8 @@ def model_version(uri: str) -> ModelVersion:
     """What MLflow knows about ``models:/evenshard-cost@champion`` or ``models:/evenshard-cost/3``.
 
     Raises:
-        BadConfig: if there is no such model, alias or version, or MLflow cannot be reached.
+        BadConfig: if there is no such model, alias or version.
+        TrackingFailed: if MLflow cannot be reached.
     """
     name, alias, version = _parsed(uri)
     with _asking(uri):
@@ -155,7 +156,7 @@ def champion(name: str = COST) -> ModelVersion | None:
     """The version that the alias ``champion`` names, or None where nobody has won yet.
 
     Raises:
-        BadConfig: if MLflow cannot be reached.
+        TrackingFailed: if MLflow cannot be reached.
     """
     with _asking(f"models:/{name}@{CHAMPION}"):
         client = connect()
@@ -168,7 +169,8 @@ def set_champion(name: str, version: str) -> None:
     """Moves the alias ``champion`` to a version.
 
     Raises:
-        BadConfig: if there is no such version, or MLflow cannot be reached.
+        BadConfig: if there is no such version.
+        TrackingFailed: if MLflow cannot be reached.
     """
     with _asking(f"models:/{name}/{version}"):
         client = connect()
@@ -183,16 +185,19 @@ def download_model(uri: str) -> Path:
         A folder that lives as long as this process. What is in there is for ``evenshard.models`` to say.
 
     Raises:
-        BadConfig: if there is no such model, alias or version, or MLflow cannot be reached.
+        BadConfig: if there is no such model, alias or version.
+        TrackingFailed: if MLflow cannot be reached.
     """
-    require_mlflow(uri)
+    of_version = model_version(uri).uri  # says at once what is wrong, where a download would try for minutes
     folder = Path(tempfile.mkdtemp(prefix="evenshard-model-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with _asking(uri):
         from mlflow.artifacts import download_artifacts
 
         got = Path(
-            download_artifacts(uri, dst_path=str(folder), tracking_uri=tracking_uri(), registry_uri=registry_uri())
+            download_artifacts(
+                of_version, dst_path=str(folder), tracking_uri=tracking_uri(), registry_uri=registry_uri()
+            )
         )
         return got / _INSIDE if (got / _INSIDE).is_dir() else got  # a plain folder can be a version too
 
@@ -203,13 +208,14 @@ def _asking(uri: str) -> Iterator[None]:
     try:
         with patience():
             yield
-    except BadConfig:
+    except (BadConfig, TrackingFailed):
         raise
     except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
         where = without_password(registry_uri())
-        raise BadConfig(
-            f"{uri}: MLflow at {where} did not give this model ({first_line(error)}). Name a model, alias or "
-            f"version that is registered there, or a model's folder."
+        raise blamed(
+            error,
+            f"{uri}: MLflow at {where} did not give this model",
+            "Name a model, alias or version that is registered there, or a model's folder.",
         ) from None
 
 

@@ -35,6 +35,7 @@ from evenshard.tracking.tags import (
     VERSIONS,
     costs_tags,
     model_tags,
+    network_tags,
     origin_tags,
     tables_tags,
 )
@@ -110,6 +111,11 @@ class StageRun:
         """Tags the run with the hash of the tables that it works on."""
         if self._record is not None:
             self.tags(tables_tags(path))
+
+    def learned_from(self, cost_net: Path) -> None:
+        """Tags the run of a policy with what its cost network was trained on."""
+        if self._record is not None:
+            self.tags(network_tags(cost_net))
 
     @property
     def origin(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from evenshard.errors import BadConfig
 from evenshard.tracking.client import (
+    blamed,
     connect,
     experiment_name,
     first_line,
@@ -57,7 +58,8 @@ def find_runs(names: Sequence[str] = ()) -> list[FoundRun]:
         names: ids (or their first 6 digits and more) or names of runs. Of several runs with one name, the newest.
 
     Raises:
-        BadConfig: if one is not there, or MLflow cannot be reached.
+        BadConfig: if one is not there.
+        TrackingFailed: if MLflow cannot be reached.
     """
     require_mlflow(", ".join(names) or "runs")
     try:
@@ -65,7 +67,7 @@ def find_runs(names: Sequence[str] = ()) -> list[FoundRun]:
             runs = _all_runs(connect())
     except Exception as error:
         where = without_password(tracking_uri())
-        raise BadConfig(f"MLflow at {where} did not answer ({first_line(error)}). Set MLFLOW_TRACKING_URI.") from None
+        raise blamed(error, f"MLflow at {where} did not answer", "Set MLFLOW_TRACKING_URI.") from None
     by_parent: dict[str, list[FoundRun]] = {}
     for run in sorted(runs, key=lambda one: one.start_ms):
         by_parent.setdefault(run.parent_id, []).append(run)
@@ -78,7 +80,7 @@ def find_run(run_id: str) -> FoundRun | None:
     """One run, of whatever experiment; None where it is not there, or deleted.
 
     Raises:
-        BadConfig: if MLflow cannot be reached.
+        TrackingFailed: if MLflow cannot be reached.
     """
     from mlflow.exceptions import MlflowException
 
@@ -90,7 +92,7 @@ def find_run(run_id: str) -> FoundRun | None:
         if isinstance(error, MlflowException) and error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         where = without_password(tracking_uri())
-        raise BadConfig(f"MLflow at {where} did not answer ({first_line(error)}). Set MLFLOW_TRACKING_URI.") from None
+        raise blamed(error, f"MLflow at {where} did not answer", "Set MLFLOW_TRACKING_URI.") from None
     return _run(found) if found.info.lifecycle_stage == "active" else None
 
 
@@ -98,7 +100,7 @@ def run_artifact(run_id: str, path: str, folder: Path) -> Path:
     """Fetches a file that a run has uploaded, such as ``reports/metrics.json``, into a folder.
 
     Raises:
-        BadConfig: if it is not there, or MLflow cannot be reached.
+        BadConfig: if it is not there.
     """
     try:
         with patience():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenshard.errors import BadConfig
 from evenshard.tracking.client import connect, environment, first_line, patience, tracking_uri, without_password
 from evenshard.tracking.outbox import RUN, Entry, entries, locked
 from evenshard.tracking.sending import ensure_run, send
@@ -40,9 +39,6 @@ def sync(to: str | None = None) -> list[Synced]:
 
     Returns:
         One record per entry. Entries with a problem stay where they are.
-
-    Raises:
-        BadConfig: if the password of the MLflow that an entry was meant for is not in MLFLOW_TRACKING_URI.
     """
     done: list[Synced] = []
     away: dict[str, str] = {}
@@ -60,6 +56,9 @@ def _sync_one(folder: Path, to: str | None, away: dict[str, str]) -> Synced:
     except (OSError, ValueError, KeyError, TypeError) as error:  # torn by a power cut, or of a later version
         return Synced(folder.name, "", 0, f"{folder / RUN} cannot be read ({first_line(error)})")
     uri = to or _meant_for(entry.uri)
+    if not to and "***" in uri:
+        problem = f"it is meant for {uri}. Set MLFLOW_TRACKING_URI to that, with its password, or name another (--to)"
+        return Synced(folder.name, "", 0, problem)
     if uri in away:
         return Synced(folder.name, "", 0, away[uri])
     try:
@@ -82,8 +81,4 @@ def _sync_one(folder: Path, to: str | None, away: dict[str, str]) -> Synced:
 
 def _meant_for(uri: str) -> str:
     """The URI with its password, which the outbox does not keep."""
-    if without_password(tracking_uri()) == uri:
-        return tracking_uri()
-    if "***" in uri:
-        raise BadConfig(f"the outbox is meant for {uri}. Set MLFLOW_TRACKING_URI to that, with its password.")
-    return uri
+    return tracking_uri() if without_password(tracking_uri()) == uri else uri

@@ -56,22 +56,28 @@ def tables_tags(path: Path) -> dict[str, str]:
     return {TABLES_SHA256: sha256_of(path)}
 
 
-def model_tags(folder: Path) -> dict[str, str]:
-    """Of a model's folder: what it was trained on; nothing where that is not told.
+def network_tags(folder: Path) -> dict[str, str]:
+    """Of a cost network's folder: what it was trained on; nothing where that is not told.
 
     Raises:
         BadFile: if it cannot be read.
     """
-    from evenshard.models import COST_MODEL, TRAINED_ON
-    from evenshard.trained_on import TrainedOn
+    from evenshard.trained_on import TRAINED_ON, TrainedOn
 
-    path = folder / COST_MODEL / TRAINED_ON
+    path = folder / TRAINED_ON
     if not path.exists():
         return {}
     seen = TrainedOn.load(path)
     tags = {HARDWARE: seen.hardware, VERSIONS: seen.versions, NUM_MEASURED: str(seen.num_measured)}
     tags[COSTS_SHA256] = ",".join(seen.costs_sha256)
     return {key: value for key, value in tags.items() if value}
+
+
+def model_tags(folder: Path) -> dict[str, str]:
+    """Likewise, of a model's folder."""
+    from evenshard.models import COST_MODEL
+
+    return network_tags(folder / COST_MODEL)
 
 
 def _md5_of(path: Path) -> str:

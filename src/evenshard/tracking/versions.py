@@ -1,40 +1,54 @@
-"""Which version of a registered model is meant: the newest, the one that a run made, or a folder's that is none yet?"""
+"""Which version of a registered model is meant: the newest, the one of a run, the one with a folder's very files?"""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from evenshard.errors import BadConfig, BadInput
-from evenshard.tracking.client import connect, first_line, patience, registry_uri, require_mlflow, without_password
-from evenshard.tracking.registry import COST, POLICY, ModelVersion, model_version, register_model
-from evenshard.tracking.tags import COMMIT, VERSION, model_tags
+from evenshard.errors import BadFile, BadInput, TrackingFailed
+from evenshard.tracking.client import blamed, connect, patience, registry_uri, require_mlflow, without_password
+from evenshard.tracking.registry import COST, POLICY, ModelVersion, copy_parts, model_version, register_model
+from evenshard.tracking.tags import COMMIT, SHA256, VERSION, model_tags
 
 
 def newest_version(name: str = COST) -> ModelVersion | None:
     """The version that was registered last; None where there is none.
 
     Raises:
-        BadConfig: if MLflow cannot be reached.
+        TrackingFailed: if MLflow cannot be reached.
     """
     return _last(name, f"name = '{name}'")
 
 
-def version_of_run(name: str, run_id: str) -> ModelVersion | None:
-    """The version that a run made; None where it made none.
+def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
+    """The last version with the very files of a model's folder; None where there is none, or no such part.
+
+    Args:
+        run_id: of a run whose version comes before those of others.
 
     Raises:
-        BadConfig: if MLflow cannot be reached.
+        TrackingFailed: if MLflow cannot be reached.
     """
-    return _last(name, f"name = '{name}' AND run_id = '{run_id}'")
+    from evenshard.models import digest_of
+
+    with tempfile.TemporaryDirectory(prefix="evenshard-parts-") as scratch:
+        try:
+            copy_parts(folder, Path(scratch), name)
+        except BadFile:
+            return None
+        digest = digest_of(Path(scratch))
+    return _last(name, f"name = '{name}' AND tags.`{SHA256}` = '{digest}'", run_id)
 
 
 def register_folder(folder: Path) -> tuple[ModelVersion, ModelVersion | None]:
     """Makes a model's folder a version of evenshard-cost, and of evenshard-policy where it has a policy.
 
+    Versions that have these files already are taken: a loop has registered its last round itself.
+
     Raises:
         BadFile: if the folder is no model.
-        BadConfig: if MLflow cannot be reached, or does not take it.
+        TrackingFailed: if MLflow cannot be reached, or does not take it.
     """
     from evenshard.models import load_model
 
@@ -42,26 +56,29 @@ def register_folder(folder: Path) -> tuple[ModelVersion, ModelVersion | None]:
     tags = {COMMIT: seen.git_commit, VERSION: seen.evenshard_version, **model_tags(folder)}
     try:
         with patience():
-            version = register_model(folder, tags)
-            policy = register_model(folder, tags, name=POLICY) if (folder / "policy").is_dir() else None
-    except BadInput:
+            version = version_of_files(COST, folder) or register_model(folder, tags)
+            policy = version_of_files(POLICY, folder)
+            if policy is None and (folder / "policy").is_dir():
+                policy = register_model(folder, tags, name=POLICY)
+    except (BadInput, TrackingFailed):
         raise
     except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
         where = without_password(registry_uri())
-        raise BadConfig(f"{folder}: MLflow at {where} did not take this model ({first_line(error)}).") from None
+        raise blamed(error, f"{folder}: MLflow at {where} did not take this model", "Name another folder.") from None
     return version, policy
 
 
-def _last(name: str, wanted: str) -> ModelVersion | None:
+def _last(name: str, wanted: str, run_id: str = "") -> ModelVersion | None:
     require_mlflow(name)
     try:
         with patience():
             known: list[Any] = list(connect().search_model_versions(wanted))
     except Exception as error:
         where = without_password(registry_uri())
-        raise BadConfig(
-            f"MLflow at {where} did not tell the versions of {name} ({first_line(error)}). Set MLFLOW_TRACKING_URI."
+        raise blamed(
+            error, f"MLflow at {where} did not tell the versions of {name}", "Set MLFLOW_TRACKING_URI."
         ) from None
     if not known:
         return None
-    return model_version(f"models:/{name}/{max(int(one.version) for one in known)}")
+    of_run = [one for one in known if run_id and one.run_id == run_id]
+    return model_version(f"models:/{name}/{max(int(one.version) for one in of_run or known)}")
