@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evenshard.errors import BadConfig, BadFile
+from evenshard.plain_yaml import load_yaml
 
 Config = TypeVar("Config")
 CORRECT_IT = "Correct it in params.yaml, or in the file of --params."
@@ -20,14 +21,12 @@ def load_params(path: Path) -> dict[str, Any]:
     Raises:
         BadFile: if it is missing or no YAML mapping.
     """
-    import yaml
-
     try:
-        params = yaml.safe_load(path.read_text())
+        params = load_yaml(path.read_text())
     except FileNotFoundError:
         raise BadFile(path, "no such file", "Name one with --params.") from None
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise BadFile(path, f"not readable as YAML ({' '.join(str(error).split())})", "Repair it.") from None
+    except (OSError, ValueError) as error:
+        raise BadFile(path, f"not readable as YAML ({error})", "Repair it.") from None
     if not isinstance(params, dict):
         raise BadFile(path, "is no mapping of sections", "Start from the params.yaml of the repository.")
     return params

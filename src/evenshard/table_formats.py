@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.errors import BadFile
+from evenshard.plain_yaml import load_yaml
 from evenshard.reuse import NUM_REUSE_BINS
 
 REQUIRED_COLUMNS = ("name", "num_rows", "embedding_dim", "pooling_factor")
@@ -62,13 +63,10 @@ def _write_json(records: list[Record], path: Path) -> None:
 
 
 def _read_yaml(path: Path) -> list[Any]:
-    import yaml
-
     text = _text(path)
     try:
-        content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    # The loader lets its own slips through, on a date such as 2024-13-45 or on "!!bool perhaps".
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        content = load_yaml(text)
+    except ValueError as error:
         raise BadFile(path, f"is not YAML: {one_line(error)}", "Correct it there, or write the file anew.") from error
     return _records_of(path, content)
 

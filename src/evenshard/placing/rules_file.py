@@ -18,6 +18,7 @@ from typing import Any
 
 from evenshard.errors import BadFile
 from evenshard.placing.request import Rules
+from evenshard.plain_yaml import load_yaml
 
 KEYS = tuple(field.name for field in fields(Rules))
 
@@ -28,19 +29,13 @@ def load_rules(path: Path) -> Rules:
     Raises:
         BadFile: if it is missing, no YAML, or holds something else.
     """
-    import yaml
-
     remedy = f"Its keys are {', '.join(KEYS)}, as in {{pinned: {{user_id: 0}}, apart: [[a, b]]}}."
     try:
-        text = path.read_text()
-        content = yaml.safe_load(text)
-        twice = _twice(yaml.compose(text, Loader=yaml.SafeLoader))
+        content = load_yaml(path.read_text())
     except FileNotFoundError:
         raise BadFile(path, "no such file", "Check the path.") from None
-    except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
-        raise BadFile(path, f"is not readable as YAML ({' '.join(str(error).split())})", remedy) from None
-    if twice is not None:
-        raise BadFile(path, f"{twice!r} stands there twice", "Say it once: YAML drops the first.")
+    except (OSError, ValueError) as error:
+        raise BadFile(path, f"is not readable as YAML ({error})", remedy) from None
     if content is None:
         return Rules()
     if not isinstance(content, Mapping):
@@ -55,18 +50,6 @@ def load_rules(path: Path) -> Rules:
         together=_groups(path, "together", content.get("together") or []),
         apart=_groups(path, "apart", content.get("apart") or []),
     )
-
-
-def _twice(node: Any) -> str | None:
-    """The first key that a mapping of the document holds twice, which YAML's loader keeps to itself."""
-    from yaml import MappingNode
-
-    if not isinstance(node, MappingNode):
-        return None
-    keys = [key.value for key, _ in node.value]
-    repeated = (key for number, key in enumerate(keys) if key in keys[:number])
-    deeper = (_twice(value) for _, value in node.value)
-    return next(repeated, None) or next(filter(None, deeper), None)
 
 
 def _map(path: Path, key: str, content: Any) -> dict[str, tuple[int, ...]]:

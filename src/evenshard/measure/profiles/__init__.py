@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from evenshard.atomic import atomic_path
 from evenshard.errors import BadConfig, BadFile
+from evenshard.plain_yaml import load_yaml
 
 Profile = TypeVar("Profile")
 _REMEDY = "Start from one of the profiles that come with evenshard, or calibrate anew."
@@ -88,14 +89,12 @@ def write_profile(template: Path, values: Mapping[str, float], source: str, path
 
 
 def _load(path: Path) -> dict[str, Any]:
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text())
+        content = load_yaml(path.read_text())
     except FileNotFoundError:
         raise BadFile(path, "no such file", _REMEDY) from None
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise BadFile(path, f"not readable as YAML ({' '.join(str(error).split())})", _REMEDY) from None
+    except (OSError, ValueError) as error:
+        raise BadFile(path, f"not readable as YAML ({error})", _REMEDY) from None
     if not isinstance(content, dict):
         raise BadFile(path, "is no mapping of constants", _REMEDY)
     return content
