@@ -153,6 +153,26 @@ def test_the_whole_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "costs.parquet" in [f.path for f in client.list_artifacts(children["benchmark_1"].info.run_id)]
 
 
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ([*GENERATE[:-1], "file/tasks.json"], "--tasks-out"),
+        (["benchmark", *POOL, "--out", "file/costs.parquet"], "--out"),
+        (["place", "criteo_kaggle", "--devices", "2", "-o", "p.json", "--report", "file/deep/page.html"], "--report"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_work(
+    workdir: Path, capsys: pytest.CaptureFixture[str], words: list[str], flag: str
+) -> None:
+    Path("file").touch()
+    before = sorted(workdir.iterdir())
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2 and flag in line and "cannot be written: file is no folder" in line
+    assert sorted(workdir.iterdir()) == before
+
+
 def test_the_same_seed_trains_the_same_networks(workdir: Path) -> None:
     assert main(GENERATE) == 0
     assert main(BENCHMARK) == 0

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.cli.parsing import PATH, Commands, at_least, hardware_flag, params_flag
+from evenshard.cli.parsing import OUTPUT, PATH, Commands, at_least, hardware_flag, params_flag
 
 if TYPE_CHECKING:
     from evenshard.deciding.drift import Drift
@@ -161,7 +161,7 @@ def add_commands(commands: Commands) -> None:
     hardware_flag(sub)
     add("--tolerance-pct", type=at_least(0, float), default=1.0, metavar="PCT",
         help="as fast means slower by at most so much, with 95 %% confidence (default: 1)")  # fmt: skip
-    add("--out", **PATH, default=Path("work/promotion"), help="folder of promotion.json and the measured costs "
+    add("--out", **OUTPUT, default=Path("work/promotion"), help="folder of promotion.json and the measured costs "
         "(default: work/promotion)")  # fmt: skip
     add("--json", action="store_true", help="print JSON")
 
@@ -191,7 +191,7 @@ def add_commands(commands: Commands) -> None:
     add("--against", required=True, metavar="MODEL", help="models:/evenshard-cost@champion, a round's folder such as "
         "work/round_3, or bundled:h200")  # fmt: skip
     add("--placement", **PATH, help="placement.json of today: place the tables anew on its devices, by its rules")
-    add("-o", "--out", **PATH, help="placement.json to write, of the new placement")
+    add("-o", "--out", **OUTPUT, help="placement.json to write, of the new placement")
     add("--link-gb-s", type=at_least(1e-9, float), metavar="X",
         help="GB (1024**3 bytes) per second of a device: says how long the move takes")  # fmt: skip
     add("--batch-size", type=at_least(1), metavar="N", help="samples of a step over all devices (default: that of the "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from evenshard.cli.parsing import PATH, Commands, at_least, hardware_flag, metrics_flag, params_flag
+from evenshard.cli.parsing import OUTPUT, PATH, Commands, at_least, hardware_flag, metrics_flag, params_flag
 
 
 def _generate_tables(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -177,8 +177,8 @@ def add_commands(commands: Commands) -> None:
     )
     sub.add_argument("--source", help="overrides generate_tables.source of the settings")
     sub.add_argument("--seed", type=int, help="overrides generate_tables.seed")
-    sub.add_argument("--tables-out", **PATH, required=True, help="table pool to write (.parquet, .json, .csv, .yaml)")
-    sub.add_argument("--tasks-out", **PATH, required=True, help="tasks to write (.json)")
+    sub.add_argument("--tables-out", **OUTPUT, required=True, help="table pool to write (.parquet, .json, .csv, .yaml)")
+    sub.add_argument("--tasks-out", **OUTPUT, required=True, help="tasks to write (.json)")
 
     sub = stage(
         "benchmark",
@@ -203,12 +203,12 @@ def add_commands(commands: Commands) -> None:
                      help="begin no measurement after M minutes; 0 only turns the journal into costs")  # fmt: skip
     sub.add_argument("--journal", **PATH, help="every measurement goes here at once; started again with the same "
                      "journal, the benchmark resumes (default: one beside --out, removed at the end)")  # fmt: skip
-    sub.add_argument("--plan-out", **PATH, help="measure nothing: write what is to be measured, for `python -m "
+    sub.add_argument("--plan-out", **OUTPUT, help="measure nothing: write what is to be measured, for `python -m "
                      "evenshard.measure` on a box that has torch and FBGEMM alone")  # fmt: skip
     sub.add_argument("--cost-net", **PATH, help="cost network of the previous round")
     sub.add_argument("--policy", **PATH, help="policy of the previous round")
     sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the previous round")
-    sub.add_argument("--out", **PATH, required=True, help="cost dataset to write (.parquet)")
+    sub.add_argument("--out", **OUTPUT, required=True, help="cost dataset to write (.parquet)")
 
     sub = stage(
         "train-cost",
@@ -224,8 +224,10 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--cost-net", **PATH, help="cost network of the previous round")
     sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the previous round: its errors about its "
                      "own choices widen the new one's intervals")  # fmt: skip
-    sub.add_argument("--out", **PATH, required=True, help="folder of the network to write")
-    sub.add_argument("--model-out", **PATH, help="folder of evenshard's cost model to write (default: none is fitted)")
+    sub.add_argument("--out", **OUTPUT, required=True, help="folder of the network to write")
+    sub.add_argument(
+        "--model-out", **OUTPUT, help="folder of evenshard's cost model to write (default: none is fitted)"
+    )
 
     sub = stage(
         "train-policy",
@@ -237,7 +239,7 @@ def add_commands(commands: Commands) -> None:
     at_round(sub)
     sub.add_argument("--cost-net", **PATH, required=True, help="cost network of this round")
     sub.add_argument("--policy", **PATH, help="policy of the previous round")
-    sub.add_argument("--out", **PATH, required=True, help="folder of the policy to write")
+    sub.add_argument("--out", **OUTPUT, required=True, help="folder of the policy to write")
 
     sub = stage(
         "evaluate",
@@ -251,4 +253,4 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--cost-net", **PATH, required=True, help="cost network of the last round")
     sub.add_argument("--policy", **PATH, required=True, help="policy of the last round")
     sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the last round; evenshard is measured too")
-    sub.add_argument("--out", **PATH, required=True, help="report folder to write into")
+    sub.add_argument("--out", **OUTPUT, required=True, help="report folder to write into")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.cli.parsing import PATH, Commands, at_least, hardware_flag, params_flag
+from evenshard.cli.parsing import OUTPUT, PATH, Commands, at_least, hardware_flag, params_flag
 
 
 def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -62,7 +62,7 @@ def add_commands(commands: Commands) -> None:
         "The parts that `evenshard benchmark --part I --num-parts N` measured on machines of one kind.",
     )
     sub.add_argument("costs", **PATH, nargs="+", help="cost datasets of all parts (.parquet)")
-    sub.add_argument("--out", **PATH, required=True, help="cost dataset to write (.parquet)")
+    sub.add_argument("--out", **OUTPUT, required=True, help="cost dataset to write (.parquet)")
 
     sub = commands.add(
         "describe",
@@ -85,7 +85,7 @@ def add_commands(commands: Commands) -> None:
     hardware_flag(sub)
     sub.add_argument("--max-mb", type=at_least(0.001, float), default=64.0, metavar="MB",
                      help="largest exchange per device (default: 64)")  # fmt: skip
-    sub.add_argument("--out", **PATH, default=Path("link.yaml"), help="link profile to write (default: link.yaml)")
+    sub.add_argument("--out", **OUTPUT, default=Path("link.yaml"), help="link profile to write (default: link.yaml)")
 
     sub = commands.add(
         "calibrate-device",
@@ -98,4 +98,4 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument(
         "--profile", required=True, help="where to start: h200, a100_80gb, v100, rtx_2080_ti or a YAML file"
     )
-    sub.add_argument("--out", **PATH, required=True, help="profile to write (.yaml)")
+    sub.add_argument("--out", **OUTPUT, required=True, help="profile to write (.yaml)")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from evenshard.cli.parsing import PATH, Commands
+from evenshard.cli.parsing import OUTPUT, Commands
 
 
 def _bundle(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -41,5 +41,5 @@ def add_commands(commands: Commands) -> None:
         "the same files on the same machine.",
     )
     sub.add_argument("--hardware", required=True, help="simulated:<profile>, such as simulated:h200")
-    sub.add_argument("--out", **PATH, required=True, help="folder to write, such as src/evenshard/bundled/h200")
+    sub.add_argument("--out", **OUTPUT, required=True, help="folder to write, such as src/evenshard/bundled/h200")
     sub.add_argument("--seed", type=int, default=0, help="of everything (default: 0)")

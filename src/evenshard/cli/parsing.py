@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+
+def writable(text: str) -> Path:
+    """An argument type: a file or folder to write. What cannot be written is said before the work, not after it."""
+    path = Path(text)
+    found = path.parent
+    while not found.exists() and found != found.parent:
+        found = found.parent  # the missing folders are made when there is something to put into them
+    if not found.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {found} is no folder")
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: nothing may be written into {found}")
+    return path
+
+
 PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}
+OUTPUT: dict[str, Any] = {"type": writable, "metavar": "PATH"}
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -46,7 +62,7 @@ def params_flag(sub: argparse.ArgumentParser) -> None:
 
 def metrics_flag(sub: argparse.ArgumentParser) -> None:
     """``--metrics``: where else the metrics go."""
-    sub.add_argument("--metrics", **PATH, help="also write the stage's metrics to this JSON file")
+    sub.add_argument("--metrics", **OUTPUT, help="also write the stage's metrics to this JSON file")
 
 
 def hardware_flag(sub: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.cli.parsing import PATH, Commands, at_least
+from evenshard.cli.parsing import OUTPUT, PATH, Commands, at_least
 
 if TYPE_CHECKING:
     from evenshard.kubeflow.cluster import Cluster
@@ -189,7 +189,7 @@ def add_commands(commands: Commands) -> None:
 
     sub = nested.add("compile", _compile, "Write a pipeline as a file.", "Package and platform spec in one YAML file.")
     _pipeline_flags(sub)
-    sub.add_argument("-o", "--out", **PATH, required=True, help="file to write (.yaml)")
+    sub.add_argument("-o", "--out", **OUTPUT, required=True, help="file to write (.yaml)")
 
     sub = nested.add(
         "run",
@@ -199,7 +199,7 @@ def add_commands(commands: Commands) -> None:
     )
     _pipeline_flags(sub)
     sub.add_argument("--runner", choices=RUNNERS, default="subprocess", help="(default: subprocess)")
-    sub.add_argument("--out", **PATH, default=Path("work/kubeflow"),
+    sub.add_argument("--out", **OUTPUT, default=Path("work/kubeflow"),
                      help="folder that gets a folder for each run (default: work/kubeflow)")  # fmt: skip
 
     sub = nested.add(

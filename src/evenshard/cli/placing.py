@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenshard.cli import asking
-from evenshard.cli.parsing import PATH, Commands, at_least
+from evenshard.cli.parsing import OUTPUT, PATH, Commands, at_least
 
 if TYPE_CHECKING:
     from evenshard.placing.request import Rules
@@ -161,8 +161,8 @@ def add_commands(commands: Commands) -> None:
     add = sub.add_argument
     add("tables", metavar="TABLES", nargs="?", help="table file (.yaml, .json, .csv, .parquet), public set such as "
         "mlperf_dlrm_v2, folder of traffic (.parquet or .pt), or DLRM batch file; s3://bucket/file too")  # fmt: skip
-    add("-o", "--out", **PATH, help="placement.json, or TorchRec plan, to write")
-    add("--report", **PATH, help="HTML page to write, which compares with TorchRec's planner too")
+    add("-o", "--out", **OUTPUT, help="placement.json, or TorchRec plan, to write")
+    add("--report", **OUTPUT, help="HTML page to write, which compares with TorchRec's planner too")
     add("--schema", action="store_true", help="print the JSON schema of placement.json, and nothing else")
     about = sub.add_argument_group("devices")
     add = about.add_argument

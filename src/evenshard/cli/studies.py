@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.cli.parsing import PATH, Commands, at_least
+from evenshard.cli.parsing import OUTPUT, PATH, Commands, at_least
 
 STUDIES = ("dlrm", "mixed", "generalize", "autoshard")
 
@@ -90,4 +90,4 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--skip", action="append", default=[], metavar="NAME", help="leave this row out; repeatable")
     sub.add_argument("--folder", **PATH, default=Path("work/bench"), help="finished parts (default: work/bench)")
     sub.add_argument("--fresh", action="store_true", help="do all parts of this study again")
-    sub.add_argument("--json", **PATH, required=True, help="result to write; the tables go beside it, as .md")
+    sub.add_argument("--json", **OUTPUT, required=True, help="result to write; the tables go beside it, as .md")
