@@ -4,7 +4,7 @@ Round k's benchmark reads round k-1's networks. It is measured in parts, side by
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kfp import dsl
 
@@ -27,13 +27,24 @@ from evenshard_components.train_policy.component import train_policy
 from evenshard_pipelines.dvc_rounds import measured_with
 
 
+class Sections(NamedTuple):
+    """Sections of params.yaml as parameters of a pipeline: what a run may change. The rounds are not."""
+
+    generate_tables: Any
+    measure: Any
+    benchmark: Any
+    train_cost: Any
+    train_policy: Any
+    evaluate: Any
+
+
 def section_of(params: dict[str, Any], name: str) -> dict[str, Any]:
     """A section of params.yaml as the default of a pipeline's parameter; empty where it says nothing."""
     return dict(params.get(name) or {})
 
 
 def learn(
-    configs: dict[str, Any],
+    sections: Sections,
     num_rounds: int,
     cluster: Cluster,
     source: Any = None,
@@ -43,26 +54,26 @@ def learn(
     """Adds the tasks of a loop to the pipeline that is being made.
 
     Args:
-        configs: sections of params.yaml as the pipeline's parameters: what a run may change. The rounds are not.
+        sections: the settings.
         source: own tables, an artifact; None generates them.
         data_hash: of the file behind it.
         source_may_change: nobody knows what is in that file today: an earlier result will not do.
     """
     own = {} if source is None else {"source": source}
-    made = generate_tables(config=configs["generate_tables"], data_hash=data_hash, **own)
+    made = generate_tables(config=sections.generate_tables, data_hash=data_hash, **own)
     placed(made, "generate_tables", cluster)
     if source_may_change:
         made.set_caching_options(False)
     pool = {name: made.outputs[name] for name in ("tables", "tasks")}
     costs, networks = None, dict[str, Any]()
     for k in range(1, num_rounds + 1):
-        measuring = {"config": configs["benchmark"], "measure": configs["measure"], "round_number": k}
+        measuring = {"config": sections.benchmark, "measure": sections.measure, "round_number": k}
         costs = _measured(pool, measuring, networks, costs, cluster)
         at_round = {"round_number": k, "num_rounds": num_rounds}
         fitted = train_cost(
             **pool,
             costs=costs,
-            config=configs["train_cost"],
+            config=sections.train_cost,
             **at_round,
             **_previous(networks, "cost_net", "cost_model"),
         )
@@ -70,7 +81,7 @@ def learn(
         trained = train_policy(
             **pool,
             cost_net=fitted.outputs["cost_net"],
-            config=configs["train_policy"],
+            config=sections.train_policy,
             **at_round,
             **_previous(networks, "policy"),
         )
@@ -81,8 +92,8 @@ def learn(
         **pool,
         costs=costs,
         **networks,
-        config=configs["evaluate"],
-        measure=configs["measure"],
+        config=sections.evaluate,
+        measure=sections.measure,
         num_gpus=cluster.stages["evaluate"].gpus,
     )
     placed(judged, "evaluate", cluster)

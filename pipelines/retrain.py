@@ -1,4 +1,7 @@
-"""Today's tables to a new model, if the old one no longer covers them, on Kubeflow Pipelines: to be run every week."""
+"""Today's tables to a new model, if the old one no longer covers them, on Kubeflow Pipelines: to be run every week.
+
+Kubeflow Pipelines branches on what a component returns; the command's exit code 3 would end the run as failed.
+"""
 
 from typing import Any
 
@@ -10,7 +13,7 @@ from evenshard.kubeflow.pod_spec import placed
 from evenshard.params import section
 from evenshard_components.drift.component import drift
 from evenshard_components.record_outcome.component import record_outcome
-from evenshard_pipelines.loop import checked_rounds, learn, section_of
+from evenshard_pipelines.loop import Sections, checked_rounds, learn, section_of
 
 CHAMPION = "models:/evenshard-cost@champion"
 
@@ -42,18 +45,18 @@ def retrain_pipeline(params: dict[str, Any], cluster: Cluster) -> Any:
         train_policy_config: dict = section_of(params, "train_policy"),  # type: ignore[type-arg]  # noqa: B008
         evaluate_config: dict = section_of(params, "evaluate"),  # type: ignore[type-arg]  # noqa: B008
     ) -> None:
-        configs = {
-            "generate_tables": generate_tables_config,
-            "measure": measure_config,
-            "benchmark": benchmark_config,
-            "train_cost": train_cost_config,
-            "train_policy": train_policy_config,
-            "evaluate": evaluate_config,
-        }
+        sections = Sections(
+            generate_tables_config,
+            measure_config,
+            benchmark_config,
+            train_cost_config,
+            train_policy_config,
+            evaluate_config,
+        )
         with dsl.ExitHandler(placed(record_outcome(), "record_outcome", cluster), name="watch"):
             today = dsl.importer(artifact_uri=tables, artifact_class=dsl.Dataset, reimport=True).output
             asked = placed(drift(tables=today, request=drift_request, model_uri=model_uri), "drift", cluster)
             with dsl.If(asked.outputs["Output"] == True, name="retrain-due"):  # noqa: E712
-                learn(configs, num_rounds, cluster, today, source_may_change=True)
+                learn(sections, num_rounds, cluster, today, source_may_change=True)
 
     return retrain

@@ -8,7 +8,7 @@ from evenshard.kubeflow.cluster import Cluster
 from evenshard.kubeflow.pod_spec import placed
 from evenshard_components.record_outcome.component import record_outcome
 from evenshard_pipelines.dvc_rounds import sources
-from evenshard_pipelines.loop import checked_rounds, learn, section_of
+from evenshard_pipelines.loop import Sections, checked_rounds, learn, section_of
 
 
 def train_pipeline(params: dict[str, Any], cluster: Cluster, given_hash: str = "") -> Any:
@@ -37,18 +37,18 @@ def train_pipeline(params: dict[str, Any], cluster: Cluster, given_hash: str = "
         data_hash: str = given_hash,
         source: str = source_uri,
     ) -> None:
-        configs = {
-            "generate_tables": generate_tables_config,
-            "measure": measure_config,
-            "benchmark": benchmark_config,
-            "train_cost": train_cost_config,
-            "train_policy": train_policy_config,
-            "evaluate": evaluate_config,
-        }
+        sections = Sections(
+            generate_tables_config,
+            measure_config,
+            benchmark_config,
+            train_cost_config,
+            train_policy_config,
+            evaluate_config,
+        )
         with dsl.ExitHandler(placed(record_outcome(), "record_outcome", cluster), name="loop"):
             own = None
             if source_uri:
                 own = dsl.importer(artifact_uri=source, artifact_class=dsl.Dataset, reimport=True).output
-            learn(configs, num_rounds, cluster, own, data_hash, bool(source_uri) and not given_hash)
+            learn(sections, num_rounds, cluster, own, data_hash, bool(source_uri) and not given_hash)
 
     return train

@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from http_serving import Silent, serving
 
 REQUEST, ANSWER, MIDDLE = "request", "answer", "middle"
 
@@ -49,7 +50,7 @@ def dying(upstream: str) -> Iterator[Dying]:
     """A proxy before ``upstream`` (http://host:port)."""
     target, state, lock = urlsplit(upstream), Dying(), threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Silent):
         protocol_version = "HTTP/1.1"  # answers "Expect: 100-continue", which S3 clients wait for
 
         def _pass_on(self) -> None:
@@ -99,17 +100,5 @@ def dying(upstream: str) -> Iterator[Dying]:
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _answer
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    state.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with serving(Handler) as state.url:
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -6,14 +6,14 @@ It shows the shape of requests on the wire, not that a cluster would accept them
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+import http_serving
 
 API = "/apis/v2beta1"
 
@@ -86,7 +86,7 @@ class FakePipelines:
 def serving(fake: FakePipelines) -> Iterator[FakePipelines]:
     """The server, on a free port of this machine."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(http_serving.Silent):
         def _answer(self) -> None:
             parts = urlsplit(self.path)
             size = int(self.headers.get("Content-Length", 0))
@@ -111,17 +111,5 @@ def serving(fake: FakePipelines) -> Iterator[FakePipelines]:
 
         do_GET = do_POST = _answer
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with http_serving.serving(Handler) as fake.url:
         yield fake
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -196,6 +196,9 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
     runs = [run for run in tracking.find_runs() if run.name == "promote"]
     outcomes = [run.tags["evenshard.promotion"] for run in runs]
     assert outcomes == ["already the champion", "refused", "promoted", "already the champion", "promoted"]
+    assert all("evenshard.params_hash" in run.tags for run in runs)
+    for name in ("tables_sha256", "costs_sha256", "costs_dvc_md5", "hardware"):
+        assert [f"evenshard.{name}" in run.tags for run in runs[:3]] == [name == "hardware", True, True], name
 
 
 def test_as_good_with_less_measuring_wins_and_the_way_back_is_refused(place: Path) -> None:

@@ -20,6 +20,7 @@ from evenshard.storage import Address, download, is_address, local, upload
 from evenshard.storage.client import s3_client
 from evenshard.storage.manifest import MANIFEST, Manifest
 from faulty_network import faulty_network
+from http_serving import Silent, serving
 from servers import S3, missing_seaweedfs, seaweedfs
 
 MIB = 1 << 20
@@ -435,10 +436,8 @@ def test_an_endpoint_that_is_no_address(store: S3, at: str, tmp_path: Path, monk
 
 def test_an_expired_token(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SeaweedFS knows no such tokens: this server answers as Amazon's does."""
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-    from threading import Thread
 
-    class Expired(BaseHTTPRequestHandler):
+    class Expired(Silent):
         def do_GET(self) -> None:
             body = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
             self.send_response(400)
@@ -446,17 +445,12 @@ def test_an_expired_token(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Expired) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+    with serving(Expired) as url:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
             monkeypatch.setenv(name, "some")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         with pytest.raises(BadConfig, match=r"session token has expired .* Get a new one"):
             download(at, tmp_path / "two")
-        server.shutdown()
 
 
 def test_a_full_disk(store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

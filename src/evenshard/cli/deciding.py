@@ -25,13 +25,14 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.deciding.promote import COSTS, REPORT, Outcome, PromoteInputs, PromoteOutputs, as_json, promote
     from evenshard.deciding.promotion import Rules
     from evenshard.deciding.promotion_text import print_promotion
-    from evenshard.lineage import Lineage
+    from evenshard.lineage import Lineage, params_hash
     from evenshard.measure import MeasureConfig, collective
     from evenshard.params import load_params, section
     from evenshard.sharders.evenshard import SearchConfig
     from evenshard.sharders.local_search import SearchEffort
     from evenshard.stages.evaluate import EvaluateConfig
     from evenshard.tracking import study_run
+    from evenshard.tracking.tags import PARAMS_HASH
 
     params = load_params(args.params) if args.params.exists() else {}
     measure = section(params, "measure", MeasureConfig, hardware=args.hardware)
@@ -45,7 +46,10 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     done = promote(inputs, outputs, measure, search, rules, Lineage.here(params))
     with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:
         run.tags({"evenshard.promotion": done.outcome.value, "evenshard.promotion_reason": done.reason})
+        run.tags({PARAMS_HASH: params_hash(params)})
         if done.decision is not None:
+            run.tables(args.tables)
+            run.costs([args.out / COSTS], "evaluation")
             found = {"difference_pct": done.decision.difference_pct.mean, "noise_pct": done.decision.noise_pct}
             run.metrics({key: value for key, value in found.items() if math.isfinite(value)})
             run.artifact(args.out / COSTS)
