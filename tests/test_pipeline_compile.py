@@ -82,6 +82,17 @@ def test_the_shape_is_the_one_on_file(packages: dict[str, Path], name: str) -> N
     assert shape == json.loads(golden.read_text())
 
 
+@pytest.mark.parametrize("name", ["train", "retrain"])
+def test_each_stage_gets_its_own_section(packages: dict[str, Path], name: str) -> None:
+    for task in pods(packages[name]):
+        stage = task.name.rpartition("/")[2].rstrip("_12").replace("-", "_")
+        given = {key: one.get("componentInputParameter", "") for key, one in task.spec["inputs"]["parameters"].items()}
+        if "config" in given:
+            assert given["config"].endswith(f"--{stage}_config")
+        if "measure" in given:
+            assert given["measure"].endswith("--measure_config")
+
+
 @pytest.mark.parametrize("num_rounds", [1, 3])
 def test_rounds_are_unrolled(folder: Path, num_rounds: int) -> None:
     params = folder / f"{num_rounds}.yaml"

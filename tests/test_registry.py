@@ -158,6 +158,9 @@ def test_the_same_model_of_two_runs_is_two_versions(registry: Path) -> None:
     runs = [client.create_run(experiment).info.run_id for _ in range(2)]
     versions = [tracking.register_model(registry / "round_0", {}, run_id=run) for run in runs]
     assert [one.run_id for one in versions] == runs and versions[0].version != versions[1].version
+    for run, version in zip(runs, versions, strict=True):
+        assert tracking.version_of_files(tracking.COST, registry / "round_0", run) == version
+    assert tracking.version_of_files(tracking.COST, registry / "round_0") == versions[1], "the last one"
     other = tracking.register_model(registry / "round_1", {}, run_id=runs[0])
     assert other.model_id != versions[0].model_id, "another model of the same run has files of its own"
 

@@ -59,6 +59,12 @@ def test_what_is_tolerated_is_asked_for(tmp_path: Path, made: Artifacts) -> None
     assert outputs["metrics"].metadata["outside_load_pct"] == pytest.approx(100)
 
 
+def test_a_dim_is_for_traffic_alone(tmp_path: Path, made: Artifacts) -> None:
+    asked = {"tables": tables(tmp_path), "request": {"embedding_dim": 8}, "model_uri": H200}
+    with pytest.raises(BadConfig, match=r"Leave embedding_dim \(8\) out"):
+        drift.python_func(**asked, **made("summary", "metrics"))
+
+
 def test_an_unknown_word_is_named(tmp_path: Path, made: Artifacts) -> None:
     with pytest.raises(BadConfig, match="num_device'"):
         drift.python_func(
