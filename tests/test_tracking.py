@@ -19,9 +19,10 @@ from evenshard import tracking
 from evenshard.cli import main
 from evenshard.errors import BadConfig, TrackingFailed
 from evenshard.lineage import params_hash
+from evenshard.messages import without_credentials
 from evenshard.tracking import client as client_module
 from evenshard.tracking import outbox, runs, system_metrics
-from evenshard.tracking.client import first_line, without_password
+from evenshard.tracking.client import first_line
 from evenshard.tracking.outbox import KeptRun, entries, locked
 from evenshard.tracking.parents import Parent, ensure_parent, flattened
 from evenshard.tracking.sending import Record, ensure_run, send
@@ -523,7 +524,7 @@ def test_no_password_is_kept(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_passwords_are_not_shown(uri: str, shown: str) -> None:
-    assert without_password(uri) == shown
+    assert without_credentials(uri) == shown
 
 
 def test_errors_and_logs_hold_no_password(

@@ -18,9 +18,14 @@ from __future__ import annotations
 
 from os import PathLike
 
+from evenshard.messages import one_line
+
 
 class EvenshardError(Exception):
-    """Base of every error evenshard raises on purpose."""
+    """Base of every error evenshard raises on purpose; its message is one printable line without passwords."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 class BadInput(EvenshardError):

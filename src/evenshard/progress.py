@@ -7,6 +7,8 @@ import time
 from collections.abc import Collection, Iterator
 from typing import TypeVar
 
+from evenshard.messages import without_credentials
+
 Item = TypeVar("Item")
 LOG_EVERY_S = 10.0
 log = logging.getLogger(__name__)
@@ -48,9 +50,18 @@ def _logged(items: Collection[Item], description: str) -> Iterator[Item]:
         yield item
 
 
+class _WithoutCredentials(logging.Formatter):
+    """For what libraries log too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_credentials(super().format(record))
+
+
 def log_to_stderr() -> None:
     """Our own log lines go to stderr with the time; other libraries are heard from WARNING on (FBGEMM tells a lot)."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_WithoutCredentials("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("evenshard").setLevel(logging.INFO)
     for chatty in ("mlflow", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

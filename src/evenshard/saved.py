@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evenshard.errors import BadFile
+from evenshard.messages import reason_of
 
 
 @contextmanager
@@ -27,5 +28,4 @@ def reading_saved(folder: Path, what: str, remedy: str) -> Iterator[None]:
     except BadFile:
         raise
     except Exception as error:  # torch.load raises half a dozen kinds on a torn file
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise BadFile(folder, f"not readable as a saved {what} ({reason})", remedy) from None
+        raise BadFile(folder, f"not readable as a saved {what} ({reason_of(error)})", remedy) from None

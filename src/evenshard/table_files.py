@@ -22,8 +22,9 @@ from typing import Any
 from evenshard.assumptions import Assumption, assumed_reuse_bins, assumed_weight_bits
 from evenshard.atomic import atomic_path
 from evenshard.errors import BadConfig, BadFile
+from evenshard.messages import reason_of
 from evenshard.reuse import NUM_REUSE_BINS
-from evenshard.table_formats import COLUMNS, REQUIRED_COLUMNS, REUSE_COLUMNS, Record, format_of, one_line
+from evenshard.table_formats import COLUMNS, REQUIRED_COLUMNS, REUSE_COLUMNS, Record, format_of
 from evenshard.tables import Table, duplicate_name
 
 _MAX_WHOLE = 2**63 - 1
@@ -106,7 +107,7 @@ def _records(path: Path) -> list[Any]:
     try:
         records = read(path)
     except OSError as error:
-        raise BadFile(path, f"cannot be read: {one_line(error)}", "Check the file and its permissions.") from error
+        raise BadFile(path, f"cannot be read: {reason_of(error)}", "Check the file and its permissions.") from error
     if not records:
         raise BadFile(path, "holds no table", f"Add one record per table, with {', '.join(REQUIRED_COLUMNS)}.")
     return records

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.errors import BadFile
+from evenshard.messages import reason_of
 from evenshard.plain_yaml import load_yaml
 from evenshard.reuse import NUM_REUSE_BINS
 
@@ -24,10 +25,6 @@ Record = dict[Any, Any]
 Reader = Callable[[Path], list[Any]]
 Writer = Callable[[list[Record], Path], None]
 _MAKE_ANEW = "Write the file anew; its columns are " + ", ".join(COLUMNS) + "."
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 def _records_of(path: Path, content: Any) -> list[Any]:
@@ -44,7 +41,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadFile(path, f"is not UTF-8 text: {one_line(error)}", "Save it as UTF-8.") from error
+        raise BadFile(path, f"is not UTF-8 text: {reason_of(error)}", "Save it as UTF-8.") from error
 
 
 def _read_json(path: Path) -> list[Any]:
@@ -54,7 +51,7 @@ def _read_json(path: Path) -> list[Any]:
     try:
         return _records_of(path, json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise BadFile(path, f"is not JSON: {one_line(error)}", "Correct it there, or write the file anew.") from error
+        raise BadFile(path, f"is not JSON: {reason_of(error)}", "Correct it there, or write the file anew.") from error
 
 
 def _write_json(records: list[Record], path: Path) -> None:
@@ -67,7 +64,7 @@ def _read_yaml(path: Path) -> list[Any]:
     try:
         content = load_yaml(text)
     except ValueError as error:
-        raise BadFile(path, f"is not YAML: {one_line(error)}", "Correct it there, or write the file anew.") from error
+        raise BadFile(path, f"is not YAML: {reason_of(error)}", "Correct it there, or write the file anew.") from error
     return _records_of(path, content)
 
 
@@ -86,7 +83,7 @@ def _read_csv(path: Path) -> list[Any]:
         header = list(reader.fieldnames or ())
         records = list(reader)
     except csv.Error as error:
-        raise BadFile(path, f"is not CSV: {one_line(error)}", "Correct it there, or write the file anew.") from error
+        raise BadFile(path, f"is not CSV: {reason_of(error)}", "Correct it there, or write the file anew.") from error
     twice = next((column for column in header if header.count(column) > 1), None)
     if twice is not None:
         raise BadFile(path, f"column {twice!r} stands in the header twice", "Remove one.")
@@ -103,7 +100,7 @@ def _text_lines(path: Path) -> list[str]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return list(file)
     except UnicodeDecodeError as error:
-        raise BadFile(path, f"is not UTF-8 text: {one_line(error)}", "Save it as UTF-8.") from error
+        raise BadFile(path, f"is not UTF-8 text: {reason_of(error)}", "Save it as UTF-8.") from error
 
 
 def _write_csv(records: list[Record], path: Path) -> None:
@@ -122,7 +119,7 @@ def _read_parquet(path: Path) -> list[Any]:
     try:
         records: list[Any] = pq.read_table(path).to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise BadFile(path, f"is not whole Parquet: {one_line(error)}", "Write the file anew.") from error
+        raise BadFile(path, f"is not whole Parquet: {reason_of(error)}", "Write the file anew.") from error
     return records
 
 

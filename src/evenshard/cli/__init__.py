@@ -18,6 +18,7 @@ from evenshard import __version__
 from evenshard.cli import datasets, deciding, loop, measuring, models, pipeline, placing, studies, tracking
 from evenshard.cli.parsing import Commands, OneLineParser
 from evenshard.errors import BadInput, EvenshardError, InfeasibleTask
+from evenshard.messages import one_line
 
 
 def _parser() -> OneLineParser:
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # who reads has seen enough, as `| head` does; what is to be saved was saved before
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (EvenshardError, OSError) as error:
-        print(f"evenshard {args.command} failed: {error}", file=sys.stderr)
+        print(f"evenshard {args.command} failed: {one_line(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"evenshard {args.command}: interrupted", file=sys.stderr)

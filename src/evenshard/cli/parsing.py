@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from evenshard.messages import one_line
+
 
 def writable(text: str) -> Path:
     """An argument type: a file or folder to write. What cannot be written is said before the work, not after it."""
@@ -31,7 +33,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """See ``argparse``."""
-        self.exit(2, f"{self.prog}: {message}. Try {self.prog} --help.\n")
+        self.exit(2, f"{self.prog}: {one_line(message)}. Try {self.prog} --help.\n")
 
 
 class Commands:

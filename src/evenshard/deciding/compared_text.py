@@ -8,7 +8,8 @@ from typing import TextIO
 from rich.table import Table as Grid
 
 from evenshard.deciding.compared_runs import Comparison, SharderDifference, SharderRow
-from evenshard.placing.highlights import ms_text, printable
+from evenshard.messages import printable
+from evenshard.placing.highlights import ms_text
 from evenshard.placing.terminal import plain_console
 
 WIDTH_OF_RUN = 34

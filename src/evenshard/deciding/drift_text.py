@@ -7,7 +7,7 @@ from typing import TextIO
 from rich.table import Table as Grid
 
 from evenshard.deciding.drift import Drift, QuantityDrift, Spread
-from evenshard.placing.highlights import printable
+from evenshard.messages import printable
 from evenshard.placing.terminal import plain_console
 
 WIDTH = 110

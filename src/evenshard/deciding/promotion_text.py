@@ -7,7 +7,8 @@ from typing import TextIO
 from rich.table import Table as Grid
 
 from evenshard.deciding.promote import Outcome, Promotion
-from evenshard.placing.highlights import ms_text, printable
+from evenshard.messages import printable
+from evenshard.placing.highlights import ms_text
 from evenshard.placing.terminal import plain_console
 
 WIDTH = 120

@@ -8,6 +8,9 @@ from enum import Enum
 from pathlib import Path
 
 from evenshard.errors import BadConfig, EvenshardError, PipelineFailed
+from evenshard.messages import cut, one_line, reason_of
+
+MAX_REASON = 300  # characters of the server's own words
 
 BUSY = (429, 502, 503)
 """Answers of a server, or of a proxy before it, that has not begun with what it was asked."""
@@ -40,20 +43,20 @@ def explained(error: Exception, what: str, url: str, namespace: str, token_file:
 
     if isinstance(error, ApiException):
         return _of_answer(error.status or 0, _said(error), what, url, namespace, token_file)
-    reason = getattr(error, "reason", None) or error  # urllib3 wraps what happened
-    if isinstance(reason, NewConnectionError):
-        said = str(reason).rsplit(": ", 1)[-1]
+    wrapped = getattr(error, "reason", None) or error  # urllib3 wraps what happened
+    if isinstance(wrapped, NewConnectionError):
+        said = str(wrapped).rsplit(": ", 1)[-1]
         return Problem(
             PipelineFailed(f"{url} cannot be reached ({said}). Check --endpoint and the way there."), Again.ALWAYS
         )
-    if isinstance(reason, TimeoutError):
+    if isinstance(wrapped, TimeoutError):
         hint = "" if what.startswith("run ") else " It may have been done: look before you try again."
         return Problem(PipelineFailed(f"{what}: {url} did not answer in time.{hint}"), Again.IF_IT_ONLY_READS)
-    if isinstance(reason, HTTPError | OSError):
-        return Problem(PipelineFailed(f"{what}: {url} broke off ({_line(str(reason))})."), Again.IF_IT_ONLY_READS)
+    if isinstance(wrapped, HTTPError | OSError):
+        return Problem(PipelineFailed(f"{what}: {url} broke off ({reason_of(wrapped)})."), Again.IF_IT_ONLY_READS)
     return Problem(
         BadConfig(
-            f"{what}: {url} answers, but not as Kubeflow Pipelines does ({_line(str(error))}). A login page? Name the "
+            f"{what}: {url} answers, but not as Kubeflow Pipelines does ({reason_of(error)}). A login page? Name the "
             f"address of the API, and a token with --token-file."
         )
     )
@@ -95,8 +98,5 @@ def _said(error: Exception) -> str:
         words = content.get("message") or content.get("error") or content.get("error_message") or body
     except (ValueError, AttributeError):
         words = body
-    return _line(words.decode(errors="replace") if isinstance(words, bytes) else str(words)) or "no reason given"
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())[:300].rstrip(".")
+    text = one_line(words.decode(errors="replace") if isinstance(words, bytes) else str(words))
+    return cut(text, MAX_REASON).rstrip(".") or "no reason given"

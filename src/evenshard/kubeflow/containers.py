@@ -16,6 +16,7 @@ from typing import Any
 
 from evenshard.errors import BadConfig
 from evenshard.kubeflow.image import image
+from evenshard.messages import reason_of
 
 
 def container_runner() -> Any:
@@ -38,7 +39,7 @@ def container_runner() -> Any:
         raise
     except Exception as error:  # docker wraps errors of requests, urllib3 and its own
         raise BadConfig(
-            f"--runner container found no Docker API ({_first_line(error)}). Start Docker, or `podman system service` "
+            f"--runner container found no Docker API ({reason_of(error)}). Start Docker, or `podman system service` "
             f"and name its socket in DOCKER_HOST; or use --runner subprocess."
         ) from None
     # what containers write into the run's folder belongs to whoever started them
@@ -91,10 +92,6 @@ def _require_image(api: Any, name: str) -> None:
             api.images.pull(name)
         except docker.errors.APIError as error:
             raise BadConfig(
-                f"image {name} is neither on this machine nor can it be pulled ({_first_line(error)}). Build it with "
+                f"image {name} is neither on this machine nor can it be pulled ({reason_of(error)}). Build it with "
                 f"`make image`, or name another one in EVENSHARD_IMAGE."
             ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]

@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from evenshard.measure.exchange import PeerLost, first_line
+from evenshard.measure.exchange import PeerLost
+from evenshard.messages import reason_of
 
 Answer = TypeVar("Answer")
 
@@ -43,7 +44,7 @@ class Board:
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=timedelta(seconds=start_s)))
         except RuntimeError as error:
-            raise PeerLost(f"no connection to the store of torchrun: {first_line(error)}") from error
+            raise PeerLost(f"no connection to the store of torchrun: {reason_of(error)}") from error
         self.store = PrefixStore("evenshard", store)
         self._gone = False
         self._questions: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
@@ -75,7 +76,7 @@ class Board:
             return answer.result(self.timeout_s)
         except (TimeoutError, RuntimeError) as error:
             self._gone = True
-            raise PeerLost(f"the store of torchrun is gone: {first_line(error)}") from error
+            raise PeerLost(f"the store of torchrun is gone: {reason_of(error)}") from error
 
     def _clerk(self) -> None:
         while True:

@@ -34,6 +34,7 @@ from evenshard.errors import BadInput, MeasurementFailed
 from evenshard.measure.clock import CacheFlush, stopwatch
 from evenshard.measure.fbgemm import LoadedShard, OutOfDeviceMemory, ShardKernels
 from evenshard.measure.hardware import MeasureConfig
+from evenshard.messages import reason_of
 from evenshard.placement import Placement
 from evenshard.tasks import PlacementTask
 from evenshard.units import seconds_to_ms
@@ -192,7 +193,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:  # all that torch.distributed raises when a rank is lost
-            raise PeerLost(first_line(error), time.monotonic() - began) from error
+            raise PeerLost(reason_of(error), time.monotonic() - began) from error
 
 
 def leave_group(orderly: bool) -> None:
@@ -202,11 +203,6 @@ def leave_group(orderly: bool) -> None:
     if not orderly and dist.group.WORLD is not None:
         dist.group.WORLD.abort()
     dist.destroy_process_group()
-
-
-def first_line(error: BaseException) -> str:
-    """What torch says, without the trace of its C++ code."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class Exchange:

@@ -21,6 +21,7 @@ from evenshard.dlrm_batch import read_dlrm_batch
 from evenshard.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.measure.hardware import MeasureConfig
 from evenshard.measure.workload import RecordedLookups, draw_lookups
+from evenshard.messages import reason_of
 from evenshard.tables import Table
 from evenshard.threads import one_thread
 from evenshard.units import BYTES_PER_GB
@@ -252,12 +253,11 @@ def _named_failures(shard: Sequence[Table]) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, AssertionError, MemoryError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         ran_out = ("out of memory", "can't allocate memory", "not enough memory")
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in ran_out):
             raise OutOfDeviceMemory from error
         names = ", ".join(table.name for table in shard[:4]) + (", ..." if len(shard) > 4 else "")
-        raise MeasurementFailed(f"FBGEMM failed on the shard [{names}]: {reason}") from error
+        raise MeasurementFailed(f"FBGEMM failed on the shard [{names}]: {reason_of(error)}") from error
 
 
 def real_device(hardware: str) -> torch.device:

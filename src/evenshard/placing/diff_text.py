@@ -8,8 +8,9 @@ from typing import TextIO
 from rich.table import Table as Grid
 
 from evenshard.cost_nets.convex import ROUNDING
+from evenshard.messages import printable
 from evenshard.placing.diff import ColumnMove, Difference, Renaming, Traffic
-from evenshard.placing.highlights import decimals, ms_text, names_text, pct_text, printable, size_text
+from evenshard.placing.highlights import decimals, ms_text, names_text, pct_text, size_text
 from evenshard.placing.terminal import plain_console
 from evenshard.units import bytes_to_gb
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from evenshard.columns import TablePart
+from evenshard.messages import printable
 from evenshard.placing.answer import PlacementAnswer, Rival
 from evenshard.units import BYTES_PER_GB
 
@@ -251,11 +252,6 @@ def names_text(names: Sequence[str]) -> str:
     shown = ", ".join(printable(name) for name in names[:MAX_NAMES])
     more = len(names) - MAX_NAMES
     return f"{shown} and {more:,} more" if more > 0 else shown
-
-
-def printable(text: str) -> str:
-    """Without characters that steer a terminal: names are the user's."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
 
 
 # Numbers --------------------------------------------------------------------------------------------------------------

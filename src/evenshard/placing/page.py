@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 import evenshard
 from evenshard.atomic import atomic_path
+from evenshard.messages import printable
 from evenshard.placing import highlights
 from evenshard.placing.answer import PlacementAnswer
 from evenshard.placing.highlights import ms_text, pct_text, size_text
@@ -60,7 +61,7 @@ def _printable(value: Any) -> Any:
     """Text without characters that hide or turn around what stands beside them."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return "\n".join(highlights.printable(line) for line in value.split("\n"))
+    return "\n".join(printable(line) for line in value.split("\n"))
 
 
 def _count(number: float) -> str:

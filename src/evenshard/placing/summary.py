@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from evenshard.messages import printable
 from evenshard.placing import highlights
 from evenshard.placing.answer import PlacementAnswer
-from evenshard.placing.highlights import ms_text, printable, size_text
+from evenshard.placing.highlights import ms_text, size_text
 from evenshard.placing.terminal import plain_console
 from evenshard.units import BYTES_PER_GB
 

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from evenshard.errors import BadConfig, StorageFailed
+from evenshard.messages import reason_of
 from evenshard.storage.address import Address
 
 TRIES = 4
@@ -38,7 +39,7 @@ def s3_client() -> Any:
         return boto3.session.Session().client("s3", config=config)
     except (BotoCoreError, ValueError) as error:
         raise BadConfig(
-            f"S3 is not set up: {_line(error)}. Check AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE."
+            f"S3 is not set up: {reason_of(error)}. Check AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE."
         ) from None
 
 
@@ -70,13 +71,13 @@ def explained(address: Address, doing: str) -> Iterator[None]:
         _explain(error, address, doing)
     except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
         raise BadConfig(
-            f"{address}: {_line(error)}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
+            f"{address}: {reason_of(error)}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
         ) from None
     except (NoRegionError, ParamValidationError) as error:
-        raise BadConfig(f"{address}: {_line(error)}. Check the address and AWS_REGION.") from None
+        raise BadConfig(f"{address}: {reason_of(error)}. Check the address and AWS_REGION.") from None
     except BotoCoreError as error:  # connections: refused, timed out, closed, torn
         raise StorageFailed(
-            f"{address}: the endpoint {_endpoint()} does not answer ({_line(error)}). {_GOES_ON}"
+            f"{address}: the endpoint {_endpoint()} does not answer ({reason_of(error)}). {_GOES_ON}"
         ) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -104,12 +105,12 @@ def _explain(error: Any, address: Address, doing: str) -> NoReturn:
     if code in _FORBIDDEN:
         raise BadConfig(f"{address}: this key may not {doing} here ({code}). Ask for the right to, or use another key.")
     if code in _ELSEWHERE:
-        raise BadConfig(f"{address}: the bucket is in another region ({_line(error)}). Set AWS_REGION.") from None
+        raise BadConfig(f"{address}: the bucket is in another region ({reason_of(error)}). Set AWS_REGION.") from None
     if code in _FULL or status == 507:
         raise StorageFailed(f"{address}: the storage is full ({code}). Make room there. {_GOES_ON}") from None
     if code in _DAMAGED:
         raise StorageFailed(f"{address}: what arrived there is not what was sent ({code}). Start again.") from None
-    raise StorageFailed(f"{address}: the endpoint {_endpoint()} failed ({_line(error)}). {_GOES_ON}") from None
+    raise StorageFailed(f"{address}: the endpoint {_endpoint()} failed ({reason_of(error)}). {_GOES_ON}") from None
 
 
 def _no_bucket(bucket: str) -> bool:
@@ -127,7 +128,3 @@ def _no_bucket(bucket: str) -> bool:
 
 def _endpoint() -> str:
     return str(s3_client().meta.endpoint_url)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.errors import BadConfig, EvenshardError, TrackingFailed
+from evenshard.messages import reason_of
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -25,8 +25,6 @@ PATIENCE = {
 DATABASE_TIMEOUT_S = 10
 THE_ASKERS = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
 """Errors in MLflow's answer that are the asker's."""
-_PASSWORD = re.compile(r"(\w://[^\s/:@]*:)[^\s/]*@|([?&]password=)[^\s&#'\"]+")
-"""In a URI, also in the middle of a sentence."""
 
 
 def tracking_uri() -> str:
@@ -146,7 +144,7 @@ def first_line(error: BaseException) -> str:
         return root.strerror
     if isinstance(root, sqlite3.Error):  # which SQLAlchemy buries below its own advice
         return str(root)
-    return without_password((str(error).splitlines() or [type(error).__name__])[0])[:200].rstrip(".")
+    return reason_of(error)
 
 
 def blamed(error: BaseException, problem: str, remedy: str) -> EvenshardError:
@@ -164,8 +162,3 @@ def blamed(error: BaseException, problem: str, remedy: str) -> EvenshardError:
     if getattr(error, "error_code", "") in THE_ASKERS:
         return BadConfig(f"{said}. {remedy}")
     return TrackingFailed(f"{said}. Try again, or set MLFLOW_TRACKING_URI to where it answers.")
-
-
-def without_password(text: str) -> str:
-    """A URI, or what MLflow says about one, that may be written to a file or a log."""
-    return _PASSWORD.sub(lambda found: f"{found[1]}***@" if found[1] else f"{found[2]}***", text)

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.atomic import atomic_path
-from evenshard.tracking.client import tracking_uri, without_password
+from evenshard.messages import without_credentials
+from evenshard.tracking.client import tracking_uri
 from evenshard.tracking.parents import Parent
 from evenshard.tracking.sending import Operation, Record
 
@@ -51,7 +52,7 @@ class KeptRun:
         self.folder = outbox_folder() / f"{when}-{record.name or 'loop'}-{secrets.token_hex(4)}"
         draft = self.folder.with_name(f".{self.folder.name}")
         draft.mkdir(parents=True)
-        content = {"uri": without_password(tracking_uri()), "record": asdict(record)}
+        content = {"uri": without_credentials(tracking_uri()), "record": asdict(record)}
         (draft / RUN).write_text(json.dumps(content, indent=1, default=str) + "\n")  # YAML knows dates, JSON does not
         self._file = (draft / OPERATIONS).open("ab", buffering=0)  # what a full disk did not take is gone
         fcntl.flock(self._file, fcntl.LOCK_EX)

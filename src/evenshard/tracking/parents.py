@@ -16,7 +16,8 @@ from typing import Any
 
 from evenshard.atomic import atomic_path
 from evenshard.lineage import params_hash
-from evenshard.tracking.client import tracking_uri, without_password
+from evenshard.messages import without_credentials
+from evenshard.tracking.client import tracking_uri
 from evenshard.tracking.tags import origin_tags
 
 PARENT_FILE = Path("work/mlflow_parent.json")
@@ -52,7 +53,7 @@ def parent_of(params: Mapping[str, Any], new_loop: bool) -> Parent:
         return Parent(run_id=injected, tags=of_code, params=params)
     if loop_id := os.environ.get(LOOP_ID):
         return Parent("", LOOP_TAG, loop_id, f"loop-{loop_id}", of_code, params)
-    identity = {"uri": without_password(tracking_uri()), "params": params_hash(params)}
+    identity = {"uri": without_credentials(tracking_uri()), "params": params_hash(params)}
     known = _remembered()
     if new_loop or not known.get("key") or {key: known.get(key) for key in identity} != identity:
         known = {**identity, "key": secrets.token_hex(8)}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.errors import BadConfig, TrackingFailed
+from evenshard.messages import without_credentials
 from evenshard.tracking.client import (
     blamed,
     connect,
@@ -24,7 +25,6 @@ from evenshard.tracking.client import (
     registry_uri,
     require_mlflow,
     tracking_uri,
-    without_password,
 )
 from evenshard.tracking.pyfunc import save_pyfunc
 from evenshard.tracking.tags import SHA256 as SHA256_TAG
@@ -211,7 +211,7 @@ def _asking(uri: str) -> Iterator[None]:
     except (BadConfig, TrackingFailed):
         raise
     except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
-        where = without_password(registry_uri())
+        where = without_credentials(registry_uri())
         raise blamed(
             error,
             f"{uri}: MLflow at {where} did not give this model",

@@ -14,8 +14,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from evenshard.messages import without_credentials
 from evenshard.tracking import outbox
-from evenshard.tracking.client import connect, experiment_name, first_line, patience, tracking_uri, without_password
+from evenshard.tracking.client import connect, experiment_name, first_line, patience, tracking_uri
 from evenshard.tracking.datasets import describe_costs
 from evenshard.tracking.parents import Parent, current_parent, parent_of
 from evenshard.tracking.registry import COST, POLICY, copy_parts
@@ -198,7 +199,7 @@ class StageRun:
             with patience():
                 action()
         except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
-            problem = f"{otherwise} at {without_password(tracking_uri())} ({first_line(error)})"
+            problem = f"{otherwise} at {without_credentials(tracking_uri())} ({first_line(error)})"
             try:
                 self._kept = outbox.KeptRun(self._record)
             except OSError as full:

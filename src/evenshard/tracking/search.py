@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.errors import BadConfig
+from evenshard.messages import without_credentials
 from evenshard.tracking.client import (
     blamed,
     connect,
@@ -16,7 +17,6 @@ from evenshard.tracking.client import (
     patience,
     require_mlflow,
     tracking_uri,
-    without_password,
 )
 from evenshard.tracking.tags import STAGE
 
@@ -66,7 +66,7 @@ def find_runs(names: Sequence[str] = ()) -> list[FoundRun]:
         with patience():
             runs = _all_runs(connect())
     except Exception as error:
-        where = without_password(tracking_uri())
+        where = without_credentials(tracking_uri())
         raise blamed(error, f"MLflow at {where} did not answer", "Set MLFLOW_TRACKING_URI.") from None
     by_parent: dict[str, list[FoundRun]] = {}
     for run in sorted(runs, key=lambda one: one.start_ms):
@@ -91,7 +91,7 @@ def find_run(run_id: str) -> FoundRun | None:
     except Exception as error:
         if isinstance(error, MlflowException) and error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
-        where = without_password(tracking_uri())
+        where = without_credentials(tracking_uri())
         raise blamed(error, f"MLflow at {where} did not answer", "Set MLFLOW_TRACKING_URI.") from None
     return _run(found) if found.info.lifecycle_stage == "active" else None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenshard.tracking.client import connect, environment, first_line, patience, tracking_uri, without_password
+from evenshard.messages import without_credentials
+from evenshard.tracking.client import connect, environment, first_line, patience, tracking_uri
 from evenshard.tracking.outbox import RUN, Entry, entries, locked
 from evenshard.tracking.sending import ensure_run, send
 
@@ -71,7 +72,7 @@ def _sync_one(folder: Path, to: str | None, away: dict[str, str]) -> Synced:
                 entry.count_sent()
                 num_sent += 1
     except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
-        problem = f"{without_password(uri)}: {first_line(error)}"
+        problem = f"{without_credentials(uri)}: {first_line(error)}"
         if not run_id:
             away[uri] = problem
         return Synced(folder.name, run_id, num_sent, problem)
@@ -81,4 +82,4 @@ def _sync_one(folder: Path, to: str | None, away: dict[str, str]) -> Synced:
 
 def _meant_for(uri: str) -> str:
     """The URI with its password, which the outbox does not keep."""
-    return tracking_uri() if without_password(tracking_uri()) == uri else uri
+    return tracking_uri() if without_credentials(tracking_uri()) == uri else uri

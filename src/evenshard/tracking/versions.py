@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.errors import BadFile, BadInput, TrackingFailed
-from evenshard.tracking.client import blamed, connect, patience, registry_uri, require_mlflow, without_password
+from evenshard.messages import without_credentials
+from evenshard.tracking.client import blamed, connect, patience, registry_uri, require_mlflow
 from evenshard.tracking.registry import COST, POLICY, ModelVersion, copy_parts, model_version, register_model
 from evenshard.tracking.tags import COMMIT, SHA256, VERSION, model_tags
 
@@ -63,7 +64,7 @@ def register_folder(folder: Path) -> tuple[ModelVersion, ModelVersion | None]:
     except (BadInput, TrackingFailed):
         raise
     except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
-        where = without_password(registry_uri())
+        where = without_credentials(registry_uri())
         raise blamed(error, f"{folder}: MLflow at {where} did not take this model", "Name another folder.") from None
     return version, policy
 
@@ -74,7 +75,7 @@ def _last(name: str, wanted: str, run_id: str = "") -> ModelVersion | None:
         with patience():
             known: list[Any] = list(connect().search_model_versions(wanted))
     except Exception as error:
-        where = without_password(registry_uri())
+        where = without_credentials(registry_uri())
         raise blamed(
             error, f"MLflow at {where} did not tell the versions of {name}", "Set MLFLOW_TRACKING_URI."
         ) from None

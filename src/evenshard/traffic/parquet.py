@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from evenshard.errors import BadFile
-from evenshard.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables, one_line
+from evenshard.messages import reason_of
+from evenshard.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
 
 READ_BUFFER_BYTES = 1 << 20
 """Pages are decoded from a buffer of this size. Without one, or with pyarrow's pre-buffering, whole column chunks of a
@@ -77,7 +78,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _torn(path: Path, error: Exception) -> BadFile:
-    return BadFile(path, f"cannot be read as Parquet ({one_line(error)})", "Write or fetch the file anew.")
+    return BadFile(path, f"cannot be read as Parquet ({reason_of(error)})", "Write or fetch the file anew.")
 
 
 def _names(path: Path, file: Any) -> tuple[str, ...]:
@@ -135,5 +136,5 @@ def _lookups(path: Path, name: str, column: Any) -> TableLookups:
     try:
         rows = values.cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid as error:
-        raise BadFile(path, f"row numbers exceed 2**63 - 1 ({one_line(error)})", _REMEDY, where) from error
+        raise BadFile(path, f"row numbers exceed 2**63 - 1 ({reason_of(error)})", _REMEDY, where) from error
     return TableLookups.of_lengths(rows, lengths.to_numpy(zero_copy_only=False).astype(np.int64))

@@ -112,7 +112,3 @@ def check_same_tables(path: Path, names: Sequence[str], expected: Sequence[str],
         problem = f"lacks table {missing[0]!r}" if missing else f"holds table {extra[0]!r}"
         relation = "which stands in" if missing else "which is not in"
         raise BadFile(path, f"{problem}, {relation} {first.name}", "All files of a sample must hold the same tables.")
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

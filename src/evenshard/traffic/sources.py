@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evenshard.errors import BadFile
+from evenshard.messages import reason_of
 from evenshard.traffic.parquet import ParquetSample
-from evenshard.traffic.sample import Sample, one_line
+from evenshard.traffic.sample import Sample
 from evenshard.traffic.torch_batches import TorchSample
 
 _KINDS = "Give a folder of .parquet files or of .pt files, or one .parquet, .pt or .pt.gz file."
@@ -55,5 +56,5 @@ def _unpacked(source: Path, folder: Path) -> Path:
         with gzip.open(source) as packed, target.open("wb") as file:
             shutil.copyfileobj(packed, file, 16 * 1024 * 1024)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadFile(source, f"cannot be unpacked ({one_line(error)})", "Fetch the file anew.") from error
+        raise BadFile(source, f"cannot be unpacked ({reason_of(error)})", "Fetch the file anew.") from error
     return target

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.errors import BadFile
+from evenshard.messages import reason_of
 from evenshard.progress import progress
-from evenshard.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables, one_line
+from evenshard.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
 
 if TYPE_CHECKING:  # torch takes a second to import
     import torch
@@ -148,7 +149,7 @@ def _load(path: Path) -> _Batch:
     except MemoryError:
         raise
     except Exception as error:  # torn bytes make torch raise nearly anything
-        raise BadFile(path, f"cannot be read ({one_line(error)})", _REMEDY) from error
+        raise BadFile(path, f"cannot be read ({reason_of(error)})", _REMEDY) from error
     if isinstance(content, dict) and all(key in content for key in _KEYS):
         return _from_dict(path, content)
     if isinstance(content, tuple | list) and len(content) == 3:

@@ -1,0 +1,65 @@
+"""What a message to the user may hold: printable text on one line, values cut short, no passwords of any address.
+
+Names, values and addresses come from the user's files and environment; a message that repeats them must not steer the
+terminal it is printed on, fill it, or give a password away to a log. Every ``EvenshardError`` and every line of our log
+passes through here; values are cut where the message is written, with ``shown``.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from typing import Any
+
+MAX_VALUE = 80  # characters of one value
+MAX_MESSAGE = 1200  # characters of a whole message; what is longer was not written for a person
+_CREDENTIALS = re.compile(r"\b((?!s3:)[a-zA-Z][\w+.-]*://)\S*@")
+_SECRET_SETTINGS = re.compile(
+    r"(?i)([?&;][\w-]*(?:passw(?:or)?d|pwd|token|secret|signature|credential|sig|api[_-]?key)[\w-]*=)[^\s&;#'\"]+"
+)
+
+
+def shown(value: Any, most: int = MAX_VALUE) -> str:
+    """A value as Python writes it, in at most ``most`` characters; deeply nested ones are not unfolded."""
+    short = reprlib.Repr()
+    short.maxlevel = 3
+    short.maxstring = short.maxlong = short.maxother = most
+    try:
+        text = short.repr(value)
+    except ValueError:  # a whole number of more digits than Python writes
+        text = f"a whole number of about {int(value.bit_length() * 0.30103):,} digits"
+    return cut(printable(text), most)
+
+
+def cut(text: str, most: int = MAX_VALUE) -> str:
+    """The beginning of a text of more than ``most`` characters, with "..." behind it; never in the middle of a word."""
+    if len(text) <= most:
+        return text
+    beginning, gap, _ = text[: most - 2].rpartition(" ")
+    return (beginning if gap and len(beginning) > most // 2 else text[: most - 3]).rstrip() + "..."
+
+
+def printable(text: str) -> str:
+    """Without characters that steer a terminal, line breaks among them."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+
+
+def without_credentials(text: str) -> str:
+    """A text whose addresses name no user, password or token: ``http://***@host``.
+
+    A password may hold a slash or an @, so everything up to the last @ of an address goes; of an s3:// address, which
+    has no user and whose keys may hold an @, nothing does. Settings behind a "?" go by their names, such as
+    ``?password=***``.
+    """
+    return _SECRET_SETTINGS.sub(r"\1***", _CREDENTIALS.sub(r"\1***@", text))
+
+
+def one_line(text: str) -> str:
+    """A message as it may be printed or logged; see the module."""
+    return cut(printable(" ".join(without_credentials(text).split())), MAX_MESSAGE)
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error of a library says, as a clause: its first line, or its kind where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return cut(one_line(lines[0]) if lines else type(error).__name__, 2 * MAX_VALUE).rstrip(".:")
