@@ -64,8 +64,8 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
 def _compare(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.deciding.compared_runs import compare
     from evenshard.deciding.compared_text import print_comparison
+    from evenshard.deciding.finite_numbers import finite
     from evenshard.deciding.loop_runs import loop_runs
-    from evenshard.deciding.plain_json import finite
     from evenshard.errors import BadConfig
 
     if len(args.runs) < 2:
@@ -126,7 +126,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
 
 
 def _drift_json(drift: Drift, model: PlacementModel, new: Replan | None, problem: str) -> Any:
-    from evenshard.deciding.plain_json import finite
+    from evenshard.deciding.finite_numbers import finite
 
     return finite(
         {

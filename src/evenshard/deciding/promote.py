@@ -17,7 +17,7 @@ from typing import Any
 from evenshard.atomic import atomic_path
 from evenshard.cost_dataset import load_costs, save_costs
 from evenshard.deciding.contest import Contest, contest
-from evenshard.deciding.plain_json import finite
+from evenshard.deciding.finite_numbers import finite
 from evenshard.deciding.promotion import Decision, Rules, decide
 from evenshard.errors import BadConfig, BadFile
 from evenshard.lineage import Lineage
