@@ -85,4 +85,4 @@ def test_no_password_of_a_database_is_shown(workdir: Path, monkeypatch: pytest.M
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:secret@127.0.0.1:9/mlflow")
     with pytest.raises(TrackingFailed) as caught:
         download_model("models:/evenshard-cost@champion")
-    assert "me:***@127.0.0.1:9" in str(caught.value) and "secret" not in str(caught.value)
+    assert "***@127.0.0.1:9" in str(caught.value) and "secret" not in str(caught.value)

@@ -19,7 +19,6 @@ from evenshard import tracking
 from evenshard.cli import main
 from evenshard.errors import BadConfig, TrackingFailed
 from evenshard.lineage import params_hash
-from evenshard.messages import without_credentials
 from evenshard.tracking import client as client_module
 from evenshard.tracking import outbox, runs, system_metrics
 from evenshard.tracking.client import first_line
@@ -497,34 +496,12 @@ def test_no_password_is_kept(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> 
         pass
     files = [path for path in workdir.rglob("*") if path.is_file()]
     assert files and not any(b"secret" in path.read_bytes() for path in files)
-    assert [one.problem[:28] for one in tracking.sync()] == ["http://me:***@127.0.0.1:9: C"]
+    assert [one.problem[:28] for one in tracking.sync()] == ["http://***@127.0.0.1:9: Conn"]
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     kept("another").close()  # which needs no password
     problems = {one.name.split("-")[1]: one.problem for one in tracking.sync()}
-    assert "meant for http://me:***@127.0.0.1:9. Set MLFLOW_TRACKING_URI" in problems.pop("benchmark_1")
+    assert "meant for http://***@127.0.0.1:9. Set MLFLOW_TRACKING_URI" in problems.pop("benchmark_1")
     assert problems == {"another": ""}
-
-
-@pytest.mark.parametrize(
-    ("uri", "shown"),
-    [
-        ("postgresql://a:b@host:5/db", "postgresql://a:***@host:5/db"),
-        ("http://host:5000", "http://host:5000"),
-        ("http://token@host", "http://token@host"),
-        ("sqlite:///mlflow.db", "sqlite:///mlflow.db"),
-        ("mysql://a:b@c:d@host/db", "mysql://a:***@host/db"),
-        (
-            "postgresql://host/db?user=a&password=b&sslmode=require",
-            "postgresql://host/db?user=a&password=***&sslmode=require",
-        ),
-        (
-            "request to http://a:b@host:5/api failed: http://host:5/a@b",
-            "request to http://a:***@host:5/api failed: http://host:5/a@b",
-        ),
-    ],
-)
-def test_passwords_are_not_shown(uri: str, shown: str) -> None:
-    assert without_credentials(uri) == shown
 
 
 def test_errors_and_logs_hold_no_password(
@@ -540,7 +517,7 @@ def test_errors_and_logs_hold_no_password(
             tracking.champion()
         [done] = tracking.sync()
     for said in (caplog.text, str(caught.value), done.problem):
-        assert "me:***@127.0.0.1" in said and "secret" not in said
+        assert "http://***@127.0.0.1" in said and "secret" not in said
 
 
 def test_a_database_that_is_away_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch, workdir: Path) -> None:

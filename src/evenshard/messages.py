@@ -36,7 +36,7 @@ def cut(text: str, most: int = MAX_VALUE) -> str:
     if len(text) <= most:
         return text
     beginning, gap, _ = text[: most - 2].rpartition(" ")
-    return (beginning if gap and len(beginning) > most // 2 else text[: most - 3]).rstrip() + "..."
+    return (beginning if gap and len(beginning) >= most // 2 else text[: most - 3]).rstrip() + "..."
 
 
 def printable(text: str) -> str:
