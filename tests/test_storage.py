@@ -5,20 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from evenshard.errors import BadConfig, BadFile, StorageFailed
-from evenshard.storage import Address, download, is_address, local, upload
-from evenshard.storage.client import s3_client
-from evenshard.storage.manifest import MANIFEST, Manifest
+from evenshard.storage import MANIFEST, Address, Manifest, content_hash, download, is_address, local, transfer, upload
+from evenshard.storage.client import explained, s3_client
 from faulty_network import faulty_network
 from http_serving import Silent, serving
 from servers import S3, missing_seaweedfs, seaweedfs
@@ -29,7 +26,8 @@ PART = 5 * MIB
 
 
 @pytest.fixture(autouse=True)
-def _fresh_client() -> Iterator[None]:
+def _fresh_client_with_small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(transfer, "PART_BYTES", PART)
     s3_client.cache_clear()
     yield
     s3_client.cache_clear()
@@ -79,7 +77,7 @@ def objects(s3: S3, at: str) -> list[str]:
 @pytest.mark.parametrize("size", [0, 1, PART, PART + 1, 2 * PART + 77])
 def test_a_file_comes_back(store: S3, at: str, tmp_path: Path, size: int) -> None:
     (tmp_path / "one").write_bytes(blob(size))
-    manifest = upload(tmp_path / "one", at, PART)
+    manifest = upload(tmp_path / "one", at)
     assert [(one.size_bytes, one.sha256) for one in manifest.files] == [(size, sha256(blob(size)))]
     assert objects(store, at) == [Address.of(at).key]  # a plain object that others read, and no leftovers
     found = store.client().get_object(Bucket=store.bucket, Key=Address.of(at).key)
@@ -90,9 +88,9 @@ def test_a_file_comes_back(store: S3, at: str, tmp_path: Path, size: int) -> Non
 
 def test_a_folder_comes_back(store: S3, at: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", a=b"1", deep__er__b=b"22", same=b"1", empty=b"", big=blob(PART + 1))
-    manifest = upload(folder, at, PART)
+    manifest = upload(folder, at)
     assert manifest == Manifest.of(folder)
-    assert manifest.size_bytes == PART + 5
+    assert sum(one.size_bytes for one in manifest.files) == PART + 5
     assert len(objects(store, at)) == 5  # four contents and the manifest
     assert contents(download(at, tmp_path / "back")) == contents(folder)
     with local(at) as path:
@@ -103,9 +101,8 @@ def test_a_folder_comes_back(store: S3, at: str, tmp_path: Path) -> None:
 def test_any_file_name_comes_back(store: S3, at: str, tmp_path: Path) -> None:
     folder = tmp_path / "odd"
     folder.mkdir()
-    names = ["a b", "\u00fc", "plus+", "%20", "?", "#", "new\nline", "b", ".b.partial", "L" * 250, "\udcff"]
-    for name in names:
-        (folder / name).write_bytes(name.encode(errors="replace"))
+    for name in ["a b", "\u00fc", "plus+", "%20", "?", "#", "new\nline", "b", ".b.partial", "L" * 250]:
+        (folder / name).write_bytes(name.encode())
     upload(folder, at)
     assert contents(download(at, tmp_path / "back")) == contents(folder)
 
@@ -118,12 +115,14 @@ def test_what_would_not_come_back_is_refused(store: S3, at: str, tmp_path: Path)
     folder_of(tmp_path / "elsewhere", inner=b"1")
     for target in (tmp_path / "elsewhere", tmp_path / "nowhere"):
         (folder / "link").symlink_to(target)
-        with pytest.raises(BadFile, match="link: is no file, and no link to one"):
+        with pytest.raises(BadFile, match="link: neither a file nor a link to one"):
             upload(folder, at)
         (folder / "link").unlink()
-    (folder / "back\\slash").write_bytes(b"1")
-    with pytest.raises(BadFile, match="no plain path"):
-        upload(folder, at)
+    for name in ("back\\slash", "not \udcff UTF-8"):
+        (folder / name).write_bytes(b"1")
+        with pytest.raises(BadFile, match="not a plain path"):
+            upload(folder, at)
+        (folder / name).unlink()
 
 
 def test_a_newer_folder_replaces_an_older_one(store: S3, at: str, tmp_path: Path) -> None:
@@ -153,6 +152,30 @@ def test_a_file_of_others_without_a_checksum_comes_with_a_warning(
     assert "no SHA-256" in caplog.text
 
 
+def test_what_identifies_the_content_changes_with_it(store: S3, at: str, tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"1")
+    upload(tmp_path / "one", at)
+    assert content_hash(at) == f"sha256:{sha256(b'1')}"
+    key = Address.of(at).key
+    for name, sums in (("crc", "CRC32"), ("sha", "SHA256")):
+        store.client().put_object(Bucket=store.bucket, Key=f"{key}.{name}", Body=b"1", ChecksumAlgorithm=sums)
+    assert content_hash(f"{at}.crc").startswith("etag:") and content_hash(f"{at}.sha") == content_hash(at)
+    found = set()
+    for content in (b"1", b"2", b"1"):
+        upload(folder_of(tmp_path / "data", a=content), f"{at}.folder")
+        found.add(content_hash(f"{at}.folder"))
+    assert len(found) == 2
+    with pytest.raises(BadFile, match="no such file"):
+        content_hash(f"{at}.none")
+
+
+def test_an_error_about_a_file_from_there_names_its_address(store: S3, at: str, tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"1")
+    upload(tmp_path / "one", at)
+    with pytest.raises(BadConfig, match=f"^{at}: torn. Repair it.$"), local(at) as path:
+        raise BadFile(path, "torn", "Repair it.")
+
+
 def test_local_leaves_paths_alone(tmp_path: Path) -> None:
     with local(tmp_path / "a.parquet") as path:
         assert path == tmp_path / "a.parquet"
@@ -171,51 +194,36 @@ def test_a_folder_without_its_manifest_is_not_there(store: S3, at: str, tmp_path
     assert not (tmp_path / "back").exists()
 
 
-UPLOAD = "import sys; from pathlib import Path; from evenshard.storage import upload; "
-UPLOAD += f"upload(Path(sys.argv[1]), sys.argv[2], {PART})"
+UPLOAD = f"""
+import sys
+from pathlib import Path
+from evenshard.storage import transfer, upload
+transfer.PART_BYTES = {PART}
+upload(Path(sys.argv[1]), sys.argv[2])
+"""
 
 
-def killed_upload(store: S3, source: Path, at: str, num_parts: int) -> None:
-    """Uploads in another process and kills it after some parts."""
-    process = subprocess.Popen([sys.executable, "-c", UPLOAD, str(source), at])
-    key, client = Address.of(at).key, store.client()
-    try:
-        for _ in range(2000):
-            begun = client.list_multipart_uploads(Bucket=store.bucket, Prefix=key).get("Uploads", [])
-            for one in begun:
-                parts = client.list_parts(Bucket=store.bucket, Key=one["Key"], UploadId=one["UploadId"])
-                if len(parts.get("Parts", [])) >= num_parts:
-                    return
-            assert process.poll() is None, "it was too fast to be killed"
-            time.sleep(0.005)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+def in_parts(store: S3, source: Path, at: str) -> subprocess.Popen[str]:
+    """Uploads in another process, and comes back when that is under way, in parts."""
+    process = subprocess.Popen([sys.executable, "-c", UPLOAD, str(source), at], stderr=subprocess.PIPE, text=True)
+    key = Address.of(at).key
+    while not store.client().list_multipart_uploads(Bucket=store.bucket, Prefix=key).get("Uploads"):
+        assert process.poll() is None, "it was too fast"
+    return process
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_killed_upload_is_not_seen_and_goes_on(
-    store: S3, at: str, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    content = blob(8 * PART)
-    source = folder_of(tmp_path / "data", big=content) / ("big" if kind == "file" else "")
-    killed_upload(store, source, at, 1)
-    with pytest.raises(BadFile):
-        download(at, tmp_path / "back")
-    with caplog.at_level("INFO"):
-        upload(source, at, PART)
-    assert "parts are there already" in caplog.text
+def test_a_killed_upload_is_not_seen(store: S3, at: str, tmp_path: Path, kind: str) -> None:
+    source = folder_of(tmp_path / "data", big=b"old") / ("big" if kind == "file" else "")
+    upload(source, at)
+    folder_of(tmp_path / "data", big=blob(8 * PART))
+    with in_parts(store, source, at) as process:
+        process.kill()
     back = download(at, tmp_path / "back")
-    assert (back if kind == "file" else back / "big").read_bytes() == content
-    assert not store.client().list_multipart_uploads(Bucket=store.bucket, Prefix=Address.of(at).key).get("Uploads")
-
-
-def test_an_older_file_stays_while_a_newer_one_is_half_there(store: S3, at: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"old")
-    upload(tmp_path / "file", at)
-    (tmp_path / "file").write_bytes(blob(8 * PART, b"other"))
-    killed_upload(store, tmp_path / "file", at, 1)
-    assert download(at, tmp_path / "back").read_bytes() == b"old"
+    assert (back if kind == "file" else back / "big").read_bytes() == b"old"
+    upload(source, at)
+    back = download(at, tmp_path / "back")
+    assert (back if kind == "file" else back / "big").read_bytes() == blob(8 * PART)
 
 
 def test_two_uploads_at_once_leave_one_of_them_whole(store: S3, at: str, tmp_path: Path) -> None:
@@ -226,96 +234,25 @@ def test_two_uploads_at_once_leave_one_of_them_whole(store: S3, at: str, tmp_pat
     assert contents(download(at, tmp_path / "back")) in [contents(folder) for folder in folders]
 
 
-def test_who_comes_second_with_the_same_content_is_done_too(
-    store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from evenshard.storage import sending
-
-    move = sending._move
-    monkeypatch.setattr(sending, "_move", lambda *args: (move(*args), move(*args)))
-    (tmp_path / "file").write_bytes(blob(2 * PART))
-    upload(tmp_path / "file", at, PART)
-    assert download(at, tmp_path / "back").read_bytes() == blob(2 * PART)
-    assert objects(store, at) == [Address.of(at).key]
-
-
-def test_an_upload_goes_on_in_parts_of_another_size(store: S3, at: str, tmp_path: Path) -> None:
-    """The second part is as long in both ways, but not the same bytes."""
-    from evenshard.storage.manifest import stored
-    from evenshard.storage.sending import _Sending
-
-    (tmp_path / "file").write_bytes(blob(3 * PART))
-    file = stored(tmp_path / "file", "file")
-    requests = _Sending(tmp_path / "file", Address.of(f"{at}.files/{file.sha256}"), file, PART).requests()
-    next(requests), next(requests)
-    upload(tmp_path / "file", at, 2 * PART)
-    assert download(at, tmp_path / "back").read_bytes() == blob(3 * PART)
-
-
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_two_downloads_at_once_to_one_place_do_not_mix(
-    store: S3, at: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from evenshard.storage import receiving
-
-    rest = receiving._rest
-
-    def slow_rest(*args: object) -> Iterator[int]:
-        for num_bytes in rest(*args):  # type: ignore[arg-type]
-            time.sleep(0.1)
-            yield num_bytes
-
-    monkeypatch.setattr(receiving, "_rest", slow_rest)
-    source = folder_of(tmp_path / "data", big=blob(4 * MIB)) / ("big" if kind == "file" else "")
-    upload(source, at)
-    back = tmp_path / "new" / "back"
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lambda _: download(at, back), range(2))) == [back, back]
-    assert (back if kind == "file" else back / "big").read_bytes() == blob(4 * MIB)
-    assert os.listdir(tmp_path / "new") == ["back"]
-
-
 # A bad network ------------------------------------------------------------------------------------------------------
 
 
-def test_a_download_goes_on_where_the_connection_was_cut(
+def test_a_connection_that_is_cut_is_made_again(
     store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = blob(8 * MIB)
-    (tmp_path / "one").write_bytes(content)
+    (tmp_path / "one").write_bytes(blob(PART - 1))
     upload(tmp_path / "one", at)
-    monkeypatch.setattr("evenshard.storage.receiving.PAUSES_S", (0, 0, 0))
     with faulty_network(store.endpoint) as faults:
         monkeypatch.setenv("AWS_ENDPOINT_URL", faults.endpoint)
         s3_client.cache_clear()
-        faults.cuts = [3 * MIB, 3 * MIB]
-        assert download(at, tmp_path / "two").read_bytes() == content
+        faults.cuts = [MIB, MIB]
+        assert download(at, tmp_path / "two").read_bytes() == blob(PART - 1)
         assert not faults.cuts
-        # never begun again; what stood in a buffer of less than a chunk is fetched again
-        assert faults.bytes_down < 11 * MIB
-
-
-def test_a_download_that_failed_goes_on_the_next_time(
-    store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = folder_of(tmp_path / "data", a=blob(2 * MIB, b"a"), b=blob(8 * MIB, b"b"))
-    upload(folder, at)
-    folder_of(tmp_path / "back", a=b"older")
-    monkeypatch.setattr("evenshard.storage.receiving.PAUSES_S", (0, 0, 0))
-    with faulty_network(store.endpoint) as faults:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", faults.endpoint)
-        s3_client.cache_clear()
-        download(at, tmp_path / "whole")
-        needed, faults.bytes_down = faults.bytes_down, 0
-        faults.cuts = [3 * MIB + MIB // 2] * 2 + [100] * 40
-        with pytest.raises(StorageFailed, match=r"does not answer .* goes on from there"):
-            download(at, tmp_path / "back")
-        assert contents(tmp_path / "back") == {"a": b"older"}
-        faults.cuts, faults.bytes_down = [], 0
-        download(at, tmp_path / "back")
-        assert contents(tmp_path / "back") == contents(folder)
-        assert faults.bytes_down < needed - 3 * MIB
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "data", "whole"]
+        faults.cuts = [100_000] * 99
+        with pytest.raises(StorageFailed, match=r"does not answer .* Start again"):
+            download(at, tmp_path / "two")
+        assert (tmp_path / "two").read_bytes() == blob(PART - 1)
+        assert sorted(os.listdir(tmp_path)) == ["one", "two"]
 
 
 def test_damage_on_the_way_there_is_refused_by_the_server(
@@ -329,7 +266,7 @@ def test_damage_on_the_way_there_is_refused_by_the_server(
         faults.flip = (b"ABCD", b"ABxD")
         for name in ("one", "big"):
             with pytest.raises(StorageFailed, match="not what was sent"):
-                upload(tmp_path / name, at, PART)
+                upload(tmp_path / name, at)
     assert Address.of(at).key not in objects(store, at)
 
 
@@ -359,18 +296,14 @@ def test_a_server_that_is_killed_in_the_middle(tmp_path: Path, monkeypatch: pyte
         for name, value in server.settings().items():
             monkeypatch.setenv(name, value)
         at = f"s3://{server.bucket}/data"
-        process = subprocess.Popen([sys.executable, "-c", UPLOAD, str(folder), at], stderr=subprocess.PIPE, text=True)
-        while not server.client().list_multipart_uploads(Bucket=server.bucket).get("Uploads"):
-            assert process.poll() is None
-        time.sleep(0.1)
-        server.kill()
-        _, said = process.communicate(timeout=60)
-        assert "StorageFailed" in said.splitlines()[-1]
-        assert "What has arrived is kept" in said.splitlines()[-1]
+        with in_parts(server, folder, at) as process:
+            server.kill()
+            _, said = process.communicate(timeout=60)
+        assert "StorageFailed" in said.splitlines()[-1] and "does not answer" in said.splitlines()[-1]
         server.start()
         with pytest.raises(BadFile):
             download(at, tmp_path / "back")
-        upload(folder, at, PART)
+        upload(folder, at)
         assert contents(download(at, tmp_path / "back")) == contents(folder)
 
 
@@ -414,9 +347,9 @@ def test_a_bucket_that_may_only_be_read(store: S3, at: str, tmp_path: Path, monk
         monkeypatch.setenv(name, value)
     s3_client.cache_clear()
     folder_of(tmp_path / "data", a=b"2", big=blob(PART + 1))
-    for part_bytes in (PART, 2 * PART):
+    for source in (tmp_path / "data", tmp_path / "data/a", tmp_path / "data/big"):
         with pytest.raises(BadConfig, match="may not write here"):
-            upload(tmp_path / "data", at, part_bytes)
+            upload(source, at)
     assert contents(download(at, tmp_path / "back")) == {"a": b"1"}
 
 
@@ -453,49 +386,91 @@ def test_an_expired_token(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             download(at, tmp_path / "two")
 
 
-def test_a_full_disk(store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = folder_of(tmp_path / "data", a=b"1")
-    manifest = upload(folder, at)
-    draft = tmp_path / f".back.{manifest.digest[:12]}.download"
-    draft.mkdir()
-    partial = draft / f".{sha256(b'1')}.partial"
-    partial.symlink_to("/dev/full")
-    with pytest.raises(StorageFailed, match=r"the disk here is full. Make room. .* goes on"):
-        download(at, tmp_path / "back")
-    partial.unlink()
-    assert contents(download(at, tmp_path / "back")) == {"a": b"1"}
+A_FILE = {"path": "a", "size_bytes": 1, "sha256": sha256(b"1")}
 
 
-def test_too_little_room_is_known_before(store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evenshard.storage import receiving
+@pytest.mark.parametrize("path", ["../a", "/a", "a/../../b", "a//b", "./a", "a\\b", ".", "", "a\0b", "\ud800x"])
+def test_a_manifest_leads_nowhere_else(path: str) -> None:
+    with pytest.raises(BadFile, match=r"s3://b/m: .*(not a plain path|surrogate)"):
+        Manifest.from_json(json.dumps({"schema": 1, "files": [{**A_FILE, "path": path}]}).encode(), "s3://b/m")
 
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [],
+        [A_FILE, A_FILE],
+        [A_FILE, {**A_FILE, "path": "a/b"}],
+        [A_FILE, {**A_FILE, "path": "a/b/c"}],
+        [{**A_FILE, "size_bytes": "1"}],
+        [{**A_FILE, "size_bytes": True}],
+        [{**A_FILE, "sha256": "../../x"}],
+        [{**A_FILE, "sha256": 7}],
+        [{**A_FILE, "path": 7}],
+        [{**A_FILE, "path": ["a"]}],
+        [{**A_FILE, "more": 7}],
+        [{"path": "a"}],
+        [7],
+        {"a": A_FILE},
+        "files",
+        None,
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_one_line(files: object) -> None:
+    with pytest.raises(BadFile, match=r"^s3://b/m: .* Upload the folder again\.$"):
+        Manifest.from_json(json.dumps({"schema": 1, "files": files}).encode(), "s3://b/m")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"\xff", b"[" * 100_000, b'{"files": []}', b'{"schema": 2, "files": []}']
+)
+def test_what_is_not_a_manifest_is_one_line(content: bytes) -> None:
+    with pytest.raises(BadFile, match=r"^s3://b/m: .* Upload the folder again\.$"):
+        Manifest.from_json(content, "s3://b/m")
+
+
+def test_a_manifest_of_the_wrong_kind_is_seen_by_a_download(store: S3, at: str, tmp_path: Path) -> None:
     upload(folder_of(tmp_path / "data", a=b"1"), at)
-    monkeypatch.setattr(receiving.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 0}))
-    with pytest.raises(StorageFailed, match="Make room"):
-        download(at, tmp_path / "back")
-
-
-@pytest.mark.parametrize("path", ["../a", "/a", "a/../../b", "a//b", "./a", "a\\b", ".", "a\0b"])
-def test_a_manifest_leads_nowhere_else(store: S3, tmp_path: Path, path: str) -> None:
-    at = f"s3://{store.bucket}/elsewhere"
-    upload(folder_of(tmp_path / "data", a=b"1"), at)
-    key = f"{Address.of(at).key}/{MANIFEST}"
-    manifest = json.loads(Manifest.of(tmp_path / "data").to_json())
-    manifest["files"][0]["path"] = path
-    store.client().put_object(Bucket=store.bucket, Key=key, Body=json.dumps(manifest).encode())
-    with pytest.raises(BadFile, match="no plain path"):
+    manifest = json.dumps({"schema": 1, "files": [{**A_FILE, "path": "../a"}]}).encode()
+    store.client().put_object(Bucket=store.bucket, Key=f"{Address.of(at).key}/{MANIFEST}", Body=manifest)
+    with pytest.raises(BadFile, match=f"{MANIFEST}: path '../a' is not a plain path"):
         download(at, tmp_path / "deep" / "back")
     assert contents(tmp_path) == {"data/a": b"1"}
 
 
-def test_a_manifest_names_no_file_as_a_folder(store: S3, at: str, tmp_path: Path) -> None:
+def test_a_file_whose_name_is_too_long_for_this_disk_is_one_line(store: S3, at: str, tmp_path: Path) -> None:
     upload(folder_of(tmp_path / "data", a=b"1"), at)
-    manifest = json.loads(Manifest.of(tmp_path / "data").to_json())
-    manifest["files"].append({**manifest["files"][0], "path": "a/b"})
-    key = f"{Address.of(at).key}/{MANIFEST}"
-    store.client().put_object(Bucket=store.bucket, Key=key, Body=json.dumps(manifest).encode())
-    with pytest.raises(BadFile, match="'a' is a file and a folder"):
+    manifest = json.dumps({"schema": 1, "files": [{**A_FILE, "path": "a" * 256}]}).encode()
+    store.client().put_object(Bucket=store.bucket, Key=f"{Address.of(at).key}/{MANIFEST}", Body=manifest)
+    with pytest.raises(BadFile, match="cannot be read or written here"):
         download(at, tmp_path / "back")
+
+
+def test_a_full_disk(store: S3, at: str, tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"1")
+    [file] = upload(tmp_path / "one", at).files
+    address = Address.of(at)
+    with pytest.raises(StorageFailed, match="the disk here is full"), explained(address, "read"):
+        transfer._fetch(address, Path("/dev/full"), file)
+
+
+def test_a_file_that_changes_while_it_is_uploaded_is_not_there(store: S3, at: str, tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"before")
+    file = transfer.StoredFile.of(tmp_path / "one", "one")
+    (tmp_path / "one").write_bytes(b"during")
+    with pytest.raises(BadFile, match="changed while it was uploaded"):
+        transfer._send(tmp_path / "one", Address.of(at), file)
+    assert not objects(store, at)
+
+
+def test_no_password_of_the_endpoint_is_shown(store: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://alice:hunter2@127.0.0.1:1")
+    words = [sys.executable, "-m", "evenshard", "place", "s3://b/k.parquet", "--devices", "2"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    warned, failed = done.stderr.splitlines()
+    assert "user and password in AWS_ENDPOINT_URL are not used" in warned
+    assert "http://***@127.0.0.1:1 does not answer" in failed
+    assert done.returncode == 1 and "hunter2" not in done.stderr and "alice" not in done.stderr
 
 
 def test_a_damaged_object_is_named_and_can_be_replaced(store: S3, at: str, tmp_path: Path) -> None:
@@ -509,25 +484,11 @@ def test_a_damaged_object_is_named_and_can_be_replaced(store: S3, at: str, tmp_p
     assert contents(download(at, tmp_path / "back")) == {"a": b"1"}
 
 
-def test_a_file_that_changes_while_it_is_uploaded(store: S3, at: str, tmp_path: Path) -> None:
-    from evenshard.storage.manifest import stored
-    from evenshard.storage.sending import _Sending
-
-    (tmp_path / "one").write_bytes(blob(2 * PART))
-    file = stored(tmp_path / "one", "one")
-    requests = _Sending(tmp_path / "one", Address.of(at), file, PART).requests()
-    next(requests)
-    (tmp_path / "one").write_bytes(blob(2 * PART, b"other"))
-    with pytest.raises(BadFile, match="changed while it was uploaded"):
-        list(requests)
-    assert not objects(store, at)
-
-
 @pytest.mark.parametrize(
     "text", ["s3://", "s3://bucket", "s3://bucket/", "s3:///key", "bucket/key", "s3://b/a/../c", "s3://b//c"]
 )
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(BadConfig, match="is no address on S3"):
+    with pytest.raises(BadConfig, match="is not an address on S3"):
         Address.of(text)
 
 

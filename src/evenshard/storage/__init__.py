@@ -1,4 +1,4 @@
-"""How do files and folders get to S3 and back? ``upload`` and ``download``; the only package that knows boto3.
+"""Files and folders on S3: ``upload`` and ``download``, whole or not at all; the only package that knows boto3.
 
 ::
 
@@ -6,13 +6,14 @@
     s3://bucket/some/model/evenshard-manifest.json      a folder: names, sizes and SHA-256 of its files, written last
     s3://bucket/some/model/files/<sha256>               what they hold
 
-Nothing half-uploaded is ever seen: a folder is what its manifest says, and the manifest comes last, in one piece. An
-older version stays whole until then. What was stopped goes on where it was. Every byte is checked against its SHA-256
-on both ways: by the server when it arrives there, by us when it arrives here. What a newer manifest no longer names
-stays in the bucket: somebody may be reading it.
+boto3's transfer manager sends and fetches, large files in parts. An object appears when all of its parts are there, and
+a folder is what its manifest says: until that comes, in one piece, an older version stays whole. The server checks what
+arrives there against SHA-256, we check what arrives here. What a newer manifest no longer names stays in the bucket, as
+somebody may be reading it. So do the parts of an upload that was killed, unseen, until a lifecycle rule of the bucket
+(AbortIncompleteMultipartUpload) removes them.
 
 Keys, region and endpoint come from where boto3 finds them: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,
-AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL.
+AWS_PROFILE, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL.
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
-from evenshard.storage.address import SCHEME, Address
-from evenshard.storage.manifest import MANIFEST, Manifest
-from evenshard.storage.receiving import download
-from evenshard.storage.sending import upload
+from evenshard.errors import BadConfig, BadInput
+from evenshard.storage.client import SCHEME, Address
+from evenshard.storage.transfer import MANIFEST, Manifest, content_hash, download, upload
 
-__all__ = ["MANIFEST", "SCHEME", "Address", "Manifest", "download", "is_address", "local", "upload"]
+__all__ = ["MANIFEST", "SCHEME", "Address", "Manifest", "content_hash", "download", "is_address", "local", "upload"]
 
 
 def is_address(source: str | PathLike[str]) -> bool:
@@ -47,4 +47,8 @@ def local(source: str | PathLike[str]) -> Iterator[Path]:
         yield Path(source)
         return
     with tempfile.TemporaryDirectory(prefix="evenshard-") as folder:
-        yield download(str(source), Path(folder) / Address.of(str(source)).name)
+        path = download(str(source), Path(folder, Address.of(str(source)).name))
+        try:
+            yield path
+        except BadInput as error:  # the user knows the address, not where it was fetched to
+            raise BadConfig(str(error).replace(str(path), str(source))) from None
