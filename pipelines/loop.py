@@ -22,6 +22,7 @@ from evenshard_components.benchmark.component import benchmark
 from evenshard_components.evaluate.component import evaluate
 from evenshard_components.generate_tables.component import generate_tables
 from evenshard_components.merge_costs.component import merge_costs
+from evenshard_components.record_outcome.component import record_outcome
 from evenshard_components.train_cost.component import train_cost
 from evenshard_components.train_policy.component import train_policy
 from evenshard_pipelines.dvc_rounds import measured_with
@@ -97,6 +98,11 @@ def learn(
         num_gpus=cluster.stages["evaluate"].gpus,
     )
     placed(judged, "evaluate", cluster)
+
+
+def outcome_recorded(cluster: Cluster) -> Any:
+    """The exit handler of a pipeline."""
+    return placed(record_outcome(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER), "record_outcome", cluster)
 
 
 def checked_rounds(params: dict[str, Any], cluster: Cluster) -> int:

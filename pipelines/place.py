@@ -9,7 +9,6 @@ from evenshard.kubeflow.place_request import PlaceRequest
 from evenshard.kubeflow.pod_spec import placed
 from evenshard.params import section
 from evenshard_components.place.component import place
-from evenshard_components.record_outcome.component import record_outcome
 
 
 def place_pipeline(params: dict[str, Any], cluster: Cluster) -> Any:
@@ -35,13 +34,12 @@ def place_pipeline(params: dict[str, Any], cluster: Cluster) -> Any:
         model_uri: str = "",
         model: str = "",
     ) -> None:
-        with dsl.ExitHandler(placed(record_outcome(), "record_outcome", cluster), name="answer"):
-            own = dsl.importer(artifact_uri=tables, artifact_class=dsl.Dataset, reimport=True).output
-            asked = {"tables": own, "request": request}
-            with dsl.If(model == "", name="a-model-by-name"):
-                placed(place(**asked, model_uri=model_uri), "place", cluster)
-            with dsl.Else(name="a-model-of-ones-own"):
-                folder = dsl.importer(artifact_uri=model, artifact_class=dsl.Model, reimport=True).output
-                placed(place(**asked, model=folder), "place", cluster)
+        own = dsl.importer(artifact_uri=tables, artifact_class=dsl.Dataset, reimport=True).output
+        asked = {"tables": own, "request": request}
+        with dsl.If(model == "", name="a-model-by-name"):
+            placed(place(**asked, model_uri=model_uri), "place", cluster)
+        with dsl.Else(name="a-model-of-ones-own"):
+            folder = dsl.importer(artifact_uri=model, artifact_class=dsl.Model, reimport=True).output
+            placed(place(**asked, model=folder), "place", cluster)
 
     return place_tables

@@ -12,8 +12,7 @@ from evenshard.kubeflow.drift_request import DriftRequest
 from evenshard.kubeflow.pod_spec import placed
 from evenshard.params import section
 from evenshard_components.drift.component import drift
-from evenshard_components.record_outcome.component import record_outcome
-from evenshard_pipelines.loop import Sections, checked_rounds, learn, section_of
+from evenshard_pipelines.loop import Sections, checked_rounds, learn, outcome_recorded, section_of
 
 CHAMPION = "models:/evenshard-cost@champion"
 
@@ -53,7 +52,7 @@ def retrain_pipeline(params: dict[str, Any], cluster: Cluster) -> Any:
             train_policy_config,
             evaluate_config,
         )
-        with dsl.ExitHandler(placed(record_outcome(), "record_outcome", cluster), name="watch"):
+        with dsl.ExitHandler(outcome_recorded(cluster), name="watch"):
             today = dsl.importer(artifact_uri=tables, artifact_class=dsl.Dataset, reimport=True).output
             asked = placed(drift(tables=today, request=drift_request, model_uri=model_uri), "drift", cluster)
             with dsl.If(asked.outputs["Output"] == True, name="retrain-due"):  # noqa: E712

@@ -5,10 +5,8 @@ from typing import Any
 from kfp import dsl
 
 from evenshard.kubeflow.cluster import Cluster
-from evenshard.kubeflow.pod_spec import placed
-from evenshard_components.record_outcome.component import record_outcome
 from evenshard_pipelines.dvc_rounds import sources
-from evenshard_pipelines.loop import Sections, checked_rounds, learn, section_of
+from evenshard_pipelines.loop import Sections, checked_rounds, learn, outcome_recorded, section_of
 
 
 def train_pipeline(params: dict[str, Any], cluster: Cluster, given_hash: str = "") -> Any:
@@ -45,7 +43,7 @@ def train_pipeline(params: dict[str, Any], cluster: Cluster, given_hash: str = "
             train_policy_config,
             evaluate_config,
         )
-        with dsl.ExitHandler(placed(record_outcome(), "record_outcome", cluster), name="loop"):
+        with dsl.ExitHandler(outcome_recorded(cluster), name="loop"):
             own = None
             if source_uri:
                 own = dsl.importer(artifact_uri=source, artifact_class=dsl.Dataset, reimport=True).output

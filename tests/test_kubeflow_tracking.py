@@ -27,7 +27,7 @@ def test_pods_of_one_run_have_one_parent(tmp_path: Path, monkeypatch: pytest.Mon
             with stage_run(stage, LoopConfig(3)) as run:
                 run.metrics({"one": 1.0})
     log_to_parent({"evenshard.mean_measured_ms": 2.5})
-    end_loop("FAILED", "no memory")
+    end_loop("FAILED", "http://kubeflow/#/runs/details/1")
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("evenshard")
     assert experiment is not None
@@ -126,5 +126,5 @@ def test_without_a_server_nothing_is_tracked(tmp_path: Path, monkeypatch: pytest
     with stage_run("train_cost_1", LoopConfig(3)) as run:
         run.metrics({"one": 1.0})
     log_to_parent({"one": 1.0})
-    end_loop("SUCCEEDED", "")
+    end_loop("SUCCEEDED", "1")
     assert not list(tmp_path.iterdir())

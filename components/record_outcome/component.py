@@ -10,21 +10,24 @@ def record_outcome(
     status: dsl.PipelineTaskFinalStatus,
     outcome: dsl.Output[dsl.Artifact],
     summary: dsl.Output[dsl.Markdown],
+    run_id: str,
 ) -> None:
     """Says how a run ended, whatever happened: the exit handler of the pipelines.
 
+    Why a task failed stands in its log: Kubeflow Pipelines gives an exit handler no message. And it does not tell all
+    successes from runs that were stopped: their state is UNKNOWN, and MLflow is not told of it.
+
     Args:
         status: of everything before, as Kubeflow Pipelines fills it in.
-        outcome: JSON: state, failed task and message, name of the run, when it ended.
+        outcome: JSON: state, what Kubeflow Pipelines said, name and page of the run, when it ended.
         summary: the same in one line.
+        run_id: of the run: ``dsl.PIPELINE_JOB_ID_PLACEHOLDER``.
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.in_pod import end_loop
+    from evenshard.kubeflow.in_pod import end_loop, page_of
     from evenshard.stages import record_outcome as stage
 
-    ended = stage.RecordOutcomeInputs(
-        status.state, status.pipeline_job_resource_name, status.pipeline_task_name, status.error_message or ""
-    )
-    stage.run(ended, stage.RecordOutcomeOutputs(Path(outcome.path), Path(summary.path)))
-    end_loop(ended.state, ended.message)
+    page = page_of(run_id)
+    ended = stage.RecordOutcomeInputs(status.state, status.pipeline_job_resource_name, page)
+    end_loop(stage.run(ended, stage.RecordOutcomeOutputs(Path(outcome.path), Path(summary.path))), page)

@@ -15,9 +15,10 @@ from evenshard_components.record_outcome.component import record_outcome
 def test_what_failed_is_recorded(run_pipeline: Callable[[Any], Path]) -> None:
     @dsl.pipeline(name="failing")
     def failing() -> None:
-        with dsl.ExitHandler(record_outcome(), name="loop"):
+        with dsl.ExitHandler(record_outcome(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER), name="loop"):
             generate_tables(config={**CONFIG["generate_tables"], "num_devices": 0})
 
     folder = run_pipeline(failing)
     assert not (folder / "generate-tables/tasks").exists()
-    assert json.loads((folder / "record-outcome/outcome").read_text())["state"] == "FAILED"
+    ended = json.loads((folder / "record-outcome/outcome").read_text())
+    assert ended["state"] == "FAILED" and ended["page"] and "{{" not in ended["page"]

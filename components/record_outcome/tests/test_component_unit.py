@@ -7,15 +7,61 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kfp import dsl
 
 from evenshard_components.record_outcome.component import record_outcome
 
+Artifacts = Callable[..., dict[str, Any]]
 
-def test_a_failure_is_written_down_with_its_reason(made: Callable[..., dict[str, Any]]) -> None:
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        ("COMPLETE", "SUCCEEDED"),
+        ("CACHED", "SUCCEEDED"),
+        ("SUCCEEDED", "SUCCEEDED"),  # as kfp.local says it
+        ("FAILED", "FAILED"),
+        ("CANCELED", "CANCELED"),
+        ("RUNNING", "UNKNOWN"),
+        ("NEW", "UNKNOWN"),
+        ("UNKNOWN", "UNKNOWN"),
+    ],
+)
+def test_the_states_of_a_cluster_are_those_of_a_run(made: Artifacts, said: str, state: str) -> None:
     outputs = made("outcome", "summary")
-    status = dsl.PipelineTaskFinalStatus("FAILED", "run-7", "loop", 9, "no\nmemory")
-    record_outcome.python_func(status=status, **outputs)
+    status = dsl.PipelineTaskFinalStatus(said, "run-7", "exit-handler-1", None, None)
+    record_outcome.python_func(status=status, run_id="id-7", **outputs)
     found = json.loads(Path(outputs["outcome"].path).read_text())
-    assert (found["state"], found["run"], found["message"]) == ("FAILED", "run-7", "no\nmemory")
-    assert Path(outputs["summary"].path).read_text() == "**FAILED**: run-7 (no memory)\n"
+    assert (found["state"], found["said"], found["run"], found["page"]) == (state, said, "run-7", "id-7")
+    summary = Path(outputs["summary"].path).read_text()
+    assert summary.startswith(f"**{state}**: run-7") and summary.endswith("See id-7\n")
+    assert (said in summary) == (said == state or state == "UNKNOWN")
+
+
+def test_the_page_is_named_where_its_address_is_known(made: Artifacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KF_PIPELINES_ENDPOINT", "https://me:secret@kubeflow.example.com/pipeline/")
+    outputs = made("outcome", "summary")
+    status = dsl.PipelineTaskFinalStatus("FAILED", "run-7", "exit-handler-1", None, None)
+    record_outcome.python_func(status=status, run_id="id-7", **outputs)
+    page = "https://***@kubeflow.example.com/pipeline/#/runs/details/id-7"
+    assert Path(outputs["summary"].path).read_text() == f"**FAILED**: run-7. See {page}\n"
+
+
+@pytest.mark.tracked
+def test_mlflow_is_told_what_is_known(tmp_path: Path, made: Artifacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    ended = {"COMPLETE": "FINISHED", "FAILED": "FAILED", "CANCELED": "KILLED", "RUNNING": None}
+    for said in ended:
+        monkeypatch.setenv("EVENSHARD_LOOP_ID", said)
+        status = dsl.PipelineTaskFinalStatus(said, "run-7", "exit-handler-1", None, None)
+        record_outcome.python_func(status=status, run_id=f"id-{said}", **made("outcome", "summary"))
+    client = MlflowClient(uri)
+    runs = client.search_runs([client.get_experiment_by_name("evenshard").experiment_id])
+    found = {run.data.tags["evenshard.loop_id"]: run for run in runs}
+    assert {said: run.info.status for said, run in found.items()} == {k: v for k, v in ended.items() if v}
+    assert found["COMPLETE"].data.tags["evenshard.outcome"] == "SUCCEEDED"
+    assert found["FAILED"].data.tags["evenshard.kubeflow_run"] == "id-FAILED"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.cli.parsing import OUTPUT, PATH, Commands, at_least
+from evenshard.kubeflow.remote import ENDPOINT
 
 if TYPE_CHECKING:
     from evenshard.kubeflow.cluster import Cluster
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 PIPELINES = ("train", "retrain", "place")
 RUNNERS = ("subprocess", "container")
-ENDPOINT = "KF_PIPELINES_ENDPOINT"
 NEEDS_TABLES = ("retrain", "place")
 LEFT_BEHIND = {
     "train": "evaluate/report/metrics.json",

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from evenshard import tracking
+from evenshard.kubeflow.remote import ENDPOINT, run_page
 from evenshard.lineage import Lineage
 from evenshard.progress import log_to_stderr
+from evenshard.stages.record_outcome import UNKNOWN
 from evenshard.tracking import StageRun
 
 TABLES = "tables.parquet"
@@ -75,10 +77,16 @@ def log_to_parent(values: Mapping[str, float], origin: Mapping[str, str] | None 
         tracking.log_to_parent(values, origin)
 
 
-def end_loop(state: str, message: str) -> None:
-    """Tells MLflow how the run ended, where MLFLOW_TRACKING_URI names a server."""
-    if _has_server():
-        tracking.end_loop(state, message)
+def end_loop(state: str, page: str) -> None:
+    """Tells MLflow how the run ended, where that is known and MLFLOW_TRACKING_URI names a server."""
+    if state != UNKNOWN and _has_server():
+        tracking.end_loop(state, page)
+
+
+def page_of(run_id: str) -> str:
+    """The address of a run's page, where KF_PIPELINES_ENDPOINT is set in the pod; else its id."""
+    endpoint = os.environ.get(ENDPOINT)
+    return run_page(endpoint, run_id) if endpoint else run_id
 
 
 def _has_server() -> bool:

@@ -16,9 +16,12 @@ from typing import Any, TypeVar
 from evenshard.errors import BadConfig, PipelineFailed
 from evenshard.kubeflow.api_errors import Again, explained
 from evenshard.kubeflow.token import token_file_in_use
+from evenshard.messages import without_credentials
 
 Answer = TypeVar("Answer")
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
+ENDPOINT = "KF_PIPELINES_ENDPOINT"
+"""The variable with the address of the API."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,7 @@ class Remote:
             state=str(run.state or "PENDING"),
             message=" ".join(error.split()),
             failed_tasks=tuple(str(one.display_name) for one in details if one.state == "FAILED"),
-            url=f"{self._endpoint.url.rstrip('/')}/#/runs/details/{run.run_id}",
+            url=run_page(self._endpoint.url, run.run_id),
         )
 
     def _call(self, call: Callable[[], Answer], what: str, id_name: str, repeatable: bool = True) -> Answer:
@@ -206,6 +209,11 @@ class Remote:
                     raise problem.error from None
                 time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
+
+
+def run_page(endpoint: str, run_id: str) -> str:
+    """The address of a run's page."""
+    return without_credentials(f"{endpoint.rstrip('/')}/#/runs/details/{run_id}")
 
 
 @contextlib.contextmanager

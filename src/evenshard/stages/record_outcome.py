@@ -1,4 +1,4 @@
-"""How did a run of the pipeline end? Written down whatever happened."""
+"""How did a run of the pipeline end? Written down whatever happened, as far as Kubeflow Pipelines tells."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ from pathlib import Path
 
 from evenshard.atomic import atomic_path
 
+UNKNOWN = "UNKNOWN"
+ENDED_AS = {
+    **dict.fromkeys(("COMPLETE", "CACHED", "SUCCEEDED"), "SUCCEEDED"),
+    "FAILED": "FAILED",
+    **dict.fromkeys(("CANCELED", "CANCELLED"), "CANCELED"),
+}
+"""The state of a run by that of its exit handler's tasks.
+
+On a cluster that is a state of ML Metadata, on this machine one of kfp.local. RUNNING, NEW and UNKNOWN say nothing: a
+success whose last branch was skipped reads RUNNING, as does a run that was stopped (kubeflow/pipelines#11979).
+"""
+
 
 @dataclass(frozen=True)
 class RecordOutcomeInputs:
     """What Kubeflow Pipelines says at the end of a run.
 
     Attributes:
-        state: SUCCEEDED, FAILED or CANCELLED.
+        said: the state of all that came before, in its own words.
         run: name of the run.
-        task: of what has ended.
-        message: of the failure; "" where there was none.
+        page: where the run can be seen, or its id where nobody has told the address.
     """
 
-    state: str
+    said: str
     run: str
-    task: str
-    message: str = ""
+    page: str
 
 
 @dataclass(frozen=True)
@@ -35,10 +45,13 @@ class RecordOutcomeOutputs:
     summary: Path
 
 
-def run(inputs: RecordOutcomeInputs, outputs: RecordOutcomeOutputs) -> None:
-    """Writes both."""
-    ended = {**asdict(inputs), "ended_at": datetime.now(UTC).isoformat(timespec="seconds")}
-    line = f"**{inputs.state}**: {inputs.run}" + (f" ({' '.join(inputs.message.split())})" if inputs.message else "")
+def run(inputs: RecordOutcomeInputs, outputs: RecordOutcomeOutputs) -> str:
+    """Writes both; returns SUCCEEDED, FAILED, CANCELED or UNKNOWN."""
+    state = ENDED_AS.get(inputs.said, UNKNOWN)
+    ended = {"state": state, **asdict(inputs), "ended_at": datetime.now(UTC).isoformat(timespec="seconds")}
+    ambiguous = f" (Kubeflow Pipelines says {inputs.said}, which a success may read like too)"
+    line = f"**{state}**: {inputs.run}{ambiguous if state == UNKNOWN else ''}. See {inputs.page}"
     for path, text in ((outputs.outcome, json.dumps(ended, indent=1)), (outputs.summary, line)):
         with atomic_path(path) as draft:
             draft.write_text(text + "\n")
+    return state

@@ -251,19 +251,16 @@ def log_to_parent(values: Mapping[str, float], origin: Mapping[str, str] | None 
     run.end("FINISHED")
 
 
-def end_loop(state: str, message: str = "") -> None:
+def end_loop(state: str, page: str) -> None:
     """Writes on the parent run how the loop ended.
 
     Args:
-        state: SUCCEEDED, FAILED or CANCELLED.
-        message: of the failure.
+        state: SUCCEEDED, FAILED or CANCELED.
+        page: where the run of the pipeline can be seen, or its id.
     """
     run = _parent_run()
-    run.tags({"evenshard.outcome": state, **({"evenshard.outcome_message": message[:1000]} if message else {})})
-    if state == "SUCCEEDED":
-        run.close()
-    else:
-        run.end("FAILED" if state == "FAILED" else "KILLED")
+    run.tags({"evenshard.outcome": state, "evenshard.kubeflow_run": page})
+    run.end({"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELED": "KILLED"}[state])
 
 
 @contextmanager
