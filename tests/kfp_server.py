@@ -1,6 +1,7 @@
 """A server that answers like Kubeflow Pipelines' v2beta1 API, as far as evenshard asks it. It runs nothing.
 
-It shows the shape of requests on the wire, not that a cluster would accept them.
+What it tells of runs is what Kubeflow Pipelines 2.17 told of three real ones (kubeflow_runs.json), with all nodes of
+Argo's, no errors and no names of pods. Of requests it shows the shape on the wire, not that a cluster would take them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,43 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import http_serving
 
 API = "/apis/v2beta1"
+RUNS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("kubeflow_runs.json").read_text())
+NEVER = "0001-01-01T00:00:00Z"
+
+
+def nodes_of(run: str, clock: str = "23:59:59", ago_s: float = 0.0) -> list[dict[str, Any]]:
+    """The nodes of a recorded run as they were at an hour of its day.
+
+    Args:
+        ago_s: their times are moved, so that this hour was so many seconds ago.
+    """
+    moment = datetime.fromisoformat(f"{RUNS[run]['created_at'][:10]}T{clock}+00:00")
+    moved = datetime.now(UTC) - timedelta(seconds=ago_s) - moment
+
+    def begun(stamp: str) -> bool:
+        return stamp != NEVER and datetime.fromisoformat(stamp) <= moment
+
+    def now(stamp: str) -> str:
+        return (datetime.fromisoformat(stamp) + moved).isoformat() if begun(stamp) else NEVER
+
+    nodes = []
+    for node in RUNS[run]["tasks"]:
+        states = [one for one in node.get("state_history", ()) if begun(one["update_time"])]
+        if not begun(node["start_time"]) or ("state" in node and not states):
+            continue
+        times = {key: now(node[key]) for key in ("start_time", "end_time")}
+        history = [{**one, "update_time": now(one["update_time"])} for one in states]
+        known = {"state": states[-1]["state"], "state_history": history} if states else {}
+        nodes.append({**node, **times, **known})
+    return nodes
 
 
 @dataclass
@@ -35,13 +67,13 @@ class FakePipelines:
         token: that it asks for; None for none.
         failures: statuses to answer first, one for each request, by "METHOD path"; 0 stays silent for a second.
         states: of the run, one for each look; the last stays.
-        error: of the run.
+        running: what ``nodes_of`` takes, for the nodes of a run that is RUNNING.
     """
 
     token: str | None = None
     failures: dict[str, list[int]] = field(default_factory=dict)
     states: list[str] = field(default_factory=lambda: ["SUCCEEDED"])
-    error: str | None = None
+    running: tuple[str, str, float] = ("train_succeeded", "04:41:30", 0.0)
     login_page: bool = False
     experiments: dict[str, dict[str, Any]] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
@@ -77,9 +109,10 @@ class FakePipelines:
 
     def _run(self) -> dict[str, Any]:
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        tasks = [{"display_name": "loop", "state": state}, {"display_name": "record-outcome", "state": "SUCCEEDED"}]
-        run = {"run_id": "r1", "display_name": "a run", "state": state, "run_details": {"task_details": tasks}}
-        return {**run, "error": {"code": 9, "message": self.error}} if self.error else run
+        recorded = {"SUCCEEDED": ("place_succeeded",), "RUNNING": self.running, "PENDING": None}
+        told = recorded.get(state, ("place_failed",))
+        nodes = [] if told is None else nodes_of(*told)
+        return {"run_id": "r1", "display_name": "a run", "state": state, "run_details": {"task_details": nodes}}
 
 
 @contextmanager

@@ -10,17 +10,21 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 
+import http_serving
+import kfp_server
 from evenshard.cli import main
 from evenshard.kubeflow import remote
-from kfp_server import FakePipelines, serving
+from kfp_server import FakePipelines, nodes_of, serving
 from kubeflow_builders import SMALL_PARAMS, compiled
 
 SUBMIT = ["pipeline", "submit", "--namespace", "team-a", "--package", "pipeline.yaml"]
 STATUS = ["pipeline", "status", "r1", "--namespace", "team-a"]
+POD = "evenshard-place-ptvzd-retry-system-container-impl-2412005322"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,7 @@ def fake(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     """The server; the working directory holds pipeline.yaml, and home is nobody's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for name in ("KF_PIPELINES_ENDPOINT", "KF_PIPELINES_SA_TOKEN_PATH"):
+    for name in ("KF_PIPELINES_ENDPOINT", "KF_PIPELINES_SA_TOKEN_PATH", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "pipeline.yaml").write_bytes(package.read_bytes())
     monkeypatch.setattr(remote.Endpoint, "__init__", _impatient(remote.Endpoint.__init__))
@@ -100,12 +104,11 @@ def test_wait_ends_as_the_run_does(fake: FakePipelines, capsys: pytest.CaptureFi
     assert run(fake, SUBMIT, *wait) == 0
     assert len(fake.asked("GET", "/runs/r1")) == 3
     assert "SUCCEEDED: a run" in capsys.readouterr().out
-    fake.states, fake.error = ["RUNNING", state], "the benchmark ran out\nof memory"
+    fake.states = ["RUNNING", state]
     assert run(fake, SUBMIT, *wait) == 1
     line = the_line(capsys)
-    assert f"run r1 ended as {state}." in line and "the benchmark ran out of memory" in line
-    assert f"{fake.url}/#/runs/details/r1" in line
-    assert ("Failed: loop." in line) == (state == "FAILED")
+    assert f"run r1 ended as {state}. place failed in the pod whose name ends with 2412005322:" in line
+    assert line.endswith(f"See {fake.url}/#/runs/details/r1")
 
 
 def test_patience_has_an_end(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,14 +131,153 @@ def test_a_schedule_is_a_recurring_run(fake: FakePipelines, capsys: pytest.Captu
     assert "has 1 fields" in the_line(capsys)
 
 
-def test_status_tells_the_state(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
-    fake.states = ["RUNNING"]
+def test_status_tells_the_state_and_the_tasks(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.states, page = ["RUNNING"], f"{fake.url}/#/runs/details/r1"
     assert run(fake, STATUS) == 0
-    assert capsys.readouterr().out.startswith("RUNNING: a run\n")
+    done = "done: generate-tables, benchmark (2), merge-costs, train-cost, train-policy"
+    assert capsys.readouterr().out == f"RUNNING: a run\n{done}; running: benchmark-2 (2)\n{page}\n"
     assert run(fake, STATUS, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "RUNNING"
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["recorded_until"], found["url"]) == ("RUNNING", None, page)
+    assert (found["tasks"][-1]["name"], found["tasks"][-1]["state"]) == ("benchmark-2", "RUNNING")
+    fake.states = ["SUCCEEDED"]
+    assert run(fake, STATUS) == 0
+    assert capsys.readouterr().out == f"SUCCEEDED: a run\ndone: importer, place, record-outcome\n{page}\n"
+    fake.states = ["PENDING"]
+    assert run(fake, STATUS) == 0
+    assert capsys.readouterr().out == f"PENDING: a run\n{page}\n"
+
+
+def test_a_failed_task_has_a_command_for_its_log(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
     fake.states = ["FAILED"]
     assert run(fake, STATUS) == 1
+    command = "kubectl -n team-a logs -c main $(kubectl -n team-a get pods -o name | grep 2412005322)"
+    assert the_line(capsys) == (
+        f"evenshard pipeline failed: run r1 ended as FAILED. place failed in the pod whose name ends with 2412005322: "
+        f"`{command}`. See {fake.url}/#/runs/details/r1"
+    )
+
+
+def test_a_pod_that_does_not_start_is_told(
+    fake: FakePipelines, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 60.0)
+    assert run(fake, STATUS) == 0
+    out = capsys.readouterr().out
+    assert "done: importer; waiting: place\n" in out and "minutes" not in out
+    fake.running = ("place_failed", "04:17:25", 360.0)
+    note = "place has not been seen to start for 6 minutes: its pod may fit no node, or its image is on its way."
+    note += " Look with `kubectl -n team-a get events --field-selector type=Warning`"
+    assert run(fake, STATUS) == 0
+    assert f"\n{note}\n" in capsys.readouterr().out
+    fake.states = ["RUNNING", "RUNNING", "SUCCEEDED"]
+    assert run(fake, SUBMIT, "--wait", "--poll-seconds", "0.01") == 0
+    told = [record.message for record in caplog.records if record.name == "evenshard.cli.pipeline"]
+    assert told == ["done: importer; waiting: place", note]
+
+
+def test_what_prepares_a_group_is_named_only_if_it_does_not_start(
+    fake: FakePipelines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.states, fake.running = ["RUNNING"], ("place_failed", "04:16:25", 0.0)
+    assert run(fake, STATUS) == 0
+    assert "root" not in capsys.readouterr().out
+    fake.running = ("place_failed", "04:16:25", 360.0)
+    assert run(fake, STATUS) == 0
+    assert "waiting: root-driver\nroot-driver has not been seen to start for 6 minutes" in capsys.readouterr().out
+
+
+def test_a_record_that_ends_is_told(
+    fake: FakePipelines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run of many nodes Kubeflow Pipelines keeps no more, while its pods go on."""
+    fake.states, fake.running = ["RUNNING"], ("train_succeeded", "04:46:30", 0.0)
+    assert run(fake, STATUS) == 0
+    out = capsys.readouterr().out
+    assert "Kubeflow Pipelines has noted nothing of the tasks since " in out
+    assert "seen to start" not in out  # it may have
+    nodes = nodes_of("train_succeeded")
+    monkeypatch.setattr(kfp_server, "nodes_of", lambda run: nodes)
+    fake.states = ["SUCCEEDED"]
+    assert run(fake, STATUS) == 0
+    out = capsys.readouterr().out
+    assert "merge-costs-2\nKubeflow Pipelines has noted nothing" in out and "minutes" not in out
+    fake.states = ["FAILED"]
+    assert run(fake, STATUS) == 1
+    assert "ended as FAILED. Kubeflow Pipelines has noted nothing of the tasks since" in the_line(capsys)
+
+
+@pytest.fixture
+def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Kubernetes' API, which a kubeconfig leads to; what it says of the one pod that it has."""
+    status: dict[str, Any] = {}
+
+    class Handler(http_serving.Silent):
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            asked = parts.path, parse_qs(parts.query)["labelSelector"]
+            assert asked == ("/api/v1/namespaces/team-a/pods", ["workflows.argoproj.io/workflow=evenshard-place-ptvzd"])
+            pod = {"metadata": {"name": POD}, "spec": {"containers": []}, "status": status}
+            body = json.dumps({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with http_serving.serving(Handler) as url:
+        named = {"clusters": {"server": url}, "users": {}, "contexts": {"cluster": "one", "user": "one"}}
+        config = {key: [{"name": "one", key.removesuffix("s"): value}] for key, value in named.items()}
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump({**config, "current-context": "one"}))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        yield status
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                             "message": "0/1 nodes are available: 1 Insufficient cpu."}]},
+            "Unschedulable: 0/1 nodes are available: 1 Insufficient cpu",
+        ),
+        (
+            {"containerStatuses": [{"name": "main", "image": "", "imageID": "", "ready": False, "restartCount": 0,
+                                    "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}]},
+            "ImagePullBackOff: not found",
+        ),
+    ],
+)  # fmt: skip
+def test_kubernetes_says_why_a_pod_does_not_start(
+    fake: FakePipelines,
+    kubernetes: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    says: dict[str, Any],
+    why: str,
+) -> None:
+    fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 360.0)
+    kubernetes.update(phase="Pending", **says)
+    assert run(fake, STATUS) == 0
+    assert f"place has not started for 6 minutes. Its pod {POD}: {why}\n" in capsys.readouterr().out
+    kubernetes.clear()
+    kubernetes.update(phase="Running")  # which Kubeflow Pipelines has not noted yet
+    assert run(fake, STATUS) == 0
+    assert "running: place\nhttp" in capsys.readouterr().out
+
+
+def test_kubernetes_knows_the_name_of_a_failed_pod(
+    fake: FakePipelines, kubernetes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    main_container = {"name": "main", "image": "", "imageID": "", "ready": False, "restartCount": 0, "state": ended}
+    kubernetes.update(phase="Failed", containerStatuses=[main_container])
+    fake.states = ["FAILED"]
+    assert run(fake, STATUS) == 1
+    found = f"place failed in pod {POD} (OOMKilled, exit code 137): `kubectl -n team-a logs {POD} -c main`. See"
+    assert found in the_line(capsys)
+    kubernetes["containerStatuses"] = "torn"  # an answer that cannot be read is none
+    assert run(fake, STATUS) == 1
+    assert "whose name ends with 2412005322" in the_line(capsys)
 
 
 def test_the_token_is_read_anew_for_each_call(fake: FakePipelines, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -68,9 +69,25 @@ def _submit(args: argparse.Namespace) -> Mapping[str, Any]:
         status = remote.submit(package, values, args.experiment, name, _service_account(args, cluster))
     print(f"run: {status.run_id}\n{status.url}", flush=True)
     if args.wait:
-        minutes = args.patience_minutes
-        _report(remote.wait(status.run_id, args.poll_seconds, None if minutes is None else 60 * minutes))
+        patience_s = None if args.patience_minutes is None else 60 * args.patience_minutes
+        _report(remote.wait(status.run_id, args.poll_seconds, patience_s, _Teller()))
     return {}
+
+
+class _Teller:
+    """Logs how a run is doing, when that changes."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def __call__(self, status: RunStatus) -> None:
+        from evenshard.kubeflow.status_text import notes_on, progress_of
+
+        for line in (progress_of(status), *notes_on(status)):
+            what = re.sub(r"\d+ minutes", "", line)
+            if line and what not in self._told:
+                self._told.add(what)
+                log.info("%s", line)
 
 
 def _schedule(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -86,7 +103,7 @@ def _schedule(args: argparse.Namespace) -> Mapping[str, Any]:
 def _status(args: argparse.Namespace) -> Mapping[str, Any]:
     status = _remote(args).status(args.run_id)
     if args.json:
-        print(json.dumps(asdict(status), indent=1))
+        print(json.dumps(asdict(status), indent=1, default=datetime.isoformat))
     _report(status, silent=args.json)
     return {}
 
@@ -94,13 +111,13 @@ def _status(args: argparse.Namespace) -> Mapping[str, Any]:
 def _report(status: RunStatus, silent: bool = False) -> None:
     """Prints how a run is doing; one that has ended badly ends the command badly."""
     from evenshard.errors import PipelineFailed
+    from evenshard.kubeflow.status_text import failure_of, notes_on, progress_of
 
     if status.finished and status.state != "SUCCEEDED":
-        tasks = f" Failed: {', '.join(status.failed_tasks)}." if status.failed_tasks else ""
-        message = f" {status.message}" if status.message else ""
-        raise PipelineFailed(f"run {status.run_id} ended as {status.state}.{tasks}{message} See {status.url}")
+        raise PipelineFailed(failure_of(status))
     if not silent:
-        print(f"{status.state}: {status.name}\n{status.url}")
+        lines = (f"{status.state}: {status.name}", progress_of(status), *notes_on(status), status.url)
+        print(*filter(None, lines), sep="\n")
 
 
 def _cluster(args: argparse.Namespace) -> Cluster:

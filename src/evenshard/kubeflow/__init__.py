@@ -9,6 +9,7 @@
     package.py   a pipeline as a file
     local.py     a pipeline on this machine; containers.py, with each task in a container
     remote.py    a pipeline on a cluster; token.py, who asks; api_errors.py, what its errors mean
+    run_tasks.py how the tasks of a run are doing; pods.py, why a pod does not start; status_text.py, as people read it
 
 ``kfp`` is imported only inside the functions that need it.
 """

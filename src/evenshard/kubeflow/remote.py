@@ -8,13 +8,16 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from evenshard.errors import BadConfig, PipelineFailed
 from evenshard.kubeflow.api_errors import Again, explained
+from evenshard.kubeflow.pods import Pod, pods_of
+from evenshard.kubeflow.run_tasks import FAILED, PENDING, RUNNING, TaskStatus, record_ends, tasks_of
 from evenshard.kubeflow.token import token_file_in_use
 from evenshard.messages import without_credentials
 
@@ -22,6 +25,8 @@ Answer = TypeVar("Answer")
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 ENDPOINT = "KF_PIPELINES_ENDPOINT"
 """The variable with the address of the API."""
+SLOW_START = timedelta(minutes=2)
+"""A pod that has not started for so long may never: an image is pulled by then, most often."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +54,19 @@ class RunStatus:
 
     Attributes:
         run_id, name: of the run.
+        namespace: where its pods are.
         state: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELING, CANCELED, SKIPPED or PAUSED.
-        message: what went wrong; "" if nothing.
-        failed_tasks: names.
+        tasks: that have begun.
+        recorded_until: when Kubeflow Pipelines stopped to note what they do; None where nothing shows that it has.
         url: of its page.
     """
 
     run_id: str
     name: str
+    namespace: str
     state: str
-    message: str
-    failed_tasks: tuple[str, ...]
+    tasks: tuple[TaskStatus, ...]
+    recorded_until: datetime | None
     url: str
 
     @property
@@ -155,10 +162,15 @@ class Remote:
             BadInput: if there is no such run, or the server refuses to tell.
             PipelineFailed: if the server does not answer.
         """
-        return self._status(self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id"))
+        return _with_pods(self._status(self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id")))
 
-    def wait(self, run_id: str, pause_s: float = 15.0, patience_s: float | None = None) -> RunStatus:
+    def wait(
+        self, run_id: str, pause_s: float, patience_s: float | None, tell: Callable[[RunStatus], None]
+    ) -> RunStatus:
         """Waits until a run has finished.
+
+        Args:
+            tell: gets what is found at every look before.
 
         Raises:
             PipelineFailed: if it takes longer than ``patience_s``.
@@ -168,6 +180,7 @@ class Remote:
             status = self.status(run_id)
             if status.finished:
                 return status
+            tell(status)
             if deadline is not None and time.monotonic() > deadline:
                 raise PipelineFailed(f"run {run_id} is {status.state} after {patience_s:g} s. It goes on: {status.url}")
             time.sleep(pause_s)
@@ -179,13 +192,14 @@ class Remote:
 
     def _status(self, run: Any) -> RunStatus:
         details = getattr(run.run_details, "task_details", None) or []
-        error = getattr(run.error, "message", None) or ""
+        state = str(run.state or "PENDING")
         return RunStatus(
             run_id=str(run.run_id),
             name=str(run.display_name),
-            state=str(run.state or "PENDING"),
-            message=" ".join(error.split()),
-            failed_tasks=tuple(str(one.display_name) for one in details if one.state == "FAILED"),
+            namespace=self._endpoint.namespace,
+            state=state,
+            tasks=tasks_of(details),
+            recorded_until=record_ends(details, state in FINISHED),
             url=run_page(self._endpoint.url, run.run_id),
         )
 
@@ -209,6 +223,30 @@ class Remote:
                     raise problem.error from None
                 time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
+
+
+def is_slow(task: TaskStatus) -> bool:
+    """Whether a task waits for its pod longer than a cluster with room takes."""
+    return task.state == PENDING and datetime.now(UTC) - task.since > SLOW_START
+
+
+def _with_pods(status: RunStatus) -> RunStatus:
+    """The status with what Kubernetes says of pods that have failed or do not start, where it can be asked.
+
+    What prepares a group of tasks is left out, unless it has failed or does not start.
+    """
+    tasks = tuple(task for task in status.tasks if not task.prepares_a_group or task.state == FAILED or is_slow(task))
+    asked = [task for task in tasks if task.nodes and (task.state == FAILED or is_slow(task))]
+    pods = pods_of(status.namespace, asked[0].nodes[-1].rpartition("-")[0]) if asked else {}
+    return replace(status, tasks=tuple(_with_pod(task, pods) if task in asked else task for task in tasks))
+
+
+def _with_pod(task: TaskStatus, pods: Mapping[str, Pod]) -> TaskStatus:
+    pod = pods.get(task.nodes[-1].rpartition("-")[2])
+    if pod is None:
+        return task
+    started = task.state == PENDING and pod.phase != "Pending"
+    return replace(task, state=RUNNING if started else task.state, pod=pod.name, reason=pod.reason)
 
 
 def run_page(endpoint: str, run_id: str) -> str:
