@@ -187,6 +187,20 @@ class SometimesFails(FakeHardware):
         return super().measure(task, placement)
 
 
+@pytest.mark.parametrize("impossible", [float("nan"), -1.0])
+def test_a_device_that_measures_what_nobody_can_fails_and_what_was_measured_before_stays(
+    tmp_path: Path, impossible: float
+) -> None:
+    with fresh(tmp_path, "broken") as journal:
+        with pytest.raises(MeasurementFailed, match=r"device 0: fwd_compute_ms is .*, not a time"):
+            measure_jobs(FakeHardware(slowness=[1.0, 1.0, 1.0, impossible]), JOBS, CONFIG, journal)
+        assert len(journal) == 3
+    with fresh(tmp_path, "broken") as journal:
+        assert len(journal) == 3
+        measure_jobs(hardware := FakeHardware(), JOBS, CONFIG, journal)
+    assert len(hardware.calls) == 2 * len(JOBS) - 3
+
+
 @settings(max_examples=30, deadline=None)
 @given(stops=st.lists(st.integers(0, 9), max_size=4))
 def test_however_often_it_stops_nothing_is_measured_twice_and_the_costs_are_the_same(
@@ -276,6 +290,17 @@ def test_a_journal_becomes_costs_without_hardware(tmp_path: Path) -> None:
     with fresh(tmp_path, "one") as journal:
         assert from_journal(JOBS, CONFIG, journal) == measured
         assert from_journal(JOBS[9:], CONFIG, journal) == []
+
+
+def test_a_visit_of_other_devices_than_the_jobs_is_refused(journal: Journal) -> None:
+    """As in a file that somebody wrote by hand: the key of the job is right."""
+    measure_jobs(FakeHardware(), JOBS[:2], CONFIG, journal)
+    visit = journal.find(JOBS[1].key, 1)
+    assert visit is not None
+    journal.append(replace(visit, cost=replace(visit.cost, devices=visit.cost.devices[:1])))
+    with pytest.raises(BadFile, match=rf"visit 1 of job {JOBS[1].key} has 1 devices\. Remove its line: .* has 2\."):
+        from_journal(JOBS, CONFIG, journal)
+    assert len(from_journal(JOBS[:1], CONFIG, journal)) == 1
 
 
 def test_without_hardware_each_job_comes_from_where_it_was_measured_last(journal: Journal) -> None:

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import PROVENANCE, cost, device_costs, measured, provenances, some_tables, task
-from evenshard.cost_dataset import COLUMNS, TIMES, load_costs, read_rows, save_costs
+from evenshard import cost_dataset
+from evenshard.cost_dataset import COLUMNS, TIMES, load_costs, read_lineage, read_rows, save_costs
 from evenshard.costs import DeviceCost, MeasuredPlacement, PlacementCost
-from evenshard.errors import BadFile
+from evenshard.errors import BadFile, MeasurementFailed
 from evenshard.lineage import Lineage
 from evenshard.placement import Placement
 
@@ -101,10 +102,26 @@ def test_a_failed_save_leaves_the_old_dataset(tmp_path: Path) -> None:
     saved = measured(TASK, (0, 2, 2, 0), cost(1.0, 2.0, 3.0))
     path = saved_in(tmp_path, saved)
     unwritable = replace(saved, round="two")  # type: ignore[arg-type]
-    with pytest.raises((pa.ArrowInvalid, pa.ArrowTypeError)):
+    with pytest.raises(MeasurementFailed, match="was not written: in 'm0', device 0, round is 'two', not a whole"):
         save_costs([saved, unwritable], path)
     assert load_costs(path, POOL) == (saved,)
     assert [found.name for found in tmp_path.iterdir()] == ["costs.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"measured_at": math.nan}, "measured_at is nan, not a moment"),
+        ({"measured_at": 1e18}, "measured_at is 1e\\+18, not a moment"),
+        ({"round": 2**63}, "round is 9223372036854775808, which is too large"),
+        ({"proposed_by": None}, "proposed_by is None, not a text"),
+        ({"provenance": replace(PROVENANCE, seed=1.5)}, "seed is 1.5, not a whole number"),
+    ],
+)
+def test_what_no_reader_would_take_is_not_written(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(MeasurementFailed, match=f"costs.parquet was not written: in 'm0', device 0, {words}"):
+        saved_in(tmp_path, replace(measured(TASK, (0, 2, 2, 0), cost(1.0, 2.0, 3.0)), **change))
+    assert list(tmp_path.iterdir()) == []
 
 
 # What stands in the file ---------------------------------------------------------------------------------------------
@@ -228,6 +245,9 @@ def test_a_shard_that_did_not_fit_must_not_have_times(tmp_path: Path, column: st
         (setting("batch_size", -64, 3), "row 3: batch_size is -64, below 1"),
         (setting("memory_cap_bytes", 0, 3), "row 3: memory_cap_bytes is 0, below 1"),
         (lambda rows: [*rows, rows[3]], "row 10: measurement_id 'b' with device_id 0 is there twice"),
+        (setting("measured_at", 1e18, 3), r"row 3: measured_at is 1e\+18, not a moment"),
+        (setting("measured_at", -1.0, 3), r"row 3: measured_at is -1\.0, not a moment"),
+        (setting("measured_at", math.nan, 3), "row 3: measured_at is nan, not a moment"),
         (setting("device_id", 1, 6), "row 6: measurement_id 'b' with device_id 1 is there twice"),
     ],
 )
@@ -341,6 +361,10 @@ def test_a_column_of_another_type_is_named(tmp_path: Path, column: str, kind: pa
         read_rows(path)
 
 
+def lineage(content: bytes) -> dict[bytes, bytes]:
+    return {b"evenshard_cost_schema": b"2", b"evenshard_lineage": content}
+
+
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
@@ -348,7 +372,14 @@ def test_a_column_of_another_type_is_named(tmp_path: Path, column: str, kind: pa
         ({b"evenshard_cost_schema": b"3"}, "version is 3, this evenshard reads 2"),
         ({}, "version is none"),
         (None, "version is none"),
-        ({b"evenshard_cost_schema": b"2", b"evenshard_lineage": b"{torn"}, "lineage is not readable as JSON"),
+        ({b"evenshard_cost_schema": b"\xff\x00"}, "version is .*, this evenshard reads 2"),
+        (lineage(b"{torn"), "lineage is not readable .it is not JSON"),
+        (lineage(b"[" * 100_000), "lineage is not readable .it is nested more than 100 levels deep"),
+        (lineage(b"[]"), r"lineage is not readable .it is \[\], not an object"),
+        (lineage(b"\xff"), "lineage is not readable .it is not UTF-8"),
+        (lineage(b'{"git_commit": ["c0ffee"]}'), r"git_commit is \['c0ffee'\], not a text"),
+        (lineage(b'{"hardware": "cpu: a"}'), "hardware is 'cpu: a', not a list"),
+        (lineage(b'{"hardware": [3]}'), r"hardware\[0\] is 3, not a text"),
     ],
 )
 def test_another_schema_version_is_refused(tmp_path: Path, metadata: dict[bytes, bytes] | None, words: str) -> None:
@@ -357,6 +388,28 @@ def test_another_schema_version_is_refused(tmp_path: Path, metadata: dict[bytes,
     with pytest.raises(BadFile, match=words) as caught:
         read_rows(path)
     assert str(path) in str(caught.value)
+    if "lineage is" in words or "not a " in words:
+        with pytest.raises(BadFile, match=words):
+            read_lineage(path)
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tampered(tmp_path / "costs.parquet")
+    table = pq.read_table(path)
+    position = table.column_names.index("driver")
+    broken = pa.array([b"none", b"\xff\xfe", *[b"none"] * 7], pa.binary()).view(pa.string())
+    pq.write_table(table.set_column(position, table.schema.field("driver"), broken), path)
+    with pytest.raises(BadFile, match=r"not readable as Parquet .*UTF8") as caught:
+        read_rows(path)
+    assert str(path) in str(caught.value)
+
+
+def test_too_many_rows_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that comes a billion times takes a few bytes."""
+    path = tampered(tmp_path / "costs.parquet", setting("hardware", "abacus", 1))
+    monkeypatch.setattr(cost_dataset, "MAX_ROWS", 8)
+    with pytest.raises(BadFile, match="has 9 rows, more than 8"):
+        read_rows(path)
 
 
 def test_a_missing_or_torn_file_is_a_bad_file(tmp_path: Path) -> None:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import cost, device_costs, measured, some_tables, task
-from evenshard.costs import CONTROL, OUT_OF_MEMORY, DeviceCost, PlacementCost, combine_visits, interquartile_range
+from builders import PROVENANCE, cost, device_costs, measured, some_tables, task
+from evenshard.costs import (
+    CONTROL,
+    MOST_MS,
+    OUT_OF_MEMORY,
+    DeviceCost,
+    PlacementCost,
+    combine_visits,
+    interquartile_range,
+)
+from evenshard.errors import MeasurementFailed
 
 FULL = DeviceCost.out_of_memory()
 
@@ -33,6 +43,39 @@ def test_a_device_that_ran_out_of_memory_takes_forever_and_its_placement_does_no
     some_room = PlacementCost((*cost(1.0, 2.0).devices, FULL), "modelled")
     assert some_room.max_device_ms == math.inf and not some_room.fits
     assert cost(1.0, 2.0).fits
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1e-9, 1e13, "1.0", None, True])
+@pytest.mark.parametrize("name", [name for name in DeviceCost.__dataclass_fields__ if name != "status"])
+def test_what_nobody_can_measure_is_no_cost(name: str, value: Any) -> None:
+    fine = cost(4.0).devices[0]
+    with pytest.raises(MeasurementFailed, match=f"device 1: {name} is .*, not a time"):
+        PlacementCost((fine, replace(fine, **{name: value})), "modelled")
+
+
+def test_times_at_the_limits_are_costs() -> None:
+    assert PlacementCost((DeviceCost(0.0, MOST_MS, MOST_MS, MOST_MS), DeviceCost(1, 2, 3, 4)), "modelled").fits
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        (replace(FULL, status="tired"), "status is 'tired'"),
+        (replace(FULL, status=None), "status is None"),  # type: ignore[arg-type]
+        (DeviceCost(1.0, 1.0, 1.0, 1.0, status=OUT_OF_MEMORY), "out_of_memory has times"),
+        (replace(FULL, status="ok"), "fwd_compute_ms is inf, not a time"),
+    ],
+)
+def test_status_and_times_belong_together(device: DeviceCost, why: str) -> None:
+    with pytest.raises(MeasurementFailed, match=f"device 0: .*{why}"):
+        PlacementCost((device,), "modelled")
+
+
+def test_a_placement_has_devices_and_a_measurement_hardware() -> None:
+    with pytest.raises(MeasurementFailed, match="at least one device"):
+        PlacementCost((), "modelled")
+    with pytest.raises(MeasurementFailed, match="hardware is 'abacus', which is none of cpu, cuda, simulated"):
+        replace(PROVENANCE, hardware="abacus")
 
 
 def test_only_controls_are_controls() -> None:

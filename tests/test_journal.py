@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from builders import PROVENANCE, cost, device_costs, provenances
 from evenshard.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost
-from evenshard.errors import BadFile
+from evenshard.errors import BadFile, MeasurementFailed
 from evenshard.measure.journal import Journal, Origin, Visit
 
 ORIGIN = Origin(PROVENANCE, {"num_batches": 2, "recorded_batch": None})
@@ -100,12 +100,15 @@ def test_a_shard_that_did_not_fit_is_recorded_by_its_status_alone(tmp_path: Path
     assert back is not None and back.cost.devices == (cost(1.0).devices[0], FULL)
 
 
-def test_a_time_that_is_no_number_is_refused_and_the_journal_stays_whole(tmp_path: Path) -> None:
+def test_what_nobody_can_measure_is_no_record_and_the_journal_stays_whole(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
         journal.append(VISITS[0])
-        with pytest.raises(ValueError, match="not JSON compliant"):
-            journal.append(visit("b", total_ms=float("nan")))
+        for impossible in (float("nan"), float("inf"), -4.0):
+            with pytest.raises(MeasurementFailed, match=r"device 0: fwd_compute_ms is .*, not a time"):
+                journal.append(visit("b", total_ms=impossible))
+        with pytest.raises(MeasurementFailed, match="measured_at is"):
+            journal.append(replace(VISITS[1], measured_at=1e18))
         assert journal.find("b", 0) is None
         journal.append(VISITS[1])
     assert found(path, VISITS[:2]) == VISITS[:2]
@@ -243,6 +246,31 @@ FINE = asdict(cost(1.0).devices[0])
         as_line({"journal": 1, "origin": {"provenance": {"mood": "good"}, "settings": {}}}),
         as_line({"journal": 1, "origin": {"provenance": asdict(PROVENANCE)}}),
         as_line({"origin": asdict(ORIGIN)}),
+        b"[" * 100_000,
+        as_line({**A_VISIT, "devices": []}),
+        as_line({**A_VISIT, "devices": [FINE], "job": {"a": 1}}),
+        as_line({**A_VISIT, "devices": [FINE], "job": ["a"]}),
+        as_line({**A_VISIT, "devices": [FINE], "visit": -1}),
+        as_line({**A_VISIT, "devices": [FINE], "visit": "0"}),
+        as_line({**A_VISIT, "devices": [FINE], "visit": True}),
+        as_line({**A_VISIT, "devices": [FINE], "all_to_all": None}),
+        as_line({**A_VISIT, "devices": [FINE], "more": 1}),
+        *(
+            as_line({**A_VISIT, "devices": [FINE], "measured_at": moment})
+            for moment in (None, "1.0", -1.0, 1e18, float("nan"), float("inf"))
+        ),
+        *(
+            as_line({**A_VISIT, "devices": [FINE, {**FINE, name: time}]})
+            for name in FINE
+            for time in (None, "1.0", True, [1.0], -1e-9, float("nan"), float("inf"), 1e13, 10**400)
+        ),
+        as_line({**A_VISIT, "devices": [{**FINE, "status": OUT_OF_MEMORY}]}),
+        as_line({"journal": 1, "origin": asdict(ORIGIN), "more": 1}),
+        *(
+            as_line({"journal": 1, "origin": {**asdict(ORIGIN), "provenance": {**asdict(PROVENANCE), **change}}})
+            for change in ({"hardware": "abacus"}, {"driver": None}, {"seed": 1.5}, {"repeats": "3"}, {"link": []})
+        ),
+        as_line({"journal": 1, "origin": {**asdict(ORIGIN), "settings": []}}),
     ],
 )
 def test_garbage_among_the_lines_is_named_and_nothing_is_thrown_away(tmp_path: Path, line: bytes) -> None:
@@ -251,17 +279,34 @@ def test_garbage_among_the_lines_is_named_and_nothing_is_thrown_away(tmp_path: P
     content = b"\n".join([*lines[:2], line, *lines[2:], b'{"torn'])
     path.write_bytes(content)
     for _ in range(2):  # the first failure leaves no lock behind
-        with pytest.raises(BadFile, match="line 3: no journal line") as caught:
+        with pytest.raises(BadFile, match="line 3: is not a journal line") as caught:
             Journal(path)
-        assert str(path) in str(caught.value)
+        assert str(path) in str(caught.value) and "Repair" in str(caught.value) and len(str(caught.value)) < 500
     assert path.read_bytes() == content
+
+
+def test_without_the_line_that_is_garbage_nothing_else_is_lost(tmp_path: Path) -> None:
+    """Its removal is what the message says; that of an origin would give its visits another one."""
+    path = tmp_path / "journal.jsonl"
+    lines = written(path, VISITS).splitlines(keepends=True)
+    broken = lines[3].replace(b'"fwd_compute_ms": 0.025', b'"fwd_compute_ms": NaN')
+    assert broken != lines[3]
+    path.write_bytes(b"".join([*lines[:3], broken]))
+    with pytest.raises(BadFile, match=r"line 4: .*'NaN' is not a valid number.*remove the line"):
+        Journal(path)
+    path.write_bytes(b"".join(lines[:3]))
+    assert found(path, VISITS) == [*VISITS[:2], None]
+    path.write_bytes(b"".join([lines[0].replace(b'"seed": 7', b'"seed": null'), *lines[1:]]))
+    with pytest.raises(BadFile, match=r"line 1: .*seed is None, not a whole number") as caught:
+        Journal(path)
+    assert "remove" not in str(caught.value)
 
 
 @pytest.mark.parametrize("version", [0, 2, "1"])
 def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: object) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(as_line({"journal": version, "origin": asdict(ORIGIN)}) + b"\n")
-    with pytest.raises(BadFile, match=rf"line 1: .*journal version {version}, this evenshard reads 1") as caught:
+    with pytest.raises(BadFile, match=rf"line 1: .*journal version {version!r}, this evenshard reads 1") as caught:
         Journal(path)
     assert str(path) in str(caught.value)
 

@@ -1,30 +1,48 @@
 """How are measured costs kept? ``costs.parquet``: one row per device per measured placement.
 
 Rows of one placement share a ``measurement_id``. Every column has its unit in its field metadata, and the file says
-which hardware, driver, libraries, commit and parameters made it. A file is checked as a whole when it is read.
+which hardware, driver, libraries, commit and parameters made it. A file is checked as a whole when it is read, and by
+the same rules before it is written.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from evenshard.atomic import atomic_path
-from evenshard.costs import OK, OUT_OF_MEMORY, DeviceCost, MeasuredPlacement, PlacementCost, Provenance
-from evenshard.errors import BadFile
+from evenshard.costs import (
+    HARDWARE_KINDS,
+    OK,
+    OUT_OF_MEMORY,
+    DeviceCost,
+    MeasuredPlacement,
+    PlacementCost,
+    Provenance,
+    moment_problem,
+    time_problem,
+)
+from evenshard.errors import BadFile, MeasurementFailed
 from evenshard.lineage import Lineage
+from evenshard.messages import cut, reason_of, shown
 from evenshard.placement import Placement
+from evenshard.plain_json import load_json
+from evenshard.plain_records import typed
 from evenshard.tables import Table
 from evenshard.tasks import PlacementTask
 
 SCHEMA_VERSION = "2"
-HARDWARE_KINDS = ("cpu", "cuda", "simulated")
+MAX_ROWS = 5_000_000  # a file of a few bytes may say that a row comes a billion times
 _VERSION_KEY = b"evenshard_cost_schema"
 _LINEAGE_KEY = b"evenshard_lineage"
 _REMEDY = "Measure it again with `evenshard benchmark`."
+
+_ORIGINS = ("hardware", "driver", "versions")
+"""Lists in the lineage; everything else there is a text."""
 
 # name: (type, unit); a shard that ran out of memory has no times.
 _TEXT, _WHOLE, _NUMBER, _TEXTS = "string", "int64", "float64", "list of string"
@@ -56,6 +74,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "repeats": (_WHOLE, ""),
     "measured_at": (_NUMBER, "seconds since 1970-01-01 UTC"),
 }
+_TYPES: Mapping[str, Any] = {_TEXT: str, _WHOLE: int, _NUMBER: float, _TEXTS: tuple[str, ...]}
 TIMES = tuple(name for name in COLUMNS if name.endswith("_ms"))
 
 
@@ -73,11 +92,18 @@ def save_rows(rows: Sequence[dict[str, Any]], lineage: Mapping[str, Any], path: 
 
     Args:
         lineage: the fields of a ``Lineage``; hardware, driver and versions come from the rows.
+
+    Raises:
+        MeasurementFailed: if a row holds an impossible value; an older file stays as it was.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    origin = {**lineage, **{name: sorted({row[name] for row in rows}) for name in ("hardware", "driver", "versions")}}
+    for row in rows:
+        if problem := _type_problem(row) or _row_problem(row):
+            where = f"{shown(row['measurement_id'])}, device {row['device_id']}"
+            raise MeasurementFailed(f"{path} was not written: in {where}, {problem}. Measure again.")
+    origin = {**lineage, **{name: sorted({row[name] for row in rows}) for name in _ORIGINS}}
     schema = _schema().with_metadata({_VERSION_KEY: SCHEMA_VERSION, _LINEAGE_KEY: json.dumps(origin)})
     with atomic_path(path) as draft:
         pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), draft)
@@ -139,43 +165,22 @@ def read_rows(path: Path) -> CostRows:
         BadFile: if the file is missing, torn, of another schema, or a row holds an impossible value; the message names
             row (from 1) and column.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-    except FileNotFoundError:
-        raise BadFile(path, "no such file", _REMEDY) from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise BadFile(path, f"not readable as Parquet ({str(error).splitlines()[0]})", _REMEDY) from None
-    metadata = table.schema.metadata or {}
-    version = metadata.get(_VERSION_KEY, b"none").decode()
-    if version != SCHEMA_VERSION:
-        raise BadFile(path, f"cost schema version is {version}, this evenshard reads {SCHEMA_VERSION}", _REMEDY)
-    for field in _schema():
-        if field.name not in table.column_names:
-            raise BadFile(path, f"column {field.name} is missing", _REMEDY)
-        found = table.schema.field(field.name).type
-        if found != field.type:
-            raise BadFile(path, f"column {field.name} is {found}, not {field.type}", _REMEDY)
-    unknown = next((name for name in table.column_names if name not in COLUMNS), None)
-    if unknown is not None:
-        raise BadFile(path, f"column {unknown} is unknown", _REMEDY)
-    rows = table.to_pylist()
+    with _reading(path), _opened(path) as file:
+        schema = file.schema_arrow
+        _check_schema(path, schema, file.metadata.num_rows)
+        table = file.read()
+        table.validate(full=True)
+        rows = table.to_pylist()
     seen: set[tuple[str, int]] = set()
     for number, row in enumerate(rows, start=1):
         problem = _row_problem(row)
         key = (row["measurement_id"], row["device_id"])
         if problem is None and key in seen:
-            problem = f"measurement_id {key[0]!r} with device_id {key[1]} is there twice"
+            problem = f"measurement_id {shown(key[0])} with device_id {key[1]} is there twice"
         if problem:
             raise BadFile(path, problem, _REMEDY, f"row {number}")
         seen.add(key)
-    try:
-        lineage = json.loads(metadata.get(_LINEAGE_KEY, b"{}"))
-    except ValueError as error:
-        raise BadFile(path, f"lineage is not readable as JSON ({error})", _REMEDY) from None
-    return CostRows(rows, lineage)
+    return CostRows(rows, _lineage(path, schema))
 
 
 def read_lineage(path: Path) -> dict[str, Any]:
@@ -184,38 +189,90 @@ def read_lineage(path: Path) -> dict[str, Any]:
     Raises:
         BadFile: if the file is missing or torn.
     """
-    import pyarrow as pa
+    with _reading(path), _opened(path) as file:
+        return _lineage(path, file.schema_arrow)
+
+
+def _opened(path: Path) -> Any:
     import pyarrow.parquet as pq
 
+    return pq.ParquetFile(path)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    import pyarrow as pa
+
     try:
-        metadata = pq.read_schema(path).metadata or {}
-        lineage: dict[str, Any] = json.loads(metadata.get(_LINEAGE_KEY, b"{}"))
-        return lineage
+        yield
     except FileNotFoundError:
         raise BadFile(path, "no such file", _REMEDY) from None
-    except (pa.ArrowInvalid, OSError, ValueError) as error:
-        raise BadFile(path, f"not readable as Parquet ({str(error).splitlines()[0]})", _REMEDY) from None
+    except (pa.ArrowException, OSError, ValueError) as error:  # text that is not UTF-8 is a ValueError
+        raise BadFile(path, f"not readable as Parquet ({reason_of(error)})", _REMEDY) from None
+
+
+def _check_schema(path: Path, schema: Any, num_rows: int) -> None:
+    version = (schema.metadata or {}).get(_VERSION_KEY, b"none").decode(errors="replace")
+    if version != SCHEMA_VERSION:
+        raise BadFile(path, f"cost schema version is {cut(version)}, this evenshard reads {SCHEMA_VERSION}", _REMEDY)
+    for field in _schema():
+        if schema.names.count(field.name) != 1:
+            raise BadFile(path, f"column {field.name} is missing or there twice", _REMEDY)
+        found = schema.field(field.name).type
+        if found != field.type:
+            raise BadFile(path, f"column {field.name} is {cut(str(found))}, not {field.type}", _REMEDY)
+    unknown = next((name for name in schema.names if name not in COLUMNS), None)
+    if unknown is not None:
+        raise BadFile(path, f"column {cut(unknown)} is unknown", _REMEDY)
+    if num_rows > MAX_ROWS:
+        raise BadFile(path, f"has {num_rows:,} rows, more than {MAX_ROWS:,}", _REMEDY)
+
+
+def _lineage(path: Path, schema: Any) -> dict[str, Any]:
+    try:
+        lineage: dict[str, Any] = typed(
+            load_json((schema.metadata or {}).get(_LINEAGE_KEY, b"{}")), dict[str, Any], "it"
+        )
+        for name, value in lineage.items():
+            typed(value, tuple[str, ...] if name in _ORIGINS else str, name)
+    except ValueError as error:
+        raise BadFile(path, f"its lineage is not readable ({reason_of(error)})", _REMEDY) from None
+    return lineage
+
+
+def _type_problem(row: Mapping[str, Any]) -> str | None:
+    """Says in one clause which value Parquet's column would not take, or None."""
+    for column, value in row.items():
+        try:
+            if value is not None or column not in TIMES:
+                typed(value, _TYPES[COLUMNS[column][0]], column)
+        except ValueError as error:
+            return str(error)
+        if isinstance(value, int) and value.bit_length() > 63:
+            return f"{column} is {shown(value)}, which is too large"
+    return None
 
 
 def _row_problem(row: Mapping[str, Any]) -> str | None:
-    if row["status"] not in (OK, OUT_OF_MEMORY):
-        return f"status is {row['status']!r}, not {OK} or {OUT_OF_MEMORY}"
+    """Says in one clause what makes a row impossible, or None."""
+    ran = row["status"] == OK
+    if not ran and row["status"] != OUT_OF_MEMORY:
+        return f"status is {shown(row['status'])}, not {OK} or {OUT_OF_MEMORY}"
     for column, value in row.items():
-        if column in TIMES:
-            if value is not None and not 0 <= value < float("inf"):
-                return f"{column} is {value}, not a time"
-            if row["status"] != OK and value is not None:
-                return f"{column} is {value}, but status is {row['status']}"
-            if row["status"] == OK and value is None and column != "max_device_ms":
+        if value is None:
+            if column not in TIMES or (ran and column != "max_device_ms"):
                 return f"{column} is empty"
-        elif value is None:
-            return f"{column} is empty"
+        elif column in TIMES:
+            if problem := time_problem(column, value):
+                return problem
+            if not ran:
+                return f"{column} is {value}, but status is {row['status']}"
     if row["hardware"].partition(":")[0] not in HARDWARE_KINDS:
-        return f"hardware is {row['hardware']!r}, which is none of {', '.join(HARDWARE_KINDS)}"
+        return f"hardware is {shown(row['hardware'])}, which is none of {', '.join(HARDWARE_KINDS)}"
     for column in ("num_devices", "batch_size", "memory_cap_bytes"):
         if row[column] < 1:
             return f"{column} is {row[column]}, below 1"
-    return None
+    return moment_problem("measured_at", row["measured_at"])
 
 
 def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ...]:
@@ -235,7 +292,9 @@ def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ..
         missing = next((name for name in row["tables"] if name not in position_of), None)
         if missing is not None:
             remedy = "Use the tables it was measured with."
-            raise BadFile(path, f"tables names {missing!r}, which is not in the table file", remedy, f"row {number}")
+            raise BadFile(
+                path, f"tables names {shown(missing)}, which is not in the table file", remedy, f"row {number}"
+            )
         groups.setdefault(row["measurement_id"], []).append((number, row))
     return tuple(_measured(path, rows, pool, position_of) for rows in groups.values())
 
@@ -254,7 +313,8 @@ def _measured(
         differing = next((name for name in _OF_THE_PLACEMENT if row[name] != first[name]), None)
         if differing is not None:
             problem = (
-                f"{differing} is {row[differing]!r}, but {first[differing]!r} elsewhere in {row['measurement_id']}"
+                f"{differing} is {shown(row[differing])}, but {shown(first[differing])} elsewhere in "
+                f"{cut(row['measurement_id'])}"
             )
             raise BadFile(path, problem, _REMEDY, f"row {number}")
     rows = sorted((row for _, row in numbered), key=lambda row: int(row["device_id"]))

@@ -1,13 +1,20 @@
-"""What does a placement cost? The records of one measurement. Times are milliseconds of one training step."""
+"""What does a placement cost? The records of one measurement. Times are milliseconds of one training step.
+
+No record holds what nobody can measure, a NaN or a negative time: whoever makes one of it, a device or a reader of
+files, fails with MeasurementFailed.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
+from evenshard.errors import MeasurementFailed
+from evenshard.messages import shown
 from evenshard.placement import Placement
 from evenshard.tasks import PlacementTask
 
@@ -17,6 +24,11 @@ CONTROL = "control"
 """``proposed_by`` of a placement that is repeated to watch the noise."""
 RANDOM_SHARD = "random_shard"
 """``proposed_by`` of a shard that is measured alone, on one device."""
+HARDWARE_KINDS = ("cpu", "cuda", "simulated")
+MOST_MS = 1e12
+"""No step takes 31 years; sums and squares of such times are still finite in float32."""
+LAST_MOMENT = 253_402_300_799.0
+"""The end of the year 9999, the last that a date can say, in seconds since 1970 UTC."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +63,43 @@ class DeviceCost:
         never = math.inf
         return DeviceCost(never, never, never, never, status=OUT_OF_MEMORY)
 
+    def problem(self) -> str | None:
+        """Says in one clause what makes this cost impossible, or None."""
+        if self.status not in (OK, OUT_OF_MEMORY):
+            return f"status is {shown(self.status)}, not {OK} or {OUT_OF_MEMORY}"
+        if self.status == OUT_OF_MEMORY:
+            return None if self.total_ms == math.inf else f"a shard that is {OUT_OF_MEMORY} has times"
+        times = _times_of(self)
+        if {*map(type, times)} == {float} and min(times) >= 0 and sum(times) <= MOST_MS:  # a NaN makes the sum one
+            return None
+        return next(filter(None, map(time_problem, _TIMES, times)), None)
+
     @property
     def total_ms(self) -> float:
         """The device's four times together."""
         return self.fwd_compute_ms + self.fwd_all_to_all_ms + self.bwd_all_to_all_ms + self.bwd_compute_ms
+
+
+_TIMES = tuple(name for name in DeviceCost.__dataclass_fields__ if name.endswith("_ms"))
+_times_of = attrgetter(*_TIMES)
+
+
+def time_problem(name: str, value: object) -> str | None:
+    """Says in one clause why a value is not a measured time, or None."""
+    return _number_problem(name, value, MOST_MS, "a time from 0 to {:g} ms")
+
+
+def moment_problem(name: str, value: object) -> str | None:
+    """Says in one clause why a value is not a moment in seconds since 1970 UTC, or None."""
+    return _number_problem(name, value, LAST_MOMENT, "a moment in seconds from 1970 to the year 9999")
+
+
+def _number_problem(name: str, value: object, most: float, what: str) -> str | None:
+    if type(value) is float and 0 <= value <= most:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        return f"{name} is {shown(value)}, not {what.format(most)}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -64,10 +109,20 @@ class PlacementCost:
     Attributes:
         devices: one cost per device, by device id.
         all_to_all: "modelled" where a link model gave the all-to-all times, "measured" where devices really exchanged.
+
+    Raises:
+        MeasurementFailed: if a device's cost is impossible.
     """
 
     devices: tuple[DeviceCost, ...]
     all_to_all: str
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise MeasurementFailed("a placement's cost is that of at least one device")
+        for device_id, device in enumerate(self.devices):
+            if problem := device.problem():
+                raise MeasurementFailed(f"device {device_id}: {problem}")
 
     @property
     def max_device_ms(self) -> float:
@@ -130,6 +185,9 @@ class Provenance:
         link: link model of the all-to-all times, or the backend that really exchanged, such as "gloo".
         seed: of the lookups.
         repeats: timed repeats behind each median.
+
+    Raises:
+        MeasurementFailed: if the hardware is of no known kind.
     """
 
     hardware: str
@@ -138,6 +196,11 @@ class Provenance:
     link: str
     seed: int
     repeats: int
+
+    def __post_init__(self) -> None:
+        if self.hardware.partition(":")[0] not in HARDWARE_KINDS:
+            kinds = ", ".join(HARDWARE_KINDS)
+            raise MeasurementFailed(f"hardware is {shown(self.hardware)}, which is none of {kinds}")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from evenshard.costs import CONTROL, MeasuredPlacement, Provenance, combine_visits
+from evenshard.errors import BadFile
 from evenshard.measure.hardware import Hardware, MeasureConfig
 from evenshard.measure.journal import Journal, Origin, Visit
 from evenshard.placement import Placement
@@ -109,6 +110,9 @@ def from_journal(
 
     Args:
         origin: only visits of this origin count; None takes each job's latest one.
+
+    Raises:
+        BadFile: if a visit has more or fewer devices than its job.
     """
     measured = []
     for job in jobs:
@@ -121,6 +125,11 @@ def from_journal(
             latest = None if last is None else last.origin
         found = [journal.find(job.key, number, latest) for number in range(config.visits)]
         visits = [visit for visit in found if visit is not None]
+        for visit in visits:
+            if len(visit.cost.devices) != job.placement.num_devices:
+                problem = f"visit {visit.number} of job {job.key} has {len(visit.cost.devices)} devices"
+                remedy = f"Remove its line: {job.measurement_id} has {job.placement.num_devices}."
+                raise BadFile(journal.path, problem, remedy)
         if visits:
             measured.append(_measured(job, visits))
     return measured

@@ -3,7 +3,7 @@
 Two kinds of lines: an *origin* says what the measurements after it were taken on and how; a *visit* is one finished
 measurement of one job. A visit is written and flushed at once, so that a process killed at any moment loses nothing
 it has finished. Whoever opens the file again finds all whole lines; a torn last line, the trace of a kill, is
-dropped with a warning. Standard library only.
+dropped with a warning. A whole line that says what nobody can have measured is refused, and the file left as it is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from evenshard.costs import OK, OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance
-from evenshard.errors import BadFile
+from evenshard.costs import OK, OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, moment_problem
+from evenshard.errors import BadFile, MeasurementFailed
+from evenshard.messages import reason_of, shown
+from evenshard.plain_json import load_json
+from evenshard.plain_records import record_of
 
 JOURNAL_VERSION = 1
 FSYNC_EVERY_S = 1.0
@@ -50,6 +53,9 @@ class Visit:
         cost: what was measured.
         measured_at: when it ended, seconds since 1970 UTC.
         origin: what it was measured on.
+
+    Raises:
+        MeasurementFailed: if a number is impossible, as where a clock is wrong by centuries.
     """
 
     job: str
@@ -57,6 +63,12 @@ class Visit:
     cost: PlacementCost
     measured_at: float
     origin: Origin
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise MeasurementFailed(f"the number of a visit is {self.number}, below 0")
+        if problem := moment_problem("measured_at", self.measured_at):
+            raise MeasurementFailed(problem)
 
 
 class Journal:
@@ -146,7 +158,7 @@ class Journal:
         content = self._file.read()
         whole = content.rfind(b"\n") + 1
         if not whole and not (content.startswith(_BEGINNING) or _BEGINNING.startswith(content)):
-            raise BadFile(self.path, "is no journal", "Name another file.")  # rather than drop all of it as torn
+            raise BadFile(self.path, "is not a journal", "Name another file.")  # rather than drop all of it as torn
         if whole < len(content):
             log.warning("%s: the last line is torn and was dropped; it is measured again", self.path)
         for number, line in enumerate(content[:whole].splitlines(), start=1):
@@ -155,23 +167,52 @@ class Journal:
 
     def _take_in(self, line: bytes, number: int) -> None:
         try:
-            record = json.loads(line)
-            if "origin" in record:
-                if record["journal"] != JOURNAL_VERSION:
-                    raise ValueError(f"journal version {record['journal']}, this evenshard reads {JOURNAL_VERSION}")
-                provenance = Provenance(**record["origin"]["provenance"])
-                self._origin = Origin(provenance, record["origin"]["settings"])
-                return
-            if self._origin is None:
-                raise ValueError("a visit before any origin")
-            cost = PlacementCost(tuple(_device_cost(one) for one in record["devices"]), record["all_to_all"])
-            visit = Visit(record["job"], record["visit"], cost, record["measured_at"], self._origin)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise BadFile(
-                self.path, f"no journal line ({error!r})", "Repair or remove the line, or name another journal.",
-                f"line {number}",
-            ) from None  # fmt: skip
-        self._visits.setdefault((visit.job, visit.number), []).append(visit)
+            record = load_json(line)
+            if isinstance(record, dict) and "origin" in record:
+                self._origin = _origin(record)
+            else:
+                visit = _visit(record, self._origin)
+                self._visits.setdefault((visit.job, visit.number), []).append(visit)
+        except (ValueError, MeasurementFailed) as error:
+            problem = f"is not a journal line ({reason_of(error)})"
+            raise BadFile(self.path, problem, _remedy(line), f"line {number}") from None
+
+
+@dataclass(frozen=True)
+class _OriginLine:
+    journal: int
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class _VisitLine:
+    job: str
+    visit: int
+    measured_at: float
+    all_to_all: str
+    devices: tuple[Any, ...]
+
+
+def _remedy(line: bytes) -> str:
+    """The lines after an origin are of that origin: they would tell of another one without it."""
+    if b'"origin"' in line:
+        return "Repair the line (the measurements after it need it), or name another journal."
+    return "Repair or remove the line (what it says is then measured again), or name another journal."
+
+
+def _origin(record: dict[str, Any]) -> Origin:
+    version = record.get("journal")
+    if version != JOURNAL_VERSION:
+        raise ValueError(f"journal version {shown(version)}, this evenshard reads {JOURNAL_VERSION}")
+    return record_of(_OriginLine, record).origin
+
+
+def _visit(record: Any, origin: Origin | None) -> Visit:
+    if origin is None:
+        raise ValueError("a visit before any origin")
+    line = record_of(_VisitLine, record)
+    cost = PlacementCost(tuple(_device_cost(one) for one in line.devices), line.all_to_all)
+    return Visit(line.job, line.visit, cost, line.measured_at, origin)
 
 
 def _device_record(device: DeviceCost) -> dict[str, Any]:
@@ -179,5 +220,5 @@ def _device_record(device: DeviceCost) -> dict[str, Any]:
     return asdict(device) if device.status == OK else {"status": device.status}
 
 
-def _device_cost(record: dict[str, Any]) -> DeviceCost:
-    return DeviceCost.out_of_memory() if record == {"status": OUT_OF_MEMORY} else DeviceCost(**record)
+def _device_cost(record: Any) -> DeviceCost:
+    return DeviceCost.out_of_memory() if record == {"status": OUT_OF_MEMORY} else record_of(DeviceCost, record)
