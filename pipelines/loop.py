@@ -48,7 +48,7 @@ def learn(
     sections: Sections,
     num_rounds: int,
     cluster: Cluster,
-    source: Any = None,
+    source: dict[str, Any],
     data_hash: Any = "",
     source_may_change: bool = False,
 ) -> None:
@@ -56,12 +56,11 @@ def learn(
 
     Args:
         sections: the settings.
-        source: own tables, an artifact; None generates them.
+        source: the inputs of generate_tables that name the user's own tables.
         data_hash: of the file behind it.
         source_may_change: nobody knows what is in that file today: an earlier result will not do.
     """
-    own = {} if source is None else {"source": source}
-    made = generate_tables(config=sections.generate_tables, data_hash=data_hash, **own)
+    made = generate_tables(config=sections.generate_tables, data_hash=data_hash, **source)
     placed(made, "generate_tables", cluster)
     if source_may_change:
         made.set_caching_options(False)

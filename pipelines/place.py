@@ -9,9 +9,10 @@ from evenshard.kubeflow.place_request import PlaceRequest
 from evenshard.kubeflow.pod_spec import placed
 from evenshard.params import section
 from evenshard_components.place.component import place
+from evenshard_pipelines.addresses import read
 
 
-def place_pipeline(params: dict[str, Any], cluster: Cluster) -> Any:
+def place_pipeline(params: dict[str, Any], cluster: Cluster, tables_at: str = "", model_at: str = "") -> Any:
     """The pipeline ``place``, ready to be compiled.
 
     Its parameters: ``tables``, the address of a table file such as ``s3://bucket/tables.parquet``; ``request``, fields
@@ -20,12 +21,14 @@ def place_pipeline(params: dict[str, Any], cluster: Cluster) -> Any:
 
     Args:
         params: sections; ``place`` becomes the default of ``request``.
+        tables_at, model_at: the addresses that are known already; see ``evenshard.kubeflow.addresses``.
 
     Raises:
         BadConfig: if the section makes no sense.
     """
-    request_of = dict(params.get("place") or {})
-    section({"place": request_of}, "place", PlaceRequest)
+    asked = params.get("place") or {}
+    section({"place": asked}, "place", PlaceRequest)
+    request_of = dict(asked)
 
     @dsl.pipeline(name="evenshard-place", description="Places embedding tables over the devices of a training job.")
     def place_tables(
@@ -34,12 +37,7 @@ def place_pipeline(params: dict[str, Any], cluster: Cluster) -> Any:
         model_uri: str = "",
         model: str = "",
     ) -> None:
-        own = dsl.importer(artifact_uri=tables, artifact_class=dsl.Dataset, reimport=True).output
-        asked = {"tables": own, "request": request}
-        with dsl.If(model == "", name="a-model-by-name"):
-            placed(place(**asked, model_uri=model_uri), "place", cluster)
-        with dsl.Else(name="a-model-of-ones-own"):
-            folder = dsl.importer(artifact_uri=model, artifact_class=dsl.Model, reimport=True).output
-            placed(place(**asked, model=folder), "place", cluster)
+        given = {**read("tables", tables, tables_at), **read("model", model, model_at)}
+        placed(place(request=request, model_uri=model_uri, **given), "place", cluster)
 
     return place_tables

@@ -12,12 +12,13 @@ from evenshard.kubeflow.drift_request import DriftRequest
 from evenshard.kubeflow.pod_spec import placed
 from evenshard.params import section
 from evenshard_components.drift.component import drift
+from evenshard_pipelines.addresses import read
 from evenshard_pipelines.loop import Sections, checked_rounds, learn, outcome_recorded, section_of
 
 CHAMPION = "models:/evenshard-cost@champion"
 
 
-def retrain_pipeline(params: dict[str, Any], cluster: Cluster) -> Any:
+def retrain_pipeline(params: dict[str, Any], cluster: Cluster, tables_at: str = "") -> Any:
     """The pipeline ``retrain``, ready to be compiled.
 
     Its parameters: those of ``train``, whose loop learns from today's tables; ``tables``, their address; ``model_uri``,
@@ -25,6 +26,7 @@ def retrain_pipeline(params: dict[str, Any], cluster: Cluster) -> Any:
 
     Args:
         params: sections of params.yaml; ``drift`` becomes the default of ``drift_request``.
+        tables_at: the address of the tables, if it is known already; see ``evenshard.kubeflow.addresses``.
 
     Raises:
         BadConfig: if a section makes no sense, or names a file that pods do not have.
@@ -53,9 +55,10 @@ def retrain_pipeline(params: dict[str, Any], cluster: Cluster) -> Any:
             evaluate_config,
         )
         with dsl.ExitHandler(outcome_recorded(cluster), name="watch"):
-            today = dsl.importer(artifact_uri=tables, artifact_class=dsl.Dataset, reimport=True).output
-            asked = placed(drift(tables=today, request=drift_request, model_uri=model_uri), "drift", cluster)
+            today = read("tables", tables, tables_at)
+            asked = placed(drift(**today, request=drift_request, model_uri=model_uri), "drift", cluster)
             with dsl.If(asked.outputs["Output"] == True, name="retrain-due"):  # noqa: E712
-                learn(sections, num_rounds, cluster, today, source_may_change=True)
+                source = {name.replace("tables", "source"): one for name, one in today.items()}
+                learn(sections, num_rounds, cluster, source, source_may_change=True)
 
     return retrain

@@ -5,24 +5,24 @@ from typing import Any
 from kfp import dsl
 
 from evenshard.kubeflow.cluster import Cluster
-from evenshard_pipelines.dvc_rounds import sources
+from evenshard_pipelines.addresses import read
 from evenshard_pipelines.loop import Sections, checked_rounds, learn, outcome_recorded, section_of
 
 
-def train_pipeline(params: dict[str, Any], cluster: Cluster, given_hash: str = "") -> Any:
+def train_pipeline(params: dict[str, Any], cluster: Cluster, source_at: str = "", given_hash: str = "") -> Any:
     """The pipeline ``train``, ready to be compiled.
 
     Args:
         params: sections of params.yaml, which become the defaults of the pipeline's parameters.
-        given_hash: of the table file that ``generate_tables.source`` names, if it names one. Without it, its tables
-            are made anew in every run.
+        source_at: the address of the user's own tables; "" generates them. It becomes the default of the parameter
+            ``source``; see ``evenshard.kubeflow.addresses``.
+        given_hash: of what is there, the default of the parameter ``data_hash``. Without it, the tables are made again
+            in every run.
 
     Raises:
         BadConfig: if a section makes no sense, or names a file that pods do not have.
     """
     num_rounds = checked_rounds(params, cluster)
-    source_files = sources(params)
-    source_uri = source_files[0] if source_files else ""
 
     @dsl.pipeline(name="evenshard-train", description=f"Learns in {num_rounds} rounds where embedding tables go.")
     def train(
@@ -33,7 +33,7 @@ def train_pipeline(params: dict[str, Any], cluster: Cluster, given_hash: str = "
         train_policy_config: dict = section_of(params, "train_policy"),  # type: ignore[type-arg]  # noqa: B008
         evaluate_config: dict = section_of(params, "evaluate"),  # type: ignore[type-arg]  # noqa: B008
         data_hash: str = given_hash,
-        source: str = source_uri,
+        source: str = source_at,
     ) -> None:
         sections = Sections(
             generate_tables_config,
@@ -44,9 +44,7 @@ def train_pipeline(params: dict[str, Any], cluster: Cluster, given_hash: str = "
             evaluate_config,
         )
         with dsl.ExitHandler(outcome_recorded(cluster), name="loop"):
-            own = None
-            if source_uri:
-                own = dsl.importer(artifact_uri=source, artifact_class=dsl.Dataset, reimport=True).output
-            learn(sections, num_rounds, cluster, own, data_hash, bool(source_uri) and not given_hash)
+            own = read("source", source, source_at)
+            learn(sections, num_rounds, cluster, own, data_hash, bool(source_at) and not given_hash)
 
     return train

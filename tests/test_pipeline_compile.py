@@ -15,7 +15,7 @@ import yaml
 from evenshard.cli import main
 from evenshard.errors import BadConfig
 from evenshard.kubeflow.image import DEFAULT_IMAGE
-from evenshard.kubeflow.package import PIPELINES, data_hash, default_cluster, pipeline_documents
+from evenshard.kubeflow.package import PIPELINES, data_hash, default_cluster, pipeline_documents, require_fits
 from evenshard.tracking import LOOP_ID
 from evenshard_pipelines.dvc_rounds import unrolled
 from kubeflow_builders import SMALL_PARAMS, Task, compiled, edges_of, tasks_of
@@ -184,9 +184,14 @@ def test_a_retrain_is_the_loop_on_todays_tables_if_drift_says_so(packages: dict[
 
     assert names(packages["retrain"], "watch/retrain-due/") == names(packages["train"], "loop/")
     edges = edges_of(packages["retrain"])
-    assert {("importer", "drift"), ("importer", "generate-tables")} <= edges
-    of_loop = {edge for edge in edges if edge[0] != "importer"}
-    assert of_loop == edges_of(packages["train"])
+    assert edges == edges_of(packages["train"])
+    today = {
+        task.name.rpartition("/")[2]: one["componentInputParameter"].removeprefix("pipelinechannel--")
+        for task in pods(packages["retrain"])
+        for name, one in task.spec["inputs"]["parameters"].items()
+        if name in ("tables_address", "source_address")
+    }
+    assert today == {"drift": "tables", "generate-tables": "tables"}
     components = pipeline_documents(packages["retrain"])[0]["components"].values()
     tasks = [task for one in components for task in one.get("dag", {}).get("tasks", {}).values()]
     (branch,) = [task["triggerPolicy"]["condition"] for task in tasks if "condition" in task.get("triggerPolicy", {})]
@@ -194,14 +199,17 @@ def test_a_retrain_is_the_loop_on_todays_tables_if_drift_says_so(packages: dict[
     assert not {"drift", "generate-tables"} & {name for name, yes in cached(packages["retrain"]).items() if yes}
 
 
-def test_own_tables_are_imported_and_their_hash_is_part_of_the_key(folder: Path) -> None:
+def test_own_tables_are_read_by_the_task_and_their_hash_is_part_of_the_key(folder: Path) -> None:
     own = folder / "own.csv"
     own.write_text("name,num_rows,embedding_dim,pooling_factor\na,10,4,1.0\n")
     params = folder / "own.yaml"
     generate = {**SMALL_PARAMS["generate_tables"], "source": str(own)}
     params.write_text(yaml.safe_dump({**SMALL_PARAMS, "generate_tables": generate}))
     package = compiled("train", params, folder / "own_train.yaml")
-    assert ("importer", "generate-tables") in edges_of(package)
+    (generates,) = [task for task in tasks_of(package) if task.name == "loop/generate-tables"]
+    given = generates.spec["inputs"]["parameters"]
+    assert given["source_address"] == {"componentInputParameter": "pipelinechannel--source"}
+    assert given["data_hash"] == {"componentInputParameter": "pipelinechannel--data_hash"}
     defaults = pipeline_documents(package)[0]["root"]["inputDefinitions"]["parameters"]
     assert defaults["data_hash"]["defaultValue"] == data_hash(str(own))
     assert defaults["source"]["defaultValue"] == str(own)
@@ -209,6 +217,70 @@ def test_own_tables_are_imported_and_their_hash_is_part_of_the_key(folder: Path)
     generate["source"] = "s3://bucket/tables.parquet"  # nobody here knows what is in there today
     params.write_text(yaml.safe_dump({**SMALL_PARAMS, "generate_tables": generate}))
     assert not cached(compiled("train", params, folder / "far.yaml"))["generate-tables"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "brings"),
+    [
+        ("place", {"tables": "minio://mlpipeline/t.csv"}, {("importer", "place")}),
+        (
+            "place",
+            {"tables": "gs://b/t.csv", "model": "minio://b/m"},
+            {("importer", "place"), ("importer-2", "place")},
+        ),
+        ("place", {"tables": "s3://b/t.csv", "model": "minio://b/m"}, {("importer", "place")}),
+        ("place", {"tables": "s3://b/t.csv", "model": "s3://b/m"}, set()),
+        ("retrain", {"tables": "minio://b/t.csv"}, {("importer", "drift"), ("importer", "generate-tables")}),
+        ("train", {"source": "minio://b/t.csv"}, {("importer", "generate-tables")}),
+        ("train", {"source": "s3://b/t.csv"}, set()),
+    ],
+)
+def test_kubeflow_brings_what_pods_cannot_read_themselves(
+    folder: Path, name: str, values: dict[str, Any], brings: Edges
+) -> None:
+    package = compiled(name, folder / "params.yaml", folder / "brought.yaml", **values)
+    assert {edge for edge in edges_of(package) if "importer" in edge[0]} == brings
+
+
+def test_an_address_that_a_compiled_pipeline_cannot_take_is_refused(folder: Path) -> None:
+    theirs, ours = ({"tables": address} for address in ("minio://b/t.csv", "s3://b/t.csv"))
+    for given, other, why in ((ours, theirs, "has to bring this"), (theirs, ours, "was compiled for tables that")):
+        package = compiled("place", folder / "params.yaml", folder / "given.yaml", **given)
+        require_fits(package, {**given, "model_uri": "models:/m/1"})
+        with pytest.raises(BadConfig, match=why):
+            require_fits(package, other)
+    with pytest.raises(BadConfig, match=r"'https://b/t.csv': pipelines read s3://"):
+        compiled("place", folder / "params.yaml", folder / "given.yaml", tables="https://b/t.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "section"),
+    [
+        ("place", "request", "place"),
+        ("retrain", "drift_request", "drift"),
+        ("retrain", "evaluate_config", "evaluate"),
+        ("train", "generate_tables_config", "generate_tables"),
+        ("train", "measure_config", "measure"),
+        ("train", "benchmark_config", "benchmark"),
+        ("train", "train_cost_config", "train_cost"),
+        ("train", "train_policy_config", "train_policy"),
+    ],
+)
+def test_a_typo_in_a_request_is_found_before_the_pod(folder: Path, name: str, parameter: str, section: str) -> None:
+    for value in ({"num_device": 4}, "four"):
+        with pytest.raises(BadConfig, match=f"section {section}"):
+            compiled(name, folder / "params.yaml", folder / "typo.yaml", **{parameter: value})
+    if parameter in ("request", "drift_request"):
+        package = compiled(name, folder / "params.yaml", folder / "good.yaml")
+        with pytest.raises(BadConfig, match=r"'num_device'\. Did you mean 'num_devices'"):
+            require_fits(package, {parameter: {"num_device": 4}})
+        with pytest.raises(BadConfig, match="no parameter 'tabels'"):
+            require_fits(package, {"tabels": "s3://b/t.csv"})
+
+
+def test_a_local_image_is_warned_of(workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["pipeline", "compile", "--pipeline", "place", "-o", "place.yaml"]) == 0
+    assert "a cluster cannot pull this image" in caplog.text
 
 
 def test_the_hash_of_data_is_that_of_dvc_where_there_is_one(tmp_path: Path) -> None:
@@ -219,7 +291,7 @@ def test_the_hash_of_data_is_that_of_dvc_where_there_is_one(tmp_path: Path) -> N
     assert first.startswith("sha256:") and data_hash(str(own)) != first
     (tmp_path / "own.csv.dvc").write_text("outs:\n- md5: abc\n  path: own.csv\n")
     assert data_hash(str(own)) == "md5:abc"
-    assert data_hash("s3://bucket/own.csv") == ""
+    assert data_hash("minio://bucket/own.csv") == ""
 
 
 def refused(folder: Path, cluster: Any = None, name: str = "train", **changes: Any) -> str:

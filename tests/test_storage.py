@@ -361,6 +361,14 @@ def test_an_endpoint_that_is_down(store: S3, at: str, tmp_path: Path, monkeypatc
     assert time.monotonic() - began < 30
 
 
+def test_an_endpoint_that_is_not_amazons_finds_the_bucket_in_the_path(
+    store: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://s3.example.com:8333")
+    url = s3_client().generate_presigned_url("get_object", Params={"Bucket": "b", "Key": "k"})
+    assert url.startswith("http://s3.example.com:8333/b/k?")
+
+
 def test_an_endpoint_that_is_no_address(store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "no address")
     with pytest.raises(BadConfig, match="Check AWS_ENDPOINT_URL"):

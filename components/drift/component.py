@@ -9,20 +9,23 @@ from evenshard.kubeflow.image import image
 
 @dsl.component(base_image=image(), install_kfp_package=False)
 def drift(
-    tables: dsl.Input[dsl.Dataset],
     summary: dsl.Output[dsl.Markdown],
     metrics: dsl.Output[dsl.Metrics],
     request: dict[str, Any],
     model_uri: str,
+    tables: dsl.Input[dsl.Dataset] = None,
+    tables_address: str = "",
 ) -> bool:
     """Says whether a model still covers today's tables; a pipeline can branch on that.
 
     Args:
-        tables: table file (.yaml, .json, .csv, .parquet), folder of traffic or DLRM batch file.
         summary: the verdict, why, and the tables of today beside those of the training.
         metrics: part of the load outside of the training data and part of the tables that are rare there, per cent.
         request: batch_size, num_devices, tolerated_pct and so on, as for the command.
         model_uri: a registered model, such as ``models:/evenshard-cost@champion``, or ``bundled:h200``.
+        tables: table file (.yaml, .json, .csv, .parquet), folder of traffic or DLRM batch file.
+        tables_address: of the tables, such as ``s3://bucket/tables.parquet``, in place of ``tables``: the task reads
+            them itself, with the endpoint and the keys in its environment.
 
     Returns:
         Whether a retrain is due.
@@ -30,9 +33,9 @@ def drift(
     from pathlib import Path
 
     from evenshard.kubeflow.drift_request import drift_since
-    from evenshard.kubeflow.in_pod import record
+    from evenshard.kubeflow.in_pod import record, tables_given
 
-    found, text = drift_since(Path(tables.path), model_uri, request)
+    found, text = drift_since(tables_given(tables, tables_address), model_uri, request)
     Path(summary.path).write_text(text)
     record(None, metrics, {"outside_load_pct": found.outside_load_pct, "rare_pct": found.rare_pct})
     return found.retrain_due

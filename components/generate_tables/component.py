@@ -15,6 +15,7 @@ def generate_tables(
     config: dict[str, Any],
     data_hash: str = "",
     source: dsl.Input[dsl.Dataset] = None,
+    source_address: str = "",
 ) -> None:
     """Writes a table pool and placement tasks: train and test tasks from disjoint halves of the pool.
 
@@ -23,18 +24,20 @@ def generate_tables(
         tasks: the tasks, JSON.
         metrics: number of tables, their mean pooling factor and their size.
         config: section ``generate_tables`` of params.yaml.
-        data_hash: hash of the table file behind ``source``. Nothing reads it: it keeps the cache from giving the tables
-            of a file that has changed since under the same name.
+        data_hash: hash of your own table file. Nothing reads it: it keeps the cache from giving the tables of a file
+            that has changed since under the same name.
         source: your own table file or DLRM batch file, in place of ``config["source"]``.
+        source_address: of that file, such as ``s3://bucket/tables.parquet``, in place of ``source``: the task reads it
+            itself, with the endpoint and the keys in its environment.
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.in_pod import TABLES, record, stage_run
+    from evenshard.kubeflow.in_pod import TABLES, given, record, stage_run
     from evenshard.params import section
     from evenshard.stages import generate_tables as stage
 
-    given = None if source is None else source.path
-    settings = section({"generate_tables": config}, "generate_tables", stage.GenerateTablesConfig, source=given)
+    own = given(source, source_address)
+    settings = section({"generate_tables": config}, "generate_tables", stage.GenerateTablesConfig, source=own)
     with stage_run("generate_tables", settings) as run:
         outputs = stage.GenerateTablesOutputs(Path(tables.path, TABLES), Path(tasks.path))
         record(run, metrics, stage.run(settings, stage.GenerateTablesInputs(), outputs), outputs.tasks)

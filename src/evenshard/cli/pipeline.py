@@ -131,6 +131,7 @@ def _cluster(args: argparse.Namespace) -> Cluster:
 def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> tuple[Any, dict[str, Any]]:
     from dataclasses import replace
 
+    from evenshard.kubeflow.image import image
     from evenshard.kubeflow.package import build
 
     params = args.params
@@ -142,21 +143,22 @@ def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> t
         cluster = replace(cluster, num_parts=args.num_parts)
     if args.gpus is not None:
         cluster = cluster.with_gpus(args.gpus)
-    return build(args.pipeline, params, cluster, dict(args.set))
+    built = build(args.pipeline, params, cluster, dict(args.set), runs_now=args.call is _submit)
+    if not local and image().startswith("localhost/"):
+        log.warning("%s: a cluster cannot pull this image. Push one, and name it in EVENSHARD_IMAGE.", image())
+    return built
 
 
 @contextmanager
 def _package(args: argparse.Namespace, cluster: Cluster) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The compiled pipeline and the values of its parameters: the file that was named, or one made for the moment."""
-    from evenshard.kubeflow.image import image
-    from evenshard.kubeflow.package import compile_to, pipeline_documents
+    from evenshard.kubeflow.package import compile_to, require_fits
 
     if args.package is not None:
-        pipeline_documents(args.package)
-        yield args.package, dict(args.set)
+        values = dict(args.set)
+        require_fits(args.package, values)
+        yield args.package, values
         return
-    if image().startswith("localhost/"):
-        log.warning("%s: a cluster cannot pull this image. Push one, and name it in EVENSHARD_IMAGE.", image())
     pipeline, values = _built(args, cluster)
     with tempfile.TemporaryDirectory(prefix="evenshard-") as folder:
         package = Path(folder, "pipeline.yaml")

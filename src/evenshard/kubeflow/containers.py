@@ -42,8 +42,9 @@ def container_runner() -> Any:
             f"--runner container found no Docker API ({reason_of(error)}). Start Docker, or `podman system service` "
             f"and name its socket in DOCKER_HOST; or use --runner subprocess."
         ) from None
-    # what containers write into the run's folder belongs to whoever started them
-    return local.DockerRunner(user=f"{os.getuid()}:{os.getgid()}")
+    # what containers write into the run's folder belongs to whoever started them, who has the keys to S3, too
+    keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    return local.DockerRunner(user=f"{os.getuid()}:{os.getgid()}", environment=keys)
 
 
 @contextlib.contextmanager

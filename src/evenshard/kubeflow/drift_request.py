@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from evenshard.deciding.drift import Drift, drift_of
 from evenshard.deciding.drift_text import print_drift
 from evenshard.params import section
 from evenshard.placing.model import model_of
+from evenshard.storage import local
 from evenshard.table_sources import tables_from
 
 
@@ -35,12 +35,12 @@ class DriftRequest:
     tolerated_pct: float = 5.0
 
 
-def drift_since(tables: Path, model: str | Path, request: Mapping[str, Any]) -> tuple[Drift, str]:
+def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Drift, str]:
     """What has become of a model's ground, and the same in Markdown.
 
     Args:
-        tables: table file, folder of traffic or DLRM batch file.
-        model: a model's folder or its MLflow URI.
+        tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
+        model: a model's folder, here or on S3, or its MLflow URI.
         request: fields of ``DriftRequest``.
 
     Raises:
@@ -49,12 +49,10 @@ def drift_since(tables: Path, model: str | Path, request: Mapping[str, Any]) -> 
     asked = section({"drift": dict(request)}, "drift", DriftRequest)
     held = model_of(model, None)
     batch_size = asked.batch_size or int(held.trained_on.batch_size[1])
-    now = tables_from(
-        tables,
-        batch_size,
-        embedding_dim=asked.embedding_dim,
-        default_pooling_factor=asked.default_pooling_factor,
-    )
+    with local(tables) as path:
+        now = tables_from(
+            path, batch_size, embedding_dim=asked.embedding_dim, default_pooling_factor=asked.default_pooling_factor
+        )
     found = drift_of(held.trained_on, now.tables, batch_size, asked.num_devices, asked.tolerated_pct)
     text = io.StringIO()
     print_drift(found, held.source, text)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard import tracking
+from evenshard.errors import BadConfig
+from evenshard.kubeflow.addresses import require_readable
 from evenshard.kubeflow.remote import ENDPOINT, run_page
 from evenshard.lineage import Lineage
 from evenshard.progress import log_to_stderr
@@ -32,6 +34,30 @@ def tables_in(artifact: Any) -> Path:
 def path_of(artifact: Any) -> Path | None:
     """Where an artifact lies; None for one that was not given."""
     return None if artifact is None else Path(artifact.path)
+
+
+def given(artifact: Any, address: str) -> str | None:
+    """What a stage is to read: the path of an artifact, or an address that it reads itself; None for neither.
+
+    Raises:
+        BadConfig: if that is an address which a pod cannot read.
+    """
+    if artifact is not None:
+        return str(artifact.path)
+    require_readable(address)
+    return address or None
+
+
+def tables_given(artifact: Any, address: str) -> str:
+    """The tables that a stage is to read, likewise.
+
+    Raises:
+        BadConfig: if there is neither, too.
+    """
+    found = given(artifact, address)
+    if found is None:
+        raise BadConfig("there are no tables. Name their address.")
+    return found
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 
 from evenshard.errors import BadFile, PipelineFailed
 from evenshard.kubeflow.containers import container_runner, containers_as_here
+from evenshard.storage import is_address
 from evenshard.tracking import LOOP_ID
 
 SUBPROCESS, CONTAINER = "subprocess", "container"
@@ -62,11 +63,13 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
 
 
 def local_file(address: str) -> str:
-    """A file of this machine as kfp.local takes it: an absolute path.
+    """A file as a task on this machine takes it: an absolute path, or its address on S3.
 
     Raises:
         BadFile: if there is no such file.
     """
+    if is_address(address):
+        return address
     path = Path(address.removeprefix("file://"))
     if not path.exists():
         raise BadFile(path, "no such file", "Name a file or folder of this machine.")

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from evenshard.atomic import atomic_path
-from evenshard.errors import BadConfig, BadFile
+from evenshard.errors import BadConfig, BadFile, BadInput, StorageFailed
+from evenshard.kubeflow.addresses import is_imported, require_known, require_readable
 from evenshard.kubeflow.cluster import Cluster, load_cluster
+from evenshard.kubeflow.drift_request import DriftRequest
+from evenshard.kubeflow.place_request import PlaceRequest
 from evenshard.lineage import sha256_of
-from evenshard.params import load_params
+from evenshard.messages import shown
+from evenshard.params import load_params, section
+from evenshard.storage import content_hash, is_address
 
 TRAIN, RETRAIN, PLACE = "train", "retrain", "place"
 PIPELINES = (TRAIN, RETRAIN, PLACE)
+ADDRESSES = {"tables", "source", "model"}
+"""Parameters of pipelines that are addresses; see ``evenshard.kubeflow.addresses``."""
+SECTIONS = {
+    "request": "place",
+    "drift_request": "drift",
+    "generate_tables_config": "generate_tables",
+    "measure_config": "measure",
+    "benchmark_config": "benchmark",
+    "train_cost_config": "train_cost",
+    "train_policy_config": "train_policy",
+    "evaluate_config": "evaluate",
+}
+"""Parameters of pipelines that are sections of settings."""
+log = logging.getLogger(__name__)
 KFP_HINT = "Install them: pip install 'evenshard[kubeflow]'."
 
 
@@ -26,7 +46,11 @@ def default_cluster() -> Cluster:
 
 
 def build(
-    name: str, params_path: Path | None, cluster: Cluster, overrides: Mapping[str, Any] | None = None
+    name: str,
+    params_path: Path | None,
+    cluster: Cluster,
+    overrides: Mapping[str, Any] | None = None,
+    runs_now: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
     """A pipeline ready to be compiled or run, and the values of those of its parameters that a user has given.
 
@@ -34,29 +58,35 @@ def build(
         name: of ``PIPELINES``.
         params_path: params.yaml; None for a pipeline that can do without, which is place.
         overrides: values of the pipeline's parameters, by name.
+        runs_now: what is on S3 today is what the run will read.
 
     Raises:
-        BadInput: if the settings make no sense, or kfp is not installed.
+        BadInput: if the settings or values make no sense, or kfp is not installed.
     """
-    params = {} if params_path is None else load_params(params_path)
-    values = dict(overrides or {})
     _pipelines()
+    values = dict(overrides or {})
+    params = {} if params_path is None else load_params(params_path)
+    # a section that is given for the run is checked, and used, as if it stood in the file
+    params |= {SECTIONS[key]: value for key, value in values.items() if key in SECTIONS}
+    for key in ADDRESSES & values.keys():
+        require_known(str(values[key]))
     if name == TRAIN:
         from evenshard_pipelines.dvc_rounds import sources
         from evenshard_pipelines.train import train_pipeline
 
         if files := sources(params):
             values.setdefault("source", files[0])
-        pipeline = train_pipeline(params, cluster, data_hash(values["source"]) if files else "")
+        source = str(values.get("source", ""))
+        pipeline = train_pipeline(params, cluster, source, data_hash(source, runs_now) if source else "")
     elif name == RETRAIN:
         from evenshard_pipelines.retrain import retrain_pipeline
 
-        pipeline = retrain_pipeline(params, cluster)
+        pipeline = retrain_pipeline(params, cluster, str(values.get("tables", "")))
     else:
         from evenshard_pipelines.place import place_pipeline
 
-        pipeline = place_pipeline(params, cluster)
-    _check_arguments(pipeline, values)
+        pipeline = place_pipeline(params, cluster, str(values.get("tables", "")), str(values.get("model", "")))
+    _check_names(values, pipeline.pipeline_spec.root.input_definitions.parameters)
     return pipeline, values
 
 
@@ -96,12 +126,41 @@ def pipeline_documents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return documents[0], documents[1] if len(documents) > 1 else {}
 
 
-def data_hash(source: str) -> str:
+def require_fits(package: Path, values: Mapping[str, Any]) -> None:
+    """Raises BadInput unless a compiled pipeline can be run with these values of its parameters."""
+    spec, _ = pipeline_documents(package)
+    _check_names(values, spec["root"].get("inputDefinitions", {}).get("parameters", {}))
+    kinds = {"request": PlaceRequest, "drift_request": DriftRequest}
+    for key in kinds.keys() & values.keys():
+        section({SECTIONS[key]: values[key]}, SECTIONS[key], kinds[key])
+    imported = _imported(spec)
+    for key in ADDRESSES & values.keys():
+        if key not in imported:
+            require_readable(str(values[key]))
+        elif not is_imported(str(values[key])):
+            raise BadConfig(
+                f"{shown(values[key])}: {package} was compiled for {key} that Kubeflow brings. Compile it with this "
+                f"address (--set {key}=...)."
+            )
+
+
+def data_hash(source: str, runs_now: bool = True) -> str:
     """What identifies the content of a table file: its hash in a .dvc file beside it, or its own SHA-256.
 
+    Args:
+        source: path or address.
+        runs_now: see ``build``.
+
     Returns:
-        "" for an address that this machine cannot read.
+        "" if there is no such file, for an address that this machine cannot read, and for one on S3 that is to be read
+        some other day: another file may be there then.
     """
+    if is_address(source):
+        try:
+            return content_hash(source) if runs_now else ""
+        except (BadInput, StorageFailed) as error:
+            log.info("%s: an earlier result will not do for these tables, as they are out of sight from here", error)
+            return ""
     path = Path(source)
     pointer = path.with_name(path.name + ".dvc")
     if pointer.is_file():
@@ -111,8 +170,17 @@ def data_hash(source: str) -> str:
     return f"sha256:{sha256_of(path)}" if path.is_file() else ""
 
 
-def _check_arguments(pipeline: Any, values: Mapping[str, Any]) -> None:
-    known = pipeline.pipeline_spec.root.input_definitions.parameters
+def _imported(spec: Mapping[str, Any]) -> set[str]:
+    """The parameters of a compiled pipeline whose values are addresses for Kubeflow's importer."""
+    components, executors = spec["components"], spec["deploymentSpec"]["executors"]
+    importers = [name for name, one in components.items() if "importer" in executors.get(one.get("executorLabel"), {})]
+    dags = [one["dag"] for one in (spec["root"], *components.values()) if "dag" in one]
+    tasks = [task for dag in dags for task in dag["tasks"].values() if task["componentRef"]["name"] in importers]
+    found = {task["inputs"]["parameters"]["uri"].get("componentInputParameter", "") for task in tasks}
+    return {name.removeprefix("pipelinechannel--") for name in found}
+
+
+def _check_names(values: Mapping[str, Any], known: Collection[str]) -> None:
     for name in values:
         if name not in known:
             raise BadConfig(f"the pipeline has no parameter {name!r}. It has {', '.join(sorted(known))}.")

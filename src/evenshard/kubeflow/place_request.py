@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from evenshard import api
@@ -35,11 +34,12 @@ class PlaceRequest:
     seed: int = 0
 
 
-def place_tables(tables: Path, model: str | Path | None, request: Mapping[str, Any]) -> PlacementAnswer:
-    """Places the tables of a file, and compares with the heuristics.
+def place_tables(tables: str, model: str | None, request: Mapping[str, Any]) -> PlacementAnswer:
+    """Places tables, and compares with the heuristics.
 
     Args:
-        model: a model's folder or its MLflow URI; None for the one that comes with evenshard.
+        tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
+        model: a model's folder, here or on S3, or its MLflow URI; None for the one that comes with evenshard.
         request: fields of ``PlaceRequest``.
 
     Raises:

@@ -11,6 +11,7 @@ from evenshard.dlrm_batch import read_dlrm_batch, tables_from_batch
 from evenshard.errors import BadConfig
 from evenshard.generator import GeneratorConfig, generate_tables
 from evenshard.params import require
+from evenshard.storage import local
 from evenshard.table_files import load_tables, save_tables
 from evenshard.table_formats import TABLE_SUFFIXES
 from evenshard.table_sources import BATCH_SUFFIXES, SourceKind, kind_of_source
@@ -27,7 +28,7 @@ class GenerateTablesConfig:
 
     Attributes:
         source: ``dlrm_2021`` (seeded generator), a catalogue name, a table file (.yaml, .json, .csv, .parquet) or a
-            DLRM batch file (.pt, .pt.gz).
+            DLRM batch file (.pt, .pt.gz), here or on S3 (s3://bucket/tables.parquet).
         num_tables: tables to generate (dlrm_2021 only).
         embedding_dims: dims drawn from, where the source publishes none (dlrm_2021 and DLRM batch files).
         catalog_embedding_dim: dim of a catalogue's tables in place of its own (Criteo Kaggle and Avazu publish none, 16
@@ -108,9 +109,11 @@ def _pool(config: GenerateTablesConfig) -> tuple[Table, ...]:
     if kind is SourceKind.CATALOG:
         return load_catalog(config.source, config.batch_size, config.catalog_embedding_dim)
     if kind is SourceKind.TABLE_FILE:
-        return load_tables(Path(config.source))
+        with local(config.source) as path:
+            return load_tables(path)
     if kind is SourceKind.BATCH_FILE:
-        batch = read_dlrm_batch(Path(config.source))
+        with local(config.source) as path:
+            batch = read_dlrm_batch(path)
         return tables_from_batch(batch, config.embedding_dims, config.seed, config.weight_bits, config.batch_size)
     raise BadConfig(
         f"generate_tables.source is {config.source!r}. Use {GENERATOR}, one of {', '.join(catalog_names())}, "

@@ -1,0 +1,21 @@
+"""How a task of a pipeline gets what is at an address."""
+
+from typing import Any
+
+from kfp import dsl
+
+from evenshard.kubeflow.addresses import is_imported
+
+
+def read(name: str, address: Any, compiled_with: str) -> dict[str, Any]:
+    """The inputs of a task that reads an address: the address itself, or what Kubeflow's importer brings from there.
+
+    Args:
+        name: of the task's input: tables, source or model.
+        address: a parameter of the pipeline.
+        compiled_with: its value when the pipeline is compiled, which decides who reads; "" if there is none yet.
+    """
+    if not is_imported(compiled_with):
+        return {f"{name}_address": address}
+    kind = dsl.Model if name == "model" else dsl.Dataset
+    return {name: dsl.importer(artifact_uri=address, artifact_class=kind, reimport=True).output}
