@@ -5,6 +5,8 @@ Run by pytest, this file starts torchrun on itself; run by torchrun, it is one o
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import pickle
 import signal
@@ -16,12 +18,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from builders import table, task
 from evenshard.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost
@@ -30,6 +33,7 @@ from evenshard.measure import MeasureConfig, collective
 from evenshard.measure.collective import CollectiveHardware, device_costs
 from evenshard.measure.exchange import Exchange, Finding, Splits, Step, Worker, pooled_splits, samples_of_ranks
 from evenshard.measure.fbgemm import OutOfDeviceMemory
+from evenshard.measure.jobs import JOBS, MeasureShards, TimeExchanges, decode_job, encode_job
 from evenshard.placement import Placement
 from evenshard.tables import Table
 
@@ -43,6 +47,13 @@ SHORT_MS = 1e3 * SLOW_S / 2
 # In the processes of torchrun -----------------------------------------------------------------------------------------
 
 
+FAILURES = {
+    "out of memory": OutOfDeviceMemory(),
+    "a bad kernel": MeasurementFailed("a bad kernel"),
+    "mixed weight_bits": BadInput("mixed weight_bits"),
+}
+
+
 @dataclass
 class FakeKernels:
     """Kernels that take a given time, and fail where they are told to.
@@ -51,13 +62,13 @@ class FakeKernels:
         forward_s: seconds of every forward.
         backward_s: seconds of every backward.
         fails: the stage (load, forward or backward) and the pass that fails; None: none.
-        failure: what is raised then; a signal is sent to the own process instead.
+        failure: one of FAILURES, which is raised then, or a signal, which is sent to the own process instead.
     """
 
     forward_s: float = 0.0
     backward_s: float = 0.0
     fails: tuple[str, int] | None = None
-    failure: Any = None
+    failure: str = ""
 
     @contextmanager
     def loaded(self, shard: Sequence[Table], batch_size: int) -> Iterator[FakeShard]:
@@ -69,9 +80,9 @@ class FakeKernels:
 
     def maybe_fail(self, stage: str, number: int) -> None:
         if self.fails == (stage, number):
-            if isinstance(self.failure, signal.Signals):
-                os.kill(os.getpid(), self.failure)
-            raise self.failure
+            if self.failure not in FAILURES:
+                os.kill(os.getpid(), signal.Signals[self.failure])
+            raise FAILURES[self.failure]
 
 
 @dataclass
@@ -91,15 +102,67 @@ class FakeShard:
         self.kernels.maybe_fail("backward", self.number)
 
 
-def use_kernels(worker: Worker, kernels_of_rank: dict[int, FakeKernels] | None) -> None:
-    """A job: fake kernels for every rank (those named, and quick ones), or the real ones again."""
-    worker.__dict__.pop("kernels", None)
-    if kernels_of_rank is not None:
-        worker.__dict__["kernels"] = kernels_of_rank.get(worker.ranks.rank, FakeKernels())
+class AnyRanks:
+    """Jobs that any number of ranks can run; the answer is whatever comes."""
+
+    ANSWER: ClassVar[Any] = Any
+
+    def check(self, num_ranks: int) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class UseKernels(AnyRanks):
+    """Fake kernels for every rank (those named, and quick ones), or the real ones again."""
+
+    kernels_of_rank: dict[str, FakeKernels] | None
+
+    def run(self, worker: Worker) -> None:
+        worker.__dict__.pop("kernels", None)
+        if self.kernels_of_rank is not None:
+            worker.__dict__["kernels"] = self.kernels_of_rank.get(f"rank{worker.ranks.rank}", FakeKernels())
+
+
+@dataclass(frozen=True)
+class ExchangeErrors(AnyRanks):
+    """The largest deviations, in pooled embeddings and in weight gradients, from one unsharded device."""
+
+    dims: tuple[int, ...]
+
+    def run(self, worker: Worker) -> tuple[float, float]:
+        return exchange_errors(worker, self.dims)
+
+
+@dataclass(frozen=True)
+class RankOf(AnyRanks):
+    """Who is there?"""
+
+    def run(self, worker: Worker) -> int:
+        return worker.ranks.rank
+
+
+@dataclass(frozen=True)
+class NotANumber(AnyRanks):
+    """An answer that JSON does not have."""
+
+    def run(self, worker: Worker) -> float:
+        return math.nan
+
+
+KINDS = {**JOBS, **{kind.__name__: kind for kind in (UseKernels, ExchangeErrors, RankOf, NotANumber)}}
+
+
+class Intruder:
+    """Runs a command when it is unpickled, and not before."""
+
+    def __init__(self, trace: Path) -> None:
+        self._trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self._trace),)
 
 
 def exchange_errors(worker: Worker, dims: Sequence[int]) -> tuple[float, float]:
-    """A job: the largest deviations, in pooled embeddings and in weight gradients, from one unsharded device."""
     ranks, rng = worker.ranks, torch.Generator().manual_seed(0)
     bags = [torch.nn.EmbeddingBag(20, dim, _weight=torch.randn(20, dim, generator=rng)) for dim in dims]
     indices_B4 = [torch.randint(20, (BATCH_SIZE, 4), generator=rng) for _ in dims]
@@ -134,30 +197,34 @@ def everything(hardware: CollectiveHardware, out: Path) -> None:
     notes: dict[str, Any] = {"provenance": hardware.provenance}
 
     def attempt(name: str, placement: Placement = on_all, **fakes: FakeKernels) -> None:
-        kernels = {int(rank.removeprefix("rank")): fake for rank, fake in fakes.items()}
         if fakes:
-            hardware.everyone(partial(use_kernels, kernels_of_rank=kernels), "faking")
+            hardware.everyone(UseKernels(fakes), "faking")
         try:
             notes[name] = hardware.measure(spread, placement)
         except EvenshardError as error:
             notes[name] = error
         if fakes:
-            hardware.everyone(partial(use_kernels, kernels_of_rank=None), "faking")
+            hardware.everyone(UseKernels(None), "faking")
 
     attempt("spread")
     attempt("on_last", on_last)
-    dims = [5, 3, 0, 8][:size]
-    notes["exchange_errors"] = hardware.everyone(partial(exchange_errors, dims=dims), "exchanging")
+    notes["exchange_errors"] = hardware.everyone(ExchangeErrors((5, 3, 0, 8)[:size]), "exchanging")
+    notes["exchange_times"] = hardware.everyone(TimeExchanges(((4,) * size, (9, 0, 1, 2)[:size])), "timing")
+    for name, job in (("unanswerable", NotANumber()), ("unevenly", TimeExchanges(((4,) * (size + 1),)))):
+        try:
+            hardware.everyone(job, name)
+        except EvenshardError as error:
+            notes[name] = error
     attempt("skewed", rank0=FakeKernels(backward_s=2 * SLOW_S), rank1=FakeKernels(forward_s=SLOW_S))
     attempt("wrong_number", Placement((0,) * 2 * size, size + 1))
     with_giant = replace(spread, tables=(*spread.tables, GIANT))
     notes["giant"] = hardware.measure(with_giant, Placement((*on_all.device_of_table, 1), size))
     for stage, number in (("forward", 2), ("backward", CONFIG.warmup + CONFIG.repeats - 1)):
-        attempt(f"out_of_memory_{stage}", rank1=FakeKernels(fails=(stage, number), failure=OutOfDeviceMemory()))
-    attempt("out_of_memory_later", rank1=FakeKernels(fails=("load", 0), failure=OutOfDeviceMemory()),
-            rank0=FakeKernels(fails=("backward", 3), failure=OutOfDeviceMemory()))  # fmt: skip
-    attempt("failed", rank1=FakeKernels(fails=("forward", 1), failure=MeasurementFailed("a bad kernel")))
-    attempt("bad_input", rank1=FakeKernels(fails=("load", 0), failure=BadInput("mixed weight_bits")))
+        attempt(f"out_of_memory_{stage}", rank1=FakeKernels(fails=(stage, number), failure="out of memory"))
+    attempt("out_of_memory_later", rank1=FakeKernels(fails=("load", 0), failure="out of memory"),
+            rank0=FakeKernels(fails=("backward", 3), failure="out of memory"))  # fmt: skip
+    attempt("failed", rank1=FakeKernels(fails=("forward", 1), failure="a bad kernel"))
+    attempt("bad_input", rank1=FakeKernels(fails=("load", 0), failure="mixed weight_bits"))
     attempt("after_all")
     notes["time_share"] = hardware.time_share
     hardware.close()
@@ -170,17 +237,20 @@ def lose(hardware: CollectiveHardware, out: Path, rank: int, with_signal: str) -
     size = collective.world_size()
     of_task = task([table(f"t{number}") for number in range(size)], size, task_id="train-003")
     placement = Placement(tuple(range(size)), size)
-    hardware.everyone(partial(use_kernels, kernels_of_rank={}), "faking")
+    hardware.everyone(UseKernels({}), "faking")
     hardware.measure(of_task, placement)
-    fake = FakeKernels(fails=("forward", 2), failure=signal.Signals[with_signal])
-    hardware.everyone(partial(use_kernels, kernels_of_rank={rank: fake}), "faking")
+    fake = FakeKernels(fails=("forward", 2), failure=with_signal)
+    hardware.everyone(UseKernels({f"rank{rank}": fake}), "faking")
     (out / "stopping").touch()
     hardware.measure(of_task, placement)
 
 
-def rank_of(worker: Worker) -> int:
-    """A job."""
-    return worker.ranks.rank
+def intrude(hardware: CollectiveHardware, out: Path) -> None:
+    """A session in which somebody else writes the next job."""
+    assert hardware.everyone(RankOf(), "asking") == [0, 1]
+    store = dist.PrefixStore("evenshard", next(rendezvous("env://"))[0])
+    hardware._hand_out = lambda job: store.set("job/1", pickle.dumps(Intruder(out / "intruder")))  # type: ignore
+    hardware.everyone(RankOf(), "asking")
 
 
 def process(scenario: str, out: Path, *args: str) -> int:
@@ -189,7 +259,7 @@ def process(scenario: str, out: Path, *args: str) -> int:
     config = CONFIG if scenario == "everything" else IMPATIENT
     try:
         if collective.is_follower():
-            collective.serve(config)
+            collective.serve(config, KINDS)
             return 0
         if scenario == "dismissed":
             time.sleep(0.5)
@@ -197,14 +267,16 @@ def process(scenario: str, out: Path, *args: str) -> int:
             return 0
         if scenario == "other_settings":
             config = replace(config, seed=6)
-        hardware = collective.lead(config, torch.device("cpu"))
+        hardware = collective.lead(config, torch.device("cpu"), KINDS)
         if scenario == "everything":
             everything(hardware, out / "notes.pickle")
         elif scenario == "lose":
             lose(hardware, out, int(args[0]), args[1])
+        elif scenario == "intrude":
+            intrude(hardware, out)
         elif scenario == "idle_and_unclosed":
             time.sleep(1.7 * config.timeout_s)
-            assert hardware.everyone(rank_of, "asking") == list(range(collective.world_size()))
+            assert hardware.everyone(RankOf(), "asking") == list(range(collective.world_size()))
             raise BadInput("rank 0 gives up")
     except EvenshardError as error:
         print(f"failed: {error}", file=sys.stderr)
@@ -264,6 +336,83 @@ def test_a_device_without_tables_only_takes_part_in_the_exchange(notes: dict[str
 def test_exchanged_data_are_those_of_one_unsharded_device(notes: dict[str, Any]) -> None:
     for forward_error, gradient_error in notes["exchange_errors"]:
         assert forward_error < 1e-5 and gradient_error < 1e-4
+
+
+def test_jobs_and_answers_are_plain_data(notes: dict[str, Any]) -> None:
+    """Times by rank and exchange; what is not a number is no answer, and what the ranks cannot run no job."""
+    assert len(notes["exchange_times"]) == notes["size"]
+    assert all(len(times) == 2 and min(times) > 0 for times in notes["exchange_times"])
+    assert type(notes["unanswerable"]) is MeasurementFailed
+    assert "answer cannot be read while unanswerable: 'NaN' is not a valid number" in str(notes["unanswerable"])
+    assert type(notes["unevenly"]) is BadInput and f"each of {notes['size']} ranks sends" in str(notes["unevenly"])
+
+
+def test_a_pickle_in_the_store_is_not_unpickled(tmp_path: Path) -> None:
+    assert pickle.loads(pickle.dumps(Intruder(tmp_path / "proof"))) is None and (tmp_path / "proof").is_dir()
+    done = torchrun(2, tmp_path, "intrude")
+    assert done.returncode != 0
+    assert not (tmp_path / "intruder").exists()
+    (line,) = [
+        line for line in said(done) if "rank 1: what stands in the store of torchrun as job 1 is not one" in line
+    ]
+    assert "it is not UTF-8" in line and "start again" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (pickle.dumps(RankOf()), "not UTF-8"),
+        (b"", "not JSON"),
+        (b"[" * 100_000, "levels deep"),
+        (b"3", "not an object"),
+        (b'{"job": "os.system", "settings": {}}', "'os.system' is not a job"),
+        (b'{"job": ["RankOf"], "settings": {}}', "not a text"),
+        (b'{"job": "RankOf", "settings": {"more": 1}}', "'more' is unknown"),
+        (b'{"job": "time_exchanges", "settings": {"exchanges": [[1, 2, 3]]}}', "each of 2 ranks"),
+        (b'{"job": "time_exchanges", "settings": {"exchanges": [[1, -2]]}}', "each of 2 ranks"),
+        (b'{"job": "time_exchanges", "settings": {"exchanges": [[1, 2.5]]}}', "not a whole number"),
+        (b'{"job": "measure_shards", "settings": {"task": null}}', "placement is missing"),
+    ],
+)
+def test_what_is_not_a_job_is_one_line(content: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        decode_job(content, KINDS, 2)
+
+
+def change(record: Any, path: str, value: Any) -> None:
+    *steps, last = path.split(".")
+    for step in steps:
+        record = record[int(step) if step.isdigit() else step]
+    record[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("task.batch_size", 0),
+        ("task.num_devices", 10**12),
+        ("task.tables", []),
+        ("task.tables.1.num_rows", -1),
+        ("task.tables.1.pooling_factor", -0.5),
+        ("task.tables.1.name", None),
+        ("placement.device_of_table", [0, 2]),
+        ("placement.device_of_table", [0, -1]),
+        ("placement.device_of_table", [0]),
+        ("placement.device_of_table", [0, "1"]),
+        ("placement.num_devices", 3),
+    ],
+)
+def test_a_placement_comes_as_it_was_handed_out_or_not_at_all(path: str, value: Any) -> None:
+    job = MeasureShards(task([table("a", pooling=2), table("b", rows=2**40, pooling=0.3)]), Placement((0, 1), 2))
+    plain = encode_job(job, JOBS)
+    assert decode_job(plain, JOBS, 2) == job and repr(decode_job(plain, JOBS, 2)) == repr(job)
+    with pytest.raises(ValueError, match="is not for 3 ranks"):
+        decode_job(plain, JOBS, 3)
+    record = json.loads(plain)
+    change(record["settings"], path, value)
+    with pytest.raises(ValueError, match=r"."):
+        decode_job(json.dumps(record).encode(), JOBS, 2)
+    assert decode_job(encode_job(None, JOBS), JOBS, 2) is None
 
 
 def test_waiting_is_no_communication(notes: dict[str, Any]) -> None:

@@ -10,25 +10,21 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from evenshard.atomic import atomic_path
 from evenshard.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.measure import REAL, collective
 from evenshard.measure.collective import CollectiveHardware
-from evenshard.measure.exchange import Splits, Worker
 from evenshard.measure.fbgemm import real_device
 from evenshard.measure.hardware import MeasureConfig
+from evenshard.measure.jobs import TimeExchanges
 from evenshard.measure.link import BYTES_PER_VALUE, Link
 
 KB, MB = 1024, 1024**2
 LEAST_MB = 4 * KB / MB  # fewer sizes cannot tell latency from bandwidth
-WARMUP_PASSES = 1
-TIMED_PASSES = 7
 
 
 @dataclass(frozen=True)
@@ -121,43 +117,17 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> LinkFit:
 
 def measure_all_to_all(hardware: CollectiveHardware, max_bytes: int) -> tuple[ExchangePoint, ...]:
     """Times exchanges of sizes from 1 KB to ``max_bytes`` per device, each doubled, even and uneven, on all ranks."""
-    exchanges = [
+    exchanges = tuple(
         _values(shape, size)
         for size in [KB << doubling for doubling in range(int(math.log2(max_bytes / KB)) + 1)]
         for shape in _shapes(collective.world_size())
-    ]
-    of_ranks = hardware.everyone(partial(time_exchanges, exchanges=exchanges), "calibrating the link")
+    )
+    of_ranks = hardware.everyone(TimeExchanges(exchanges), "calibrating the link")
     return tuple(
         ExchangePoint(_busier_bytes(values, rank), ms)
         for rank, times in enumerate(of_ranks)
         for values, ms in zip(exchanges, times, strict=True)
     )
-
-
-def time_exchanges(worker: Worker, exchanges: Sequence[tuple[int, ...]]) -> list[float]:
-    """Median duration of each exchange on this rank, ms: a job for ``collective``.
-
-    Args:
-        exchanges: for each, how many values every rank sends to each rank, itself included, by sender.
-    """
-    ranks = worker.ranks
-    most_sent, most_received = (
-        ranks.size * max(values[ranks.rank] for values in exchanges),
-        max(map(sum, exchanges)),
-    )
-    sent, received = torch.zeros(most_sent, device=ranks.device), torch.zeros(most_received, device=ranks.device)
-    passes = []
-    for _ in range(WARMUP_PASSES + TIMED_PASSES):  # a neighbour's disturbance then hits few repeats of many exchanges
-        times = []
-        for values in exchanges:
-            splits = Splits((values[ranks.rank],) * ranks.size, values)
-            ranks.go_on_together()
-            times.append(
-                ranks.all_to_all_ms(received[: sum(splits.received)], sent[: sum(splits.sent)], splits),
-            )
-        passes.append(times)
-    medians: list[float] = np.median(passes[WARMUP_PASSES:], axis=0).tolist()
-    return medians
 
 
 def _shapes(num_ranks: int) -> tuple[tuple[float, ...], ...]:

@@ -1,25 +1,26 @@
 """What does a placement cost where there are several devices? Every process of torchrun measures its own shard.
 
-Rank 0 leads: it runs the command, hands out jobs and gathers the answers. The other ranks only serve. Data travels
-through ``exchange.py``; everything else that the processes have to tell each other stands on the board of ``board.py``.
+Rank 0 leads: it runs the command, hands out jobs (``jobs.py``) and gathers the answers. The other ranks only serve.
+Data travels through ``exchange.py``; everything else that the processes have to tell each other stands on the board of
+``board.py``.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
+from dataclasses import replace
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
+from evenshard.constraints import UNCONSTRAINED
 from evenshard.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, interquartile_range
 from evenshard.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.measure.board import Board, Pulse
@@ -33,17 +34,14 @@ from evenshard.measure.exchange import (
     Worker,
     leave_group,
     measure_alone,
-    measure_shard,
 )
 from evenshard.measure.fbgemm import device_name, driver_version, library_versions, real_device
 from evenshard.measure.hardware import MeasureConfig, TimeShare
+from evenshard.measure.jobs import JOBS, Job, Kinds, MeasureShards, decode_answer, decode_job, encode_answer, encode_job
+from evenshard.messages import reason_of
 from evenshard.placement import Placement
 from evenshard.sigterm import on_sigterm
 from evenshard.tasks import PlacementTask
-
-Answer = TypeVar("Answer")
-Job = Callable[[Worker], Any]
-"""Runs on every rank; picklable, as its answer is."""
 
 START_S = 60.0  # at least so long do processes get to start Python and import torch
 PLANNING_S = 3600.0  # so long may rank 0 read and plan before it opens the hardware
@@ -74,14 +72,17 @@ def _ignore_further_orders() -> None:
 # Rank 0 --------------------------------------------------------------------------------------------------------------
 
 
-def lead(config: MeasureConfig, device: torch.device) -> CollectiveHardware:
+def lead(config: MeasureConfig, device: torch.device, kinds: Kinds = JOBS) -> CollectiveHardware:
     """Waits for the other ranks and connects with them. On rank 0.
+
+    Args:
+        kinds: of jobs that the other ranks know.
 
     Raises:
         MeasurementFailed: if a rank does not come.
         BadConfig: if a rank was started with other settings.
     """
-    return CollectiveHardware(config, device)
+    return CollectiveHardware(config, device, kinds)
 
 
 def dismiss() -> None:
@@ -103,9 +104,9 @@ class CollectiveHardware:
 
     opened = False  # ever in this process: only then do the other ranks learn from it that they may go
 
-    def __init__(self, config: MeasureConfig, device: torch.device) -> None:
+    def __init__(self, config: MeasureConfig, device: torch.device, kinds: Kinds = JOBS) -> None:
         CollectiveHardware.opened = True
-        self._config = config
+        self._config, self._kinds = config, kinds
         self._in_step = False  # no rank waits for another in the middle of a job
         self._next_job = 0
         self._kernel_s = 0.0
@@ -157,9 +158,8 @@ class CollectiveHardware:
         if placement.num_devices == 1:
             findings = [measure_alone(self._worker, task, placement)]
         else:
-            findings = self.everyone(
-                partial(measure_shard, task=task, placement=placement), f"measuring {task.task_id}"
-            )
+            job = MeasureShards(replace(task, constraints=UNCONSTRAINED), placement)
+            findings = self.everyone(job, f"measuring {task.task_id}")
         for rank, finding in enumerate(findings):
             if finding.problem in (BAD_INPUT, FAILED):
                 kind = BadInput if finding.problem == BAD_INPUT else MeasurementFailed
@@ -174,18 +174,26 @@ class CollectiveHardware:
             during: what an error message says about the moment, such as "measuring train-003".
 
         Raises:
+            BadInput: if the ranks cannot run it.
             MeasurementFailed: if a rank hangs or dies.
         """
         if not self._in_step:
-            raise MeasurementFailed(f"no {during}: the processes are out of step since an earlier failure. Start anew.")
+            raise MeasurementFailed(f"no {during}: the processes are out of step since a failure. Start again.")
+        try:
+            job.check(self._board.size)
+        except ValueError as error:
+            raise BadInput(f"{during} is not possible: {error}.") from None
         self._in_step = False
         try:
             self._hand_out(job)
-            answers: list[Any] = self._worker.ranks.gather(job(self._worker))
+            answers = self._worker.ranks.gather(encode_answer(job.run(self._worker)))
         except PeerLost as error:
             raise MeasurementFailed(self._what_happened(error, during)) from error
         self._in_step = True
-        return answers
+        try:
+            return [decode_answer(answer, job) for answer in answers]
+        except ValueError as error:
+            raise MeasurementFailed(f"a rank's answer cannot be read while {during}: {error}. Start again.") from None
 
     def close(self) -> None:
         """Tells the other ranks to end, and frees the device. The second time it does nothing."""
@@ -217,7 +225,7 @@ class CollectiveHardware:
                 )
 
     def _hand_out(self, job: Job | None) -> None:
-        self._board.say(f"job/{self._next_job}", pickle.dumps(job))
+        self._board.say(f"job/{self._next_job}", encode_job(job, self._kinds))
         if self._next_job > 0:
             self._board.wipe(f"job/{self._next_job - 1}")  # everybody has answered it
         self._next_job += 1
@@ -293,14 +301,17 @@ def _kernel_s(steps_of_ranks: Sequence[Sequence[Step]]) -> float:
 # The other ranks -----------------------------------------------------------------------------------------------------
 
 
-def serve(config: MeasureConfig) -> None:
+def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
     """Does what rank 0 hands out until it closes. On every other rank.
 
     Returns also when another rank is lost: rank 0 tells the user then, and its exit code counts.
 
+    Args:
+        kinds: of jobs that rank 0 may hand out.
+
     Raises:
         BadConfig: if CUDA is asked for where there is none.
-        MeasurementFailed: if rank 0 itself hangs or dies.
+        MeasurementFailed: if rank 0 itself hangs or dies, or what is handed out is not a job.
     """
     if config.hardware not in ("auto", "cpu", "cuda"):
         return  # a simulated device needs one process
@@ -311,7 +322,7 @@ def serve(config: MeasureConfig) -> None:
     try:
         if not in_step:
             with board.beating(), on_sigterm(_told_to_stop):
-                _serve_jobs(config, board, device)
+                _serve_jobs(config, board, device, kinds)
             in_step = True
     finally:
         leave_group(orderly=in_step)
@@ -319,13 +330,13 @@ def serve(config: MeasureConfig) -> None:
             board.say(f"bye/{board.rank}")
 
 
-def _serve_jobs(config: MeasureConfig, board: Board, device: torch.device) -> None:
+def _serve_jobs(config: MeasureConfig, board: Board, device: torch.device, kinds: Kinds) -> None:
     leader = Pulse(board, 0)
     try:
         worker = Worker(config, Ranks(board.store, board.rank, board.size, device, config.timeout_s))
         number = 0
-        while (job := _next_job(board, leader, number)) is not None:
-            worker.ranks.gather(job(worker))
+        while (job := _next_job(board, leader, number, kinds)) is not None:
+            worker.ranks.gather(encode_answer(job.run(worker)))
             number += 1
         worker.close()
     except PeerLost as error:
@@ -350,17 +361,17 @@ def _leader_comes(board: Board) -> bool:
     raise AssertionError("polls end")
 
 
-def _next_job(board: Board, leader: Pulse, number: int) -> Job | None:
+def _next_job(board: Board, leader: Pulse, number: int, kinds: Kinds) -> Job | None:
     """The next job, however long rank 0 plans; None if there is none any more.
 
     Raises:
         PeerLost: if rank 0 has not given a sign of life for ``timeout_s``, or misses somebody.
+        MeasurementFailed: if it is not a job.
     """
     looked = time.monotonic()
     for _ in board.polls():
         if board.has(f"job/{number}"):
-            job: Job | None = pickle.loads(board.read(f"job/{number}"))
-            return job
+            return _decoded(board, number, kinds)
         if time.monotonic() > looked + board.beat_s:
             looked = time.monotonic()
             if board.has("lost"):
@@ -370,6 +381,16 @@ def _next_job(board: Board, leader: Pulse, number: int) -> Job | None:
             if leader.silent_s() > board.timeout_s:
                 raise PeerLost("rank 0 is silent")
     raise AssertionError("polls end")
+
+
+def _decoded(board: Board, number: int, kinds: Kinds) -> Job | None:
+    try:
+        return decode_job(board.read(f"job/{number}"), kinds, board.size)
+    except ValueError as error:
+        raise MeasurementFailed(
+            f"rank {board.rank}: what stands in the store of torchrun as job {number} is not one ({reason_of(error)}). "
+            f"Did something else write there? Let nobody but these processes reach its port, and start again."
+        ) from None
 
 
 def _leader_lives(board: Board, leader: Pulse) -> bool:

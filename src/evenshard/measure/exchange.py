@@ -46,6 +46,7 @@ BAD_INPUT = "bad_input"
 FAILED = "failed"
 PROBLEMS = (FINE, OUT_OF_MEMORY, BAD_INPUT, FAILED)  # a meeting agrees on the last of these that any rank brings
 
+MAX_ANSWER_BYTES = 64 * 1024**2  # a thousand steps have 100 KB
 GRADIENT = 1e-3  # what the dense part sends back; the value does not change how long anything takes
 
 
@@ -170,12 +171,20 @@ class Ranks:
             self._wait_for_device()
         return watch.laps_ms()[0]
 
-    def gather(self, own: Result) -> list[Result]:
-        """Everybody's ``own`` by rank, on rank 0; an empty list elsewhere."""
-        everyones: list[Any] | None = [None] * self.size if self.rank == 0 else None
+    def gather(self, own: bytes) -> list[bytes]:
+        """Everybody's ``own`` by rank, on rank 0; an empty list elsewhere. Bytes, as objects would come as pickles."""
         with self._answered():
-            dist.gather_object(own, everyones)
-        return everyones or []
+            length = torch.tensor([len(own)])
+            lengths = [torch.zeros_like(length) for _ in range(self.size)]
+            dist.all_gather(lengths, length)
+            longest = max(map(int, lengths))
+            if longest > MAX_ANSWER_BYTES:
+                raise RuntimeError(f"an answer has {longest:,} bytes, more than {MAX_ANSWER_BYTES:,}")
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+            everyones = [torch.empty_like(padded) for _ in lengths] if self.rank == 0 else None
+            dist.gather(padded, everyones)
+        return [bytes(one[:size].numpy()) for one, size in zip(everyones or [], lengths, strict=False)]
 
     def _wait_for_device(self) -> None:
         """The host's own deadline for an exchange of GPUs: waiting for an event would never end if a rank is lost."""
@@ -280,7 +289,7 @@ class Worker:
 
 
 def measure_shard(worker: Worker, task: PlacementTask, placement: Placement) -> Finding:
-    """Runs this rank's shard in step with the others: a job for ``collective``.
+    """Runs this rank's shard in step with the others.
 
     If a rank runs out of memory there is no exchange: the others then run their shards alone, with all-to-all and
     waiting times of 0.

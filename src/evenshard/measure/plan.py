@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,16 @@ from evenshard.atomic import atomic_path
 from evenshard.errors import BadFile
 from evenshard.measure.campaign import Job
 from evenshard.measure.hardware import MeasureConfig
+from evenshard.messages import reason_of, shown
 from evenshard.placement import Placement
+from evenshard.plain_json import load_json
+from evenshard.plain_records import record_of
 from evenshard.tables import Table
 from evenshard.tasks import PlacementTask
 
 PLAN_VERSION = 1
+MAX_PLAN_BYTES = 2**30
+MAX_DEVICES = 100_000
 
 
 def save_plan(jobs: Sequence[Job], config: MeasureConfig, path: Path) -> None:
@@ -54,41 +59,79 @@ def _record(job: Job, number_of: dict[Table, int]) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class _Plan:
+    plan: int
+    measure: MeasureConfig
+    tables: tuple[Table, ...]
+    jobs: tuple[_Record, ...]
+
+
+@dataclass(frozen=True)
+class _Record:
+    measurement_id: str
+    task_id: str
+    tables: tuple[int, ...]
+    num_devices: int
+    memory_cap_bytes: int
+    batch_size: int
+    device_of_table: tuple[int, ...]
+    round: int
+    proposed_by: str
+    group: str
+
+
 def load_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
     """Jobs and settings as they were saved; a job's key is the same.
 
     Raises:
-        BadFile: if the file is missing, torn or no plan.
+        BadFile: if the file is missing, torn, not a plan, or holds an impossible job.
     """
     remedy = "Write it with `evenshard benchmark --plan-out`."
     try:
-        content = json.loads(path.read_text())
-        if content["plan"] != PLAN_VERSION:
-            raise ValueError(f"plan version {content['plan']}, this evenshard reads {PLAN_VERSION}")
-        tables = [
-            Table(**{**one, "reuse_bins": None if one["reuse_bins"] is None else tuple(one["reuse_bins"])})
-            for one in content["tables"]
-        ]
-        return [_job(record, tables) for record in content["jobs"]], MeasureConfig(**content["measure"])
+        content = load_json(path.read_bytes(), MAX_PLAN_BYTES)
+        version = content.get("plan") if isinstance(content, dict) else None
+        if version != PLAN_VERSION:
+            raise ValueError(f"plan version {shown(version)}, this evenshard reads {PLAN_VERSION}")
+        plan = record_of(_Plan, content)
+        return [_job(record, plan.tables) for record in plan.jobs], plan.measure
     except FileNotFoundError:
         raise BadFile(path, "no such file", remedy) from None
-    except (ValueError, KeyError, TypeError, IndexError, OSError) as error:
-        raise BadFile(path, f"no plan ({error!r})", remedy) from None
+    except (ValueError, OSError) as error:
+        raise BadFile(path, f"is not a plan ({reason_of(error)})", remedy) from None
 
 
-def _job(record: dict[str, Any], tables: Sequence[Table]) -> Job:
+def _job(record: _Record, tables: Sequence[Table]) -> Job:
+    if not all(0 <= number < len(tables) for number in record.tables):
+        raise ValueError(f"job {shown(record.measurement_id)} has a table beyond the {len(tables)} of the plan")
     task = PlacementTask(
-        task_id=record["task_id"],
-        tables=tuple(tables[number] for number in record["tables"]),
-        num_devices=record["num_devices"],
-        memory_cap_bytes=record["memory_cap_bytes"],
-        batch_size=record["batch_size"],
+        task_id=record.task_id,
+        tables=tuple(tables[number] for number in record.tables),
+        num_devices=record.num_devices,
+        memory_cap_bytes=record.memory_cap_bytes,
+        batch_size=record.batch_size,
     )
-    return Job(
-        measurement_id=record["measurement_id"],
-        task=task,
-        placement=Placement(tuple(record["device_of_table"]), task.num_devices),
-        round=record["round"],
-        proposed_by=record["proposed_by"],
-        group=record["group"],
-    )
+    placement = Placement(record.device_of_table, task.num_devices)
+    check_placed(task, placement)
+    return Job(record.measurement_id, task, placement, record.round, record.proposed_by, record.group)
+
+
+def check_placed(task: PlacementTask, placement: Placement) -> None:
+    """Whether a placement that came from elsewhere can be measured.
+
+    Raises:
+        ValueError: if not; one line.
+    """
+    of = f"task {shown(task.task_id)}"
+    for table in task.tables:
+        if problem := table.problem():
+            raise ValueError(f"{of}, table {shown(table.name)}: {problem}")
+    for name in ("num_devices", "memory_cap_bytes", "batch_size"):
+        if getattr(task, name) < 1:
+            raise ValueError(f"{of}: {name} is {getattr(task, name)}, below 1")
+    if task.num_devices > MAX_DEVICES:
+        raise ValueError(f"{of}: num_devices is {task.num_devices:,}, more than {MAX_DEVICES:,}")
+    if len(placement.device_of_table) != len(task.tables) or placement.num_devices != task.num_devices:
+        raise ValueError(f"{of}: the placement is of other tables or devices")
+    if not task.tables or not all(0 <= device < task.num_devices for device in placement.device_of_table):
+        raise ValueError(f"{of}: the placement names none or unknown devices")
