@@ -82,11 +82,15 @@ def test_training_goes_on_as_if_nothing_had_been_saved(tmp_path: Path) -> None:
 def test_saving_again_replaces_the_folder_as_a_whole(tmp_path: Path) -> None:
     folder = tmp_path / "net"
     save_checkpoint(new_checkpoint(cost_net(seed=1), NORMALIZER), folder)
-    (folder / "left_over").touch()
+    (folder / "trained_on.json").touch()
     save_checkpoint(new_checkpoint(cost_net(seed=2), NORMALIZER), folder)
     assert same_weights(load_checkpoint(folder, DreamShardCostNet).net, cost_net(seed=2))
     assert sorted(found.name for found in folder.iterdir()) == ["config.json", "optimizer.pt", "state.pt"]
     assert [found.name for found in tmp_path.iterdir()] == ["net"]
+    (folder / "thesis.txt").touch()
+    with pytest.raises(BadFile, match=r"holds thesis\.txt, which is no part of a network and would be lost"):
+        save_network(cost_net(seed=3), NORMALIZER, folder)
+    assert same_weights(load_checkpoint(folder, DreamShardCostNet).net, cost_net(seed=2))
 
 
 def test_a_network_that_learns_no_more_needs_no_optimizer(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -21,11 +22,13 @@ from evenshard.cli import main
 from evenshard.cost_dataset import load_costs
 from evenshard.errors import MeasurementFailed
 from evenshard.models import load_model
+from evenshard.placing.file import load_answer
 from evenshard.table_files import load_tables
 from evenshard.tracking import StageRun
 
 POOL = ["--tables", "t.parquet", "--tasks", "tasks.json"]
 GENERATE = ["generate-tables", "--tables-out", "t.parquet", "--tasks-out", "tasks.json"]
+LEARNED = ["--costs", "reports/evaluation_costs.parquet", "--cost-net", "n", "--policy", "p"]
 BENCHMARK = ["benchmark", *POOL, "--out", "costs.parquet"]
 
 
@@ -154,23 +157,129 @@ def test_the_whole_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "flag"),
+    ("words", "path"),
     [
-        ([*GENERATE[:-1], "file/tasks.json"], "--tasks-out"),
-        (["benchmark", *POOL, "--out", "file/costs.parquet"], "--out"),
-        (["place", "criteo_kaggle", "--devices", "2", "-o", "p.json", "--report", "file/deep/page.html"], "--report"),
+        ([*GENERATE[:-1], "file/tasks.json"], "file/tasks.json"),
+        (["benchmark", *POOL, "--out", "file/costs.parquet"], "file/costs.parquet"),
+        (["place", "criteo_kaggle", "--report", "file/deep/page.html"], "file/deep/page.html"),
     ],
 )
 def test_what_cannot_be_written_is_said_before_the_work(
-    workdir: Path, capsys: pytest.CaptureFixture[str], words: list[str], flag: str
+    workdir: Path, capsys: pytest.CaptureFixture[str], words: list[str], path: str
 ) -> None:
     Path("file").touch()
     before = sorted(workdir.iterdir())
-    with pytest.raises(SystemExit) as caught:
-        main(words)
+    assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert caught.value.code == 2 and flag in line and "cannot be written: file is no folder" in line
+    assert f"{path}: cannot be written: file is no folder" in line
     assert sorted(workdir.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            ["train-cost", *POOL, "--costs", "c.parquet", "--out", "mydata"],
+            "mydata: holds thesis.txt, which is no part of a",
+        ),
+        (["train-cost", *POOL, "--costs", "c.parquet", "--out", "n", "--model-out", "mydata"], "mydata: holds "),
+        (
+            ["train-policy", *POOL, "--cost-net", "n", "--out", "mydata"],
+            "mydata: holds thesis.txt, which is no part of a",
+        ),
+        (["train-policy", *POOL, "--cost-net", "n", "--out", "t.parquet"], "t.parquet: is no folder"),
+        (["train-policy", *POOL, "--cost-net", "n", "--out", "."], ".: is the working directory"),
+        (["train-policy", *POOL, "--cost-net", "n", "--out", "lonely"], "lonely: lacks state.pt"),
+        (
+            ["bundle", "--hardware", "simulated:h200", "--out", "mydata"],
+            "mydata: holds thesis.txt, which is no part of a",
+        ),
+        (["evaluate", *POOL, *LEARNED, "--out", "t.parquet"], "t.parquet is no folder"),
+        (["promote", "--out", "t.parquet"], "t.parquet is no folder"),
+        (["pipeline", "run", "--out", "t.parquet"], "t.parquet is no folder"),
+        (["pipeline", "compile", "-o", "mydata"], "mydata: is a folder"),
+        (["place", "t.json", "-o", "mydata"], "mydata: is a folder"),
+        (["place", "t.json", "-o", "pipe"], "pipe: is a device, a pipe or a socket"),
+        (["place", "t.json", "-o", "/dev/null"], "/dev/null: is a device"),
+        (["place", "t.json", "-o", "/dev/stdout"], "/dev/stdout: is an open file of a process"),
+        (["place", "t.json", "-o", "/dev/fd/1"], "/dev/fd/1: is an open file of a process"),
+        (["place", "t.json", "-o", "circle"], "circle: is a link that leads in a circle"),
+        (["place", "t.json", "-o", "cached"], "cached: leads to kept.json, which is read-only"),
+        (["place", "t.json", "-o", "t.json"], "t.json is to be written (-o/--out), and is what TABLES reads"),
+        (["place", "t.json", "-o", "mydata/../t.json"], "mydata/../t.json is to be written (-o/--out)"),
+        (["place", "t.json", "-o", "hard"], "hard is to be written (-o/--out), and is what TABLES reads"),
+        (["place", "t.json", "-o", "soft"], "soft is to be written (-o/--out), and is what TABLES reads"),
+        (["place", "mydata", "--report", "mydata/thesis.txt"], "is what TABLES reads"),
+        (["place", "t.json", "--rules", "t.parquet", "-o", "t.parquet"], "is what --rules reads"),
+        (["place", "t.json", "--model", "half", "-o", "half/policy/x"], "is what --model reads"),
+        (["place", "t.json", "-o", "p.json", "--report", "mydata/../p.json"], "twice, by -o/--out and --report"),
+        (["drift", "--tables", "t.json", "--against", "half", "-o", "t.json"], "is what --tables reads"),
+        (["generate-tables", "--source", "t.json", "--tables-out", "t.json", "--tasks-out", "k"], "--source reads"),
+        (["generate-tables", "--tables-out", "k", "--tasks-out", "k"], "twice, by --tables-out and --tasks-out"),
+        (["merge-costs", "a.parquet", "t.parquet", "--out", "t.parquet"], "is what COSTS reads"),
+        (["benchmark", *POOL, "--out", "c", "--metrics", "c"], "twice, by --metrics and --out"),
+        (["benchmark", *POOL, "--out", "c", "--journal", "c"], "twice, by --journal and --out"),
+        (["benchmark", *POOL, "--out", "c", "--plan-out", "t.parquet"], "--plan-out), and is what --tables reads"),
+        (["train-policy", *POOL, "--cost-net", "n", "--out", "m", "--metrics", "m/x"], "twice, by --metrics and --out"),
+        (["train-policy", *POOL, "--cost-net", "n", "--out", "n"], "is what --cost-net reads"),
+        (["evaluate", *POOL, *LEARNED, "--out", "r", "--metrics", "r/metrics.json"], "twice, by --metrics and --out"),
+        (
+            ["evaluate", *POOL, *LEARNED, "--out", "reports"],
+            "is to be written (--out), and is what --costs reads",
+        ),
+        (["promote", "--tables", "mydata/promotion.json", "--out", "mydata"], "is what --tables reads"),
+        (["calibrate-link", "--out", "params.yaml"], "is what --params reads"),
+        (["calibrate-device", "--tables", "t", "--costs", "c", "--profile", "t.json", "--out", "t.json"], "--profile"),
+        (["bench", "dlrm", "--json", "results.json"], "results.md: is a folder"),
+        (["pipeline", "compile", "--set", "tables=t.json", "-o", "t.json"], "is what --set reads"),
+    ],
+)
+def test_only_former_outputs_are_replaced(
+    workdir: Path, capsys: pytest.CaptureFixture[str], words: list[str], reason: str
+) -> None:
+    for name in (
+        "mydata/thesis.txt",
+        "lonely/config.json",
+        "half/policy/x",
+        "t.json",
+        "t.parquet",
+        "kept.json",
+        LEARNED[1],
+    ):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(name)
+    Path("results.md").mkdir()
+    os.mkfifo("pipe")
+    os.link("t.json", "hard")
+    Path("soft").symlink_to("t.json")
+    Path("circle").symlink_to("circle")
+    Path("cached").symlink_to("kept.json")
+    Path("kept.json").chmod(0o444)
+    before = {path: path.lstat().st_ino for path in workdir.rglob("*")}
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert line.startswith(f"evenshard {words[0]}: ") and reason in line and printed.out == ""
+    assert {path: path.lstat().st_ino for path in workdir.rglob("*")} == before
+
+
+def test_tables_are_not_written_over_the_source_that_the_settings_name(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(GENERATE) == 0
+    settings(lambda params: params["generate_tables"].update(source="t.parquet"))
+    assert main(GENERATE) == 2
+    assert "t.parquet is to be written (tables), and is what generate_tables.source reads" in capsys.readouterr().err
+
+
+def test_through_a_link_its_target_is_written(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("disk").mkdir()
+    for link, target in (("p.json", "disk/p.json"), ("new.json", "disk/deep/new.json")):
+        Path(link).symlink_to(target)
+        assert main(["place", "criteo_kaggle", "--devices", "2", "-o", link]) == 0
+        assert Path(link).is_symlink() and load_answer(Path(target)).num_devices == 2
+    assert main(["place", "criteo_kaggle", "--devices", "2", "-o", "p.json"]) == 0
+    assert Path("p.json").is_symlink()
 
 
 def test_the_same_seed_trains_the_same_networks(workdir: Path) -> None:

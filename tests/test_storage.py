@@ -125,11 +125,15 @@ def test_what_would_not_come_back_is_refused(store: S3, at: str, tmp_path: Path)
         (folder / name).unlink()
 
 
-def test_a_newer_folder_replaces_an_older_one(store: S3, at: str, tmp_path: Path) -> None:
-    upload(folder_of(tmp_path / "old", a=b"old", gone=b"old"), at)
-    download(at, tmp_path / "here")
-    upload(folder_of(tmp_path / "new", a=b"new"), at)
-    assert contents(download(at, tmp_path / "here")) == {"a": b"new"}
+def test_a_newer_folder_replaces_an_older_one_and_nothing_else(store: S3, at: str, tmp_path: Path) -> None:
+    upload(folder_of(tmp_path / "old", a=b"old"), at)
+    here = download(at, tmp_path / "here")
+    upload(folder_of(tmp_path / "new", a=b"new", b=b"new"), at)
+    assert contents(download(at, here)) == {"a": b"new", "b": b"new"}
+    folder_of(here, thesis=b"mine")
+    with pytest.raises(BadFile, match="holds thesis, which is no part of what takes its place"):
+        download(at, here)
+    assert contents(here) == {"a": b"new", "b": b"new", "thesis": b"mine"}
 
 
 def test_what_is_there_is_not_sent_again(store: S3, at: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

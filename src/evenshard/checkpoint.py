@@ -20,6 +20,7 @@ from evenshard.cost_nets.autoshard import AutoShardCostNet
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.errors import BadFile
 from evenshard.features import NUM_FEATURES, FeatureNormalizer
+from evenshard.outputs import NETWORK
 from evenshard.saved import reading_saved
 from evenshard.sharders.autoshard import AutoShardPolicy
 from evenshard.sharders.dreamshard import DreamShardPolicy
@@ -62,7 +63,7 @@ def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: Train
     Args:
         trained_on: the measurements that it learned from; None for a policy, which learns from a cost network.
     """
-    with atomic_path(folder) as draft:
+    with atomic_path(folder, NETWORK) as draft:
         save_network(checkpoint.net, checkpoint.normalizer, draft, checkpoint.round)
         if trained_on is not None:
             trained_on.save(draft / TRAINED_ON)
@@ -73,7 +74,7 @@ def save_network(net: nn.Module, normalizer: FeatureNormalizer, folder: Path, ro
     """Writes the folder without the optimizer, as a whole or not at all: for networks that learn no more."""
     kind = next(name for name, kind in KINDS.items() if isinstance(net, kind))
     config = {"kind": kind, "round": round_number, "normalizer": asdict(normalizer)}
-    with atomic_path(folder) as draft:
+    with atomic_path(folder, NETWORK) as draft:
         draft.mkdir()
         (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         torch.save(net.state_dict(), draft / "state.pt")

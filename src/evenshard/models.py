@@ -24,12 +24,12 @@ from evenshard.cost_nets.convex import ConvexCostModel
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.errors import BadConfig, BadFile
 from evenshard.features import FeatureNormalizer
+from evenshard.outputs import MODEL, MODEL_PARTS, NETWORK
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
 from evenshard.trained_on import TRAINED_ON, TrainedOn
 
 SIMULATED = "simulated:"
-COST_MODEL, COST_NET, POLICY = "cost_model", "cost_net", "policy"
-PARTS = (COST_MODEL, COST_NET, POLICY)
+PARTS = COST_MODEL, COST_NET, POLICY = MODEL_PARTS
 ANY = "auto"
 """The hardware that fits every model."""
 
@@ -99,7 +99,7 @@ def save_model(
     Args:
         policy: DreamShard's two networks and what they see tables through, if there are any.
     """
-    with atomic_path(folder) as draft:
+    with atomic_path(folder, MODEL) as draft:
         draft.mkdir()
         save_cost_model(draft / COST_MODEL, cost_model, trained_on)
         if policy is not None:
@@ -110,7 +110,7 @@ def save_model(
 
 def save_cost_model(folder: Path, cost_model: ConvexCostModel, trained_on: TrainedOn) -> None:
     """Writes the ``cost_model`` of a model's folder, as a whole or not at all."""
-    with atomic_path(folder) as draft:
+    with atomic_path(folder, NETWORK) as draft:
         cost_model.save(draft)
         trained_on.save(draft / TRAINED_ON)
 

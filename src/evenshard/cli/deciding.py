@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.cli.parsing import OUTPUT, PATH, Commands, at_least, hardware_flag, params_flag
+from evenshard.cli.parsing import A_MODEL, OUTPUT, PATH, SOURCE, Commands, at_least, hardware_flag, params_flag, written
+from evenshard.outputs import PROMOTION
 
 if TYPE_CHECKING:
     from evenshard.deciding.drift import Drift
@@ -151,8 +152,8 @@ def add_commands(commands: Commands) -> None:
     )
     add = sub.add_argument
     params_flag(sub)
-    add("--candidate", metavar="URI|PATH", help="models:/evenshard-cost/7, or a folder such as work/round_3, which is "
-        "registered if it wins (default: the newest version of evenshard-cost)")  # fmt: skip
+    add("--candidate", type=A_MODEL, metavar="URI|PATH", help="models:/evenshard-cost/7, or a folder such as "
+        "work/round_3, which is registered if it wins (default: the newest version of evenshard-cost)")  # fmt: skip
     add("--tables", **PATH, default=Path("work/tables.parquet"), help="the pool (default: work/tables.parquet)")
     add(
         "--tasks",
@@ -165,8 +166,8 @@ def add_commands(commands: Commands) -> None:
     hardware_flag(sub)
     add("--tolerance-pct", type=at_least(0, float), default=1.0, metavar="PCT",
         help="as fast means slower by at most so much, with 95 %% confidence (default: 1)")  # fmt: skip
-    add("--out", **OUTPUT, default=Path("work/promotion"), help="folder of promotion.json and the measured costs "
-        "(default: work/promotion)")  # fmt: skip
+    add("--out", **written(PROMOTION), default=Path("work/promotion"),
+        help="folder of promotion.json and the measured costs (default: work/promotion)")  # fmt: skip
     add("--json", action="store_true", help="print JSON")
 
     sub = commands.add(
@@ -190,10 +191,14 @@ def add_commands(commands: Commands) -> None:
     )
     add = sub.add_argument
     add(
-        "--tables", required=True, metavar="TABLES", help="table file, public set, or traffic, as for `evenshard place`"
+        "--tables",
+        type=SOURCE,
+        required=True,
+        metavar="TABLES",
+        help="table file, public set, or traffic, as for `evenshard place`",
     )
-    add("--against", required=True, metavar="MODEL", help="models:/evenshard-cost@champion, a round's folder such as "
-        "work/round_3, or bundled:h200")  # fmt: skip
+    add("--against", type=A_MODEL, required=True, metavar="MODEL", help="models:/evenshard-cost@champion, a round's "
+        "folder such as work/round_3, or bundled:h200")  # fmt: skip
     add("--placement", **PATH, help="placement.json of today: place the tables anew on its devices, by its rules")
     add("-o", "--out", **OUTPUT, help="placement.json to write, of the new placement")
     add("--link-gb-s", type=at_least(1e-9, float), metavar="X",

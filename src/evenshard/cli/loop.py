@@ -7,7 +7,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from evenshard.cli.parsing import OUTPUT, PATH, Commands, at_least, hardware_flag, metrics_flag, params_flag
+from evenshard.cli.parsing import (
+    OUTPUT,
+    PATH,
+    SOURCE,
+    Commands,
+    at_least,
+    hardware_flag,
+    metrics_flag,
+    params_flag,
+    written,
+)
+from evenshard.outputs import NETWORK, REPORT
 
 
 def _generate_tables(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -148,7 +159,7 @@ def _evaluate(args: argparse.Namespace) -> Mapping[str, Any]:
         run.evaluation(args.out, inputs.networks, inputs.costs, headline)
     log_to_parent(headline, run.origin)
     print(evaluation.table)
-    print("\nreport: " + ", ".join(str(path) for path in sorted(args.out.iterdir())))
+    print("\nreport: " + ", ".join(str(path) for path in sorted(REPORT.paths(args.out))))
     return {}
 
 
@@ -175,7 +186,7 @@ def add_commands(commands: Commands) -> None:
         "Tables come from the seeded DLRM 2021 generator, a public catalogue, your own table file or a recorded DLRM "
         "batch (generate_tables.source); train and test tasks share no table.",
     )
-    sub.add_argument("--source", help="overrides generate_tables.source of the settings")
+    sub.add_argument("--source", type=SOURCE, help="overrides generate_tables.source of the settings")
     sub.add_argument("--seed", type=int, help="overrides generate_tables.seed")
     sub.add_argument("--tables-out", **OUTPUT, required=True, help="table pool to write (.parquet, .json, .csv, .yaml)")
     sub.add_argument("--tasks-out", **OUTPUT, required=True, help="tasks to write (.json)")
@@ -201,7 +212,7 @@ def add_commands(commands: Commands) -> None:
                      help="parts that several machines measure side by side, each with all controls")  # fmt: skip
     sub.add_argument("--budget-minutes", type=at_least(0, float), metavar="M",
                      help="begin no measurement after M minutes; 0 only turns the journal into costs")  # fmt: skip
-    sub.add_argument("--journal", **PATH, help="every measurement goes here at once; started again with the same "
+    sub.add_argument("--journal", **OUTPUT, help="every measurement goes here at once; started again with the same "
                      "journal, the benchmark resumes (default: one beside --out, removed at the end)")  # fmt: skip
     sub.add_argument("--plan-out", **OUTPUT, help="measure nothing: write what is to be measured, for `python -m "
                      "evenshard.measure` on a box that has torch and FBGEMM alone")  # fmt: skip
@@ -224,9 +235,11 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--cost-net", **PATH, help="cost network of the previous round")
     sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the previous round: its errors about its "
                      "own choices widen the new one's intervals")  # fmt: skip
-    sub.add_argument("--out", **OUTPUT, required=True, help="folder of the network to write")
+    sub.add_argument("--out", **written(NETWORK), required=True, help="folder of the network to write")
     sub.add_argument(
-        "--model-out", **OUTPUT, help="folder of evenshard's cost model to write (default: none is fitted)"
+        "--model-out",
+        **written(NETWORK),
+        help="folder of evenshard's cost model to write (default: none is fitted)",
     )
 
     sub = stage(
@@ -239,7 +252,7 @@ def add_commands(commands: Commands) -> None:
     at_round(sub)
     sub.add_argument("--cost-net", **PATH, required=True, help="cost network of this round")
     sub.add_argument("--policy", **PATH, help="policy of the previous round")
-    sub.add_argument("--out", **OUTPUT, required=True, help="folder of the policy to write")
+    sub.add_argument("--out", **written(NETWORK), required=True, help="folder of the policy to write")
 
     sub = stage(
         "evaluate",
@@ -253,4 +266,4 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--cost-net", **PATH, required=True, help="cost network of the last round")
     sub.add_argument("--policy", **PATH, required=True, help="policy of the last round")
     sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the last round; evenshard is measured too")
-    sub.add_argument("--out", **OUTPUT, required=True, help="report folder to write into")
+    sub.add_argument("--out", **written(REPORT), required=True, help="report folder to write into")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.cli.parsing import OUTPUT, PATH, Commands, at_least, hardware_flag, params_flag
+from evenshard.cli.parsing import OUTPUT, PATH, SOURCE, Commands, at_least, hardware_flag, params_flag
 
 
 def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -96,6 +96,9 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--costs", **PATH, nargs="+", required=True, help="cost datasets of one hardware (.parquet)")
     sub.add_argument("--tables", **PATH, required=True, help="the tables they were measured with")
     sub.add_argument(
-        "--profile", required=True, help="where to start: h200, a100_80gb, v100, rtx_2080_ti or a YAML file"
+        "--profile",
+        type=SOURCE,
+        required=True,
+        help="where to start: h200, a100_80gb, v100, rtx_2080_ti or a YAML file",
     )
     sub.add_argument("--out", **OUTPUT, required=True, help="profile to write (.yaml)")

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from evenshard.cli.parsing import OUTPUT, Commands
+from evenshard.cli.parsing import SOURCE, Commands, written
+from evenshard.outputs import MODEL
 
 
 def _bundle(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -40,6 +41,8 @@ def add_commands(commands: Commands) -> None:
         "It learns from made-up tables over wide ranges, for those who have trained nothing. The same command gives "
         "the same files on the same machine.",
     )
-    sub.add_argument("--hardware", required=True, help="simulated:<profile>, such as simulated:h200")
-    sub.add_argument("--out", **OUTPUT, required=True, help="folder to write, such as src/evenshard/bundled/h200")
+    sub.add_argument("--hardware", type=SOURCE, required=True, help="simulated:<profile>, such as simulated:h200")
+    sub.add_argument(
+        "--out", **written(MODEL), required=True, help="folder to write, such as src/evenshard/bundled/h200"
+    )
     sub.add_argument("--seed", type=int, default=0, help="of everything (default: 0)")

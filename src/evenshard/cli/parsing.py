@@ -4,28 +4,76 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from evenshard.atomic import tidy_up
 from evenshard.messages import one_line
+from evenshard.outputs import MODEL_PARTS, File, Output, require_apart, require_place
 
 
-def writable(text: str) -> Path:
-    """An argument type: a file or folder to write. What cannot be written is said before the work, not after it."""
-    path = Path(text)
-    found = path.parent
-    while not found.exists() and found != found.parent:
-        found = found.parent  # the missing folders are made when there is something to put into them
-    if not found.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} cannot be written: {found} is no folder")
-    if not os.access(found, os.W_OK | os.X_OK):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written: nothing may be written into {found}")
-    return path
+class Source:
+    """An argument type: what a command reads, where that need not be a path: s3://bucket/key, models:/name/1, cpu.
+
+    Args:
+        parts: of a folder that are read; none for all of it.
+    """
+
+    def __init__(self, *parts: str) -> None:
+        self._parts = parts
+
+    def __call__(self, text: str) -> Any:
+        """What argparse calls."""
+        return text
+
+    def paths(self, value: Any) -> tuple[Path, ...]:
+        """The files or folders of this machine that the value may be."""
+        path = Path(value.removeprefix("simulated:"))
+        return tuple(path / part for part in self._parts) if self._parts and os.path.isdir(path) else (path,)
 
 
 PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}
-OUTPUT: dict[str, Any] = {"type": writable, "metavar": "PATH"}
+SOURCE, A_MODEL = Source(), Source(*MODEL_PARTS)
+
+
+def written(kind: Output) -> dict[str, Any]:
+    """How a flag is declared that names what the command writes."""
+    return {"type": kind, "metavar": "PATH"}
+
+
+OUTPUT = written(File())
+
+
+def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespace) -> None:
+    """Says before the work, not after it, what cannot be written, and what would be lost.
+
+    Args:
+        actions: the flags of the command. Their types say what is read and what is written.
+
+    Raises:
+        BadInput: see ``evenshard.outputs``.
+    """
+    outputs: dict[str, tuple[Path, ...]] = {}
+    inputs: dict[str, tuple[Path, ...]] = {}
+    for action in actions:
+        value = getattr(args, action.dest, None)
+        name = "/".join(action.option_strings) or action.dest.upper()
+        values = value if isinstance(value, list) else [value] if value is not None else []
+        if isinstance(action.type, Output):
+            for path in values:
+                require_place(action.type, path)
+                action.type.require(path)
+                outputs[name] = action.type.paths(path)
+        elif action.type is Path:
+            inputs[name] = tuple(values)
+        elif isinstance(action.type, Source):
+            inputs[name] = tuple(path for value in values for path in action.type.paths(value))
+    for path in (path for paths in inputs.values() for path in paths):
+        if not os.path.exists(path):
+            tidy_up(path)  # a command that was killed may have set it aside
+    require_apart(outputs, inputs)
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -34,6 +82,13 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """See ``argparse``."""
         self.exit(2, f"{self.prog}: {one_line(message)}. Try {self.prog} --help.\n")
+
+
+def _checked(
+    call: Callable[[argparse.Namespace], Any], actions: Iterable[argparse.Action], args: argparse.Namespace
+) -> Any:
+    require_writable(actions, args)
+    return call(args)
 
 
 class Commands:
@@ -53,7 +108,9 @@ class Commands:
             more: follows it in the command's own help.
         """
         sub = self._subparsers.add_parser(name, help=what, description=f"{what} {more}")
-        sub.set_defaults(call=call)
+
+        if call is not None:
+            sub.set_defaults(call=partial(_checked, call, sub._actions))  # argparse has no public name for them
         return sub
 
 
@@ -71,6 +128,7 @@ def hardware_flag(sub: argparse.ArgumentParser) -> None:
     """``--hardware``: one word for what measures."""
     sub.add_argument(
         "--hardware",
+        type=SOURCE,
         help="auto, cpu, cuda, or simulated:<profile> such as simulated:h200 (default: measure.hardware)",
     )
 

@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.cli.parsing import OUTPUT, PATH, Commands, at_least
+from evenshard.cli.parsing import OUTPUT, PATH, Commands, Source, at_least, written
 from evenshard.kubeflow.remote import ENDPOINT
+from evenshard.outputs import FilesInside
 
 if TYPE_CHECKING:
     from evenshard.kubeflow.cluster import Cluster
@@ -183,16 +184,24 @@ def _service_account(args: argparse.Namespace, cluster: Cluster) -> str:
     return cluster.service_account if args.service_account is None else str(args.service_account)
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    import yaml
+class _Setting(Source):
+    """An argument type: NAME=VALUE, whose value may be a file to read."""
 
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    try:
-        return name, yaml.safe_load(value) if value[:1] in "{[" and value else value
-    except yaml.YAMLError:
-        raise argparse.ArgumentTypeError(f"{value!r} is no YAML") from None
+    def __call__(self, text: str) -> tuple[str, Any]:
+        """What argparse calls."""
+        import yaml
+
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+        try:
+            return name, yaml.safe_load(value) if value[:1] in "{[" and value else value
+        except yaml.YAMLError:
+            raise argparse.ArgumentTypeError(f"{value!r} is no YAML") from None
+
+    def paths(self, value: Any) -> tuple[Path, ...]:
+        """The file that the value may be."""
+        return super().paths(value[1]) if isinstance(value[1], str) else ()
 
 
 def add_commands(commands: Commands) -> None:
@@ -218,7 +227,7 @@ def add_commands(commands: Commands) -> None:
     )
     _pipeline_flags(sub)
     sub.add_argument("--runner", choices=RUNNERS, default="subprocess", help="(default: subprocess)")
-    sub.add_argument("--out", **OUTPUT, default=Path("work/kubeflow"),
+    sub.add_argument("--out", **written(FilesInside()), default=Path("work/kubeflow"),
                      help="folder that gets a folder for each run (default: work/kubeflow)")  # fmt: skip
 
     sub = nested.add(
@@ -258,7 +267,7 @@ def _pipeline_flags(sub: argparse.ArgumentParser) -> None:
         "round side by side (run: processes, 1 unless said here)")  # fmt: skip
     add("--gpus", type=at_least(0), metavar="N", help="overrides gpus of the cluster: of each pod that measures; 2 or "
         "more are the devices of the tasks, and measure at once under torchrun")  # fmt: skip
-    add("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE",
+    add("--set", type=_Setting(), action="append", default=[], metavar="NAME=VALUE",
         help="a parameter of the pipeline, such as tables=s3://bucket/tables.parquet; repeatable")  # fmt: skip
     add("--cache-measurements", action="store_true", help="let Kubeflow take earlier measurements of the same inputs")
 

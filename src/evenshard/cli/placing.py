@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenshard.cli import asking
-from evenshard.cli.parsing import OUTPUT, PATH, Commands, at_least
+from evenshard.cli.parsing import A_MODEL, OUTPUT, PATH, SOURCE, Commands, at_least
 
 if TYPE_CHECKING:
     from evenshard.placing.request import Rules
@@ -159,8 +159,14 @@ def add_commands(commands: Commands) -> None:
         "placed; 2: bad input, or no placement can exist, with what is missing.",
     )
     add = sub.add_argument
-    add("tables", metavar="TABLES", nargs="?", help="table file (.yaml, .json, .csv, .parquet), public set such as "
-        "mlperf_dlrm_v2, folder of traffic (.parquet or .pt), or DLRM batch file; s3://bucket/file too")  # fmt: skip
+    add(
+        "tables",
+        type=SOURCE,
+        metavar="TABLES",
+        nargs="?",
+        help="table file (.yaml, .json, .csv, .parquet), public set such as mlperf_dlrm_v2, folder of traffic "
+        "(.parquet or .pt), or DLRM batch file; s3://bucket/file too",
+    )
     add("-o", "--out", **OUTPUT, help="placement.json, or TorchRec plan, to write")
     add("--report", **OUTPUT, help="HTML page to write, which compares with TorchRec's planner too")
     add("--schema", action="store_true", help="print the JSON schema of placement.json, and nothing else")
@@ -183,11 +189,13 @@ def add_commands(commands: Commands) -> None:
     )
     add(
         "--hardware",
+        type=SOURCE,
         default="simulated:h200",
         help="that the answer is for: simulated:<profile>, cpu or cuda (default: simulated:h200)",
     )
     add(
         "--model",
+        type=A_MODEL,
         metavar="PATH|URI",
         help="a round's folder such as work/round_3, s3://bucket/folder, or models:/evenshard-cost@champion (default: "
         "the one that comes with evenshard)",

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.cli.parsing import OUTPUT, PATH, Commands, at_least
+from evenshard.cli.parsing import SOURCE, Commands, at_least, written
+from evenshard.outputs import File, FilesInside
 
 STUDIES = ("dlrm", "mixed", "generalize", "autoshard")
 
@@ -78,7 +79,7 @@ def add_commands(commands: Commands) -> None:
         "is kept in --folder: started again after a kill, the study goes on.",
     )
     sub.add_argument("study", choices=STUDIES, help="which study")
-    sub.add_argument("--hardware", default="simulated:h200",
+    sub.add_argument("--hardware", type=SOURCE, default="simulated:h200",
                      help="cpu, cuda, auto, or simulated:<profile> (default: simulated:h200)")  # fmt: skip
     sub.add_argument("--seeds", type=at_least(1), default=3, help="trainings of each learned sharder (default: 3)")
     sub.add_argument("--settings", metavar="TxD,...", help="tables x devices of the tasks, such as 40x4,80x8 "
@@ -88,6 +89,9 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--jobs", type=at_least(1), metavar="N", help="processes side by side (default: one per core); "
                      "real hardware always measures alone")  # fmt: skip
     sub.add_argument("--skip", action="append", default=[], metavar="NAME", help="leave this row out; repeatable")
-    sub.add_argument("--folder", **PATH, default=Path("work/bench"), help="finished parts (default: work/bench)")
+    sub.add_argument("--folder", **written(FilesInside()), default=Path("work/bench"),
+                     help="finished parts (default: work/bench)")  # fmt: skip
     sub.add_argument("--fresh", action="store_true", help="do all parts of this study again")
-    sub.add_argument("--json", **OUTPUT, required=True, help="result to write; the tables go beside it, as .md")
+    sub.add_argument(
+        "--json", **written(File(beside=".md")), required=True, help="result to write; the tables go beside it, as .md"
+    )

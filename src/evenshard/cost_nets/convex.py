@@ -36,6 +36,7 @@ from evenshard.atomic import atomic_path
 from evenshard.cost_nets.convex_net import LOOKUPS, PASS_ROWS, ConvexNet, EnsembleSizes
 from evenshard.errors import BadFile
 from evenshard.features import FeatureNormalizer
+from evenshard.outputs import NETWORK
 from evenshard.placement import Placement
 from evenshard.saved import reading_saved
 from evenshard.tables import Table
@@ -237,7 +238,7 @@ class ConvexCostModel(nn.Module):
             "exchange": asdict(self.exchange),
             "calibration": asdict(self.calibration),
         }
-        with atomic_path(path) as draft:
+        with atomic_path(path, NETWORK) as draft:
             draft.mkdir()
             (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
             torch.save(self.state_dict(), draft / "state.pt")

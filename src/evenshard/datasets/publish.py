@@ -28,6 +28,7 @@ from evenshard.datasets.pull import ABOUT, known, pull
 from evenshard.datasets.repository import POINTER, DatasetFailed, Repository
 from evenshard.errors import BadConfig
 from evenshard.lineage import sha256_of
+from evenshard.outputs import DATASET
 from evenshard.table_files import load_tables
 from evenshard.tasks import load_tasks
 
@@ -91,6 +92,7 @@ def publish(request: PublishRequest, repository: Repository) -> Published:
         DatasetFailed: too noisy, drifted too far, or DVC or git fail.
     """
     partition = request.partition
+    DATASET.require(repository.root / partition.folder)
     content = read_content(request.costs, request.tables)
     if request.tasks is not None:
         load_tasks(request.tasks, load_tables(request.tables))
@@ -132,7 +134,7 @@ def publish(request: PublishRequest, repository: Repository) -> Published:
     )
     bytes_before = _size_of(repository.root / partition.folder)
     with _all_or_nothing(repository, partition, inside, paths if request.commit else ()):
-        with atomic_path(repository.root / partition.folder) as draft:
+        with atomic_path(repository.root / partition.folder, DATASET) as draft:
             draft.mkdir()
             for name, path in files.items():
                 shutil.copyfile(path, draft / name)

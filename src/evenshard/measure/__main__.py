@@ -14,6 +14,7 @@ from pathlib import Path
 from evenshard.errors import BadInput, EvenshardError
 from evenshard.measure import Journal, collective, measure_jobs, open_hardware
 from evenshard.measure.plan import load_plan
+from evenshard.outputs import File, require_apart, require_place
 
 LOG_EVERY_S = 10.0
 log = logging.getLogger("evenshard.measure")
@@ -30,6 +31,9 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     log.setLevel(logging.INFO)
     try:
+        require_place(File(), args.journal)
+        File().require(args.journal)
+        require_apart({"--journal": (args.journal,)}, {"plan": (args.plan,)})
         jobs, config = load_plan(args.plan)
         config = replace(config, hardware=args.hardware or config.hardware)
         if collective.is_follower():

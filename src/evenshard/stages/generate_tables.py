@@ -10,6 +10,7 @@ from evenshard.catalog import catalog_names, load_catalog
 from evenshard.dlrm_batch import read_dlrm_batch, tables_from_batch
 from evenshard.errors import BadConfig
 from evenshard.generator import GeneratorConfig, generate_tables
+from evenshard.outputs import require_apart
 from evenshard.params import require
 from evenshard.storage import local
 from evenshard.table_files import load_tables, save_tables
@@ -79,6 +80,9 @@ def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: Gen
     require(config.memory_cap_gb > 0, f"generate_tables.memory_cap_gb is {config.memory_cap_gb}. Make it above 0.")
     require(bool(config.embedding_dims), "generate_tables.embedding_dims is empty. List at least one dim.")
     require(min(config.embedding_dims) >= 1, "generate_tables.embedding_dims holds a dim below 1. Remove it.")
+    require_apart(
+        {"tables": (outputs.tables,), "tasks": (outputs.tasks,)}, {"generate_tables.source": (Path(config.source),)}
+    )
     pool = _pool(config)
     sampling = TaskSampling(
         num_train_tasks=config.num_train_tasks,
