@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -257,7 +258,7 @@ def test_a_model_may_stand_in_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
         name="evenshard-cost", version="3", model_id="m", run_id="r", uri="models:/evenshard-cost/3"
     )
     monkeypatch.setattr("evenshard.placing.model.model_version", lambda uri: version)
-    monkeypatch.setattr("evenshard.placing.model.download_model", lambda uri: f"fetched {uri}")
+    monkeypatch.setattr("evenshard.placing.model.download_model", lambda uri: nullcontext(f"fetched {uri}"))
     monkeypatch.setattr("evenshard.placing.model.load_model", lambda *args: asked.append(args) or untrained())
     model, _ = chosen_model("models:/evenshard-cost@champion", None, "cpu")
     assert model.source == "models:/evenshard-cost/3"  # tomorrow's champion may be another

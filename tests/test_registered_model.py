@@ -41,7 +41,8 @@ def registered(registry: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("uri", "folder"), [("@champion", "round_0"), ("/1", "round_0"), ("/2", "round_1")])
 def test_an_alias_or_a_version_is_the_folder_that_was_registered(registered: Path, uri: str, folder: str) -> None:
     before = dict(os.environ)
-    fetched = load_model(download_model(f"models:/evenshard-cost{uri}"))
+    with download_model(f"models:/evenshard-cost{uri}") as downloaded:
+        fetched = load_model(downloaded)
     assert fetched.digest == load_model(registered / folder).digest
     assert fetched.policy is not None
     assert fetched.cost_model.lower_bound_ms(task([table()], 2)) > 0
@@ -62,27 +63,36 @@ def test_what_is_not_registered_is_one_line(registered: Path, uri: str, reason: 
         model_version(uri)
     with pytest.raises(BadConfig, match="Not a proper models:/ URI"):
         model_version(uri.removeprefix("models:/"))
-    with pytest.raises(BadConfig, match=reason) as caught:
-        download_model(uri)
+    with pytest.raises(BadConfig, match=reason) as caught, download_model(uri):
+        pass
     assert str(caught.value).startswith(uri) and "\n" not in str(caught.value)
 
 
+CHAMPION = "models:/evenshard-cost@champion"
+
+
 def test_without_any_mlflow_none_is_made(workdir: Path) -> None:
-    with pytest.raises(BadConfig, match=r"no mlflow\.db in this folder"):
-        download_model("models:/evenshard-cost@champion")
+    with (
+        pytest.raises(BadConfig, match=r"no mlflow\.db in this folder"),
+        download_model(CHAMPION),
+    ):
+        pass
     assert not (workdir / "mlflow.db").exists()
 
 
 def test_a_server_that_is_away_is_one_line_within_seconds(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(TrackingFailed, match=r"http://127\.0\.0\.1:9 did not give this model") as caught:
-        download_model("models:/evenshard-cost@champion")
+    with (
+        pytest.raises(TrackingFailed, match=r"http://127\.0\.0\.1:9 did not give this model") as caught,
+        download_model(CHAMPION),
+    ):
+        pass
     assert "\n" not in str(caught.value)
 
 
 def test_no_password_of_a_database_is_shown(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:secret@127.0.0.1:9/mlflow")
-    with pytest.raises(TrackingFailed) as caught:
-        download_model("models:/evenshard-cost@champion")
+    with pytest.raises(TrackingFailed) as caught, download_model(CHAMPION):
+        pass
     assert "***@127.0.0.1:9" in str(caught.value) and "secret" not in str(caught.value)

@@ -104,19 +104,23 @@ def test_a_version_holds_code_as_text_and_what_it_needs(registry: Path) -> None:
     info = get_model_info("models:/evenshard-cost/1")
     assert info.signature.inputs.input_names()[:4] == ["name", "num_rows", "embedding_dim", "pooling_factor"]
     assert info.signature.outputs.input_names() == ["table", "device", "column_start", "column_stop"]
-    folder = tracking.download_model("models:/evenshard-cost/1").parents[1]
-    assert not list(folder.rglob("*.pkl")) and not list(folder.rglob("*.parquet"))
-    assert (folder / "served.py").read_text() == Path(evenshard.__file__).with_name("served.py").read_text()
-    needed = (folder / "requirements.txt").read_text().split()
+    with tracking.download_model("models:/evenshard-cost/1") as model:
+        folder = model.parents[1]
+        assert not list(folder.rglob("*.pkl")) and not list(folder.rglob("*.parquet"))
+        assert (folder / "served.py").read_text() == Path(evenshard.__file__).with_name("served.py").read_text()
+        needed = (folder / "requirements.txt").read_text().split()
     assert f"evenshard=={evenshard.__version__}" in needed and any(one.startswith("torch==") for one in needed)
 
 
 def test_our_own_classes_read_a_version_again(registry: Path) -> None:
     for version, folder in (("1", "round_0"), ("2", "round_1")):
-        fetched = load_model(tracking.download_model(f"models:/evenshard-cost/{version}"))
+        with tracking.download_model(f"models:/evenshard-cost/{version}") as downloaded:
+            fetched = load_model(downloaded)
+        assert not downloaded.exists(), "it is in memory"
         assert fetched.digest == load_model(registry / folder).digest
         assert fetched.policy is not None
-    parts = {path.name for path in tracking.download_model("models:/evenshard-policy/1").iterdir()}
+    with tracking.download_model("models:/evenshard-policy/1") as downloaded:
+        parts = {path.name for path in downloaded.iterdir()}
     assert parts == {"cost_net", "policy"}
 
 
@@ -191,7 +195,8 @@ def test_a_version_that_was_not_finished_is_none(
     [whole] = client.search_logged_models([experiment], of_run)
     assert (whole.model_id, whole.status) == (half.model_id, "READY") == (version.model_id, "READY")
     assert len(client.get_run(run_id).outputs.model_outputs) == 1
-    assert load_model(tracking.download_model(version.uri)).digest == load_model(tmp_path / "model").digest
+    with tracking.download_model(version.uri) as downloaded:
+        assert load_model(downloaded).digest == load_model(tmp_path / "model").digest
 
 
 def test_mlflow_does_not_tell_that_it_tries_the_example(

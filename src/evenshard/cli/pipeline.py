@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -154,6 +153,7 @@ def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> t
 def _package(args: argparse.Namespace, cluster: Cluster) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The compiled pipeline and the values of its parameters: the file that was named, or one made for the moment."""
     from evenshard.kubeflow.package import compile_to, require_fits
+    from evenshard.scratch import scratch_folder
 
     if args.package is not None:
         values = dict(args.set)
@@ -161,8 +161,8 @@ def _package(args: argparse.Namespace, cluster: Cluster) -> Iterator[tuple[Path,
         yield args.package, values
         return
     pipeline, values = _built(args, cluster)
-    with tempfile.TemporaryDirectory(prefix="evenshard-") as folder:
-        package = Path(folder, "pipeline.yaml")
+    with scratch_folder() as folder:
+        package = folder / "pipeline.yaml"
         compile_to(pipeline, package, {})
         yield package, values
 

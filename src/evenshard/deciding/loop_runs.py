@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from evenshard.deciding.compared_runs import LoopRun
 from evenshard.errors import BadConfig
+from evenshard.scratch import scratch_folder
 from evenshard.tracking.search import FoundRun, find_runs, run_artifact
 from evenshard.tracking.tags import HARDWARE, STAGE, TABLES_SHA256
 
@@ -44,8 +43,8 @@ def _loop_run(run: FoundRun) -> LoopRun:
     if not evaluated:
         return LoopRun(run.name, run.run_id, run.params, run.metrics, "")
     last = evaluated[-1]
-    with tempfile.TemporaryDirectory(prefix="evenshard-compare-") as folder:
-        table = json.loads(run_artifact(last.run_id, TABLE, Path(folder)).read_text())
+    with scratch_folder() as folder:
+        table = json.loads(run_artifact(last.run_id, TABLE, folder).read_text())
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     metrics = {**run.metrics, **last.metrics}
     return LoopRun(

@@ -187,7 +187,8 @@ def _crown(where: str, version: ModelVersion | None) -> str:
     if version is None:
         version, policy = register_folder(Path(where))
     else:
-        policy = version_of_files(POLICY, download_model(version.uri), version.run_id)
+        with download_model(version.uri) as folder:
+            policy = version_of_files(POLICY, folder, version.run_id)
     if policy is not None:
         set_champion(POLICY, policy.version)
     set_champion(COST, version.version)

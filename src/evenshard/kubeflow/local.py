@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from evenshard.errors import BadFile, PipelineFailed
 from evenshard.kubeflow.containers import container_runner, containers_as_here
+from evenshard.scratch import scratch_folder
 from evenshard.storage import is_address
 from evenshard.tracking import LOOP_ID
 
@@ -42,14 +42,14 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
 
     before = set(out.glob("*"))
     with (
-        tempfile.TemporaryDirectory(prefix="evenshard-workspace-") as scratch,
+        scratch_folder() as scratch,
         _quiet(),
         _one_loop(),
         containers_as_here(shown=[Path(value) for value in values.values() if _is_file(value)]),
     ):
         chosen = local.SubprocessRunner(use_venv=False) if runner == SUBPROCESS else container_runner()
         # kfp removes the workspace after each run, so it is never a folder of the user's
-        local.init(chosen, pipeline_root=str(out.resolve()), workspace_root=str(Path(scratch, "workspace")))
+        local.init(chosen, pipeline_root=str(out.resolve()), workspace_root=str(scratch / "workspace"))
         try:
             pipeline(**values)
         except Exception as error:  # kfp.local raises bare RuntimeErrors

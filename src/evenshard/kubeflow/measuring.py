@@ -6,16 +6,15 @@ import json
 import logging
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from evenshard.errors import MeasurementFailed
 from evenshard.kubeflow.in_pod import lineage, log_to_parent, record, stage_run
 from evenshard.measure import MeasureConfig
 from evenshard.params import section
+from evenshard.scratch import scratch_folder
 from evenshard.stages import benchmark, evaluate
 
 log = logging.getLogger(__name__)
@@ -96,8 +95,8 @@ def on_all_gpus(command: str, num_gpus: int, params: Mapping[str, Any], flags: M
     Raises:
         MeasurementFailed: if the command fails; what it said stands in the pod's log.
     """
-    with tempfile.TemporaryDirectory(prefix="evenshard-") as scratch:
-        settings, metrics = Path(scratch, "params.yaml"), Path(scratch, "metrics.json")
+    with scratch_folder() as scratch:
+        settings, metrics = scratch / "params.yaml", scratch / "metrics.json"
         settings.write_text(json.dumps(dict(params)))
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_gpus)]
         words += ["-m", "evenshard", command, "--params", str(settings), "--metrics", str(metrics)]

@@ -31,13 +31,13 @@ def model_of(where: str | Path | None, hardware: str | None) -> PlacementModel:
     if isinstance(where, str) and where.startswith(REGISTERED):
         version = model_version(where)  # an alias may name another one tomorrow
         registered: dict[str, Any] = {**_names(version), "run_id": version.run_id, "asked_for": where}
-        folder = download_model(version.uri)
-        try:
-            model = load_model(folder, hardware)
-        except BadInput as error:  # nobody knows the folder that it was fetched into
-            raise BadConfig(str(error).replace(str(folder), version.uri)) from None
-        if model.policy is not None and (policy := version_of_files(POLICY, folder, version.run_id)) is not None:
-            registered["policy"] = _names(policy)
+        with download_model(version.uri) as folder:
+            try:
+                model = load_model(folder, hardware)
+            except BadInput as error:  # nobody knows the folder that it was fetched into
+                raise BadConfig(str(error).replace(str(folder), version.uri)) from None
+            if model.policy is not None and (policy := version_of_files(POLICY, folder, version.run_id)) is not None:
+                registered["policy"] = _names(policy)
         return replace(model, source=version.uri, registered=registered)
     if where is not None and is_address(where):
         with local(where) as folder:

@@ -6,7 +6,6 @@ policy with the cost network that it reads. The alias ``champion`` says which ve
 
 from __future__ import annotations
 
-import atexit
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 from evenshard.errors import BadConfig, TrackingFailed
 from evenshard.messages import without_credentials
+from evenshard.scratch import scratch_folder
 from evenshard.tracking.client import (
     blamed,
     connect,
@@ -178,28 +178,28 @@ def set_champion(name: str, version: str) -> None:
         client.set_registered_model_alias(name, CHAMPION, version)
 
 
-def download_model(uri: str) -> Path:
+@contextmanager
+def download_model(uri: str) -> Iterator[Path]:
     """Fetches a registered model, such as ``models:/evenshard-cost@champion`` or ``models:/evenshard-cost/3``.
 
-    Returns:
-        A folder that lives as long as this process. What is in there is for ``evenshard.models`` to say.
+    Yields:
+        A folder that is removed when the block ends. What is in there is for ``evenshard.models`` to say.
 
     Raises:
         BadConfig: if there is no such model, alias or version.
         TrackingFailed: if MLflow cannot be reached.
     """
     of_version = model_version(uri).uri  # says at once what is wrong, where a download would try for minutes
-    folder = Path(tempfile.mkdtemp(prefix="evenshard-model-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with _asking(uri):
-        from mlflow.artifacts import download_artifacts
+    with scratch_folder() as folder:
+        with _asking(uri):
+            from mlflow.artifacts import download_artifacts
 
-        got = Path(
-            download_artifacts(
-                of_version, dst_path=str(folder), tracking_uri=tracking_uri(), registry_uri=registry_uri()
+            got = Path(
+                download_artifacts(
+                    of_version, dst_path=str(folder), tracking_uri=tracking_uri(), registry_uri=registry_uri()
+                )
             )
-        )
-        return got / _INSIDE if (got / _INSIDE).is_dir() else got  # a plain folder can be a version too
+        yield got / _INSIDE if (got / _INSIDE).is_dir() else got  # a plain folder can be a version too
 
 
 @contextmanager

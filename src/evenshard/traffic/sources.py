@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import shutil
-import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from evenshard.errors import BadFile
 from evenshard.messages import reason_of
+from evenshard.scratch import scratch_folder
 from evenshard.traffic.parquet import ParquetSample
 from evenshard.traffic.sample import Sample
 from evenshard.traffic.torch_batches import TorchSample
@@ -30,8 +30,8 @@ def opened_sample(source: Path) -> Iterator[Sample]:
         BadFile: nothing there, or anything but Parquet files alone or ``.pt`` files alone.
     """
     if source.is_file() and source.name.endswith(".pt.gz"):
-        with tempfile.TemporaryDirectory(prefix="evenshard-traffic-") as folder:
-            yield TorchSample([_unpacked(source, Path(folder))])
+        with scratch_folder() as folder:
+            yield TorchSample([_unpacked(source, folder)])
         return
     if source.is_file():
         paths = [source]
