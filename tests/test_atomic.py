@@ -114,7 +114,7 @@ KILLED = str(Path(__file__).with_name("killed_swap.py"))
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (["a", "deep/1.b", "thesis.txt"], "holds thesis.txt, which is no part of a pair and would be lost"),
+        (["a", "deep/1.b", "thesis.txt"], "holds thesis.txt, which is not part of a pair and would be lost"),
         (["a", "deep/1.b", "deep/thesis.txt"], "holds deep/thesis.txt"),
         (["a", "deep/1.b/thesis.txt"], "holds deep/1.b/thesis.txt"),
         (["a/thesis.txt", "deep/1.b"], "holds a/thesis.txt"),

@@ -88,7 +88,7 @@ def test_saving_again_replaces_the_folder_as_a_whole(tmp_path: Path) -> None:
     assert sorted(found.name for found in folder.iterdir()) == ["config.json", "optimizer.pt", "state.pt"]
     assert [found.name for found in tmp_path.iterdir()] == ["net"]
     (folder / "thesis.txt").touch()
-    with pytest.raises(BadFile, match=r"holds thesis\.txt, which is no part of a network and would be lost"):
+    with pytest.raises(BadFile, match=r"holds thesis\.txt, which is not part of a network and would be lost"):
         save_network(cost_net(seed=3), NORMALIZER, folder)
     assert same_weights(load_checkpoint(folder, DreamShardCostNet).net, cost_net(seed=2))
 

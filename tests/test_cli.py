@@ -171,7 +171,7 @@ def test_what_cannot_be_written_is_said_before_the_work(
     before = sorted(workdir.iterdir())
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"{path}: cannot be written: file is no folder" in line
+    assert f"{path}: cannot be written: file is not a folder" in line
     assert sorted(workdir.iterdir()) == before
 
 
@@ -180,23 +180,23 @@ def test_what_cannot_be_written_is_said_before_the_work(
     [
         (
             ["train-cost", *POOL, "--costs", "c.parquet", "--out", "mydata"],
-            "mydata: holds thesis.txt, which is no part of a",
+            "mydata: holds thesis.txt, which is not part of a",
         ),
         (["train-cost", *POOL, "--costs", "c.parquet", "--out", "n", "--model-out", "mydata"], "mydata: holds "),
         (
             ["train-policy", *POOL, "--cost-net", "n", "--out", "mydata"],
-            "mydata: holds thesis.txt, which is no part of a",
+            "mydata: holds thesis.txt, which is not part of a",
         ),
-        (["train-policy", *POOL, "--cost-net", "n", "--out", "t.parquet"], "t.parquet: is no folder"),
+        (["train-policy", *POOL, "--cost-net", "n", "--out", "t.parquet"], "t.parquet: is not a folder"),
         (["train-policy", *POOL, "--cost-net", "n", "--out", "."], ".: is the working directory"),
         (["train-policy", *POOL, "--cost-net", "n", "--out", "lonely"], "lonely: lacks state.pt"),
         (
             ["bundle", "--hardware", "simulated:h200", "--out", "mydata"],
-            "mydata: holds thesis.txt, which is no part of a",
+            "mydata: holds thesis.txt, which is not part of a",
         ),
-        (["evaluate", *POOL, *LEARNED, "--out", "t.parquet"], "t.parquet is no folder"),
-        (["promote", "--out", "t.parquet"], "t.parquet is no folder"),
-        (["pipeline", "run", "--out", "t.parquet"], "t.parquet is no folder"),
+        (["evaluate", *POOL, *LEARNED, "--out", "t.parquet"], "t.parquet is not a folder"),
+        (["promote", "--out", "t.parquet"], "t.parquet is not a folder"),
+        (["pipeline", "run", "--out", "t.parquet"], "t.parquet is not a folder"),
         (["pipeline", "compile", "-o", "mydata"], "mydata: is a folder"),
         (["place", "t.json", "-o", "mydata"], "mydata: is a folder"),
         (["place", "t.json", "-o", "pipe"], "pipe: is a device, a pipe or a socket"),

@@ -131,7 +131,7 @@ def test_a_newer_folder_replaces_an_older_one_and_nothing_else(store: S3, at: st
     upload(folder_of(tmp_path / "new", a=b"new", b=b"new"), at)
     assert contents(download(at, here)) == {"a": b"new", "b": b"new"}
     folder_of(here, thesis=b"mine")
-    with pytest.raises(BadFile, match="holds thesis, which is no part of what takes its place"):
+    with pytest.raises(BadFile, match="holds thesis, which is not part of what takes its place"):
         download(at, here)
     assert contents(here) == {"a": b"new", "b": b"new", "thesis": b"mine"}
 

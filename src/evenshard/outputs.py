@@ -61,7 +61,7 @@ class File(Output):
             if stat.S_ISDIR(mode):
                 raise BadFile(one, "is a folder, and a file is to be written there", ELSEWHERE)
             if not stat.S_ISREG(mode):
-                raise BadFile(one, "is a device, a pipe or a socket, which no file replaces", ELSEWHERE)
+                raise BadFile(one, "is a device, a pipe or a socket, which is never replaced", ELSEWHERE)
             if target != one and not mode & 0o222:  # such as a link into DVC's cache
                 raise BadFile(one, f"leads to {target}, which is read-only", "Remove the link, or name another path.")
 
@@ -92,12 +92,12 @@ class Folder(Output):
             return
         _require_folder(path, mode)
         if target.samefile(Path()) or target.is_mount():
-            raise BadFile(path, "is the working directory or a mount point, which no folder replaces", ELSEWHERE)
+            raise BadFile(path, "is the working directory or a mount point, which is never replaced", ELSEWHERE)
         missing = set(self.always)
         for name in names_below(target):
             fitting = {pattern for pattern in (*self.always, *self.sometimes) if _fits(name, pattern)}
             if not fitting and name not in also:
-                self._refuse(path, f"holds {name}, which is no part of {self.what} and would be lost")
+                self._refuse(path, f"holds {name}, which is not part of {self.what} and would be lost")
             missing -= fitting
         if missing and any(target.iterdir()):
             self._refuse(path, f"lacks {min(missing)}, so it is not {self.what} that evenshard wrote")
@@ -158,7 +158,7 @@ def require_place(output: Output, path: Path) -> None:
     while not found.exists() and found != found.parent:
         found = found.parent  # the missing folders are made when there is something to put into them
     if not found.is_dir():
-        raise BadFile(path, f"cannot be written: {found} is no folder", ELSEWHERE)
+        raise BadFile(path, f"cannot be written: {found} is not a folder", ELSEWHERE)
     if not os.access(found, os.W_OK | os.X_OK):
         raise BadFile(path, f"cannot be written: nothing may be written into {found}", ELSEWHERE)
 
@@ -221,7 +221,7 @@ def _mode(path: Path) -> int | None:
 
 def _require_folder(path: Path, mode: int) -> None:
     if not stat.S_ISDIR(mode):
-        raise BadFile(path, "is no folder, and a folder is to be written there", ELSEWHERE)
+        raise BadFile(path, "is not a folder, and a folder is to be written there", ELSEWHERE)
 
 
 def names_below(folder: Path) -> Iterator[str]:
