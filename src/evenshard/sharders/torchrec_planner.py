@@ -1,8 +1,8 @@
-"""Where would TorchRec put the tables? Its ``EmbeddingShardingPlanner``, asked for whole tables on fused kernels.
+"""Where would TorchRec put the tables? Its ``EmbeddingShardingPlanner``, on fused kernels.
 
-With one way to shard each table, nothing is left of its proposers; its greedy partitioner decides: the tables in
-descending order of storage, each on the device with the least estimated time so far among those with room. The time
-of a shard is the sum of its tables' (forward, backward, both all-to-alls, the exchange of indices).
+Asked for whole tables, with one way to shard each table, nothing is left of its proposers; its greedy partitioner
+decides: the tables in descending order of storage, each on the device with the least estimated time so far among those
+with room. The time of a shard is the sum of its tables' (forward, backward, both all-to-alls, the exchange of indices).
 
 TorchRec is told what it would not know by itself: the tables' true pooling factors, the weights' data type, the batch
 size of a device and the bandwidths. It has no 8-bit weights to train and estimates them as FP16. It estimates that
@@ -11,22 +11,26 @@ pooled embeddings travel in the weights' data type.
 The memory: evenshard's rule is that the weights of a device fit its cap; TorchRec also counts a table's inputs and
 outputs. So its own count keeps the order of the tables, with unlimited device memory, and the weights are capped in
 the column of host memory, which fused kernels leave empty.
+
+Asked for columns too, its proposers try which tables to split, and its own estimate of the time chooses.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from evenshard.columns import TableShard
 from evenshard.errors import BadConfig
 from evenshard.impossible import no_placement_found, require_room
 from evenshard.measure import SIMULATED, MeasureConfig
 from evenshard.measure.gpu_profile import gpu_profile
 from evenshard.measure.link import link
 from evenshard.placement import Placement, check_memory
+from evenshard.tables import Table
 from evenshard.tasks import PlacementTask
 
 if TYPE_CHECKING:
@@ -83,6 +87,10 @@ def require_torchrec() -> None:
         raise BadConfig(f"TorchRec cannot be imported ({error}). {REMEDY}") from None
 
 
+SizeOf = Callable[[Table], int]
+"""Bytes of a part of a table, the state of its optimizer included."""
+
+
 class TorchRecSharder:
     """TorchRec's planner, table-wise. Fast and deterministic; a GPU is not needed.
 
@@ -107,21 +115,59 @@ class TorchRecSharder:
         Raises:
             InfeasibleTask: if TorchRec finds none.
         """
-        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-        from torchrec.distributed.planner.types import PlannerError
-
         require_room(task)
-        try:
-            plan = self._planner(task).plan(_module(task), [EmbeddingBagCollectionSharder()]).plan[""]
-        except PlannerError:
-            raise no_placement_found(task, "TorchRec's planner found no plan") from None
+        size_bytes = dict(zip(task.tables, task.table_bytes, strict=True))
+        plan = self._plan(task, size_bytes.__getitem__)
         ranks = [plan[_name(position)].ranks for position in range(len(task.tables))]
         assert all(len(rank) == 1 for rank in ranks), "a table is split"
         placement = Placement(tuple(rank[0] for rank in ranks), task.num_devices)
         check_memory(task, placement)
         return placement
 
-    def _planner(self, task: PlacementTask) -> EmbeddingShardingPlanner:
+    def split(
+        self, task: PlacementTask, splittable: Collection[str], min_partition: int, size_of: SizeOf
+    ) -> tuple[TableShard, ...]:
+        """TorchRec's plan where some tables may be split by columns.
+
+        Args:
+            splittable: names of these tables.
+            min_partition: TorchRec's setting of the same name: columns of the narrowest part. A multiple of four.
+
+        Raises:
+            InfeasibleTask: if TorchRec finds none.
+        """
+        plan = self._plan(task, size_of, splittable, min_partition)
+        return tuple(
+            TableShard(table.name, rank, part.shard_offsets[1], part.shard_offsets[1] + part.shard_sizes[1])
+            for position, table in enumerate(task.tables)
+            for entry in [plan[_name(position)]]
+            for rank, part in zip(entry.ranks, entry.sharding_spec.shards, strict=True)
+        )
+
+    def _plan(
+        self,
+        task: PlacementTask,
+        size_of: SizeOf,
+        splittable: Collection[str] = (),
+        min_partition: int | None = None,
+    ) -> Mapping[str, Any]:
+        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+        from torchrec.distributed.planner.types import PlannerError
+
+        planner = self._planner(task, size_of, splittable, min_partition)
+        try:
+            plan: Mapping[str, Any] = planner.plan(_module(task), [EmbeddingBagCollectionSharder()]).plan[""]
+        except PlannerError:
+            raise no_placement_found(task, "TorchRec's planner found no plan") from None
+        return plan
+
+    def _planner(
+        self,
+        task: PlacementTask,
+        size_of: SizeOf,
+        splittable: Collection[str] = (),
+        min_partition: int | None = None,
+    ) -> EmbeddingShardingPlanner:
         from torchrec.distributed.planner import EmbeddingShardingPlanner
         from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
         from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
@@ -132,14 +178,17 @@ class TorchRecSharder:
         topology = self._topology(task)
         constraints = {
             _name(position): ParameterConstraints(
-                sharding_types=["table_wise"], compute_kernels=["fused"], pooling_factors=[table.pooling_factor]
+                sharding_types=["table_wise", "column_wise"] if table.name in splittable else ["table_wise"],
+                compute_kernels=["fused"],
+                pooling_factors=[table.pooling_factor],
+                min_partition=min_partition,
             )
             for position, table in enumerate(task.tables)
         }
-        size_bytes = {_name(position): size for position, size in enumerate(task.table_bytes)}
+        table_of = {_name(position): table for position, table in enumerate(task.tables)}
         estimators = [
             EmbeddingPerfEstimator(topology, constraints),
-            _CappedWeights(EmbeddingStorageEstimator(topology, constraints), size_bytes),
+            _CappedWeights(EmbeddingStorageEstimator(topology, constraints), table_of, size_of),
         ]
         batch_per_device = math.ceil(task.batch_size / task.num_devices)
         return EmbeddingShardingPlanner(
@@ -186,16 +235,16 @@ class TorchRecSharder:
 class _CappedWeights:
     """TorchRec's estimate of the storage, with the weights, which are capped, as host memory."""
 
-    def __init__(self, estimator: Any, size_bytes: Mapping[str, int]) -> None:
-        self._estimator = estimator
-        self._size_bytes = size_bytes
+    def __init__(self, estimator: Any, table_of: Mapping[str, Table], size_of: SizeOf) -> None:
+        self._estimator, self._table_of, self._size_of = estimator, table_of, size_of
 
     def estimate(self, sharding_options: list[Any], sharder_data_map: Any) -> None:
         """Sets the storage of every shard, as TorchRec's ``ShardEstimator`` does."""
         self._estimator.estimate(sharding_options, sharder_data_map)
         for option in sharding_options:
-            (shard,) = option.shards
-            shard.storage.ddr = self._size_bytes[option.name]
+            for shard in option.shards:
+                part = replace(self._table_of[option.name], embedding_dim=shard.size[1])
+                shard.storage.ddr = self._size_of(part)
 
 
 def _module(task: PlacementTask) -> EmbeddingBagCollection:
