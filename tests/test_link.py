@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.errors import BadConfig, BadFile
-from evenshard.measure.link import LINKS, Link, link, start_skew_ms
+from evenshard.measure.link import LINKS, Link, beyond_span, is_modelled, link, start_skew_ms
 
 PLAIN = Link(latency_us=0.0, bandwidth_gb_s=1.0, source="by hand")
 
@@ -109,6 +109,41 @@ def test_a_file_that_is_no_link_is_refused(tmp_path: Path) -> None:
     path.write_text(CALIBRATED.replace("value: 17.5", "value: -17.5"))
     with pytest.raises(BadFile, match=r"constant latency_us is -17\.5"):
         link(str(path))
+
+
+# More devices than it connects --------------------------------------------------------------------------------------
+
+
+def test_more_devices_than_a_link_connects_are_told() -> None:
+    said = beyond_span("nvlink_h200", 16)
+    assert said is not None
+    assert said.startswith("16 devices are priced as if one node held them all, each with 450 GB/s a direction, ")
+    assert "but nvlink_h200 connects 8. Across nodes the exchange is slower" in said
+    assert beyond_span("nvlink_h200", 8) is None and beyond_span("nvlink_h200", 9) is not None
+
+
+def test_links_inside_of_a_node_span_eight_and_networks_any_number() -> None:
+    spans = {name: found.spans for name, found in LINKS.items()}
+    assert {name for name, span in spans.items() if span == 8} == {
+        "pcie3_host", "nvlink_v100", "nvlink_a100", "nvlink_h200",
+    }  # fmt: skip
+    assert set(spans.values()) == {8, math.inf}
+    assert beyond_span("ethernet_25g", 10**6) is None
+
+
+def test_of_other_links_nothing_is_said() -> None:
+    assert beyond_span("mine.yaml", 1000) is None and beyond_span("nccl", 1000) is None and beyond_span("", 9) is None
+
+
+def test_what_really_exchanged_is_not_modelled() -> None:
+    assert [is_modelled(name) for name in ("gloo", "nccl", "ethernet_25g", "mine.yaml")] == [False, False, True, True]
+
+
+def test_a_link_of_a_file_may_say_what_it_connects(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(CALIBRATED + "spans: {value: 4, source: a cable each}\n")
+    assert link(str(tmp_path / "mine.yaml")).spans == 4
+    (tmp_path / "mine.yaml").write_text(CALIBRATED)
+    assert link(str(tmp_path / "mine.yaml")).spans == math.inf
 
 
 # Start skew ----------------------------------------------------------------------------------------------------------

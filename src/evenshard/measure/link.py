@@ -19,6 +19,10 @@ from evenshard.units import seconds_to_ms
 
 BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
 DEFAULT_LINK = "ethernet_25g"
+BACKENDS = ("gloo", "nccl")
+"""What a provenance names instead of a link where several devices measured at once."""
+GPUS_OF_A_NODE = 8
+"""That the links inside of a node connect: of DGX and HGX machines, and of hosts with PCIe cards."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,14 @@ class Link:
     Attributes:
         latency_us: microseconds before the first byte of an exchange arrives.
         bandwidth_gb_s: 10**9 bytes per second that one device can send, and receive at the same time.
-        source: where the two numbers come from.
+        source: where the numbers come from.
+        spans: devices that it connects; infinite for any number.
     """
 
     latency_us: float
     bandwidth_gb_s: float
     source: str
+    spans: float = math.inf
 
     def all_to_all_ms(self, device_dims: Sequence[int], batch_size: int) -> tuple[float, ...]:
         """Duration of one all-to-all on each device, ms.
@@ -63,14 +69,51 @@ LINKS = {
         5.0,
         "estimate: PCIe 3.0 x16 without peer-to-peer: 7 to 13 GB/s to or from pinned host memory, crossed twice by "
         "all GPUs at once; latency of a small NCCL all-to-all through host memory, 30 to 50 us",
+        GPUS_OF_A_NODE,
     ),
     "ethernet_10g": Link(30.0, 1.25, "line rate of 10GBASE; latency of a kernel TCP round through one switch"),
     "ethernet_25g": Link(30.0, 3.125, "line rate of 25GBASE; latency of a kernel TCP round through one switch"),
     "infiniband_hdr": Link(10.0, 25.0, "line rate of HDR 200 Gb/s; latency of a small NCCL all-to-all"),
-    "nvlink_v100": Link(15.0, 150.0, "6 NVLink 2.0 links of 25 GB/s a direction; latency of a small NCCL all-to-all"),
-    "nvlink_a100": Link(15.0, 300.0, "12 NVLink 3.0 links of 25 GB/s a direction; latency of a small NCCL all-to-all"),
-    "nvlink_h200": Link(15.0, 450.0, "18 NVLink 4.0 links of 25 GB/s a direction; latency of a small NCCL all-to-all"),
+    "nvlink_v100": Link(
+        15.0,
+        150.0,
+        "6 NVLink 2.0 links of 25 GB/s a direction; latency of a small NCCL all-to-all",
+        GPUS_OF_A_NODE,
+    ),
+    "nvlink_a100": Link(
+        15.0,
+        300.0,
+        "12 NVLink 3.0 links of 25 GB/s a direction; latency of a small NCCL all-to-all",
+        GPUS_OF_A_NODE,
+    ),
+    "nvlink_h200": Link(
+        15.0,
+        450.0,
+        "18 NVLink 4.0 links of 25 GB/s a direction; latency of a small NCCL all-to-all",
+        GPUS_OF_A_NODE,
+    ),
 }
+
+
+def is_modelled(name: str) -> bool:
+    """Whether exchange times of a provenance with this link come from a model; else devices really exchanged."""
+    return name not in BACKENDS
+
+
+def beyond_span(name: str, num_devices: int) -> str | None:
+    """What to say of the times of more devices than a link connects; None where it connects them all.
+
+    Args:
+        name: one of ``LINKS``; of any other, such as a file, nothing is known.
+    """
+    found = LINKS.get(name)
+    if found is None or num_devices <= found.spans:
+        return None
+    return (
+        f"{num_devices} devices are priced as if one node held them all, each with {found.bandwidth_gb_s:g} GB/s a "
+        f"direction, but {name} connects {found.spans:g}. Across nodes the exchange is slower, and the order of "
+        f"placements may change."
+    )
 
 
 def start_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:

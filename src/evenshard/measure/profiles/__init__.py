@@ -7,7 +7,7 @@ is imported when a profile is read, so that a bare GPU box can measure without i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,18 +40,21 @@ def profile_path(name: str) -> Path:
 
 
 def read_profile(path: Path, kind: type[Profile]) -> Profile:
-    """A profile as its dataclass, whose fields are numbers or strings.
+    """A profile as its dataclass, whose fields are numbers or strings; those with a default may be left out.
 
     Raises:
         BadFile: if the file is missing or no YAML, or a constant is missing, unknown, negative or without a source.
     """
     content = _load(path)
     known = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
+    optional = {field.name for field in fields(kind) if field.default is not MISSING}  # type: ignore[arg-type]
     unknown = next((name for name in content if name not in known), None)
     if unknown is not None:
         raise BadFile(path, f"constant {unknown!r} is unknown", _REMEDY)
     values: dict[str, Any] = {}
     for name, kind_of_value in known.items():
+        if name not in content and name in optional:
+            continue
         if name not in content:
             raise BadFile(path, f"constant {name} is missing", _REMEDY)
         entry = content[name]
