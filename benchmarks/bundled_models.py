@@ -146,7 +146,7 @@ def report(profile: str) -> None:
     """Prints the section of one profile."""
     model = load_model(None, f"simulated:{profile}")
     hardware = SimulatedHardware(MeasureConfig(f"simulated:{profile}"))
-    print(f"\n## {profile}\n\nModel {model.digest[:12]}, {model.trained_on.num_measured:,} measured placements.\n")
+    print(f"\n## {profile}\n\nModel {model.digest[:12]}, {model.trained_on.num_measured:,} simulated placements.\n")
     print(
         "| tasks | random, % | experts, % | own, % | inside, % | own to best expert, % | own to best known, % "
         "| own, ms | search, s |"

@@ -193,6 +193,14 @@ def test_the_markdown_has_sharders_as_rows_and_settings_as_columns() -> None:
     assert "## 80x8" in lines
 
 
+def test_only_studies_on_real_hardware_have_measured() -> None:
+    one = study(**{"40x4": {"random": of((2.0, 4.0, 6.0))}})
+    for hardware, word, other in (("cpu", "measured", "simulated"), ("simulated:h200", "simulated", "measured")):
+        for text in (text_table({**one, "hardware": hardware}), markdown({**one, "hardware": hardware}, "evenshard")):
+            assert f"* {word} the test tables" in text.replace("\\", "") and other not in text
+            assert word in text.replace(hardware, "")
+
+
 def test_what_is_not_known_is_a_dash_and_columns_of_dashes_are_left_out() -> None:
     text = text_table(study(**{"40x4": {"random": of((INF, INF, INF)), "dim_greedy": of((1.0, 2.0, INF))}}))
     assert "0 of 3 held-out tasks" in text

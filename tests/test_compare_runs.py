@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -15,6 +16,7 @@ import pytest
 from evenshard import tracking
 from evenshard.cli import main
 from evenshard.deciding.compared_runs import LoopRun, SharderDifference, between_runs_pct, compare
+from evenshard.deciding.compared_text import print_comparison
 from evenshard.deciding.loop_runs import costs_ms
 
 NOISE = {"noise.within_run_pct": 3.0, "noise.between_run_pct": 1.0}
@@ -110,9 +112,9 @@ def test_sharders_stand_by_their_cost_in_the_first_loop() -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"hardware": "cuda: two"}, "b: measured on cuda: two, the first loop on cpu: one"),
+        ({"hardware": "cuda: two"}, "b: evaluated on cuda: two, the first loop on cpu: one"),
         ({"settings": {**SETTINGS, "generate_tables.seed": "1"}}, "tasks are others .*generate_tables.seed"),
-        ({"settings": {**SETTINGS, "measure.link": "ethernet"}}, "b: measured with measure.link ethernet"),
+        ({"settings": {**SETTINGS, "measure.link": "ethernet"}}, "b: evaluated with measure.link ethernet"),
         ({"costs_ms": {}}, "b: it was not evaluated"),
         ({"costs_ms": {"evenshard": {"test-9": 1.0}}}, "b: its tasks are others"),
     ],
@@ -132,6 +134,22 @@ def test_costs_of_a_table_of_rows() -> None:
         {"task_id": "t0", "sharder": "evenshard", "max_device_ms": ""},
     ]
     assert costs_ms(rows) == {"random": {"t0": 2.0, "t1": math.inf}, "evenshard": {"t0": math.inf}}
+
+
+@pytest.mark.parametrize(
+    ("hardware", "head"),
+    [
+        (("cpu: one", "cpu: two"), "mean measured ms per step"),
+        (("simulated: h200", ""), "mean simulated ms per step"),
+        (("cpu: one", "simulated: h200"), "mean measured or simulated ms per step"),
+        (("", ""), "mean ms per step"),
+    ],
+)
+def test_the_table_says_what_kind_of_times_it_holds(hardware: tuple[str, str], head: str) -> None:
+    runs = [loop(name, (10.0, 10.0, 10.0), hardware=one) for name, one in zip("ab", hardware, strict=True)]
+    file = io.StringIO()
+    print_comparison(compare(runs), file)
+    assert any(line.split("  ")[0] == head for line in file.getvalue().splitlines())
 
 
 # The command ---------------------------------------------------------------------------------------------------------
@@ -160,6 +178,7 @@ def test_loops_in_mlflow(workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     shown = capsys.readouterr().out
     assert "loop.num_rounds" in shown and "faster" in shown and "-19.9 %" in shown and first[:8] in shown
     assert "seed" not in shown
+    assert "mean simulated ms per step" in shown
 
     assert main(["compare", first, second, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)

@@ -19,6 +19,7 @@ from evenshard.costs import (
     PlacementCost,
     combine_visits,
     interquartile_range,
+    measured_or_simulated,
 )
 from evenshard.errors import MeasurementFailed
 
@@ -81,6 +82,21 @@ def test_a_placement_has_devices_and_a_measurement_hardware() -> None:
 def test_only_controls_are_controls() -> None:
     one = measured(task(some_tables(1), devices=1), (0,), cost(1.0))
     assert not one.is_control and replace(one, proposed_by=CONTROL).is_control
+
+
+@pytest.mark.parametrize(
+    ("hardware", "word"),
+    [
+        ("cpu", "measured"),
+        ("cuda: NVIDIA H200", "measured"),
+        ("simulated:h200", "simulated"),
+        ("simulated: h200", "simulated"),
+        ("simulated", "simulated"),
+        ("cpu: one, simulated: h200", "simulated"),
+    ],
+)
+def test_only_real_hardware_measures(hardware: str, word: str) -> None:
+    assert measured_or_simulated(hardware) == word
 
 
 def test_interquartile_range_by_hand() -> None:

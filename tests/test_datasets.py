@@ -256,7 +256,7 @@ def test_the_command(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     flags = ["--tables", str(tables), "--hardware", "simulated:h200", "--collection", "reference"]
     assert main(["dataset", "publish", str(costs), *flags, "--no-commit"]) == 0
     said = capsys.readouterr().out
-    assert "shards of the version before measured again: +0.0 %" in said and "git add data.dvc dvcstore &&" in said
+    assert "shards of the version before timed again: +0.0 %" in said and "git add data.dvc dvcstore &&" in said
     git(root, "add", "data.dvc", "dvcstore")
     git(root, "commit", "--quiet", "--message", "by hand")
     assert main(["dataset", "list"]) == 0

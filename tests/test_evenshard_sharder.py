@@ -146,7 +146,7 @@ def test_what_was_found_before_is_not_searched_again() -> None:
 def test_out_of_memory_is_said_and_no_budget_is_refused() -> None:
     of_task = task(some_tables(6), 2)
     sharder = EvenshardSharder(MODEL, None, QUICK)
-    with pytest.raises(InfeasibleTask, match="all 2 measured placements ran out of memory"):
+    with pytest.raises(InfeasibleTask, match="all 2 candidates ran out of memory"):
         sharder.place_measured(of_task, Bench(lost=True), num_measured=2)
     with pytest.raises(BadConfig, match="measuring budget is 0"):
         sharder.place_measured(of_task, Bench(), num_measured=0)

@@ -273,7 +273,7 @@ def test_rows_are_the_devices_that_held_tables_and_ran() -> None:
 def test_nothing_that_ran_is_refused() -> None:
     costs = PlacementCost((DeviceCost.out_of_memory(),), "modelled")
     for data in ([], [measured(task(TRAIN_TABLES[:2], 1), (0, 0), costs)]):
-        with pytest.raises(BadConfig, match="No measured device"):
+        with pytest.raises(BadConfig, match="No device of the costs"):
             fit_convex_net(data, CONFIG)
 
 

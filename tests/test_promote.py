@@ -76,7 +76,7 @@ def test_slower_within_the_noise_must_still_be_tolerable() -> None:
     champion = [39.0, 40.0, 40.0, 41.0]
     found = decided([one * 1.02 for one in champion], champion, NOISY, learned=(1, 100))
     assert found.verdict is Verdict.UNCLEAR and not found.promote
-    assert "Measure more tasks" in found.reason
+    assert "Take more tasks" in found.reason
     tolerant = decide([PairedTask("a", 10.3, 10.0), PairedTask("b", 20.3, 20.0)], NOISY, 1, 100, Rules(tolerance_pct=3))
     assert tolerant.promote and tolerant.verdict is Verdict.EQUAL
 
@@ -177,7 +177,8 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
 
     assert main(["promote", "--candidate", str(good_model(place / "good"))]) == 0
     shown = capsys.readouterr().out
-    assert "is promoted" in shown and "% faster" in shown and "simulated: h200" in shown
+    assert "is promoted" in shown and "% faster" in shown and "All times are simulated, on simulated: h200." in shown
+    assert "mean simulated ms" in shown and "measured" not in shown
     assert champion() == "models:/evenshard-cost/2"
     assert report()["outcome"] == "promoted" and report()["champion"] == "models:/evenshard-cost/1"
     pool = load_tables(Path("work/tables.parquet"))

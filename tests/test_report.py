@@ -28,6 +28,7 @@ from evenshard.report import (
     write_csv,
 )
 
+CPU, H200 = "cpu: a core", "simulated: h200"
 TASK = task(some_tables(3), devices=2, task_id="test-000")
 COST = PlacementCost((DeviceCost(1.0, 2.0, 3.0, 4.0, 0.5, 0.25), DeviceCost(0.0, 2.0, 2.0, 0.0)), "modelled")
 PLACED = measured(TASK, (0, 0, 0), COST)
@@ -114,7 +115,7 @@ def test_what_is_not_known_is_null_in_the_metrics_so_that_any_json_reader_takes_
 
 
 def test_the_table_ranks_by_measured_time_and_marks_who_was_privileged() -> None:
-    lines = text_table(STANDINGS, 48, NOISE).splitlines()
+    lines = text_table(STANDINGS, 48, NOISE, CPU).splitlines()
     assert [line.split()[0] for line in lines[1:5]] == ["single_cost_greedy", "dreamshard", "dim_greedy", "random"]
     assert lines[1].split()[1] == "*" and "privileged" in lines[5]
     assert "-10.0 % [-13.5, -6.5]" in lines[2] and "18.000" in lines[2]
@@ -125,7 +126,25 @@ def test_the_table_ranks_by_measured_time_and_marks_who_was_privileged() -> None
 
 
 def test_without_a_privileged_sharder_the_table_has_no_footnote_about_it() -> None:
-    assert "privileged" not in text_table([STANDINGS[0], STANDINGS[1]], 48, QUIET)
+    assert "privileged" not in text_table([STANDINGS[0], STANDINGS[1]], 48, QUIET, CPU)
+
+
+def test_simulated_times_are_not_called_measured() -> None:
+    for hardware, word, other in ((CPU, "measured", "simulated"), (H200, "simulated", "measured")):
+        text = text_table(STANDINGS, 48, NOISE, hardware)
+        assert f"mean {word} ms" in text and f"it has {word} every table" in text and other not in text
+
+
+def test_simulated_pictures_are_not_those_of_measured_times(tmp_path: Path) -> None:
+    """Their axes say which: nothing else differs."""
+    for name, hardware in (("cpu", CPU), ("h200", H200)):
+        placed = replace(PLACED, provenance=replace(PLACED.provenance, hardware=hardware))
+        plot_cost_per_round([placed], tmp_path / f"rounds_{name}.png")
+    plot_predicted_vs_measured([MEASURED], ACCURACY, CPU, tmp_path / "predicted_cpu.png")
+    plot_predicted_vs_measured([MEASURED], ACCURACY, H200, tmp_path / "predicted_h200.png")
+    for name in ("rounds", "predicted"):
+        one, other = (pixels(tmp_path / f"{name}_{where}.png") for where in ("cpu", "h200"))
+        assert one.shape == other.shape and (one != other).any()
 
 
 # Pictures ------------------------------------------------------------------------------------------------------------
@@ -165,8 +184,8 @@ def test_each_sharder_has_a_panel(tmp_path: Path) -> None:
     "draw",
     [
         lambda path: plot_device_costs({}, "no task that all could place", path),
-        lambda path: plot_predicted_vs_measured([MEASURED, INFEASIBLE], ACCURACY, path),
-        lambda path: plot_predicted_vs_measured([INFEASIBLE], NetworkAccuracy(math.nan, math.nan), path),
+        lambda path: plot_predicted_vs_measured([MEASURED, INFEASIBLE], ACCURACY, CPU, path),
+        lambda path: plot_predicted_vs_measured([INFEASIBLE], NetworkAccuracy(math.nan, math.nan), CPU, path),
         lambda path: plot_cost_per_round([PLACED, measured(TASK, (0, 1, 0), cost(1.0, 3.0), round_number=2)], path),
         lambda path: plot_cost_per_round([], path),
     ],
@@ -203,14 +222,14 @@ def test_pictures_leave_no_figure_open(tmp_path: Path) -> None:
 
 
 def test_the_table_says_how_noisy_the_measurements_were_and_what_is_called_equal() -> None:
-    line = text_table(STANDINGS, 48, NOISE).splitlines()[-1]
+    line = text_table(STANDINGS, 48, NOISE, CPU).splitlines()[-1]
     assert (
         "3.0 % within a run and 8.0 % between runs (4.0 % relative to each other)" in line
         and "below 0.5 % are called equal" in line
     )
     once = Noise(3.0, None, None, num_controls=2, num_runs=1)
-    assert "between" not in text_table(STANDINGS, 48, once).splitlines()[-1]
-    assert "noise" not in text_table(STANDINGS, 48, QUIET)
+    assert "between" not in text_table(STANDINGS, 48, once, CPU).splitlines()[-1]
+    assert "noise" not in text_table(STANDINGS, 48, QUIET, CPU)
 
 
 def test_metrics_hold_the_noise() -> None:
@@ -232,5 +251,5 @@ def test_a_device_that_ran_out_of_memory_is_a_row_without_times(tmp_path: Path) 
     assert (first["status"], second["status"]) == ("out_of_memory", "measured")
     assert first["fwd_compute_ms"] == first["max_device_ms"] == second["max_device_ms"] == ""
     assert second["bwd_compute_ms"] == "4.0"
-    plot_predicted_vs_measured([result, MEASURED], ACCURACY, tmp_path / "predicted.png")
+    plot_predicted_vs_measured([result, MEASURED], ACCURACY, CPU, tmp_path / "predicted.png")
     plot_cost_per_round([one, PLACED], tmp_path / "rounds.png")

@@ -23,9 +23,9 @@ def benchmark(
     policy: dsl.Input[dsl.Model] = None,
     cost_model: dsl.Input[dsl.Model] = None,
 ) -> None:
-    """Measures one part of a round's placements, on real kernels or a simulated device.
+    """Times one part of a round's placements, by kernels or a device model.
 
-    Round 1 places at random; later rounds measure what the previous round's policy and a search with its cost model
+    Round 1 places at random; later rounds time what the previous round's policy and a search with its cost model
     propose. With several GPUs in the pod, torchrun measures on all of them at once.
 
     Args:
@@ -37,7 +37,7 @@ def benchmark(
         measure: section ``measure`` of params.yaml.
         round_number: of the loop, from 1.
         part: which part of the round, from 1.
-        num_parts: parts that the round is measured in.
+        num_parts: parts that the round is timed in.
         num_gpus: of this pod. 2 or more must be the devices of the tasks.
         cost_net: DreamShard's cost network of the previous round.
         policy: of the previous round.

@@ -24,7 +24,7 @@ def evaluate(
     measure: dict[str, Any],
     num_gpus: int = 0,
 ) -> None:
-    """Measures every sharder's placement of every held-out task, and reports.
+    """Times every sharder's placement of every held-out task, by kernels or a device model, and reports.
 
     Args:
         tables: pool, as generate_tables writes it.

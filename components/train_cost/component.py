@@ -21,7 +21,7 @@ def train_cost(
     previous_cost_net: dsl.Input[dsl.Model] = None,
     previous_cost_model: dsl.Input[dsl.Model] = None,
 ) -> None:
-    """Fits what predicts the cost of a placement to all costs measured so far.
+    """Fits what predicts the cost of a placement to all costs so far.
 
     Args:
         tables: pool, as generate_tables writes it.

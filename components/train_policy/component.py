@@ -19,7 +19,7 @@ def train_policy(
     num_rounds: int,
     previous_policy: dsl.Input[dsl.Model] = None,
 ) -> None:
-    """Trains the placement policy against the cost network; nothing is measured.
+    """Trains the placement policy against the cost network; nothing is timed.
 
     Args:
         tables: pool, as generate_tables writes it.

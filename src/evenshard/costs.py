@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Literal
 
 import numpy as np
 
@@ -29,6 +30,18 @@ MOST_MS = 1e12
 """No step takes 31 years; sums and squares of such times are still finite in float32."""
 LAST_MOMENT = 253_402_300_799.0
 """The end of the year 9999, the last that a date can say, in seconds since 1970 UTC."""
+SIMULATED = "simulated:"
+"""How hardware that is a device model is called, in settings (simulated:h200) and in a provenance (simulated: h200)."""
+
+
+def measured_or_simulated(hardware: str) -> Literal["measured", "simulated"]:
+    """What may be said of times on this hardware: a device model measures nothing.
+
+    Args:
+        hardware: of a setting or a ``Provenance``; one name, or several joined.
+    """
+    kinds = {one.strip().partition(":")[0] for one in hardware.split(",")}
+    return "simulated" if SIMULATED.rstrip(":") in kinds else "measured"
 
 
 @dataclass(frozen=True)

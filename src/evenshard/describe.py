@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from evenshard.cost_dataset import CostRows, read_rows
-from evenshard.costs import OK
+from evenshard.costs import OK, measured_or_simulated
 from evenshard.noise import controls_of_rows, drift_pct, noise_of
 
 COMPONENTS = ("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms", "fwd_wait_ms")
@@ -113,8 +113,8 @@ def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
         f"  versions       {listed('versions')}",
         f"  git commit     {one.get('git_commit', 'unknown')}",
         f"  params hash    {one.get('params_hash', 'unknown')}",
-        f"  measured       {one['measured_from']} to {one['measured_to']}",
-        f"  measurements   {one['measurements']} ({one['rows']} rows, one per device): {counts('proposed_by')}",
+        f"  {measured_or_simulated(listed('hardware')):<15}{one['measured_from']} to {one['measured_to']}",
+        f"  timings        {one['measurements']} ({one['rows']} rows, one per device): {counts('proposed_by')}",
         f"  devices        {counts('num_devices')}",
         f"  batch size     {counts('batch_size')}",
         f"  all-to-all     {counts('all_to_all')}; link {counts('link')}",
@@ -129,7 +129,7 @@ def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
             for name, spread in one["spread_of_repeats_pct"].items()
         ),
         "",
-        f"  controls       {controls['measurements']} measurements; one placement spreads by "
+        f"  controls       {controls['measurements']} timings; one placement spreads by "
         f"{_pct(controls['within_run_pct'])} (standard deviation); drift over the run "
         f"{_pct(controls['drift_pct'], '+')}",
     ]

@@ -22,13 +22,13 @@ from evenshard.atomic import atomic_path
 from evenshard.checkpoint import load_network, save_network
 from evenshard.cost_nets.convex import ConvexCostModel
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
+from evenshard.costs import SIMULATED
 from evenshard.errors import BadConfig, BadFile
 from evenshard.features import FeatureNormalizer
 from evenshard.outputs import MODEL, MODEL_PARTS, NETWORK
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
 from evenshard.trained_on import TRAINED_ON, TrainedOn
 
-SIMULATED = "simulated:"
 PARTS = COST_MODEL, COST_NET, POLICY = MODEL_PARTS
 ANY = "auto"
 """The hardware that fits every model."""

@@ -11,7 +11,14 @@ from statistics import fmean, stdev
 from typing import Any
 
 from evenshard.atomic import atomic_path
-from evenshard.costs import CONTROL, OK, RANDOM_SHARD, MeasuredPlacement, PlacementCost
+from evenshard.costs import (
+    CONTROL,
+    OK,
+    RANDOM_SHARD,
+    MeasuredPlacement,
+    PlacementCost,
+    measured_or_simulated,
+)
 from evenshard.evaluate import Interval, NetworkAccuracy, Result, Standing
 from evenshard.noise import Noise
 
@@ -136,9 +143,14 @@ def _json_interval(interval: Interval) -> list[float | None]:
     return [_json_number(interval.low), _json_number(interval.high)]
 
 
-def text_table(standings: Sequence[Standing], num_tasks: int, noise: Noise) -> str:
-    """The standings as a table for the terminal, fastest first."""
-    lines = [f"{'sharder':<22}{'mean measured ms':>17}{'to the best heuristic':>36}  verdict"]
+def text_table(standings: Sequence[Standing], num_tasks: int, noise: Noise, hardware: str) -> str:
+    """The standings as a table for the terminal, fastest first.
+
+    Args:
+        hardware: whose times they are.
+    """
+    timed = measured_or_simulated(hardware)
+    lines = [f"{'sharder':<22}{f'mean {timed} ms':>17}{'to the best heuristic':>36}  verdict"]
     for one in sorted(standings, key=lambda one: one.measured_ms.mean):
         against = one.against_best_pct
         difference = f"{against.mean:+.1f} % [{against.low:+.1f}, {against.high:+.1f}]"
@@ -148,7 +160,7 @@ def text_table(standings: Sequence[Standing], num_tasks: int, noise: Noise) -> s
         mark = " *" if one.privileged else ""
         lines.append(f"{one.sharder + mark:<22}{one.measured_ms.mean:>17.3f}{difference:>36}  {one.verdict}{missed}")
     if any(one.privileged for one in standings):
-        lines.append("* privileged: it has measured every table of the test tasks by itself before placing them")
+        lines.append(f"* privileged: it has {timed} every table of the test tasks by itself before placing them")
     lines.append(f"{num_tasks} held-out tasks of unseen tables, paired; intervals are 95 %")
     if noise.within_run_pct is not None:
         between = f" and {noise.between_run_pct:.1f} % between runs" if noise.between_run_pct is not None else ""
@@ -204,8 +216,8 @@ def plot_device_costs(costs: Mapping[str, PlacementCost], title: str, path: Path
     _save(figure, path)
 
 
-def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccuracy, path: Path) -> None:
-    """Predicted against measured overall cost of every measured placement of the held-out tasks."""
+def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccuracy, hardware: str, path: Path) -> None:
+    """Predicted against measured or simulated overall cost of every measured placement of the held-out tasks."""
     figure, axes = _figure(5.6, 5.0)
     axis = axes[0][0]
     measured = [result for result in results if math.isfinite(result.measured_ms)]
@@ -220,7 +232,7 @@ def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccur
         axis.plot(ends, ends, color="#333333", linewidth=1, linestyle="--")
         axis.set(xlim=ends, ylim=ends)
         axis.legend(frameon=False, fontsize=8)
-    axis.set(xlabel="measured ms per step", ylabel="predicted ms per step")
+    axis.set(xlabel=f"{measured_or_simulated(hardware)} ms per step", ylabel="predicted ms per step")
     axis.set_title(
         f"unseen tables: median error {accuracy.median_abs_pct_error:.1f} %, Kendall's tau {accuracy.kendall_tau:.2f}",
         fontsize=11,
@@ -230,7 +242,7 @@ def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccur
 
 
 def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> None:
-    """Measured cost of the placements each round tried, with the 95 % interval of the round's mean.
+    """Measured or simulated cost of the placements each round tried, with the 95 % interval of the round's mean.
 
     What a search proposed is drawn beside the rest; random shards are no placements.
     """
@@ -252,7 +264,8 @@ def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> No
             axis.scatter([place] * len(costs[number]), costs[number], s=10, alpha=0.35, color=dots)
         axis.errorbar(places, means, yerr=errors, marker="o", color=line, capsize=4, label=f"{label}: mean, 95 %")
     ticks = sorted({number for costs in by_round.values() for number in costs})
-    axis.set(xlabel="round (round 1 places at random)", ylabel="measured ms per step", xticks=ticks)
+    timed = measured_or_simulated(", ".join({one.provenance.hardware for one in measured}))
+    axis.set(xlabel="round (round 1 places at random)", ylabel=f"{timed} ms per step", xticks=ticks)
     axis.set_ylim(bottom=0)
     if ticks:
         axis.legend(frameon=False)

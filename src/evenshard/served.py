@@ -18,8 +18,9 @@ from evenshard import api
 from evenshard.checkpoint import load_network
 from evenshard.columns import TableShard, whole_tables
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
+from evenshard.costs import SIMULATED
 from evenshard.errors import BadConfig
-from evenshard.models import COST_MODEL, COST_NET, POLICY, SIMULATED, load_model
+from evenshard.models import COST_MODEL, COST_NET, POLICY, load_model
 from evenshard.placing.request import PlacementRequest, caps_of
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
 from evenshard.tables import Table

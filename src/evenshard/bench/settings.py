@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from evenshard.costs import SIMULATED
 from evenshard.errors import BadConfig
 from evenshard.generator import GeneratorConfig, generate_tables
 from evenshard.learn.dreamshard_loop import DreamShardConfig
@@ -21,8 +22,6 @@ from evenshard.sharders.annealing import AnnealConfig
 from evenshard.sharders.evenshard import SearchConfig
 from evenshard.tables import Table
 from evenshard.tasks import PlacementTask, TaskSampling, TaskSplit, sample_tasks
-
-SIMULATED = "simulated:"
 
 
 @dataclass(frozen=True)

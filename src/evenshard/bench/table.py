@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from evenshard.costs import measured_or_simulated
+
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], str]]
-PRIVILEGED_NOTE = "* measured the test tables, or placements of the test tasks"
 LEGEND = (
     "speedup: over random; vs best: paired difference to the best heuristic",
     "gap: above the best known placements; drop: above networks trained for the size",
@@ -26,7 +27,11 @@ def text_table(study: Mapping[str, Any]) -> str:
         widths = [max(len(line[number]) for line in lines) for number in range(len(columns))]
         blocks.append("\n".join([f"{name}: {_tasks(setting)}", *(_aligned(line, widths) for line in lines)]))
         blocks += _networks(setting)
-    return "\n\n".join([*blocks, "\n".join([PRIVILEGED_NOTE, *LEGEND])])
+    return "\n\n".join([*blocks, "\n".join([_privileged_note(study), *LEGEND])])
+
+
+def _privileged_note(study: Mapping[str, Any]) -> str:
+    return f"* {measured_or_simulated(study['hardware'])} the test tables, or placements of the test tasks"
 
 
 def markdown(study: Mapping[str, Any], command: str) -> str:
@@ -35,8 +40,8 @@ def markdown(study: Mapping[str, Any], command: str) -> str:
     parts = [
         f"# {_headline(study)}",
         f"Command: `{command}`, commit {study['commit'][:12]}.",
-        "Mean ms of a step over the tasks that all rows could place, with its 95 % interval; in parentheses the "
-        f"speedup over random. {PRIVILEGED_NOTE[0].upper()} {PRIVILEGED_NOTE[2:]}.".replace("*", "\\*"),
+        f"Mean {measured_or_simulated(study['hardware'])} ms of a step over the tasks that all rows could place, with "
+        f"its 95 % interval; in parentheses the speedup over random. {_privileged_note(study)}.".replace("*", "\\*"),
         _markdown_table(
             ["sharder", *settings],
             [

@@ -36,7 +36,7 @@ def _report(published: Published) -> list[str]:
 
     noise, drift = published.noise, published.drift
     lines = [
-        f"{published.partition}: {published.num_measured:,} measured placements and shards",
+        f"{published.partition}: {published.num_measured:,} placements and shards",
         f"noise    repeats spread by {pct(noise.within_run_pct)} within a run, {pct(noise.between_run_pct)} more from "
         f"file to file; drift through a run {pct(noise.drift_pct, '+')}",
     ]
@@ -46,7 +46,7 @@ def _report(published: Published) -> list[str]:
         lines.append("drift    none known: this is the first version")
     else:
         lines.append(
-            f"drift    {drift.num_shards:,} shards of the version before measured again: {pct(drift.cost_pct, '+')}; "
+            f"drift    {drift.num_shards:,} shards of the version before timed again: {pct(drift.cost_pct, '+')}; "
             f"placements {drift.num_measured[0]:,} -> {drift.num_measured[1]:,}"
         )
         lines += [f"         {line}" for line in drift.changed]
@@ -96,7 +96,7 @@ def add_commands(commands: Commands) -> None:
     )
     add = sub.add_argument
     add("costs", **{**PATH, "metavar": "COSTS"}, nargs="+", help="costs.parquet of one or several runs")
-    add("--tables", **PATH, required=True, help="the table file they were measured with")
+    add("--tables", **PATH, required=True, help="the table file of the costs")
     add("--tasks", **PATH, help="tasks.json, to come along")
     add("--hardware", required=True, metavar="NAME", help="such as h200, cpu or simulated:h200; must fit the costs")
     add("--collection", required=True, metavar="NAME", help="such as shards-2026-11; an older version is replaced")
@@ -104,7 +104,7 @@ def add_commands(commands: Commands) -> None:
     add("--max-noise-pct", type=at_least(0, float), default=15.0, metavar="X",
         help="refuse where repeats spread by more (default: 15)")  # fmt: skip
     add("--max-drift-pct", type=at_least(0, float), default=10.0, metavar="X",
-        help="refuse where shards measured before now take so much more or less time (default: 10)")  # fmt: skip
+        help="refuse where shards of the version before now take so much more or less time (default: 10)")  # fmt: skip
     add("--no-commit", action="store_true", help="leave git alone: neither commit data.dvc nor tag")
     sub = own.add(
         "pull", _pull, "Bring datasets to data/ and check them.", "Exit code 0, 1: failed, 2: no such dataset."

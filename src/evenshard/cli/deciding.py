@@ -145,8 +145,8 @@ def add_commands(commands: Commands) -> None:
         "promote",
         _promote,
         "Make a model the champion if it is better.",
-        "Candidate and champion place the same held-out tasks, one run measures both. The alias moves when the "
-        "candidate is faster, beyond noise and with 95 % confidence; or as fast, and learned from fewer measurements. "
+        "Candidate and champion place the same held-out tasks, one run times both. The alias moves when the "
+        "candidate is faster, beyond noise and with 95 % confidence; or as fast, and learned from fewer placements. "
         "The first champion needs no comparison. Exit code 0: promoted, or the champion already; 1: refused; 2: bad "
         "input.",
     )
@@ -167,14 +167,14 @@ def add_commands(commands: Commands) -> None:
     add("--tolerance-pct", type=at_least(0, float), default=1.0, metavar="PCT",
         help="as fast means slower by at most so much, with 95 %% confidence (default: 1)")  # fmt: skip
     add("--out", **written(PROMOTION), default=Path("work/promotion"),
-        help="folder of promotion.json and the measured costs (default: work/promotion)")  # fmt: skip
+        help="folder of promotion.json and the costs (default: work/promotion)")  # fmt: skip
     add("--json", action="store_true", help="print JSON")
 
     sub = commands.add(
         "compare",
         _compare,
         "Say how loops differ: settings, costs, and whether that is noise.",
-        "Costs are compared with those of the first loop, where both were measured on the same hardware and tasks. "
+        "Costs are compared with those of the first loop, where both are of the same hardware and tasks. "
         "Exit code 0, or 2: bad input.",
     )
     add = sub.add_argument

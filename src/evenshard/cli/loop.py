@@ -78,7 +78,7 @@ def _benchmark(args: argparse.Namespace) -> Mapping[str, Any]:
         run.metrics(outcome.metrics)
         run.artifact(args.out)
         run.tables(args.tables)
-        run.costs([args.out], "measured")
+        run.costs([args.out], "benchmark")
     return outcome.metrics
 
 
@@ -194,7 +194,7 @@ def add_commands(commands: Commands) -> None:
     sub = stage(
         "benchmark",
         _benchmark,
-        "Measure placements of the train tasks, and random shards.",
+        "Time placements of the train tasks, and random shards.",
         "Round 1 places at random; with --cost-net and --policy of the previous round, its policy proposes, and with "
         "--cost-model a search proposes its share (benchmark.searched_share). Under "
         "`torchrun --nproc-per-node N -m evenshard benchmark` N devices measure at once and really exchange.",
@@ -224,7 +224,7 @@ def add_commands(commands: Commands) -> None:
     sub = stage(
         "train-cost",
         _train_cost,
-        "Fit the cost network and the cost model to measured costs.",
+        "Fit the cost network and the cost model to the costs of `evenshard benchmark`.",
         "Give the cost datasets of all rounds so far; --cost-net goes on from the previous round's network. "
         "DreamShard's policy is trained against the cost network (--out), evenshard searches with the cost model "
         "(--model-out).",
@@ -257,7 +257,7 @@ def add_commands(commands: Commands) -> None:
     sub = stage(
         "evaluate",
         _evaluate,
-        "Measure every sharder on the held-out tasks and report.",
+        "Compare all sharders on the held-out tasks and report.",
         "Writes metrics.json, evaluation.csv and pictures, and prints the table.",
     )
     inputs(sub)
@@ -265,5 +265,5 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--costs", **PATH, nargs="+", required=True, help="cost datasets of all rounds")
     sub.add_argument("--cost-net", **PATH, required=True, help="cost network of the last round")
     sub.add_argument("--policy", **PATH, required=True, help="policy of the last round")
-    sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the last round; evenshard is measured too")
+    sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the last round; evenshard then takes part")
     sub.add_argument("--out", **written(REPORT), required=True, help="report folder to write into")

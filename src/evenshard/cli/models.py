@@ -20,9 +20,7 @@ def _bundle(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.trained_on import TrainedOn
 
     if not args.hardware.startswith(SIMULATED):
-        raise BadConfig(
-            f"--hardware is {args.hardware!r}. Only {SIMULATED}<profile> can measure as much as this takes."
-        )
+        raise BadConfig(f"--hardware is {args.hardware!r}. Only {SIMULATED}<profile> can time as much as this takes.")
     trained = train_bundle(SimulatedHardware(MeasureConfig(args.hardware)), BundleConfig(seed=args.seed))
     trained_on = TrainedOn.of(trained.measured, git_commit())
     networks = (trained.dreamshard.cost_net, trained.dreamshard.policy, trained.dreamshard.normalizer)

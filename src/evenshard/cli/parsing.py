@@ -125,11 +125,12 @@ def metrics_flag(sub: argparse.ArgumentParser) -> None:
 
 
 def hardware_flag(sub: argparse.ArgumentParser) -> None:
-    """``--hardware``: one word for what measures."""
+    """``--hardware``: one word for what times placements."""
     sub.add_argument(
         "--hardware",
         type=SOURCE,
-        help="auto, cpu, cuda, or simulated:<profile> such as simulated:h200 (default: measure.hardware)",
+        help="auto, cpu, cuda (these measure kernels), or simulated:<profile>, a device model, such as simulated:h200 "
+        "(default: measure.hardware)",
     )
 
 

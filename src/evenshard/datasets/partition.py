@@ -73,7 +73,7 @@ class Partition:
             if simulated != self.simulated or not wanted <= words:
                 name = folder_name(hardware) if simulated else "the device's name"
                 raise BadConfig(
-                    f"the costs were measured on {hardware!r}, which is not hardware {self.hardware!r}. "
+                    f"the costs are of {hardware!r}, which is not hardware {self.hardware!r}. "
                     f"Publish them with --hardware {name}."
                 )
 

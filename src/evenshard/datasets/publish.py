@@ -120,7 +120,7 @@ def publish(request: PublishRequest, repository: Repository) -> Published:
     drift = None if previous is None else drift_since(previous, content.all)
     if drift is not None and abs(drift.cost_pct or 0.0) > request.max_drift_pct:
         raise DatasetFailed(
-            f"refused: {drift.num_shards} shards that the version before measured, too, now take {drift.cost_pct:+.1f} "
+            f"refused: {drift.num_shards} shards that the version before has, too, now take {drift.cost_pct:+.1f} "
             f"% time, beyond {request.max_drift_pct:g} %. Changed: {'; '.join(drift.changed) or 'nothing known'}. "
             f"Find out why, publish it as another collection, or raise --max-drift-pct."
         )

@@ -1,4 +1,4 @@
-"""How do loops differ? In their settings, and in the measured placements of the same held-out tasks.
+"""How do loops differ? In their settings, and in what their placements of the same held-out tasks cost.
 
 Loops are measured at different times, so a machine that is slower as a whole that day matters here: the noise is that
 between runs (docs/decisions/0011), which more tasks do not average away. Loops with other tasks or on other hardware
@@ -30,7 +30,7 @@ class LoopRun:
         run_id: of MLflow.
         settings: by section and key, such as ``train_policy.entropy_weight``.
         metrics: headline metrics by name, such as ``evenshard.mean_measured_ms``.
-        hardware: that its evaluation was measured on; empty where that is not told.
+        hardware: that it was evaluated on; empty where that is not told.
         tables: hash of the tables that its tasks are made of; empty where that is not told.
         costs_ms: of each sharder, measured cost by task id; infinite where there was no placement or no memory. Empty
             where the loop was not evaluated.
@@ -83,6 +83,7 @@ class Comparison:
 
     Attributes:
         runs: their names and ids.
+        hardware: that each was evaluated on; empty where that is not told.
         settings: those that differ: a value for each loop, None where a loop does not have it.
         metrics: all but the means of the sharders: a value for each loop.
         sharders: fastest of the first loop first.
@@ -90,6 +91,7 @@ class Comparison:
     """
 
     runs: tuple[tuple[str, str], ...]
+    hardware: tuple[str, ...]
     settings: Mapping[str, tuple[str | None, ...]]
     metrics: Mapping[str, tuple[float | None, ...]]
     sharders: tuple[SharderRow, ...]
@@ -106,6 +108,7 @@ def compare(runs: Sequence[LoopRun]) -> Comparison:
     metrics = dict.fromkeys(key for run in runs for key in run.metrics if not key.endswith(MEAN))
     return Comparison(
         runs=tuple((run.name, run.run_id) for run in runs),
+        hardware=tuple(run.hardware for run in runs),
         settings={key: values for key in keys if len(set(values := tuple(run.settings.get(key) for run in runs))) > 1},
         metrics={key: tuple(run.metrics.get(key) for run in runs) for key in metrics},
         sharders=tuple(sorted(rows, key=lambda row: math.inf if row.mean_ms[0] is None else row.mean_ms[0])),
@@ -119,10 +122,10 @@ def _obstacle(first: LoopRun, other: LoopRun) -> str | None:
         if not run.costs_ms:
             return f"{who} was not evaluated"
     if first.hardware != other.hardware:
-        return f"measured on {other.hardware or 'unknown hardware'}, the first loop on {first.hardware or 'unknown'}"
+        return f"evaluated on {other.hardware or 'unknown hardware'}, the first loop on {first.hardware or 'unknown'}"
     for key in COSTS_DEPEND_ON:
         if first.settings.get(key) != other.settings.get(key):
-            return f"measured with {key} {other.settings.get(key)}, the first loop with {first.settings.get(key)}"
+            return f"evaluated with {key} {other.settings.get(key)}, the first loop with {first.settings.get(key)}"
     keys = {key for run in (first, other) for key in run.settings if key.startswith(TASKS_DEPEND_ON)}
     changed = sorted(key for key in keys if first.settings.get(key) != other.settings.get(key))
     if changed:

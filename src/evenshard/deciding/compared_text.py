@@ -7,6 +7,7 @@ from typing import TextIO
 
 from rich.table import Table as Grid
 
+from evenshard.costs import measured_or_simulated
 from evenshard.deciding.compared_runs import Comparison, SharderDifference, SharderRow
 from evenshard.messages import printable
 from evenshard.placing.highlights import ms_text
@@ -30,7 +31,8 @@ def print_comparison(comparison: Comparison, file: TextIO | None = None) -> None
         console.print(settings)
     else:
         console.print("The settings are the same.")
-    sharders = _grid("mean measured ms per step", comparison)
+    timed = sorted({measured_or_simulated(hardware) for hardware in comparison.hardware if hardware})
+    sharders = _grid(" ".join(("mean", *timed[:1], *(f"or {one}" for one in timed[1:]), "ms per step")), comparison)
     for row in comparison.sharders:
         sharders.add_row(printable(row.sharder), *_cells(row))
     if comparison.sharders:

@@ -71,7 +71,9 @@ def contest(
     ]
     if not jobs:
         raise InfeasibleTask(f"no held-out task fits its devices: {ours[0].reason}")
-    log.info("measuring %d placements of %d held-out tasks", len(jobs), len(split.test))
+    log.info(
+        "timing %d placements of %d held-out tasks on %s", len(jobs), len(split.test), hardware.provenance.hardware
+    )
     show = partial(progress, description="promote")
     measured = measure_jobs(hardware, among_controls(jobs, split.train, measure), measure, journal, track=show)
     cost_ms = {one.measurement_id: one.cost.max_device_ms for one in measured}

@@ -165,7 +165,7 @@ def _contested(
     with closing(open_hardware(measure)) as hardware, Journal(outputs.report / JOURNAL) as journal:
         if model.trained_on.hardware != hardware.provenance.hardware:
             log.warning(
-                "the candidate was trained on %s and is measured on %s",
+                "the candidate was trained on %s and is compared on %s",
                 model.trained_on.hardware,
                 hardware.provenance.hardware,
             )

@@ -180,17 +180,17 @@ def _conclusion(
     if verdict is Verdict.UNCLEAR:
         may_be = "nobody can tell how much" if math.isinf(high) else f"{high:.2g} %"
         return False, (
-            f"its placements may be slower by {may_be}, and {rules.tolerance_pct:g} % is tolerated. Measure more tasks"
+            f"its placements may be slower by {may_be}, and {rules.tolerance_pct:g} % is tolerated. Take more tasks"
         )
     if only[0]:
         return True, f"its placements cost the same, and it places {_tasks(only[0])} that the champion does not"
     if num_measured[0] < num_measured[1]:
         return True, (
-            f"its placements cost the same, and it learned from {num_measured[0]:,} measured placements instead of "
+            f"its placements cost the same, and it learned from {num_measured[0]:,} placements instead of "
             f"{num_measured[1]:,}"
         )
     return False, (
-        f"its placements cost the same, and it learned from no fewer measured placements ({num_measured[0]:,}, the "
+        f"its placements cost the same, and it learned from no fewer placements ({num_measured[0]:,}, the "
         f"champion {num_measured[1]:,})"
     )
 

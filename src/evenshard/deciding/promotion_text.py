@@ -1,4 +1,4 @@
-"""How does the terminal tell what became of a candidate? The verdict and why, then what was measured."""
+"""How does the terminal tell what became of a candidate? The verdict and why, then the times it rests on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TextIO
 
 from rich.table import Table as Grid
 
+from evenshard.costs import measured_or_simulated
 from evenshard.deciding.promote import Outcome, Promotion
 from evenshard.messages import printable
 from evenshard.placing.highlights import ms_text
@@ -30,8 +31,10 @@ def print_promotion(promotion: Promotion, file: TextIO | None = None) -> None:
     if decision is not None and found is not None:
         difference = decision.difference_pct
         grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        hardware = found.measured[0].provenance.hardware
+        timed = measured_or_simulated(hardware)
         grid.add_column("model")
-        for head in ("mean measured ms", "tasks without a placement", "measured placements learned from"):
+        for head in (f"mean {timed} ms", "tasks without a placement", "placements learned from"):
             grid.add_column(head, justify="right")
         for name, mean_ms, missed, learned in (
             (promotion.candidate, decision.candidate_ms, decision.num_candidate_missed, decision.candidate_measured),
@@ -46,6 +49,6 @@ def print_promotion(promotion: Promotion, file: TextIO | None = None) -> None:
                 f"placement. Below {decision.noise_pct:.2f} % is noise.",
                 soft_wrap=True,
             )
-        console.print(f"Measured on {printable(found.measured[0].provenance.hardware)}.", style="dim")
+        console.print(f"All times are {timed}, on {printable(hardware)}.", style="dim")
     if promotion.champion_now:
         console.print(f"The champion is {promotion.champion_now}.")

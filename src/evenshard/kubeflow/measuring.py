@@ -55,7 +55,7 @@ def measure_round(
         run.series("measured_ms_per_placement", outcome.curve)
         record(run, metrics, outcome.metrics, outputs.costs)
         run.tables(inputs.tables)
-        run.costs([outputs.costs], "measured")
+        run.costs([outputs.costs], "benchmark")
 
 
 def evaluate_all(

@@ -86,7 +86,7 @@ def train_bundle(hardware: SimulatedHardware, config: BundleConfig) -> TrainedBu
     memory_bytes = int(hardware.profile.memory_bytes)
     worlds = [draw_world(f"w{n:03d}", config.broad, memory_bytes, rng) for n in range(config.broad.num_worlds)]
     known = [one for world in worlds for one in _measured(hardware, world, config.broad, rng)]
-    log.info("measured %d shards and placements of %d worlds", len(known), len(worlds))
+    log.info("simulated %d shards and placements of %d worlds", len(known), len(worlds))
     search_tasks = [
         draw_task(worlds[n % len(worlds)], f"search-{n // len(worlds)}", rng) for n in range(config.search_tasks)
     ]

@@ -166,9 +166,9 @@ def fit_convex_net(
     """
     rows = DeviceRows.of(measured)
     if not len(rows.times_R2):
-        raise BadConfig("No measured device held tables and ran. Measure placements that fit the devices' memory.")
+        raise BadConfig("No device of the costs held tables and ran. Benchmark some that fit the devices.")
     if len(set(rows.batch_sizes)) > 1 and not config.across_batches:
-        raise BadConfig("The placements were measured at several batch sizes. Set across_batches, or measure at one.")
+        raise BadConfig("The costs are of several batch sizes. Set across_batches, or benchmark at one.")
     generator = torch.Generator().manual_seed(config.seed)
     sizes = EnsembleSizes(
         config.num_members,

@@ -1,4 +1,4 @@
-"""What does a placement really cost? One module per way to find out; ``open_hardware`` is the door.
+"""What does a placement cost? One module per way to find out; ``open_hardware`` is the door.
 
 Imports nothing beyond the standard library, numpy and torch (FBGEMM inside functions; PyYAML where a profile is read),
 so that a bare GPU box that has only torch can measure.
@@ -6,13 +6,13 @@ so that a bare GPU box that has only torch can measure.
 
 from __future__ import annotations
 
+from evenshard.costs import SIMULATED
 from evenshard.errors import BadConfig
 from evenshard.measure.campaign import Job, from_journal, measure_jobs, with_controls
 from evenshard.measure.hardware import Hardware, MeasureConfig
 from evenshard.measure.journal import Journal
 
 REAL = ("auto", "cpu", "cuda")
-SIMULATED = "simulated:"
 
 
 def open_hardware(hardware: str | MeasureConfig) -> Hardware:
@@ -50,6 +50,7 @@ def _check(config: MeasureConfig) -> None:
 
 
 __all__ = [
+    "SIMULATED",
     "Hardware",
     "Job",
     "Journal",

@@ -1,4 +1,6 @@
-"""How long does a shard take on a GPU? The kernels of FBGEMM's fused embedding with SGD, one after the other.
+"""How long would a shard take on a GPU? The kernels of FBGEMM's fused embedding with SGD, one after the other.
+
+It is a model that no GPU has confirmed.
 
 A kernel takes as long as the slowest of what it needs: device memory, L2, or the latency of its requests divided by the
 requests in flight. The host adds a fixed time to each call and each kernel its launch.

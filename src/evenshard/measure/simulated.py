@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import evenshard
-from evenshard.costs import DeviceCost, PlacementCost, Provenance
+from evenshard.costs import SIMULATED, DeviceCost, PlacementCost, Provenance
 from evenshard.measure.device_model import backward_ms, forward_ms
 from evenshard.measure.gpu_profile import GpuProfile, gpu_profile
 from evenshard.measure.hardware import MeasureConfig, TimeShare
@@ -29,7 +29,6 @@ from evenshard.placement import Placement
 from evenshard.reuse import FloatArray
 from evenshard.tasks import PlacementTask
 
-PREFIX = "simulated:"
 CHUNK = 256  # placements at a time: 256 of 100 tables are 17 MB
 MAX_CACHED_TASKS = 1024
 QUARTILE_Z = 0.6744897501960817  # of the standard normal distribution
@@ -61,7 +60,7 @@ class SimulatedHardware:
     """
 
     def __init__(self, config: MeasureConfig) -> None:
-        name = config.hardware.removeprefix(PREFIX)
+        name = config.hardware.removeprefix(SIMULATED)
         self.profile: GpuProfile = gpu_profile(name)
         link_name = self.profile.link if config.link == "auto" else config.link
         self.link: Link = link(link_name)

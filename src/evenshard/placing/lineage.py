@@ -84,7 +84,7 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[Link]:
     hardware = str(trained_on.get("hardware") or tags.get(HARDWARE) or UNKNOWN)
     versions = str(trained_on.get("versions") or tags.get(VERSIONS) or UNKNOWN)
     links.append(Link("hardware", hardware, TOLD, "that the model was trained on"))
-    links.append(Link("versions", versions, TOLD, "of the kernels that were measured"))
+    links.append(Link("versions", versions, TOLD, "of what timed its placements"))
     if LIBRARIES in tags:
         links.append(Link("libraries", tags[LIBRARIES], TOLD, "of the evaluation"))
     return links
@@ -166,7 +166,7 @@ def _costs(
 ) -> tuple[list[Link], list[dict[str, Any]]]:
     """The cost datasets, and what those that were found say about their own origin."""
     if not hashes:
-        note = "the model names none: it was measured while it was trained"
+        note = "the model names none: its costs were made while it was trained"
         return [Link("costs", "none", UNCHECKED, note)], []
     md5s = tags.get(COSTS_DVC_MD5, "").split(",")
     links, origins = [], []

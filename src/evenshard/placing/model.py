@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from evenshard.costs import SIMULATED
 from evenshard.errors import BadConfig, BadInput
-from evenshard.models import ANY, SIMULATED, PlacementModel, load_model
+from evenshard.models import ANY, PlacementModel, load_model
 from evenshard.placing.answer import PlacementAnswer
 from evenshard.storage import is_address, local
 from evenshard.tracking import POLICY, ModelVersion, download_model, model_version, version_of_files

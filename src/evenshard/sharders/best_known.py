@@ -12,11 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from evenshard.constraints import UNCONSTRAINED
+from evenshard.costs import SIMULATED
 from evenshard.errors import BadConfig, InfeasibleTask
 from evenshard.impossible import require_room
 from evenshard.measure.hardware import MeasureConfig
 from evenshard.measure.shard_search import IntArray, ShardTimes
-from evenshard.measure.simulated import PREFIX, SimulatedHardware
+from evenshard.measure.simulated import SimulatedHardware
 from evenshard.placement import Placement, check_placement
 from evenshard.sharders.annealing import AnnealConfig, Population, Start
 from evenshard.sharders.annealing_starts import Ranked, best_of_kinds, greedy_starts, ranked_starts, within_its_limits
@@ -45,10 +46,10 @@ class BestKnownSharder:
             BadConfig: if the hardware is real: its true cost is unknown.
         """
         given = MeasureConfig(hardware=measure) if isinstance(measure, str) else measure
-        if not given.hardware.startswith(PREFIX):
+        if not given.hardware.startswith(SIMULATED):
             raise BadConfig(
                 f"best_known searches the noise-free cost, which {given.hardware} does not have. "
-                f"Use hardware {PREFIX}<profile>."
+                f"Use hardware {SIMULATED}<profile>."
             )
         self._hardware = SimulatedHardware(replace(given, noise=0.0))
         self._config = config or AnnealConfig()

@@ -150,7 +150,7 @@ class EvenshardSharder:
         placement, cost = min(zip(candidates, costs, strict=True), key=lambda pair: pair[1].max_device_ms)
         if not cost.fits:
             raise InfeasibleTask(
-                f"{task.task_id}: all {len(candidates)} measured placements ran out of memory. Lower memory_cap_gb, "
+                f"{task.task_id}: all {len(candidates)} candidates ran out of memory. Lower memory_cap_gb, "
                 f"so that what a device cannot hold is not tried, or raise num_devices."
             )
         return PredictedPlacement.of(self.model, task, placement), cost

@@ -1,4 +1,4 @@
-"""Stage 2, once per round: what do placements really cost? Proposes placements and measures them."""
+"""Stage 2, once per round: what do placements cost? Proposes some and times them, by kernels or a device model."""
 
 from __future__ import annotations
 
@@ -113,9 +113,7 @@ def run(
         else:
             measured, share = _measure(jobs, measure, journal, inputs)
     if not measured:
-        raise MeasurementFailed(
-            "Nothing was measured. Raise --budget-minutes, or name the journal that holds the costs."
-        )
+        raise MeasurementFailed("Nothing was timed. Raise --budget-minutes, or name the journal that holds the costs.")
     save_costs(measured, outputs.costs, lineage)
     own_journal.unlink(missing_ok=True)
     return _outcome(measured, len(jobs), share, inputs.round)
@@ -157,9 +155,9 @@ def _measure(
     jobs: Sequence[Job], measure: MeasureConfig, journal: Journal, inputs: BenchmarkInputs
 ) -> tuple[list[MeasuredPlacement], TimeShare]:
     with closing(open_hardware(measure)) as hardware:
-        log.info("round %d: measuring %d placements on %s", inputs.round, len(jobs), hardware.provenance.hardware)
+        log.info("round %d: timing %d placements on %s", inputs.round, len(jobs), hardware.provenance.hardware)
         if len(journal):
-            log.info("%s: %d measurements of an earlier run are on record", journal.path, len(journal))
+            log.info("%s: %d timings of an earlier run are on record", journal.path, len(journal))
         budget_s = None if inputs.budget_minutes is None else 60 * inputs.budget_minutes
         show = partial(progress, description=f"benchmark {inputs.round}")
         measured = measure_jobs(hardware, jobs, measure, journal, budget_s, show)
@@ -184,7 +182,7 @@ def _outcome(measured: Sequence[MeasuredPlacement], num_jobs: int, share: TimeSh
     if within is not None:
         metrics["within_run_noise_pct"] = within
     log.info(
-        "round %d: %d of %d measured; %.0f %% of %.1f s went into kernels",
+        "round %d: %d of %d done; %.0f %% of %.1f s went into kernels",
         round_number,
         len(measured),
         num_jobs,

@@ -142,10 +142,10 @@ def run(
     folder = outputs.report
     report.write_csv(results, folder / "evaluation.csv")
     save_costs(measured, folder / "evaluation_costs.parquet", lineage)
-    report.plot_predicted_vs_measured(results, accuracy, folder / "predicted_vs_measured.png")
+    report.plot_predicted_vs_measured(results, accuracy, origin["hardware"], folder / "predicted_vs_measured.png")
     report.plot_cost_per_round([one for run in rounds for one in run], folder / "cost_per_round.png")
     _plot_one_task(results, ranking, [one.name for one in learned], folder / "device_costs.png")
-    table = report.text_table(ranking, len(split.test), noise)
+    table = report.text_table(ranking, len(split.test), noise, origin["hardware"])
     report.write_text(table, folder / "table.txt")
     report.write_text(json.dumps(metrics, indent=1), folder / "metrics.json")
     journal_path.unlink(missing_ok=True)
@@ -166,10 +166,10 @@ def headline(metrics: Mapping[str, Any]) -> dict[str, float]:
 def _single_costs(
     hardware: Hardware, tasks: Sequence[PlacementTask], measure: MeasureConfig, journal: Journal
 ) -> dict[str, float]:
-    """Measured forward and backward time of every table of the tasks, alone on a device, ms. One visit each."""
+    """Forward and backward time of every table of the tasks, alone on a device, ms. One visit each."""
     tables = {table.name: single_table_task(table, task.batch_size) for task in tasks for table in task.tables}
     jobs = [Job(task.task_id, task, alone(task), 0, "single_table", "single tables") for task in tables.values()]
-    log.info("measuring %d test tables one by one for single_cost_greedy", len(jobs))
+    log.info("timing %d test tables one by one for single_cost_greedy", len(jobs))
     once = replace(measure, visits=1)
     show = partial(progress, description="single tables")
     measured = measure_jobs(hardware, jobs, once, journal, track=show)
@@ -204,7 +204,7 @@ def _measure(
         for number, answer in enumerate(answers)
         if answer.placement is not None
     ]
-    log.info("measuring %d placements of held-out tasks", len(jobs))
+    log.info("timing %d placements of held-out tasks on %s", len(jobs), hardware.provenance.hardware)
     show = partial(progress, description="evaluate")
     return measure_jobs(hardware, among_controls(jobs, train_tasks, measure), measure, journal, track=show)
 

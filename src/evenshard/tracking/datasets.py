@@ -17,7 +17,7 @@ def describe_costs(path: Path, context: str) -> dict[str, Any]:
     """A cost dataset as JSON.
 
     Args:
-        context: measured, training or evaluation.
+        context: benchmark, training or evaluation.
 
     Raises:
         BadFile: if it cannot be read.

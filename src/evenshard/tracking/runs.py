@@ -101,7 +101,7 @@ class StageRun:
         """Says which cost datasets the stage has read or written, and tags the run with their hashes and hardware.
 
         Args:
-            context: measured, training or evaluation.
+            context: benchmark, training or evaluation.
         """
         if self._record is None:
             return

@@ -6,7 +6,8 @@ import logging
 import re
 from pathlib import Path
 
-from evenshard.models import SIMULATED, PlacementModel
+from evenshard.costs import SIMULATED
+from evenshard.models import PlacementModel
 from evenshard.placing.model import model_of
 
 DEFAULT_HARDWARE = "simulated:h200"
