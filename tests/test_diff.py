@@ -60,6 +60,13 @@ def test_nothing_moves_from_an_answer_to_itself() -> None:
     assert "as long as before" in said(difference) and "Nothing moves." in said(difference)
 
 
+def test_what_to_know_about_the_new_answer_is_told() -> None:
+    answer = answered(asked(TWO, 2), (0, 1))
+    difference = diff(answer, replace(answer, notes=("16 devices are priced.",)), additive())
+    assert difference.notes == ("16 devices are priced.",) and "Note: 16 devices are priced." in said(difference)
+    assert diff(replace(answer, notes=("16 devices are priced.",)), answer, additive()).notes == ()
+
+
 @pytest.mark.parametrize(("optimizer", "state"), [("sgd", 0), ("rowwise_adagrad", 40), ("adagrad", 320), ("adam", 640)])
 def test_a_table_moves_with_its_optimizer_state(optimizer: str, state: int) -> None:
     request = asked(TWO, 3, optimizer=optimizer)

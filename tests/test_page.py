@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from answer_builders import GB, answer
 from builders import cost, table
 from evenshard.assumptions import Assumption
 from evenshard.cli import main
+from evenshard.costs import DeviceCost, PlacementCost
 from evenshard.errors import BadConfig
 from evenshard.placing.answer import PlacementAnswer, Rival
 from evenshard.placing.file import json_schema
 from evenshard.placing.page import page, save_page
 from evenshard.placing.page_charts import Axis, device_bars, rival_axis, rival_bars, time_axis
 from evenshard.placing.request import Rules
-from evenshard.placing.rivals import HEURISTICS, RIVALS
+from evenshard.placing.rivals import HEURISTICS, SPLITTING, TORCHREC
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = ("</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{ 7*7 }}", "https://x.y/z.js")
@@ -60,6 +62,7 @@ def full() -> PlacementAnswer:
         asked={
             "reserved_bytes": GB // 2,
             "optimizer": "adam",
+            "allow_column_split": True,
             "rules": Rules({names[0]: (0,)}, {names[1]: (0,)}, together=(names[2:4],), apart=(names[:2],)),
             "assumptions": tuple(Assumption(name, "pooling_factor", "<b>1</b>") for name in names),
         },
@@ -116,22 +119,22 @@ def test_every_table_and_device_occurs() -> None:
 def test_the_numbers_are_the_answers() -> None:
     text = " ".join(Elements(page(full())).text.split())
     for said in (
-        "5.00 ms a step, measured all-to-all modelled",
+        "5.00 ms a step, simulated all-to-all modelled",
         "4.00 ms a step, predicted 90 %: 3.60 to 4.40",
         "3.20 ms lower bound",
         "this placement is within 25 %",
-        "7.50 ms best of the others, measured greedy by size: 50 % slower",
+        "7.50 ms best of the others, simulated greedy by size, with whole tables: 50 % slower",
         "75 % balance: the mean device takes 3.00 ms, the slowest 4.00 ms",
         # Two tables of 64 dims and 48 of the columns of a third; Adam keeps two more numbers per weight.
         "of 4.00 GB memory used fullest: device 0",
         "0 3 1.000 0.500 0.500 2.000 4.000 5.00",
-        "greedy by size 8.00 ms 50 % slower 7.50 measured",
+        "greedy by size 8.00 ms 50 % slower 7.50 simulated",
         "greedy by dim 3.00 ms 25 % faster breaks a rule",
         "x no placement",
         "plain 1,048,576 64 0:16 device 1 16:64 device 0",
         "reserved, 512 MB",
         "Model bundled:h200",
-        "Measured placements 1,234",
+        "Placements simulated 1,234",
         "Rows of a table 10 to 5,000 1,048,576",
         "Apart </script>",
     ):
@@ -142,6 +145,35 @@ def test_a_line_says_what_the_comparison_lacks() -> None:
     one = answer(comparison=(Rival("random", 9.0),))
     assert "TorchRec is &lt;not&gt; there" in page(one, "TorchRec is <not> there")
     assert "TorchRec" not in page(one)
+
+
+def test_simulated_times_are_not_called_measured() -> None:
+    for hardware, word, other in (("cpu", "measured", "simulated"), ("simulated:h200", "simulated", "measured")):
+        rivals = (Rival("size_greedy", 4.1, 6.0),)
+        one = answer(measured=cost(5.0, 2.5), comparison=rivals, asked={"hardware": hardware}, lineage={})
+        text = Elements(page(one)).text.replace("simulated:h200", "").replace("learnt from measured", "")
+        assert word in text and other not in text
+
+
+def test_the_page_begins_with_what_the_times_are_of() -> None:
+    one = answer(link="nvlink_h200", notes=("16 devices <are> priced.",))
+    text = " ".join(Elements(page(one)).text.split())
+    start = "on 2 devices 2 x simulated:h200 (a device model, no GPU), link nvlink_h200 (modelled), batch 64, optimizer"
+    assert start in text
+    assert 0 < text.index("16 devices <are> priced.") < text.index("4.00 ms a step")
+    assert "priced" not in page(answer())
+
+
+def test_torchrec_may_split_too_and_that_is_said() -> None:
+    split = {"allow_column_split": True}
+    one = answer(comparison=(Rival("random", 9.0), Rival(SPLITTING, 4.5)), asked=split)
+    text = " ".join(Elements(page(one)).text.split())
+    assert "best of the others TorchRec's planner, columns too: 12 % slower" in text
+    assert "place whole tables, but for TorchRec's planner with columns: the best of its plans" in text
+    assert "not compared" not in text
+    whole = " ".join(Elements(page(answer(comparison=(Rival("random", 9.0),), asked=split))).text.split())
+    assert "random, with whole tables: 125 % slower" in whole and "columns too, was not compared: add" in whole
+    assert "whole tables" not in page(answer(comparison=(Rival("random", 9.0),)))
 
 
 def test_the_same_answer_gives_the_same_page(tmp_path: Path) -> None:
@@ -167,7 +199,9 @@ def test_a_strange_lineage_is_shown_as_it_is(lineage: dict[str, object]) -> None
 
 
 def test_a_device_that_ran_out_of_memory_and_tables_that_cost_nothing() -> None:
-    assert "out of memory" in page(answer(measured=cost(float("inf"), 2.0)))
+    assert "out of memory" in page(
+        answer(measured=PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1, 0, 0, 1)), "modelled"))
+    )
     page(answer(totals_ms=(0.0, 0.0), low_ms=0.0, high_ms=0.0, lower_bound_ms=1e-9))
 
 
@@ -234,8 +268,8 @@ def test_the_command_writes_the_page(
     monkeypatch.setattr("evenshard.sharders.torchrec_planner.require_torchrec", lambda: None)
     assert main(["place", "t.yaml", "--report", str(tmp_path / "out.html")]) == 0
     assert (tmp_path / "out.html").read_text(encoding="utf-8") == page(full())
-    assert compared == [RIVALS]
-    assert "ms per step measured" in capsys.readouterr().out
+    assert compared == [(*HEURISTICS, *TORCHREC)]
+    assert "ms per step simulated" in capsys.readouterr().out
 
 
 def test_the_page_says_that_torchrec_is_missing(
@@ -243,8 +277,9 @@ def test_the_page_says_that_torchrec_is_missing(
 ) -> None:
     monkeypatch.setattr("evenshard.sharders.torchrec_planner.require_torchrec", torchrec_is_missing)
     assert main(["place", "t.yaml", "--report", str(tmp_path / "out.html")]) == 0
-    remark = "It is not compared with TorchRec's planner: TorchRec is not installed."
-    assert (tmp_path / "out.html").read_text(encoding="utf-8") == page(full(), remark)
+    text = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert text == page(full(), "TorchRec is not installed.")
+    assert "columns too, was not compared: TorchRec is not installed." in unescape(text)
     assert compared == [HEURISTICS]
 
 

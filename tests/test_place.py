@@ -167,6 +167,20 @@ def test_a_request_far_from_the_training_data_is_flagged(capsys: pytest.CaptureF
     assert evenshard.place(TABLES, 2).warnings == ()
 
 
+def test_the_first_lines_say_what_is_priced_and_as_what(table_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = table_file.with_name("placement.json")
+    assert main(["place", str(table_file), "--devices", "16", "--reserved-gb", "2", "-o", str(out)]) == 0
+    head = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+    assert head.startswith("16 x simulated:h200 (a device model, no GPU), link nvlink_h200 (modelled), batch 65,536, ")
+    assert "optimizer sgd, 2.00 GB of each device reserved. 16 devices are priced as if one node held them all" in head
+    record = json.loads(out.read_text())
+    assert record["link"] == "nvlink_h200" and len(record["notes"]) == 1
+    assert main(["place", str(table_file), "--devices", "8", "--allow-column-split"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "priced" not in shown and ", with whole tables: " in shown
+    assert "TorchRec's planner, which splits columns too, was not compared: add --report." in shown
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from evenshard.placing.answer import PlacementAnswer, Rival
 from evenshard.placing.file import json_schema, json_text, load_answer, save_answer
 from evenshard.placing.place import PlaceConfig, place
 from evenshard.placing.request import Rules
-from placing_builders import QUICK, request, untrained
+from placing_builders import QUICK, ROOM, request, untrained
 
 
 def answer(**more: Any) -> PlacementAnswer:
@@ -51,6 +52,25 @@ def test_the_contract() -> None:
     assert record["uncertainty_ms"] == pytest.approx((one.high_ms - one.low_ms) / 2)
     assert record["lineage"]["model"]["source"] == "untrained"
     assert sum(d["used_bytes"] for d in record["predicted"]["devices"]) == sum(one.task.table_bytes)
+
+
+def test_link_and_notes_come_back_and_files_from_before_them_load(tmp_path: Path) -> None:
+    one = replace(answer(), link="nvlink_h200", notes=("16 devices are priced.",))
+    save_answer(one, tmp_path / "placement.json")
+    assert load_answer(tmp_path / "placement.json") == one
+    record = json.loads((tmp_path / "placement.json").read_text())
+    assert (record.pop("link"), record.pop("notes")) == ("nvlink_h200", ["16 devices are priced."])
+    (tmp_path / "placement.json").write_text(json.dumps(record))
+    assert load_answer(tmp_path / "placement.json") == replace(one, link="", notes=())
+
+
+def test_more_devices_than_the_models_link_connects_are_noted() -> None:
+    of_h200 = replace(untrained(), trained_on=replace(untrained().trained_on, link="nvlink_h200"))
+    for caps, count in (((ROOM,) * 8, 0), ((ROOM,) * 9, 1)):
+        one = place(request(*[8] * 9, caps=caps), of_h200, PlaceConfig(QUICK))
+        assert (one.link, len(one.notes)) == ("nvlink_h200", count)
+    assert one.notes[0].startswith("9 devices are priced as if one node held them all")
+    assert place(request(*[8] * 9, caps=(ROOM,) * 9), untrained(), PlaceConfig(QUICK)).notes == ()
 
 
 def test_the_schema_says_what_the_contract_says() -> None:

@@ -70,6 +70,8 @@ FIELDS = [
     "comparison",
     "measured",
     "lineage",
+    "link",
+    "notes",
 ]
 PROPERTIES = ["cuts", "gap_pct", "table_shards", "task", "uncertainty_ms", "used_bytes"]
 UNUSED = {"pandas", "pyarrow", "scipy", "ortools", "matplotlib", "mlflow", "dvc", "torchrec", "fbgemm_gpu", "jinja2"}

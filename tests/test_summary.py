@@ -15,12 +15,18 @@ from evenshard.placing.request import Rules
 from evenshard.placing.summary import print_answer, shown_devices
 
 
-def shown(one: PlacementAnswer, monkeypatch: pytest.MonkeyPatch, width: int = 80, encoding: str = "utf-8") -> str:
+def shown_with(one: PlacementAnswer, missing: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    return shown(one, monkeypatch, 200, missing=missing)
+
+
+def shown(
+    one: PlacementAnswer, monkeypatch: pytest.MonkeyPatch, width: int = 80, encoding: str = "utf-8", missing: str = ""
+) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\n")
-    print_answer(one, file)
+    print_answer(one, file, missing)
     file.seek(0)
     return file.read()
 
@@ -74,9 +80,71 @@ def test_small_devices_count_in_megabytes(monkeypatch: pytest.MonkeyPatch) -> No
 def test_measured_times_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     rivals = (Rival("size_greedy", 4.1, 6.0), Rival("dim_greedy", 9.0, 5.5))
     text = shown(answer(measured=cost(5.0, 2.5), comparison=rivals), monkeypatch, width=120)
-    assert text.startswith("5.00 ms per step measured (4.00 predicted, 90 %: 3.60 to 4.40)")
+    assert "\n\n5.00 ms per step simulated (4.00 predicted, 90 %: 3.60 to 4.40)" in text
     assert "best of 2 others (greedy by dim): 5.50 ms, 10 % slower." in text
     assert "5.00" in row(text, 0)
+
+
+def test_only_real_hardware_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    for hardware, word, other in (("cpu", "measured", "simulated"), ("simulated:h200", "simulated", "measured")):
+        asked = {"hardware": hardware}
+        text = shown(answer(measured=cost(5.0, 2.5), asked=asked), monkeypatch, width=120).replace(hardware, "")
+        assert text.count(word) == 2 and other not in text  # in the headline and above the column
+
+
+def test_what_the_times_are_of_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(answer(asked={"reserved_bytes": GB // 2, "optimizer": "adam"}, link="nvlink_h200"), monkeypatch, 120)
+    assert text.split("\n\n")[0].replace("\n", " ") == (
+        "2 x simulated:h200 (a device model, no GPU), link nvlink_h200 (modelled), batch 64, optimizer adam, "
+        "512 MB of each device reserved."
+    )
+    text = shown(answer(asked={"hardware": "cuda"}, link="nccl"), monkeypatch, 120)
+    assert text.startswith("2 x cuda, link nccl (measured), batch 64, optimizer sgd, no memory reserved.\n\n")
+    assert shown(answer(), monkeypatch, 120).startswith("2 x simulated:h200 (a device model, no GPU), batch 64,")
+
+
+def test_notes_come_before_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(answer(notes=("16 devices are\x1b priced.",)), monkeypatch, 120)
+    assert "no memory reserved.\n16 devices are� priced.\n\n4.00 ms per step" in text
+
+
+WHOLE, SPLIT = Rival("lookup_greedy", 6.0), Rival("torchrec_planner_columns", 4.1)
+
+
+@pytest.mark.parametrize(
+    ("rivals", "split", "words"),
+    [
+        ((WHOLE,), False, "Greedy by lookups: 6.00 ms, 50 % slower."),
+        (
+            (WHOLE,),
+            True,
+            "greedy by lookups, with whole tables: 6.00 ms, 50 % slower. TorchRec's planner, which splits columns too, "
+            "was not compared: add --report.",
+        ),
+        ((WHOLE, SPLIT), True, "The best of 2 others (TorchRec's planner, columns too): 4.10 ms, 2.5 % slower."),
+        (
+            (Rival("dim_greedy", 4.05), SPLIT),
+            True,
+            "The best of 2 others (greedy by dim), with whole tables: 4.05 ms, 1.2 % slower.",
+        ),
+    ],
+)
+def test_whole_tables_are_beside_split_ones(
+    monkeypatch: pytest.MonkeyPatch, rivals: tuple[Rival, ...], split: bool, words: str
+) -> None:
+    text = shown(answer(comparison=rivals, asked={"allow_column_split": split}), monkeypatch, 200)
+    line = next(line for line in text.splitlines() if "slower" in line)
+    assert line.lower() == words.lower()
+
+
+def test_why_torchrec_was_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = answer(comparison=(WHOLE,))
+    assert "TorchRec's planner was not compared: it is not there." in shown_with(one, "it is not there.", monkeypatch)
+    split = answer(comparison=(WHOLE,), asked={"allow_column_split": True})
+    assert "splits columns too, was not compared: it is not there." in shown_with(split, "it is not there", monkeypatch)
+    many = [table(f"t{number}", 9, 64) for number in range(101)]
+    much = answer([0] * 101, tables=many, comparison=(WHOLE,), asked={"allow_column_split": True})
+    assert "was not compared: it takes minutes for more than 100 tables." in shown_with(much, "", monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,8 @@ def place(
         num_devices: devices, equally fast.
         memory_cap_gb: GB (1024**3 bytes) that a device may hold; one number, or one for each device.
         batch_size: samples of a training step over all devices together.
-        hardware: that the answer is for: ``simulated:<profile>``, ``cpu`` or ``cuda``. The first come with a model.
+        hardware: that the answer is for: ``simulated:<profile>``, a device model, ``cpu`` or
+            ``cuda``. The first come with a cost model.
         model: a folder, as a round of the loop leaves it, here or on S3; an MLflow URI such as
             ``models:/evenshard-cost@champion``; or a loaded model. None: the one that comes with evenshard for
             ``hardware``.
@@ -85,7 +86,8 @@ def place(
         weight_bits: 8, 16 or 32 for all tables, whatever their own.
         default_pooling_factor: of tables that have none; reported as assumed.
         compare: other sharders to compare with; see ``evenshard.placing.rivals``.
-        num_measured: candidates to measure on ``hardware``; the measured best is the answer. 0 trusts the model.
+        num_measured: candidates to time on ``hardware`` (a simulated one simulates); the fastest is the answer. 0
+            trusts the model.
         seed: of the search.
 
     Returns:

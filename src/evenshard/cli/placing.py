@@ -22,7 +22,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         return {}
     from evenshard import api
     from evenshard.errors import BadConfig
-    from evenshard.placing.rivals import HEURISTICS
+    from evenshard.placing.rivals import HEURISTICS, SPLITTING
     from evenshard.placing.summary import print_answer
 
     if args.tables is None:
@@ -49,7 +49,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         embedding_dim=args.embedding_dim,
         weight_bits=args.weight_bits,
         default_pooling_factor=args.default_pooling_factor,
-        compare=(*HEURISTICS, *torchrec),
+        compare=(*HEURISTICS, *torchrec, *([SPLITTING] if torchrec and args.allow_column_split else ())),
         num_measured=args.measure,
         seed=args.seed,
     )
@@ -63,12 +63,12 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         from evenshard.placing.page import save_page
 
         save_page(answer, args.report, missing)
-    print_answer(answer)
+    print_answer(answer, missing=missing)
     return {}
 
 
 def _torchrec() -> tuple[tuple[str, ...], str]:
-    """TorchRec's planners to compare with; where TorchRec is not installed, a line for the report that says so."""
+    """TorchRec's planners to compare with; where TorchRec is not installed, why."""
     from evenshard.errors import BadConfig
     from evenshard.placing.rivals import TORCHREC
     from evenshard.sharders.torchrec_planner import require_torchrec
@@ -76,7 +76,7 @@ def _torchrec() -> tuple[tuple[str, ...], str]:
     try:
         require_torchrec()
     except BadConfig as error:
-        return (), f"It is not compared with TorchRec's planner: {error}"
+        return (), str(error)
     return TORCHREC, ""
 
 
@@ -168,7 +168,7 @@ def add_commands(commands: Commands) -> None:
         "(.parquet or .pt), or DLRM batch file; s3://bucket/file too",
     )
     add("-o", "--out", **OUTPUT, help="placement.json, or TorchRec plan, to write")
-    add("--report", **OUTPUT, help="HTML page to write, which compares with TorchRec's planner too")
+    add("--report", **OUTPUT, help="HTML page to write; compares with TorchRec's planner too, where it is installed")
     add("--schema", action="store_true", help="print the JSON schema of placement.json, and nothing else")
     about = sub.add_argument_group("devices")
     add = about.add_argument
@@ -191,7 +191,7 @@ def add_commands(commands: Commands) -> None:
         "--hardware",
         type=SOURCE,
         default="simulated:h200",
-        help="that the answer is for: simulated:<profile>, cpu or cuda (default: simulated:h200)",
+        help="that the answer is for: cpu, cuda, or simulated:<profile>, a device model (default: simulated:h200)",
     )
     add(
         "--model",
@@ -278,7 +278,7 @@ def add_commands(commands: Commands) -> None:
         type=at_least(0),
         default=0,
         metavar="N",
-        help="measure the N best candidates on --hardware and take the fastest (default: 0)",
+        help="time the N best candidates on --hardware, kernels or device model; take the fastest (default: 0)",
     )
     add("--seed", type=int, default=0, help="of the search (default: 0)")
     add(

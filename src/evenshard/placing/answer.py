@@ -51,6 +51,8 @@ class PlacementAnswer(Placement):
         comparison: what other sharders would cost.
         measured: the cost on the hardware, where that was asked for.
         lineage: model, tables and code that made it; JSON.
+        link: that the exchanges of the training data went over, by name; empty where a file does not tell.
+        notes: what else to know before believing a time; a sentence or two each.
     """
 
     request: PlacementRequest
@@ -66,6 +68,8 @@ class PlacementAnswer(Placement):
     comparison: tuple[Rival, ...]
     measured: PlacementCost | None
     lineage: Mapping[str, Any]
+    link: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def table_shards(self) -> tuple[TableShard, ...]:

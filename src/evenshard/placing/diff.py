@@ -178,7 +178,7 @@ def diff(
         removed=tuple(name for name in of_old if name not in of_new),
         changed=changed,
         times=times,
-        notes=notes,
+        notes=(*notes, *new.notes),
     )
 
 

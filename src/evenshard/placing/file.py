@@ -67,10 +67,10 @@ class Predicted(_Record):
 
 
 class Measured(_Record):
-    """What the hardware says, ms; the all-to-all may be modelled."""
+    """A step on the request's hardware, ms: measured on real hardware, simulated on simulated:<profile>."""
 
     total_ms: float
-    all_to_all: Literal["measured", "modelled"]
+    all_to_all: Literal["measured", "modelled"] = Field(description="whether devices really exchanged anything")
     devices: list[DeviceTimes]
 
 
@@ -79,7 +79,7 @@ class Compared(_Record):
 
     sharder: str
     predicted_ms: float | None
-    measured_ms: float | None
+    measured_ms: float | None = Field(description="on the request's hardware; simulated on simulated:<profile>")
     note: str
 
 
@@ -122,7 +122,7 @@ class Request(_Record):
     batch_size: int
     rules: RuleRecord
     allow_column_split: bool
-    hardware: str
+    hardware: str = Field(description="simulated:<profile> is a device model, and no GPU")
     assumptions: list[Assumed]
 
 
@@ -138,6 +138,8 @@ class PlacementFile(_Record):
     measured: Measured | None
     comparison: list[Compared]
     warnings: list[str] = Field(description="where the request lies outside of the model's training data")
+    link: str = Field("", description="that the exchanges of the model's training data went over")
+    notes: list[str] = Field([], description="what else to know before believing a time")
     request: Request
     lineage: dict[str, Any]
 
@@ -219,6 +221,8 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
         measured=None if answer.measured is None else _measured_record(answer.measured),
         comparison=[Compared(**vars(rival)) for rival in answer.comparison],
         warnings=list(answer.warnings),
+        link=answer.link,
+        notes=list(answer.notes),
         request=_request_record(answer.request),
         lineage=dict(answer.lineage),
     )
@@ -295,6 +299,8 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
         comparison=tuple(Rival(**dict(one)) for one in record.comparison),
         measured=None if record.measured is None else _measured(record.measured),
         lineage=record.lineage,
+        link=record.link,
+        notes=tuple(record.notes),
     )
 
 

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from evenshard.columns import TablePart
+from evenshard.costs import measured_or_simulated
+from evenshard.measure.link import is_modelled
 from evenshard.messages import printable
 from evenshard.placing.answer import PlacementAnswer, Rival
+from evenshard.placing.rivals import MOST_SPLIT, SPLITTING, asked_to_split
 from evenshard.units import BYTES_PER_GB
 
 MAX_NAMES = 3
@@ -38,6 +41,7 @@ SHARDERS = {
     "size_lookup_greedy": "greedy by size and lookups",
     "torchrec_planner": "TorchRec's planner",
     "torchrec_planner_perf": "TorchRec's planner, costliest first",
+    SPLITTING: "TorchRec's planner, columns too",
 }
 """Rules of thumb, as a reader would call them; others keep their own name."""
 
@@ -166,6 +170,24 @@ def _pct(time_ms: float, reference_ms: float) -> float:
 # In words -------------------------------------------------------------------------------------------------------------
 
 
+def setting_text(answer: PlacementAnswer) -> str:
+    """What the times are of: hardware, link, batch, optimizer and what is left for tables."""
+    request = answer.request
+    model = "" if timed(answer) == "measured" else " (a device model, no GPU)"
+    how = "modelled" if is_modelled(answer.link) else "measured"
+    link = f", link {printable(answer.link)} ({how})" if answer.link else ""
+    reserved = f"{size_text(request.reserved_bytes)} of each device" if request.reserved_bytes else "no memory"
+    return (
+        f"{request.num_devices:,} x {printable(request.hardware)}{model}{link}, batch {request.batch_size:,}, "
+        f"optimizer {request.optimizer}, {reserved} reserved"
+    )
+
+
+def timed(answer: PlacementAnswer) -> str:
+    """Measured or simulated: what times on the request's hardware are, beside the predicted ones."""
+    return measured_or_simulated(answer.request.hardware)
+
+
 def headline(answer: PlacementAnswer) -> str:
     """How long a step takes, and how good that is."""
     interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)}"
@@ -173,7 +195,7 @@ def headline(answer: PlacementAnswer) -> str:
         step = f"{ms_text(answer.predicted_ms)} ms per step predicted ({interval})"
     else:
         predicted = f"{ms_text(answer.predicted_ms)} predicted, {interval}"
-        step = f"{ms_text(answer.measured.max_device_ms)} ms per step measured ({predicted})"
+        step = f"{ms_text(answer.measured.max_device_ms)} ms per step {timed(answer)} ({predicted})"
     return step if answer.num_devices == 1 else f"{step}, {gap_text(answer)}"
 
 
@@ -184,8 +206,27 @@ def rival_text(answer: PlacementAnswer) -> str | None:
         return None
     count = len(legal_rivals(answer))
     who = f"The best of {count} others ({sharder_text(rival.sharder)})" if count > 1 else sharder_text(rival.sharder)
-    whole = ", with whole tables" if answer.cuts else ""
-    return f"{who}{whole}: {ms_text(_rival_ms(rival))} ms, {rival_difference(answer, rival)}"
+    return f"{who}{whole_tables_text(answer, rival)}: {ms_text(_rival_ms(rival))} ms, {rival_difference(answer, rival)}"
+
+
+def whole_tables_text(answer: PlacementAnswer, rival: Rival) -> str:
+    """What to add to a rival's name where the answer might split tables and it might not."""
+    return ", with whole tables" if answer.request.allow_column_split and rival.sharder != SPLITTING else ""
+
+
+def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
+    """What to say where TorchRec's planner is missing among the others, or its column splits are.
+
+    Args:
+        reason: why it is missing; empty where it was not asked for.
+    """
+    who = "TorchRec's planner"
+    if answer.request.allow_column_split and all(rival.sharder != SPLITTING for rival in answer.comparison):
+        who += ", which splits columns too,"
+        if not asked_to_split(answer.request):
+            reason = f"it takes minutes for more than {MOST_SPLIT} tables"
+        reason = reason or "add --report"
+    return f"{who} was not compared: {reason.rstrip('.')}." if reason and answer.num_devices > 1 else None
 
 
 def gap_text(answer: PlacementAnswer) -> str:

@@ -17,11 +17,13 @@ from markupsafe import Markup
 
 import evenshard
 from evenshard.atomic import atomic_path
+from evenshard.costs import measured_or_simulated
 from evenshard.messages import printable
 from evenshard.placing import highlights
 from evenshard.placing.answer import PlacementAnswer
 from evenshard.placing.highlights import ms_text, pct_text, size_text
 from evenshard.placing.page_charts import Axis, device_bars, rival_axis, rival_bars, time_axis
+from evenshard.placing.rivals import MIN_PARTITIONS, SPLITTING
 
 MAX_ROWS = 32
 """Devices that are drawn as rows with their numbers; more become columns."""
@@ -33,17 +35,17 @@ LISTED = 12
 """Tables that an assumption names."""
 
 
-def save_page(answer: PlacementAnswer, path: Path, remark: str = "") -> None:
+def save_page(answer: PlacementAnswer, path: Path, missing: str = "") -> None:
     """Writes the page as a whole or not at all."""
     with atomic_path(path) as draft:
-        draft.write_text(page(answer, remark), encoding="utf-8")
+        draft.write_text(page(answer, missing), encoding="utf-8")
 
 
-def page(answer: PlacementAnswer, remark: str = "") -> str:
+def page(answer: PlacementAnswer, missing: str = "") -> str:
     """The page; the same answer gives the same text.
 
     Args:
-        remark: on the comparison, such as why TorchRec's planner is missing.
+        missing: why TorchRec's planner is not among the others, where it was asked for.
     """
     places = Environment(
         loader=PackageLoader("evenshard.placing", "."),
@@ -54,7 +56,8 @@ def page(answer: PlacementAnswer, remark: str = "") -> str:
         lstrip_blocks=True,
     )
     places.filters.update(ms=ms_text, pct=pct_text, size=size_text, count=_count)
-    return places.get_template("page.html.j2").render(remark=remark, **_view(answer))
+    not_compared = highlights.not_compared_text(answer, missing)
+    return places.get_template("page.html.j2").render(not_compared=not_compared, **_view(answer))
 
 
 def _printable(value: Any) -> Any:
@@ -79,9 +82,14 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "answer": answer,
         "request": answer.request,
         "version": evenshard.__version__,
+        "setting": highlights.setting_text(answer),
+        "timed": highlights.timed(answer),
+        "learnt_from": measured_or_simulated(str(_trained_on(answer).get("hardware", ""))),
         "title": f"{_plural(len(answer.request.tables), 'table')} on {_plural(answer.num_devices, 'device')}",
         "best": best,
-        "best_name": None if best is None else highlights.sharder_text(best.sharder),
+        "best_name": None
+        if best is None
+        else highlights.sharder_text(best.sharder) + highlights.whole_tables_text(answer, best),
         "best_difference": None if best is None else highlights.rival_difference(answer, best),
         "advice": highlights.advice(answer),
         "part_names": highlights.PARTS,
@@ -102,6 +110,8 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "memory_axis": Axis(max(answer.request.caps_bytes), 1.0),
         "rivals_axis": rivals_axis,
         "rivals": rival_bars(answer, rivals_axis),
+        "may_split": any(rival.sharder == SPLITTING for rival in answer.comparison),
+        "min_partitions": MIN_PARTITIONS,
         "rival_measured": any(rival.measured_ms is not None for rival in answer.comparison),
         "on_slowest": highlights.costliest([one for one in parts if one.device == slowest], NUM_SLOWEST),
         "costliest": highlights.costliest(parts, NUM_COSTLIEST),
@@ -153,7 +163,7 @@ def _made_by(answer: PlacementAnswer) -> list[tuple[str, str]]:
     """What the lineage says that a reader looks for; all of it stands below in full."""
     lineage = answer.lineage
     model = _mapping(lineage.get("model"))
-    trained_on = _mapping(model.get("trained_on"))
+    trained_on = _trained_on(answer)
     found = [
         ("evenshard", lineage.get("evenshard_version")),
         ("Tables from", lineage.get("tables")),
@@ -161,7 +171,7 @@ def _made_by(answer: PlacementAnswer) -> list[tuple[str, str]]:
         ("Model's sha256", model.get("sha256")),
         ("Trained on", trained_on.get("hardware")),
         ("Link", trained_on.get("link")),
-        ("Measured placements", trained_on.get("num_measured")),
+        (f"Placements {measured_or_simulated(str(trained_on.get('hardware')))}", trained_on.get("num_measured")),
         ("Trained by", trained_on.get("evenshard_version")),
         ("Commit", trained_on.get("git_commit")),
     ]
@@ -170,7 +180,7 @@ def _made_by(answer: PlacementAnswer) -> list[tuple[str, str]]:
 
 def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
     """What the model has seen, and what was asked, beside each other."""
-    seen = _mapping(_mapping(answer.lineage.get("model")).get("trained_on"))
+    seen = _trained_on(answer)
     tables = answer.task.tables
     shards = [[tables[position] for position in shard] for shard in answer.shards()]
     dims = [sum(table.embedding_dim for table in shard) for shard in shards]
@@ -185,6 +195,10 @@ def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
         ("Batch, samples", "batch_size", [answer.request.batch_size]),
     ]
     return [(name, _range(seen[key]), _range(values)) for name, key, values in asked if _is_range(seen.get(key))]
+
+
+def _trained_on(answer: PlacementAnswer) -> Mapping[str, Any]:
+    return _mapping(_mapping(answer.lineage.get("model")).get("trained_on"))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ import evenshard
 from evenshard.cost_nets.convex import ConvexCostModel
 from evenshard.errors import InfeasibleTask
 from evenshard.measure.hardware import Measure
+from evenshard.measure.link import beyond_span
 from evenshard.models import PlacementModel
 from evenshard.placement import Placement
 from evenshard.placing.answer import PlacementAnswer
@@ -94,6 +95,8 @@ def place(
         comparison=rivals(request, model, config.compare, measure if config.num_measured else None),
         measured=cost,
         lineage=json.loads(json.dumps(lineage)),  # as a file gives it back
+        link=model.trained_on.link,
+        notes=tuple(note for note in [beyond_span(model.trained_on.link, request.num_devices)] if note),
     )
 
 

@@ -34,16 +34,21 @@ INDENT = 9
 """Width of the first word of the lines below the table."""
 
 
-def print_answer(answer: PlacementAnswer, file: TextIO | None = None) -> None:
+def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: str = "") -> None:
     """Prints the summary.
 
     Args:
         file: where to; None for stdout. Colours go to terminals only.
+        missing: why TorchRec's planner is not among the others, where it was asked for.
     """
     console = plain_console(file)
-    compared = highlights.rival_text(answer)
+    compared, not_compared = highlights.rival_text(answer), highlights.not_compared_text(answer, missing)
+    _print_text(console, f"{highlights.setting_text(answer)}.", "dim")
+    for note in answer.notes:
+        _print_text(console, printable(note), "bold yellow")
+    console.print()
     _print_text(console, f"{highlights.headline(answer)}.", "bold")
-    _print_text(console, "" if compared is None else f"{compared}.")
+    _print_text(console, " ".join(line for line in (f"{compared}." if compared else "", not_compared) if line))
     console.print()
     console.print(_devices(answer, console))
     console.print()
@@ -75,7 +80,7 @@ def shown_devices(answer: PlacementAnswer) -> tuple[list[int], list[int]]:
 def _devices(answer: PlacementAnswer, console: Console) -> Grid:
     slowest, fullest = shown_devices(answer)
     heads = [head.format(unit=_memory_unit(answer)[0]) for head in HEADS]
-    heads += [] if answer.measured is None else ["measured"]
+    heads += [] if answer.measured is None else [highlights.timed(answer)]
     lines = {device: _cells(answer, device) for device in (*slowest, *fullest)}
     if _left(console.width, heads, lines.values()) < LEAST_BAR:
         for line in (heads, *lines.values()):

@@ -207,7 +207,7 @@ class EvenshardPlanner:
         model, hardware = chosen_model(self._model, self._hardware, self._machine.compute_device)
         config = PlaceConfig(SearchConfig(seed=self._seed))
         self.answer = place(replace(request, hardware=hardware), model, config)
-        for warning in self.answer.warnings:
+        for warning in (*self.answer.notes, *self.answer.warnings):
             log.warning("%s", warning)
         return self.answer.table_shards
 
