@@ -1,4 +1,4 @@
-# Two commands: `make run` runs the whole loop on real kernels, `make test` runs the tests.
+# Two commands: `make run` runs the whole loop on real CPU kernels, `make test` runs the tests.
 # EXTRA=cuda installs the CUDA build of FBGEMM instead of the CPU build (see README).
 
 PYTHON ?= python3

@@ -2,7 +2,7 @@
 
     python examples/mlperf_vs_torchrec.py            # needs TorchRec, no GPU
 
-All times come from evenshard's device model of an H200, which measures both planners' plans in the same way; nothing
+All times come from evenshard's device model of an H200, which times both planners' plans in the same way; nothing
 runs on a GPU. evenshard's cost model has learned from that device model, on other tables. TorchRec plans with its own
 constants and is told the pooling factors.
 """
