@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from kfp_server_api import ApiClient
 
-from evenshard.kubeflow.run_tasks import record_ends, tasks_of
+from evenshard.kubeflow.remote import RunStatus
+from evenshard.kubeflow.run_tasks import TaskStatus, record_ends, tasks_of
+from evenshard.kubeflow.status_text import failure_of
 from kfp_server import nodes_of
 
 
@@ -80,3 +83,9 @@ def test_the_record_of_a_long_run_ends_before_it() -> None:
     for clock in ("04:34:10", "04:37:10", "04:41:30", "04:43:40"):
         assert record_ends(details(nodes_of("train_succeeded", clock)), finished=False) is None
     assert record_ends([], finished=True) is None and tasks_of([]) == ()
+
+
+def test_a_failure_names_three_tasks_each_once() -> None:
+    tasks = tuple(TaskStatus(name, "FAILED", datetime.now(UTC), ()) for name in "aabcde")
+    line = failure_of(RunStatus("r1", "a run", "team-a", "FAILED", tasks, None, "http://page"))
+    assert line == "run r1 ended as FAILED. a failed. b failed. c failed. And 2 more. See http://page"

@@ -85,7 +85,7 @@ def tasks_of(details: Sequence[Any]) -> tuple[TaskStatus, ...]:
 def record_ends(details: Sequence[Any], finished: bool) -> datetime | None:
     """When Kubeflow Pipelines stopped to note what the tasks do; None where nothing shows that it has.
 
-    Of a run of more than about a hundred nodes it keeps no more: Argo compresses them then.
+    A run of 34 pods was noted up to its hundredth node and no further, presumably because Argo compresses more of them.
 
     Args:
         finished: whether the run has.
