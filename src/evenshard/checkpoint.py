@@ -19,12 +19,16 @@ from evenshard.atomic import atomic_path
 from evenshard.cost_nets.autoshard import AutoShardCostNet
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.errors import BadFile
-from evenshard.features import NUM_FEATURES, FeatureNormalizer
+from evenshard.features import FeatureNormalizer
+from evenshard.messages import cut
 from evenshard.outputs import NETWORK
+from evenshard.plain_json import load_json
+from evenshard.plain_records import record_of
 from evenshard.saved import reading_saved
 from evenshard.sharders.autoshard import AutoShardPolicy
 from evenshard.sharders.dreamshard import DreamShardPolicy
 from evenshard.trained_on import TRAINED_ON, TrainedOn
+from evenshard.weights import load_adam, load_weights, save_adam, save_weights
 
 Net = TypeVar("Net", bound=nn.Module)
 KINDS: dict[str, type[nn.Module]] = {
@@ -60,6 +64,9 @@ def new_checkpoint(net: Net, normalizer: FeatureNormalizer) -> Checkpoint[Net]:
 def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: TrainedOn | None = None) -> None:
     """Writes the folder as a whole or not at all.
 
+    Raises:
+        TrainingFailed: if its training has diverged; an older folder stays as it was.
+
     Args:
         trained_on: the measurements that it learned from; None for a policy, which learns from a cost network.
     """
@@ -67,7 +74,7 @@ def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: Train
         save_network(checkpoint.net, checkpoint.normalizer, draft, checkpoint.round)
         if trained_on is not None:
             trained_on.save(draft / TRAINED_ON)
-        torch.save(checkpoint.optimizer.state_dict(), draft / "optimizer.pt")
+        save_adam(checkpoint.optimizer, draft / "optimizer.pt")
 
 
 def save_network(net: nn.Module, normalizer: FeatureNormalizer, folder: Path, round_number: int = 0) -> None:
@@ -77,7 +84,7 @@ def save_network(net: nn.Module, normalizer: FeatureNormalizer, folder: Path, ro
     with atomic_path(folder, NETWORK) as draft:
         draft.mkdir()
         (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-        torch.save(net.state_dict(), draft / "state.pt")
+        save_weights(net, draft / "state.pt")
 
 
 def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:
@@ -89,7 +96,7 @@ def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:
     with _reading(folder):
         net, normalizer, round_number = _read_network(folder, kind)
         checkpoint = new_checkpoint(net, normalizer)
-        checkpoint.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+        load_adam(checkpoint.optimizer, folder / "optimizer.pt")
         return replace(checkpoint, round=round_number)
 
 
@@ -109,12 +116,18 @@ def _reading(folder: Path) -> AbstractContextManager[None]:
 
 def _read_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer, int]:
     """The network, its normalizer, and the rounds behind it."""
-    config = json.loads((folder / "config.json").read_text())
-    if KINDS.get(config["kind"]) is not kind:
-        raise BadFile(folder, f"holds a {config['kind']}, not a {kind.__name__}", "Name the other folder.")
-    normalizer = FeatureNormalizer(**{key: tuple(value) for key, value in config["normalizer"].items()})
-    if not len(normalizer.mean) == len(normalizer.scale) == NUM_FEATURES:
-        raise ValueError(f"its normalizer is not for {NUM_FEATURES} features")
+    config = record_of(_Config, load_json((folder / "config.json").read_bytes()))
+    if KINDS.get(config.kind) is not kind:
+        raise BadFile(folder, f"holds a {cut(config.kind)}, not a {kind.__name__}", "Name the other folder.")
+    if config.round < 0:
+        raise ValueError(f"round is {config.round}, below 0")
     net = kind()
-    net.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
-    return net, normalizer, int(config["round"])
+    load_weights(net, folder / "state.pt")
+    return net, config.normalizer, config.round
+
+
+@dataclass(frozen=True)
+class _Config:
+    kind: str
+    round: int
+    normalizer: FeatureNormalizer

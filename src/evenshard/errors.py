@@ -9,6 +9,7 @@
     |-- InfeasibleTask        the tables do not fit the devices' memory            (exit code 2 when asked
     |                         for one placement; a row of the report in a study)
     |-- MeasurementFailed     a kernel or a device failed while being measured     (exit code 1)
+    |-- TrainingFailed        a network's numbers are not finite any more          (exit code 1)
     |-- PipelineFailed        a run of a pipeline failed, or its server is down    (exit code 1)
     |-- TrackingFailed        MLflow did not take something, or a lineage is broken (exit code 1)
     +-- StorageFailed         S3 is down or full, or bytes arrived damaged         (exit code 1)
@@ -58,6 +59,10 @@ class InfeasibleTask(EvenshardError):
 
 class MeasurementFailed(EvenshardError):
     """A measurement could not be taken."""
+
+
+class TrainingFailed(EvenshardError):
+    """A network cannot be used, as its training has diverged."""
 
 
 class PipelineFailed(EvenshardError):

@@ -5,6 +5,7 @@ Legend: T tables, F = 21 features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,10 +47,19 @@ class FeatureNormalizer:
     Attributes:
         mean: F numbers.
         scale: F numbers, the deviation, or 1 where all training tables agree.
+
+    Raises:
+        ValueError: if there are not F of each, or one of them makes no sense.
     """
 
     mean: tuple[float, ...]
     scale: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.mean) == len(self.scale) == NUM_FEATURES:
+            raise ValueError(f"its normalizer is not for {NUM_FEATURES} features")
+        if not all(map(math.isfinite, (*self.mean, *self.scale))) or min(self.scale) <= 0:
+            raise ValueError("its normalizer holds a mean that is not finite, or a scale that is not above 0")
 
     @staticmethod
     def fit(tables: Sequence[Table], batch_size: int) -> FeatureNormalizer:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +14,8 @@ import evenshard
 from evenshard.atomic import atomic_path
 from evenshard.costs import MeasuredPlacement
 from evenshard.lineage import UNKNOWN, sha256_of
+from evenshard.plain_json import load_json
+from evenshard.plain_records import record_of
 from evenshard.reuse import mean_counts
 from evenshard.saved import reading_saved
 from evenshard.tables import Table
@@ -110,6 +112,18 @@ class TrainedOn:
             reuse_quantiles=_quantiles(reuse),
         )
 
+    def problem(self) -> str | None:
+        """Says in one clause what makes it impossible, or None."""
+        for name in _RANGES:
+            low, high = getattr(self, name)
+            if not 0 <= low <= high < math.inf:
+                return f"{name} is from {low:g} to {high:g}"
+        for name in _QUANTILES:
+            values = getattr(self, name)
+            if len(values) not in (0, len(QUANTILES)) or not all(0 <= value < math.inf for value in values):
+                return f"{name} is not {len(QUANTILES)} finite numbers"
+        return None if self.weight_bits else "weight_bits is empty"
+
     def outside(self, task: PlacementTask) -> tuple[str, ...]:
         """What of a task the model has seen nothing like: one line for each kind of trouble, none where all is well.
 
@@ -177,17 +191,19 @@ class TrainedOn:
             BadFile: if it is missing, torn, or something else.
         """
         with reading_saved(path, "description of training data", _REMEDY):
-            content: dict[str, Any] = json.loads(path.read_text())
-            known = {field.name for field in fields(TrainedOn)}
-            wrong = set(content) ^ known
-            if not wrong <= _LATER:
-                raise ValueError(f"missing or unknown: {', '.join(sorted(wrong))}")
-            values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
-            return TrainedOn(**values)
+            content = load_json(path.read_bytes())
+            found = record_of(TrainedOn, content)
+            missing = {field.name for field in fields(TrainedOn)} - {*content, *_QUANTILES}
+            if missing:  # a default would speak of the code that reads
+                raise ValueError(f"missing: {', '.join(sorted(missing))}")
+            if problem := found.problem():
+                raise ValueError(problem)
+            return found
 
 
-_LATER = {"num_rows_quantiles", "embedding_dim_quantiles", "pooling_factor_quantiles", "reuse_quantiles"}
-"""What the first files did not have."""
+_QUANTILES = ("num_rows_quantiles", "embedding_dim_quantiles", "pooling_factor_quantiles", "reuse_quantiles")
+"""The first files did not have them."""
+_RANGES = tuple(field.name for field in fields(TrainedOn) if field.type == "Range")
 
 
 def mean_reuse(table: Table, batch_size: int) -> float | None:

@@ -24,6 +24,7 @@ N placements, D devices.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,13 +35,17 @@ from torch import nn
 
 from evenshard.atomic import atomic_path
 from evenshard.cost_nets.convex_net import LOOKUPS, PASS_ROWS, ConvexNet, EnsembleSizes
-from evenshard.errors import BadFile
+from evenshard.errors import BadFile, TrainingFailed
 from evenshard.features import FeatureNormalizer
+from evenshard.messages import cut
 from evenshard.outputs import NETWORK
 from evenshard.placement import Placement
+from evenshard.plain_json import load_json
+from evenshard.plain_records import record_of
 from evenshard.saved import reading_saved
 from evenshard.tables import Table
 from evenshard.tasks import PlacementTask
+from evenshard.weights import load_weights, save_weights
 
 Number = float | torch.Tensor
 KIND = "convex_cost_model"
@@ -61,6 +66,11 @@ class ExchangeTime:
 
     latency_ms: float = 0.0
     ms_per_byte: float = 0.0
+
+    def problem(self) -> str | None:
+        """Says in one clause what makes it impossible, or None."""
+        fine = 0 <= self.latency_ms < math.inf and 0 <= self.ms_per_byte < math.inf
+        return None if fine else f"an exchange takes {self.latency_ms:g} ms and {self.ms_per_byte:g} ms per byte"
 
     def ms(self, own_dims: Number, total_dims: Number, num_devices: Number, batch_size: int) -> torch.Tensor:
         """One all-to-all of a device that holds ``own_dims`` of ``total_dims``, ms; 0 where there is one device."""
@@ -88,6 +98,11 @@ class Calibration:
 
     factor: float = 1.645
     floor: float = 0.05
+
+    def problem(self) -> str | None:
+        """Says in one clause what makes it impossible, or None."""
+        fine = 0 <= self.factor < math.inf and 0 < self.floor < math.inf
+        return None if fine else f"its intervals are {self.factor:g} deviations of at least {self.floor:g} wide"
 
     def deviation_N(self, spread_N: torch.Tensor) -> torch.Tensor:
         """[N] deviations of the logarithm of the cost."""
@@ -230,7 +245,13 @@ class ConvexCostModel(nn.Module):
     # Files -----------------------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Writes a folder, config.json and state.pt, as a whole or not at all."""
+        """Writes a folder, config.json and state.pt, as a whole or not at all.
+
+        Raises:
+            TrainingFailed: if its training has diverged; an older folder stays as it was.
+        """
+        if problem := self.exchange.problem() or self.calibration.problem():
+            raise TrainingFailed(f"the training diverged: {problem}, so nothing was saved. Fit it to other costs.")
         config = {
             "kind": KIND,
             "sizes": asdict(self.net.sizes),
@@ -241,7 +262,7 @@ class ConvexCostModel(nn.Module):
         with atomic_path(path, NETWORK) as draft:
             draft.mkdir()
             (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-            torch.save(self.state_dict(), draft / "state.pt")
+            save_weights(self, draft / "state.pt")
 
     @staticmethod
     def load(path: Path) -> ConvexCostModel:
@@ -251,15 +272,30 @@ class ConvexCostModel(nn.Module):
             BadFile: if it is missing, torn, or holds something else.
         """
         with reading_saved(path, "cost model", "Fit the cost model again."):
-            config = json.loads((path / "config.json").read_text())
-            if config["kind"] != KIND:
-                raise BadFile(path, f"holds a {config['kind']}, not a {KIND}", "Name the other folder.")
-            normalizer = FeatureNormalizer(**{key: tuple(value) for key, value in config["normalizer"].items()})
-            model = ConvexCostModel(EnsembleSizes(**config["sizes"]), normalizer)
-            model.exchange = ExchangeTime(**config["exchange"])
-            model.calibration = Calibration(**config["calibration"])
-            model.load_state_dict(torch.load(path / "state.pt", weights_only=True))
+            content = load_json((path / "config.json").read_bytes())
+            kind = content.get("kind") if isinstance(content, dict) else None
+            if kind != KIND:
+                raise BadFile(path, f"holds a {cut(str(kind))}, not a {KIND}", "Name the other folder.")
+            config = record_of(_Config, content)
+            if problem := config.exchange.problem() or config.calibration.problem():
+                raise ValueError(problem)
+            model = ConvexCostModel(config.sizes, config.normalizer)
+            model.exchange, model.calibration = config.exchange, config.calibration
+            load_weights(model, path / "state.pt")
+            before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            model.net.project()
+            if not all(tensor.equal(before[name]) for name, tensor in model.state_dict().items()):
+                raise ValueError("its weights are not those of a convex network")
             return model
+
+
+@dataclass(frozen=True)
+class _Config:
+    kind: str
+    sizes: EnsembleSizes
+    normalizer: FeatureNormalizer
+    exchange: ExchangeTime
+    calibration: Calibration
 
 
 def log_spread_N(members_KN: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ PER_SAMPLE = [QUANTITIES.index("tables"), QUANTITIES.index("dims")]
 LEAST_WORK, LOG_SCALE = 1e-5, 4.0  # of what factors see of the work: nothing below, and logarithms of about 1
 PASS_ROWS = (2.0**8, 2.0**16, 2.0**24, 2.0**32)
 """Rows of a shard from which on the radix sort of its indices takes one more pass."""
+MAX_UNITS = 8192  # of all members in one layer: the matrices between two layers grow with the square
 LEAST_OVERHEAD = 1e-4  # in units of the mean time: predictions stay above 0, where their logarithm is finite
 
 
@@ -54,6 +55,9 @@ class EnsembleSizes:
         pieces: of a unit, linear each.
         across_batches: whether batch sizes differ. What happens once per table and sample then counts by the sample,
             and the learned factors depend on the work too: how much of it the caches catch changes with the batch.
+
+    Raises:
+        ValueError: if one of them is below 1, or the ensemble too wide.
     """
 
     num_members: int = 5
@@ -62,6 +66,14 @@ class EnsembleSizes:
     head_hidden: int = 4
     pieces: int = 8
     across_batches: bool = False
+
+    def __post_init__(self) -> None:
+        counts = (self.table_hidden, self.factors_per_quantity, self.head_hidden, self.pieces)
+        units = self.num_members * max(
+            self.table_hidden, NUM_QUANTITIES * self.factors_per_quantity, self.head_hidden * self.pieces
+        )
+        if min(self.num_members, *counts) < 1 or units > MAX_UNITS:
+            raise ValueError(f"an ensemble of {self.num_members} members of {counts} units cannot be made")
 
 
 class ConvexNet(nn.Module):
