@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +23,7 @@ from evenshard.checkpoint import (
     save_network,
 )
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
-from evenshard.errors import BadFile
+from evenshard.errors import BadFile, TrainingFailed
 from evenshard.features import FeatureNormalizer
 from evenshard.learn.fit_cost_net import CostTensors, FitConfig, fit_cost_net
 from evenshard.placement import Placement
@@ -153,6 +156,111 @@ def test_weights_of_another_shape_are_refused(folder: Path) -> None:
         load_checkpoint(folder, DreamShardCostNet)
 
 
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda state: state["table_mlp.0.0.weight"].mul_(math.nan), "table_mlp.0.0.weight: a number is not finite"),
+        (lambda state: state["table_mlp.0.0.bias"][3:4].fill_(math.inf), "table_mlp.0.0.bias: a number is not finite"),
+        (lambda state: state.update(more=torch.zeros(1)), "holds 'more', which the network does not have"),
+        (lambda state: state.pop("overall_head.2.bias"), "holds no overall_head.2.bias"),
+        (lambda state: state.update({"overall_head.2.bias": torch.zeros(2)}), r"bias: is \[2\] float32, not \[1\]"),
+        (lambda state: state.update({"overall_head.2.bias": torch.zeros(1).half()}), "float16, not .* float32"),
+        (lambda state: state.update({"overall_head.2.bias": torch.zeros(1).to_sparse()}), "bias: is "),
+        (lambda state: state.update({"overall_head.0.weight": torch.zeros(1, 1).expand(64, 32)}), "weight: is "),
+        (lambda state: state.update({"overall_head.2.bias": [0.0]}), "does not hold tensors by name"),
+        (lambda state: state["cost_scale_ms"].zero_(), "cost_scale_ms: a scale is not above 0"),
+    ],
+)
+def test_changed_weights_are_refused_in_one_line(folder: Path, change: Callable[[Tensors], Any], why: str) -> None:
+    state = torch.load(folder / "state.pt", weights_only=True)
+    change(state)
+    torch.save(state, folder / "state.pt")
+    for load in (load_checkpoint, load_network):
+        with pytest.raises(BadFile, match=rf"saved network \(state\.pt.*{why}") as caught:
+            load(folder, DreamShardCostNet)
+        assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("content", [[], {"state": []}, {"state": {0: {}}}, {"more": []}, torch.zeros(3), "text"])
+def test_an_optimizer_of_another_kind_is_refused(folder: Path, content: Any) -> None:
+    torch.save(content, folder / "optimizer.pt")
+    with pytest.raises(BadFile, match=r"optimizer\.pt is not of an optimizer of"):
+        load_checkpoint(folder, DreamShardCostNet)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda kept: kept["exp_avg"].mul_(math.nan), "exp_avg: a number is not finite"),
+        (lambda kept: kept["exp_avg_sq"].fill_(-1.0), "a square or a count is below 0"),
+        (lambda kept: kept["step"].fill_(-1.0), "a square or a count is below 0"),
+        (lambda kept: kept.update(exp_avg=torch.zeros(2, 2)), r"exp_avg: is \[2, 2\]"),
+        (lambda kept: kept.update(step=3.0), "does not hold tensors by name"),
+        (lambda kept: kept.pop("exp_avg"), "is not of an Adam"),
+    ],
+)
+def test_changed_moments_are_refused(tmp_path: Path, change: Callable[[Tensors], Any], why: str) -> None:
+    trained = new_checkpoint(cost_net(), NORMALIZER)
+    fit(trained, seed=1)
+    save_checkpoint(trained, tmp_path / "net")
+    path = tmp_path / "net" / "optimizer.pt"
+    content = torch.load(path, weights_only=True)
+    change(content["state"][3])
+    torch.save(content, path)
+    with pytest.raises(BadFile, match=rf"optimizer\.pt, parameter 3.*{why}"):
+        load_checkpoint(tmp_path / "net", DreamShardCostNet)
+
+
+def test_settings_of_the_optimizer_are_those_of_the_code(tmp_path: Path) -> None:
+    save_checkpoint(new_checkpoint(cost_net(), NORMALIZER), tmp_path / "net")
+    content = torch.load(tmp_path / "net" / "optimizer.pt", weights_only=True)
+    content["param_groups"][0].update(lr=math.nan, betas="none")
+    torch.save(content, tmp_path / "net" / "optimizer.pt")
+    group = load_checkpoint(tmp_path / "net", DreamShardCostNet).optimizer.param_groups[0]
+    assert group["betas"] == (0.9, 0.999) and group["lr"] == 1e-3
+
+
+def test_a_network_that_diverged_is_not_saved_and_the_older_one_stays(folder: Path) -> None:
+    before = digest(folder)
+    broken = new_checkpoint(cost_net(), NORMALIZER)
+    fit(broken, seed=1)
+    moments = broken.optimizer.state_dict()["state"][3]["exp_avg_sq"]
+    for tensor, name in ((moments, "exp_avg_sq of parameter 3"), (broken.net.cost_scale_ms, "cost_scale_ms")):
+        tensor.fill_(math.inf)
+        with pytest.raises(TrainingFailed, match=rf"diverged: {name} is not finite.*Lower the learning rate"):
+            save_checkpoint(broken, folder)
+    with pytest.raises(TrainingFailed):
+        save_network(broken.net, NORMALIZER, folder)
+    assert digest(folder) == before and [found.name for found in folder.parent.iterdir()] == ["net"]
+
+
+def digest(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"round": "1"}, "round is '1', not a whole number"),
+        ({"round": -1}, "round is -1, below 0"),
+        ({"kind": ["dreamshard_cost_net"]}, "kind is .*, not a text"),
+        ({"normalizer": [1.0]}, "normalizer is .*, not an object"),
+        ({"normalizer": {"mean": ["a"] * 21, "scale": [1.0] * 21}}, "mean.0. is 'a', not a number"),
+        ({"normalizer": {"mean": [0.0] * 21, "scale": [0.0] * 21}}, "a scale that is not above 0"),
+        ({"normalizer": {"mean": [math.nan] * 21, "scale": [1.0] * 21}}, "'NaN' is not a valid number"),
+        ({"more": 1}, "'more' is unknown"),
+    ],
+)
+def test_a_config_of_other_types_is_refused(folder: Path, change: dict[str, Any], why: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(BadFile, match=why):
+        load_checkpoint(folder, DreamShardCostNet)
+
+
 @pytest.mark.parametrize("key", ["kind", "round", "normalizer"])
 def test_a_config_without_a_key_is_refused(folder: Path, key: str) -> None:
     config = json.loads((folder / "config.json").read_text())
@@ -178,6 +286,6 @@ class Hostile:
 def test_no_pickled_code_is_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": Hostile()}, folder / "state.pt")
-    with pytest.raises(BadFile):
+    with pytest.raises(BadFile, match=r"state\.pt is torn, or holds more than tensors\)"):  # no word of how to run it
         load_checkpoint(folder, DreamShardCostNet)
     assert not (tmp_path / "never_opened_by_load").exists()

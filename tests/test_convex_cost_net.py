@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from convex_builders import EXCHANGE, TABLES, random_model
 from evenshard.cost_nets.additive import QUANTITIES, additive_work_TA
 from evenshard.cost_nets.convex import Calibration, ConvexCostModel, ExchangeTime
 from evenshard.cost_nets.convex_scorer import ConvexScorer
-from evenshard.errors import BadFile
+from evenshard.errors import BadFile, TrainingFailed
 from evenshard.measure.link import Link
 from evenshard.placement import Placement
 from evenshard.reuse import NUM_REUSE_BINS
@@ -356,3 +358,66 @@ def test_what_is_no_saved_model_is_refused_by_name(tmp_path: Path) -> None:
     (folder / "state.pt").unlink()
     with pytest.raises(BadFile, match=r"state\.pt is missing"):
         ConvexCostModel.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        ("sizes.num_members", "3", "num_members is '3', not a whole number"),
+        ("sizes.num_members", 0, "an ensemble of 0 members"),
+        ("sizes.table_hidden", 10**9, "cannot be made"),
+        ("sizes.across_batches", 0, "across_batches is 0, not true or false"),
+        ("exchange.latency_ms", "0", "latency_ms is '0', not a number"),
+        ("exchange.ms_per_byte", -1.0, "an exchange takes"),
+        ("calibration.factor", -1.0, "its intervals are -1 deviations"),
+        ("calibration.floor", 0, "its intervals are"),
+        ("calibration.floor", None, "floor is None, not a number"),
+        ("normalizer.scale", 1.0, "scale is 1.0, not a list"),
+        ("kind", [], "holds a"),
+        ("more", 1, "'more' is unknown"),
+    ],
+)
+def test_a_config_of_other_types_is_refused(tmp_path: Path, path: str, value: Any, why: str) -> None:
+    random_model().save(tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    *steps, last = path.split(".")
+    record = config
+    for step in steps:
+        record = record[step]
+    record[last] = value
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    with pytest.raises(BadFile, match=why):
+        ConvexCostModel.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("net.table_weight", math.nan, "net.table_weight: a number is not finite"),
+        ("net.time_scale_ms", 0.0, "net.time_scale_ms: a scale is not above 0"),
+        ("net.piece_weight", -1.0, "not those of a convex network"),
+        ("net.output_weight", 1.0, "not those of a convex network"),
+        ("net.overhead", 0.0, "not those of a convex network"),
+    ],
+)
+def test_weights_that_no_training_leaves_are_refused(tmp_path: Path, name: str, value: float, why: str) -> None:
+    random_model().save(tmp_path / "model")
+    state = torch.load(tmp_path / "model/state.pt", weights_only=True)
+    state[name].fill_(value)
+    torch.save(state, tmp_path / "model/state.pt")
+    with pytest.raises(BadFile, match=why):
+        ConvexCostModel.load(tmp_path / "model")
+
+
+def test_a_model_that_diverged_is_not_saved_and_the_older_one_stays(tmp_path: Path) -> None:
+    random_model().save(tmp_path / "model")
+    before = (tmp_path / "model/state.pt").read_bytes()
+    broken = random_model(seed=1)
+    with torch.no_grad():
+        broken.net.factor_bias[0] = math.inf
+    unsure, endless = random_model(), random_model(exchange=ExchangeTime(math.nan, 0.0))
+    unsure.calibration = Calibration(factor=math.nan)
+    for model in (broken, unsure, endless):
+        with pytest.raises(TrainingFailed, match=r"the training diverged: .* nothing was saved"):
+            model.save(tmp_path / "model")
+    assert (tmp_path / "model/state.pt").read_bytes() == before

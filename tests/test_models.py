@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,7 +89,7 @@ def test_it_comes_back_from_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [("", "not readable"), ('{"hardware": "cpu"}', "missing or unknown"), ("[1]", "not readable"), (None, "missing")],
+    [("", "not readable"), ('{"hardware": "cpu"}', "link is missing"), ("[1]", "not readable"), (None, "missing")],
 )
 def test_a_torn_file_is_a_bad_file_on_one_line(tmp_path: Path, content: str | None, problem: str) -> None:
     if content is not None:
@@ -95,6 +97,41 @@ def test_a_torn_file_is_a_bad_file_on_one_line(tmp_path: Path, content: str | No
     with pytest.raises(BadFile, match=problem) as caught:
         TrainedOn.load(tmp_path / "trained_on.json")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"hardware": 3}, "hardware is 3, not a text"),
+        ({"batch_size": 64}, "batch_size is 64, not a list of 2"),
+        ({"batch_size": [64, "256"]}, "batch_size.1. is '256', not a number"),
+        ({"num_rows": [9, 1]}, "num_rows is from 9 to 1"),
+        ({"num_devices": [-1, 1]}, "num_devices is from -1 to 1"),
+        ({"weight_bits": []}, "weight_bits is empty"),
+        ({"weight_bits": ["8"]}, "weight_bits.0. is '8', not a whole number"),
+        ({"costs_sha256": 5}, "costs_sha256 is 5, not a list"),
+        ({"num_rows_quantiles": [1.0]}, "num_rows_quantiles is not 11 finite numbers"),
+        ({"num_measured": None}, "num_measured is None, not a whole number"),
+        ({"mood": "good"}, "'mood' is unknown"),
+        ({"embedding_dim": [4, math.nan]}, "'NaN' is not a valid number"),
+    ],
+)
+def test_other_types_and_impossible_ranges_are_refused(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+    path = tmp_path / "trained_on.json"
+    path.write_text(json.dumps({**asdict(TRAINED_ON), **change}))
+    with pytest.raises(BadFile, match=problem):
+        TrainedOn.load(path)
+
+
+def test_files_from_before_quantiles_were_kept_are_read_and_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "trained_on.json"
+    content = {name: value for name, value in asdict(TRAINED_ON).items() if not name.endswith("_quantiles")}
+    path.write_text(json.dumps(content))
+    assert TrainedOn.load(path).num_rows == TRAINED_ON.num_rows and TrainedOn.load(path).reuse_quantiles == ()
+    del content["evenshard_version"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(BadFile, match="missing: evenshard_version"):
+        TrainedOn.load(path)
 
 
 # What lies outside ---------------------------------------------------------------------------------------------------

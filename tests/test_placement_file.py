@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,12 @@ def test_the_same_request_gives_the_same_text() -> None:
     assert json_text(answer()) == json_text(answer())
 
 
+def measured(ms: float) -> dict[str, Any]:
+    times = {name: ms for name in DeviceCost.__dataclass_fields__ if name.endswith("_ms")}
+    device = {name: ms for name in times if "spread" not in name and "wait" not in name}
+    return {"total_ms": 4 * ms, "all_to_all": "modelled", "devices": [{"device": 0, **device, "total_ms": 4 * ms}]}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -95,6 +102,17 @@ def test_the_same_request_gives_the_same_text() -> None:
         (lambda r: r["shards"][0].update(columns=[0, 4]), "hold the columns 0:4"),
         (lambda r: r.update(num_devices=3), "num_devices is 3"),
         (lambda r: r["request"].update(optimizer="lion"), "optimizer is 'lion'"),
+        (lambda r: r["predicted"].update(total_ms=math.nan), "'NaN' is not a valid number"),
+        (lambda r: r["predicted"]["devices"][0].update(fwd_compute_ms=math.inf), "'Infinity' is not a valid number"),
+        (lambda r: r.update(lower_bound_ms=-math.inf), "'-Infinity' is not a valid number"),
+        (lambda r: r.update(measured=measured(-1.0)), r"device 0: fwd_compute_ms is -1\.0, not a time"),
+        (lambda r: r.update(measured={**measured(1.0), "devices": []}), "at least one device"),
+        (lambda r: r.update(lineage=[]), "lineage: .* valid dictionary"),
+        (lambda r: r["lineage"].update(model=3), "model: .* valid dictionary"),
+        (lambda r: r["lineage"].update(model={"source": 3}), r"model\.source: .* valid string"),
+        (lambda r: r["lineage"].update(model={"trained_on": {"costs_sha256": 5}}), "costs_sha256: .* valid tuple"),
+        (lambda r: r["lineage"].update(model={"trained_on": {"costs_sha256": [None]}}), "costs_sha256.0: .* string"),
+        (lambda r: r["lineage"].update(model={"mlflow": {"name": []}}), r"mlflow\.name: .* valid string"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, change: Any, message: str) -> None:
@@ -110,6 +128,10 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, change: Any, mess
 def test_a_missing_or_torn_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="no such file"):
         load_answer(tmp_path / "none.json")
+    for deep in ("[" * 100_000, '{"lineage":' * 100_000):
+        (tmp_path / "deep.json").write_text(deep)
+        with pytest.raises(BadFile, match=r"not a placement\.json: it is nested more than 100 levels deep"):
+            load_answer(tmp_path / "deep.json")
     (tmp_path / "torn.json").write_text(json_text(answer())[:200])
-    with pytest.raises(BadFile, match=r"is no placement\.json"):
+    with pytest.raises(BadFile, match=r"is not a placement\.json"):
         load_answer(tmp_path / "torn.json")

@@ -16,9 +16,11 @@ from evenshard.assumptions import Assumption
 from evenshard.atomic import atomic_path
 from evenshard.columns import TableShard
 from evenshard.costs import DeviceCost, PlacementCost
-from evenshard.errors import BadConfig, BadFile
+from evenshard.errors import BadConfig, BadFile, MeasurementFailed
+from evenshard.messages import cut, reason_of
 from evenshard.placing.answer import PlacementAnswer, Rival
 from evenshard.placing.request import PlacementRequest, Rules
+from evenshard.plain_json import load_json
 from evenshard.sharders.predicted import PredictedDevice
 from evenshard.tables import Table
 
@@ -144,6 +146,35 @@ class PlacementFile(_Record):
     lineage: dict[str, Any]
 
 
+class _FollowedVersion(BaseModel):
+    name: str = ""
+    version: str = ""
+    model_id: str | None = None
+    run_id: str | None = None
+    policy: _FollowedVersion | None = None
+
+
+class _FollowedData(BaseModel):
+    git_commit: str = ""
+    hardware: str = ""
+    versions: str = ""
+    costs_sha256: tuple[str, ...] = ()
+
+
+class _FollowedModel(BaseModel):
+    source: str = ""
+    sha256: str = ""
+    mlflow: _FollowedVersion | None = None
+    trained_on: _FollowedData | None = None
+
+
+class _Followed(BaseModel):
+    """What ``evenshard lineage`` and the page look up in the lineage, where it stands there."""
+
+    model: _FollowedModel | None = None
+    evenshard_version: str = ""
+
+
 def json_schema() -> dict[str, Any]:
     """The JSON schema of placement.json."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **PlacementFile.model_json_schema()}
@@ -167,18 +198,20 @@ def load_answer(path: str | Path) -> PlacementAnswer:
         BadFile: if it is missing, torn, or says something impossible.
     """
     try:
-        text = Path(path).read_text()
+        record = PlacementFile.model_validate(load_json(Path(path).read_bytes()))
+        _Followed.model_validate(record.lineage)
+        return _answer(record)
     except FileNotFoundError:
         raise BadFile(path, "no such file", REMEDY) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadFile(path, f"cannot be read ({error})", REMEDY) from None
-    try:
-        return _answer(PlacementFile.model_validate_json(text))
+    except OSError as error:
+        raise BadFile(path, f"cannot be read ({reason_of(error)})", REMEDY) from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"]) or None
-        raise BadFile(path, f"is no placement.json: {first['msg']}", REMEDY, where) from None
-    except BadConfig as error:
+        where = cut(".".join(str(step) for step in first["loc"])) or None
+        raise BadFile(path, f"is not a placement.json: {first['msg']}", REMEDY, where) from None
+    except ValueError as error:
+        raise BadFile(path, f"is not a placement.json: {reason_of(error)}", REMEDY) from None
+    except (BadConfig, MeasurementFailed) as error:
         raise BadFile(path, str(error).rstrip("."), REMEDY) from None
 
 
