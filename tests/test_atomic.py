@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,20 @@ def test_a_draft_of_a_living_command_stays(tmp_path: Path) -> None:
         assert draft.exists() and (tmp_path / "net").read_text() == "theirs"
     assert (tmp_path / "net").read_text() == "mine"
     assert list(tmp_path.iterdir()) == [tmp_path / "net"]
+
+
+def test_writers_of_one_folder_do_not_wait_and_the_last_one_keeps_its_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic.time, "sleep", lambda seconds: pytest.fail("waited"))
+    with ExitStack() as second:
+        with atomic_path(tmp_path / "first") as draft:
+            draft.write_text("first")
+            last = second.enter_context(atomic_path(tmp_path / "net"))
+            last.write_text("last")
+        tidy_up(tmp_path / "net")
+        assert last.exists()
+    assert (tmp_path / "net").read_text() == "last"
 
 
 def test_a_folder_that_was_set_aside_comes_back_unless_there_is_a_newer_one(tmp_path: Path) -> None:
