@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,8 @@ def test_dims_are_drawn_by_the_seed_from_the_list() -> None:
         ({"indices": INDICES}, "holds a dict"),
         (([1, 2], OFFSETS, LENGTHS), "indices is a list, not a tensor"),
         ((INDICES.float(), OFFSETS, LENGTHS), "indices holds torch.float32"),
+        ((INDICES[:1].expand(2**40), OFFSETS, LENGTHS), "indices claims 1,099,511,627,776 values, more than the file"),
+        ((INDICES.to("meta"), OFFSETS, LENGTHS), "indices claims 8 values, more than the file holds"),
         ((INDICES, OFFSETS, LENGTHS.bool()), "lengths holds torch.bool"),
         ((INDICES, OFFSETS, LENGTHS.to_sparse()), "lengths holds torch.int32 (torch.sparse_coo)"),
         ((INDICES, OFFSETS, LENGTHS.flatten()), "lengths has 1 dimensions, not 2"),
@@ -105,7 +108,7 @@ def test_dims_are_drawn_by_the_seed_from_the_list() -> None:
 def test_tensors_that_contradict_each_other_are_refused(tmp_path: Path, content: Any, words: str) -> None:
     (tmp_path / "b.pt").write_bytes(saved(content))
     message = complaint(tmp_path / "b.pt")
-    assert words in message and "Fetch the file anew" in message
+    assert words in message and "Fetch the file again" in message
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -115,7 +118,29 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, legacy: bool, zipped: bo
     whole = gzip.compress(whole) if zipped else whole
     for length in range(0, len(whole), 1 + len(whole) // 40):
         (tmp_path / "cut.pt").write_bytes(whole[:length])
-        assert "cannot be read" in complaint(tmp_path / "cut.pt")
+        message = complaint(tmp_path / "cut.pt")
+        assert "cannot be read" in message or "cannot be unpacked" in message
+
+
+def test_a_file_that_unpacks_to_a_thousand_times_its_size_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evenshard.tensor_files.ALWAYS_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr("evenshard.tensor_files._CHUNK_BYTES", 2**16)
+    path = tmp_path / "bomb.pt.gz"
+    path.write_bytes(gzip.compress(bytes(2**22)))
+    assert f"unpacks to more than 1 MB, from {path.stat().st_size:,} bytes" in complaint(path)
+    plain = saved((torch.zeros(2**20, dtype=torch.int64), OFFSETS, LENGTHS))
+    with zipfile.ZipFile(io.BytesIO(plain)) as stored, zipfile.ZipFile(tmp_path / "zip.pt", "w", 8) as packed:
+        for one in stored.infolist():
+            packed.writestr(one.filename, stored.read(one))
+    assert "unpacks to more than its size" in complaint(tmp_path / "zip.pt")
+
+
+def test_no_advice_of_torchs_is_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "b.pt").write_bytes(b"\x80\x02" + b"no pickle")
+    message = complaint(tmp_path / "b.pt")
+    assert "weights_only" not in message and "trust" not in message
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -71,7 +71,10 @@ def test_tables_that_stay_together_are_not_split() -> None:
         ({"tables": ()}, "no tables"),
         ({"tables": (table("a"), table("a"))}, "several tables are called 'a'"),
         ({"tables": (table("a", rows=0),)}, "'a': num_rows is 0"),
-        ({"caps_bytes": ()}, "num_devices is 0"),
+        ({"caps_bytes": ()}, "num_devices is 0, not a whole number from 1 to 4,096"),
+        ({"caps_bytes": (8,) * 4097}, "num_devices is 4097"),
+        ({"batch_size": 2**31}, "batch_size is 2147483648, not"),
+        ({"tables": (table("a", rows=2**51),)}, "num_rows is 2251799813685248"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"reserved_bytes": -1}, "below 0"),
         ({"optimizer": "lion"}, "optimizer is 'lion'"),
@@ -94,7 +97,7 @@ def test_caps_are_one_for_all_or_one_for_each() -> None:
     assert caps_of([2], 2) == (2 * BYTES_PER_GB,) * 2
     with pytest.raises(BadConfig, match="2 numbers for 3 devices"):
         caps_of([1, 2], 3)
-    for wrong in (0.0, -1.0, float("inf"), float("nan")):
+    for wrong in (0.0, -1.0, float("inf"), float("nan"), 1e10, 1e300):
         with pytest.raises(BadConfig, match="memory_cap_gb is"):
             caps_of(wrong, 2)
     with pytest.raises(BadConfig, match="num_devices is 0"):

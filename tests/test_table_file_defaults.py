@@ -96,7 +96,7 @@ def test_seventeen_columns_are_a_histogram_too(tmp_path: Path) -> None:
     ("record", "words"),
     [
         ({"name": "ads", "num_rows": 5, "embedding_dim": 4, "poolingfactor": 3}, "unknown column 'poolingfactor'"),
-        ({**RECORD, "pooling_factor": float("nan")}, "pooling_factor is nan"),
+        ({**RECORD, "pooling_factor": float("nan")}, "'NaN' is not a valid number"),
         ({**RECORD, "pooling_factor": "many"}, "pooling_factor is 'many', not a number"),
         ({**RECORD, "num_rows": None}, "num_rows is empty"),
         (3, "is 3, not a record"),
@@ -111,5 +111,5 @@ def test_the_default_covers_nothing_that_is_wrong(tmp_path: Path, record: Any, w
 
 @pytest.mark.parametrize("default", [-1.0, float("nan"), float("inf")])
 def test_an_impossible_default_is_refused(tmp_path: Path, default: float) -> None:
-    with pytest.raises(BadConfig, match=r"default_pooling_factor is .*at least 0"):
+    with pytest.raises(BadConfig, match=r"default_pooling_factor is .*from 0 to"):
         load_tables_with_assumptions(tmp_path / "t.json", default)

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -50,9 +53,9 @@ tables_strategy = st.lists(
     st.builds(
         Table,
         name=names,
-        num_rows=st.integers(1, 2**63 - 1),
-        embedding_dim=st.integers(1, 4096),
-        pooling_factor=st.floats(0, 1e300),
+        num_rows=st.integers(1, 2**38),
+        embedding_dim=st.integers(1, 1024),
+        pooling_factor=st.floats(0, 1e6),
         reuse_bins=histograms,
         weight_bits=st.sampled_from([8, 16, 32]),
     ),
@@ -166,16 +169,19 @@ def test_json_and_csv_need_the_standard_library_alone(tmp_path: Path) -> None:
         ({"num_rows": -3}, "record 2 (table 'b'): num_rows is -3"),
         ({"num_rows": 0}, "num_rows is 0"),
         ({"num_rows": 10.5}, "num_rows is 10.5, not a whole number"),
-        ({"num_rows": float("nan")}, "num_rows is nan"),
-        ({"num_rows": 10**30}, "more than 2**63 - 1"),
+        ({"num_rows": 10**30}, "not a whole number from 1 to 1,125,899,906,842,624"),
+        ({"num_rows": 2**45, "embedding_dim": 64}, "more than 1,125,899,906,842,624"),
+        ({"num_rows": "+-5"}, "num_rows is '+-5', not a number"),
+        ({"num_rows": "--5"}, "num_rows is '--5', not a number"),
+        ({"num_rows": "9" * 5000}, "9999', not a whole number"),
+        ({"pooling_factor": 1e308}, "pooling_factor is 1e+308, not a number from 0 to 1,000,000"),
+        ({"y" * 5000: 1}, "unknown column 'yyy"),
         ({"num_rows": "many"}, "num_rows is 'many', not a number"),
         ({"num_rows": True}, "num_rows is True, not a number"),
         ({"num_rows": [5]}, "num_rows is [5], not a number"),
         ({"num_rows": None}, "num_rows is empty"),
         ({"embedding_dim": 0}, "embedding_dim is 0"),
-        ({"pooling_factor": float("nan")}, "pooling_factor is nan"),
-        ({"pooling_factor": float("inf")}, "pooling_factor is inf"),
-        ({"pooling_factor": -1}, "pooling_factor is -1.0, below 0"),
+        ({"pooling_factor": -1}, "pooling_factor is -1.0, not a number from 0"),
         ({"weight_bits": 64}, "weight_bits is 64"),
         ({"reuse_bins": [1.0]}, "1 values, not 17"),
         ({"reuse_bins": [0.5] * 17}, "add up to 8.5"),
@@ -206,6 +212,23 @@ def test_a_wrong_value_is_named_with_its_record(
     assert words in complaint(path)
 
 
+@pytest.mark.parametrize(
+    ("suffix", "value", "words"),
+    [
+        (".yaml", "{num_rows: .nan}", "num_rows is nan, not a whole number"),
+        (".yaml", "{pooling_factor: .nan}", "pooling_factor is nan, not a number from 0"),
+        (".yaml", "{pooling_factor: .inf}", "pooling_factor is inf, not a number from 0"),
+        (".json", '{"num_rows": NaN}', "'NaN' is not a valid number"),
+        (".json", '{"pooling_factor": -Infinity}', "'-Infinity' is not a valid number"),
+    ],
+)
+def test_no_number_is_without_end(tmp_path: Path, suffix: str, value: str, words: str) -> None:
+    content = f"[{json.dumps({'name': 'b', **RECORD})[:-1]}, {value[1:]}]".replace('"num_rows": 1000, ', "", 1)
+    if "pooling" in value:
+        content = content.replace('"pooling_factor": 2.5, ', '"num_rows": 1000, ', 1)
+    assert words in complaint(write(tmp_path, f"t{suffix}", content))
+
+
 @pytest.mark.parametrize("column", ["name", "num_rows", "embedding_dim", "pooling_factor"])
 def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
     record = {key: value for key, value in RECORD.items() if key != column}
@@ -221,13 +244,13 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
         ("t.json", "3", "holds neither a list"),
         ("t.json", '{"table": []}', "holds neither a list"),
         ("t.json", "[3]", "record 1: is 3, not a record"),
-        ("t.json", "[" * 100_000, "is not JSON"),
+        ("t.json", "[" * 100_000, "more than 100 levels deep"),
         ("t.yaml", "", "holds no table"),
         ("t.yaml", "tables:\n", "holds no table"),
-        ("t.yaml", "- {name: ads\n- b", "is not YAML"),
-        ("t.yaml", "- !!python/object:os.system {}", "is not YAML"),
-        ("t.yaml", "- !!bool perhaps", "is not YAML"),
-        ("t.yaml", "- !!timestamp perhaps", "is not YAML"),
+        ("t.yaml", "- {name: ads\n- b", "not readable as YAML"),
+        ("t.yaml", "- !!python/object:os.system {}", "not readable as YAML"),
+        ("t.yaml", "- !!bool perhaps", "not readable as YAML"),
+        ("t.yaml", "- !!timestamp perhaps", "not readable as YAML"),
         ("t.csv", "", "holds no table"),
         ("t.csv", HEADER + "\n", "holds no table"),
         ("t.csv", HEADER + "\nads,1000,16\n", "record 1: has fewer fields than the header's 4"),
@@ -268,6 +291,47 @@ def test_a_parquet_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     for length in range(0, len(whole), 97):
         (tmp_path / "cut.parquet").write_bytes(whole[:length])
         assert "is not whole Parquet" in complaint(tmp_path / "cut.parquet")
+
+
+# Too much of it ------------------------------------------------------------------------------------------------------
+
+
+def test_a_parquet_file_may_not_unfold_to_gigabytes(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.parquet"
+    columns = {"num_rows": [5], "embedding_dim": [4], "pooling_factor": [1.0]}
+
+    def complaint_of(num_rows: int, **more: Any) -> str:
+        names = pa.array([f"t{number}" for number in range(num_rows)])
+        repeated = {name: pa.array(value * num_rows) for name, value in columns.items()}
+        pq.write_table(pa.table({"name": names, **repeated, **more}), path)
+        assert path.stat().st_size < 2**21
+        return complaint(path)
+
+    assert "holds 100,001 tables, more than 100,000" in complaint_of(100_001)
+    long_list = pa.array([np.zeros(5_000_000)], pa.list_(pa.float64()))
+    assert "holds more than 4,000,000 values" in complaint_of(1, reuse_bins=long_list)
+    long_name = pa.DictionaryArray.from_arrays(pa.array([0] * 90_000, pa.int32()), pa.array(["x" * 2**20]))
+    assert "or 512 MB of them" in complaint_of(90_000, weight_bits=long_name)
+    nested = pa.ListArray.from_arrays(pa.array(range(90_001), pa.int32()), long_name)
+    assert "column 'weight_bits': holds list" in complaint_of(90_000, weight_bits=nested)
+
+
+def test_what_python_cannot_hold_is_one_line(tmp_path: Path) -> None:
+    names = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
+    for name in (names, pa.array([2**60], pa.timestamp("ms"))):
+        table = pa.table({"name": name, "num_rows": [5], "embedding_dim": [4], "pooling_factor": [1.0]})
+        pq.write_table(table, tmp_path / "t.parquet")
+        assert "is not whole Parquet" in complaint(tmp_path / "t.parquet")
+
+
+def test_too_many_tables_and_too_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "".join(f"t{number},5,4,1\n" for number in range(100_001))
+    assert "holds more than 100,000 tables" in complaint(write(tmp_path, "t.csv", f"{HEADER}\n{lines}"))
+    assert "column 'a1000'" in complaint(write(tmp_path, "t.csv", ",".join(f"a{n}" for n in range(1001)) + ",a1000\n"))
+    assert "has 1,001 columns" in complaint(write(tmp_path, "t.csv", ",".join(f"a{n}" for n in range(1001)) + "\n"))
+    monkeypatch.setattr("evenshard.plain_text.MAX_TEXT_BYTES", 2**20)
+    for suffix in (".csv", ".json", ".yaml"):
+        assert "it has more than 1 MB" in complaint(write(tmp_path, f"t{suffix}", " " * (2**20 + 1)))
 
 
 # Whole or not at all -------------------------------------------------------------------------------------------------

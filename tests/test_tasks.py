@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from builders import some_tables, table, task
 from evenshard.errors import BadConfig, BadFile
+from evenshard.tables import Table
 from evenshard.tasks import TaskSampling, TaskSplit, load_tasks, sample_tasks, save_tasks
 from evenshard.units import BYTES_PER_GB
 
@@ -80,11 +81,14 @@ def written(path: Path, record: Any) -> Path:
     ("change", "words"),
     [
         ({"tables": ["ads", "clicks"]}, "'clicks' is not in the table file"),
-        ({"tables": []}, "above 0"),
-        ({"num_devices": 0}, "above 0"),
-        ({"batch_size": 0}, "above 0"),
-        ({"memory_cap_gb": 0}, "above 0"),
-        ({"memory_cap_gb": float("nan")}, "above 0"),
+        ({"tables": []}, "tables is empty"),
+        ({"num_devices": 0}, "num_devices is 0, not a whole number from 1 to 4,096"),
+        ({"batch_size": 0}, "batch_size is 0, not a whole number from 1"),
+        ({"memory_cap_gb": 0}, "memory_cap_gb is 0, not a number above 0 and at most 1,048,576"),
+        ({"memory_cap_gb": 1e300}, "memory_cap_gb is 1e"),
+        ({"num_devices": 10**6}, "num_devices is 1000000, not"),
+        ({"num_devices": 2.0}, "num_devices is 2.0, not a whole number"),
+        ({"task_id": ["a"]}, "task_id is .'a'., not a text"),
         ({"num_devices": "many"}, "num_devices"),
         ({"tables": None}, "tables"),
     ],
@@ -112,8 +116,11 @@ def test_a_record_that_is_no_mapping_is_refused(tmp_path: Path, record: Any) -> 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "not readable as JSON"),
-        ("", "not readable as JSON"),
+        ("{", "it is not JSON"),
+        ('{"train": [{"memory_cap_gb": NaN}], "test": []}', "'NaN' is not a valid number"),
+        ('{"train": [{"memory_cap_gb": 1' + "0" * 400 + '}], "test": []}', "is not a valid number"),
+        ("[" * 100_000, "more than 100 levels deep"),
+        ("", "it is not JSON"),
         ("[]", "no lists of train and test"),
         ('{"train": []}', "test"),
     ],
@@ -148,9 +155,15 @@ def test_sides_that_are_no_lists_are_refused(tmp_path: Path, sides: Any) -> None
         load_tasks(path, POOL)
 
 
-def test_a_memory_cap_without_end_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="train task 1"):
-        load_tasks(written(tmp_path / "tasks.json", GOOD | {"memory_cap_gb": float("inf")}), ADS_AND_USERS)
+def test_sums_of_bytes_stay_within_whole_numbers(tmp_path: Path) -> None:
+    vast = tuple(Table(f"t{number:04}", 2**48, 1, 1.0) for number in range(4097))
+    record = GOOD | {"tables": [one.name for one in vast]}
+    with pytest.raises(
+        BadFile, match=r"train task 1: the tables have 4,296,015,872 GB together, more than 4,294,967,296"
+    ):
+        load_tasks(written(tmp_path / "tasks.json", record), (*ADS_AND_USERS, *vast))
+    fewer = record | {"tables": record["tables"][:4096]}
+    assert load_tasks(written(tmp_path / "tasks.json", fewer), (*ADS_AND_USERS, *vast)).train
 
 
 def test_a_task_that_names_a_table_twice_is_refused(tmp_path: Path) -> None:

@@ -139,8 +139,8 @@ INDICES, OFFSETS, LENGTHS = dlrm(TRAFFIC)
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ([1, 2], "holds list. It must hold (indices, offsets, lengths) or"),
-        ({"keys": ["a"]}, "holds a dict with ['keys']"),
+        ([1, 2], "holds a list. It must hold (indices, offsets, lengths) or"),
+        ({"keys": ["a"]}, "holds a dict with 'keys'"),
         (GOOD | {"keys": []}, "keys is not a list of table names"),
         (GOOD | {"keys": ["ads", 3]}, "keys is not a list of table names"),
         (GOOD | {"keys": ["ads", "ads"]}, "keys holds 'ads' twice"),
@@ -153,7 +153,7 @@ INDICES, OFFSETS, LENGTHS = dlrm(TRAFFIC)
         (GOOD | {"lengths": GOOD["lengths"].bool()}, "lengths holds torch.bool"),
         (GOOD | {"lengths": torch.tensor([2, 1, 0, 3, 1, -1, 3, 1])}, "'user': a sample has a negative number"),
         (GOOD | {"values": GOOD["values"] - 1}, "table 'user': index -1 is negative"),
-        ((INDICES, OFFSETS), "holds tuple"),
+        ((INDICES, OFFSETS), "holds a tuple"),
         ((INDICES, OFFSETS, LENGTHS.flatten()), "lengths has shape [8], not [tables, samples]"),
         ((INDICES, OFFSETS[:-1], LENGTHS), "offsets of shape [8] do not start at 0 with one more than 8 values"),
         ((INDICES, OFFSETS + 1, LENGTHS), "offsets of shape [9] do not start at 0"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
@@ -14,6 +13,7 @@ from evenshard.costs import PlacementCost, combine_visits
 from evenshard.errors import BadConfig
 from evenshard.measure import Hardware, MeasureConfig, open_hardware
 from evenshard.models import PlacementModel
+from evenshard.params import check_ranges
 from evenshard.placement import Placement
 from evenshard.placing.answer import PlacementAnswer
 from evenshard.placing.model import model_of
@@ -97,8 +97,8 @@ def place(
         BadInput: if something of that cannot be used; the message says what to do.
         InfeasibleTask: if there is no legal placement; the message says what is missing.
     """
-    if not 0 <= reserved_gb < math.inf:
-        raise BadConfig(f"reserved_gb is {reserved_gb}. Give a number of GB, 0 or more.")
+    check_ranges(num_devices=num_devices, batch_size=batch_size, reserved_gb=reserved_gb, seed=seed)
+    check_ranges(default_pooling_factor=default_pooling_factor)
     known = _tables(tables, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor)
     request = PlacementRequest(
         tables=known.tables,

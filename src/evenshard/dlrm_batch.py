@@ -8,25 +8,23 @@ Legend: T tables, B samples, L lookups of all tables together.
 
 from __future__ import annotations
 
-import gzip
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from evenshard.errors import BadConfig, BadFile
+from evenshard.messages import reason_of
 from evenshard.reuse import reuse_bins_of_counts
 from evenshard.tables import WEIGHT_BITS, Table
+from evenshard.tensor_files import is_gzipped, load_tensors, not_integers, unpack
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_FETCH_ANEW = "Fetch the file anew; it must hold (indices, offsets, lengths) as facebookresearch/dlrm_datasets does."
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_FETCH_AGAIN = "Fetch the file again; it must hold (indices, offsets, lengths) as facebookresearch/dlrm_datasets does."
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +73,12 @@ def read_dlrm_batch(path: str | PathLike[str]) -> DlrmBatch:
         raise BadFile(path, "is not a file" if path.exists() else "no such file", "Check the path.")
     content = _load(path)
     if not isinstance(content, tuple | list) or len(content) != 3:
-        raise BadFile(path, f"holds a {type(content).__name__}, not three tensors", _FETCH_ANEW)
+        raise BadFile(path, f"holds a {type(content).__name__}, not three tensors", _FETCH_AGAIN)
     for name, value, num_dims in zip(("indices", "offsets", "lengths"), content, (1, 1, 2), strict=True):
-        if not isinstance(value, torch.Tensor):
-            raise BadFile(path, f"{name} is a {type(value).__name__}, not a tensor", _FETCH_ANEW)
-        if value.dtype not in _INTEGERS or value.layout != torch.strided:
-            raise BadFile(path, f"{name} holds {value.dtype} ({value.layout}), not plain integers", _FETCH_ANEW)
+        if problem := not_integers(value):
+            raise BadFile(path, f"{name} {problem}", _FETCH_AGAIN)
         if value.dim() != num_dims:
-            raise BadFile(path, f"{name} has {value.dim()} dimensions, not {num_dims}", _FETCH_ANEW)
+            raise BadFile(path, f"{name} has {value.dim()} dimensions, not {num_dims}", _FETCH_AGAIN)
     indices, offsets, lengths = content
     batch = DlrmBatch(indices.to(torch.int64), offsets.to(torch.int64), lengths)
     _check(path, batch)
@@ -146,27 +142,15 @@ def _table(batch: DlrmBatch, number: int, dim: int, weight_bits: int, num_sample
 
 def _load(path: Path) -> Any:
     try:
-        with path.open("rb") as file:
-            gzipped = file.read(2) == _GZIP_MAGIC
-            file.seek(0)
-            if not gzipped:
-                return _unpickle(file)
-            # torch seeks back and forth, and each step back in a gzip stream starts over at the first byte.
-            with tempfile.TemporaryFile() as unpacked:
-                with gzip.GzipFile(fileobj=file) as stream:
-                    shutil.copyfileobj(stream, unpacked, 16 * 1024 * 1024)
-                unpacked.seek(0)
-                return _unpickle(unpacked)
-    except MemoryError:
-        raise
-    except Exception as error:  # torn bytes make torch and zlib raise nearly anything
-        problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise BadFile(path, f"cannot be read ({problem})", _FETCH_ANEW) from error
-
-
-def _unpickle(file: IO[bytes]) -> Any:
-    # weights_only: a downloaded pickle must not be able to run code.
-    return torch.load(file, map_location="cpu", weights_only=True)
+        if not is_gzipped(path):
+            return load_tensors(path)
+        # torch seeks back and forth, and each step back in a gzip stream starts over at the first byte.
+        with tempfile.TemporaryFile() as unpacked:
+            unpack(path, unpacked)
+            unpacked.seek(0)
+            return load_tensors(path, unpacked)
+    except OSError as error:
+        raise BadFile(path, f"cannot be read ({reason_of(error)})", _FETCH_AGAIN) from None
 
 
 def _check(path: Path, batch: DlrmBatch) -> None:
@@ -174,21 +158,21 @@ def _check(path: Path, batch: DlrmBatch) -> None:
     num_tables, batch_size = batch.num_tables, batch.batch_size
     offsets, num_indices = batch.offsets, batch.indices.numel()
     if num_tables == 0 or batch_size == 0:
-        raise BadFile(path, f"holds {num_tables} tables and {batch_size} samples", _FETCH_ANEW)
+        raise BadFile(path, f"holds {num_tables} tables and {batch_size} samples", _FETCH_AGAIN)
     if offsets.numel() != num_tables * batch_size + 1:
         expected = f"{num_tables} tables x {batch_size} samples + 1"
-        raise BadFile(path, f"has {offsets.numel()} offsets, not {expected}", _FETCH_ANEW)
+        raise BadFile(path, f"has {offsets.numel()} offsets, not {expected}", _FETCH_AGAIN)
     if int(offsets[0]) != 0 or int(offsets[-1]) != num_indices:
         problem = f"offsets run from {int(offsets[0])} to {int(offsets[-1])}, but there are {num_indices} indices"
-        raise BadFile(path, problem, _FETCH_ANEW)
+        raise BadFile(path, problem, _FETCH_AGAIN)
     for number in range(num_tables):
         where = f"table {number}"
         first = number * batch_size
         steps = offsets[first : first + batch_size + 1].diff()
         if bool((batch.lengths[number] < 0).any()):
-            raise BadFile(path, "a sample has a negative number of lookups", _FETCH_ANEW, where)
+            raise BadFile(path, "a sample has a negative number of lookups", _FETCH_AGAIN, where)
         if not bool((steps == batch.lengths[number]).all()):
-            raise BadFile(path, "offsets do not match the lengths", _FETCH_ANEW, where)
+            raise BadFile(path, "offsets do not match the lengths", _FETCH_AGAIN, where)
         indices, _ = batch.lookups(number)
         if indices.numel() and int(indices.min()) < 0:
-            raise BadFile(path, f"index {int(indices.min())} is negative", _FETCH_ANEW, where)
+            raise BadFile(path, f"index {int(indices.min())} is negative", _FETCH_AGAIN, where)

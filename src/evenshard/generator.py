@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenshard.errors import BadConfig
+from evenshard.params import check_ranges
 from evenshard.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, FloatArray, mean_counts, tilt_to_feasible
 from evenshard.tables import WEIGHT_BITS, Table
 
@@ -83,8 +84,7 @@ def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tupl
     Raises:
         BadConfig: the batch size is below 1.
     """
-    if batch_size < 1:
-        raise BadConfig(f"batch_size is {batch_size}. Give at least 1 sample.")
+    check_ranges(batch_size=batch_size, seed=seed)
     rng = np.random.default_rng(seed)
     rows_T, pooling_T = _rows_and_pooling(config.num_tables, rng)
     if config.max_rows is not None:

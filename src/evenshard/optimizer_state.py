@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from evenshard.errors import BadConfig
+from evenshard.messages import shown
 from evenshard.tables import Table
 
 STATE_BYTES = 4  # of one number; FBGEMM keeps states in FP32 whatever the weights' precision
@@ -17,6 +18,6 @@ def state_bytes(table: Table, optimizer: str) -> int:
         BadConfig: if the optimizer is none of ``NUMBERS``.
     """
     if optimizer not in NUMBERS:
-        raise BadConfig(f"optimizer is {optimizer!r}. Choose one of {', '.join(NUMBERS)}.")
+        raise BadConfig(f"optimizer is {shown(optimizer)}. Choose one of {', '.join(NUMBERS)}.")
     per_row, per_weight = NUMBERS[optimizer]
     return table.num_rows * (per_row + per_weight * table.embedding_dim) * STATE_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from difflib import get_close_matches
 from math import isfinite
@@ -9,6 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evenshard.errors import BadConfig, BadFile
+from evenshard.limits import RANGES
+from evenshard.messages import cut, shown
+from evenshard.plain_text import read_text
 from evenshard.plain_yaml import load_yaml
 
 Config = TypeVar("Config")
@@ -22,14 +26,27 @@ def load_params(path: Path) -> dict[str, Any]:
         BadFile: if it is missing or no YAML mapping.
     """
     try:
-        params = load_yaml(path.read_text())
+        params = load_yaml(read_text(path))
     except FileNotFoundError:
         raise BadFile(path, "no such file", "Name one with --params.") from None
     except (OSError, ValueError) as error:
         raise BadFile(path, f"not readable as YAML ({error})", "Repair it.") from None
     if not isinstance(params, dict):
         raise BadFile(path, "is no mapping of sections", "Start from the params.yaml of the repository.")
+    odd = next(_odd_keys(params), None)
+    if odd is not None:
+        raise BadFile(path, f"key {shown(odd)} is not a text", "Put it in quotes, or remove it.")
     return params
+
+
+def _odd_keys(content: Any) -> Iterator[Any]:
+    """Keys that are no text, at any depth: they can be neither sorted nor written as JSON."""
+    if isinstance(content, dict):
+        yield from (key for key in content if not isinstance(key, str))
+        content = list(content.values())
+    if isinstance(content, list):
+        for inner in content:
+            yield from _odd_keys(inner)
 
 
 def section(params: dict[str, Any], name: str, kind: type[Config], **overrides: Any) -> Config:
@@ -47,8 +64,8 @@ def section(params: dict[str, Any], name: str, kind: type[Config], **overrides: 
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for key in values:
         if key not in known:
-            close = get_close_matches(str(key), known, n=1) or known
-            raise BadConfig(f"params section {name}: unknown key {key!r}. Did you mean {close[0]!r}?")
+            close = get_close_matches(cut(str(key)), known, n=1) or known
+            raise BadConfig(f"params section {name}: unknown key {shown(key)}. Did you mean {close[0]!r}?")
     values = {**values, **{key: value for key, value in overrides.items() if value is not None}}
     try:
         config = TypeAdapter(kind).validate_python(values)
@@ -60,7 +77,16 @@ def section(params: dict[str, Any], name: str, kind: type[Config], **overrides: 
         value = getattr(config, key)
         if isinstance(value, float) and not isfinite(value):
             raise BadConfig(f"params section {name}: {key} is {value}, not a finite number. {CORRECT_IT}")
+        if key in RANGES and isinstance(value, int | float) and (problem := RANGES[key].problem(value)):
+            raise BadConfig(f"params section {name}: {key} {problem}. {CORRECT_IT}")
     return config
+
+
+def check_ranges(**values: Any) -> None:
+    """Raises BadConfig for the first of some values that is outside of the range of its name; see ``limits.py``."""
+    for name, value in values.items():
+        if problem := RANGES[name].problem(value):
+            raise BadConfig(f"{name} {problem}. Correct it.")
 
 
 def require(condition: bool, message: str) -> None:

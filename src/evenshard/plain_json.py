@@ -12,14 +12,13 @@ import math
 from collections import Counter
 from typing import Any, NoReturn
 
+from evenshard.limits import MAX_LEVELS, MAX_TEXT_BYTES, MAX_VALUES
 from evenshard.messages import reason_of, shown
 
-MAX_LEVELS = 100  # of lists and objects in each other; Python's own reader fails at some 990
-MAX_BYTES = 64 * 1024**2
 MAX_DIGITS = 300  # of a whole number: it still is a float
 
 
-def load_json(source: str | bytes, max_bytes: int = MAX_BYTES) -> Any:
+def load_json(source: str | bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
     """The content of a document.
 
     Args:
@@ -34,6 +33,8 @@ def load_json(source: str | bytes, max_bytes: int = MAX_BYTES) -> Any:
         raise ValueError(f"it has more than {max_bytes / 1024**2:,.0f} MB")
     try:
         text = source if isinstance(source, str) else source.decode("utf-8-sig")
+        if text.count(",") + text.count("[") + text.count("{") > MAX_VALUES:  # each value but one follows one of them
+            raise ValueError(f"it holds more than {MAX_VALUES:,} values")
         content = json.loads(
             text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_float, parse_int=_whole_number
         )

@@ -20,7 +20,9 @@ from evenshard.columns import TableShard, whole_tables
 from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.costs import SIMULATED
 from evenshard.errors import BadConfig
+from evenshard.messages import shown
 from evenshard.models import COST_MODEL, COST_NET, POLICY, load_model
+from evenshard.params import check_ranges
 from evenshard.placing.request import PlacementRequest, caps_of
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
 from evenshard.tables import Table
@@ -69,6 +71,7 @@ class ServedModel(PythonModel):
     ) -> tuple[TableShard, ...]:
         if allow_column_split:
             raise BadConfig("evenshard-policy splits no table. Serve evenshard-cost, or leave allow_column_split out.")
+        check_ranges(reserved_gb=reserved_gb)
         caps = caps_of(memory_cap_gb, num_devices)
         request = PlacementRequest(tables, caps, batch_size, gb_to_bytes(reserved_gb), optimizer)
         _, task = request.task({})
@@ -86,7 +89,7 @@ def tables_of(rows: Any) -> tuple[Table, ...]:
     tables = tuple(_table(row) for row in rows.to_dict("records"))
     for table in tables:
         if problem := table.problem():
-            raise BadConfig(f"table {table.name!r}: {problem}. Correct it.")
+            raise BadConfig(f"table {shown(table.name)}: {problem}. Correct it.")
     return tables
 
 

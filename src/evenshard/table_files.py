@@ -11,9 +11,9 @@ do: ``load_tables_with_assumptions``.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -22,12 +22,12 @@ from typing import Any
 from evenshard.assumptions import Assumption, assumed_reuse_bins, assumed_weight_bits
 from evenshard.atomic import atomic_path
 from evenshard.errors import BadConfig, BadFile
-from evenshard.messages import reason_of
+from evenshard.limits import MAX_TABLES, RANGES
+from evenshard.messages import cut, reason_of, shown
+from evenshard.plain_json import load_json
 from evenshard.reuse import NUM_REUSE_BINS
 from evenshard.table_formats import COLUMNS, REQUIRED_COLUMNS, REUSE_COLUMNS, Record, format_of
 from evenshard.tables import Table, duplicate_name
-
-_MAX_WHOLE = 2**63 - 1
 
 
 class _BadRecord(Exception):
@@ -65,8 +65,8 @@ def load_tables_with_assumptions(
         BadConfig: the default is no possible pooling factor.
         BadFile: as ``load_tables``.
     """
-    if not (math.isfinite(default_pooling_factor) and default_pooling_factor >= 0):
-        raise BadConfig(f"default_pooling_factor is {default_pooling_factor}. Give a finite number of at least 0.")
+    if problem := RANGES["default_pooling_factor"].problem(default_pooling_factor):
+        raise BadConfig(f"default_pooling_factor {problem}. Correct it.")
     path = Path(path)
     records = _records(path)
     default = {"pooling_factor": float(default_pooling_factor)}
@@ -110,6 +110,8 @@ def _records(path: Path) -> list[Any]:
         raise BadFile(path, f"cannot be read: {reason_of(error)}", "Check the file and its permissions.") from error
     if not records:
         raise BadFile(path, "holds no table", f"Add one record per table, with {', '.join(REQUIRED_COLUMNS)}.")
+    if len(records) > MAX_TABLES:
+        raise BadFile(path, f"holds more than {MAX_TABLES:,} tables", "Give fewer.")
     return records
 
 
@@ -118,7 +120,8 @@ def _tables(path: Path, records: Sequence[Any]) -> tuple[Table, ...]:
     name = duplicate_name(tables)
     if name is not None:
         numbers = ", ".join(str(number) for number, table in enumerate(tables, start=1) if table.name == name)
-        raise BadFile(path, f"several tables are called {name!r}", "Give each its own name.", f"records {numbers}")
+        problem = f"several tables are called {shown(name)}"
+        raise BadFile(path, problem, "Give each its own name.", f"records {cut(numbers)}")
     return tables
 
 
@@ -140,9 +143,9 @@ def _assumed(record: Record, table: Table) -> Iterator[Assumption]:
 def _table(path: Path, number: int, record: Any) -> Table:
     where = f"record {number}"
     if not isinstance(record, dict):
-        raise BadFile(path, f"is {_short(record)}, not a record", f"Give it {', '.join(REQUIRED_COLUMNS)}.", where)
+        raise BadFile(path, f"is {shown(record)}, not a record", f"Give it {', '.join(REQUIRED_COLUMNS)}.", where)
     if not _is_blank(record.get("name")):
-        where += f" (table {_short(record['name'])})"
+        where += f" (table {shown(record['name'])})"
     try:
         _check_columns(record)
         table = Table(
@@ -167,9 +170,9 @@ def _check_columns(record: Record) -> None:
         if column is None or str(column).strip() == "":
             raise _BadRecord("has a column without a name", "Name it or remove it (pandas: to_csv(index=False)).")
         if column not in known:
-            closest = difflib.get_close_matches(str(column), known, n=1, cutoff=0.0)[0]
+            closest = difflib.get_close_matches(cut(str(column)), known, n=1, cutoff=0.0)[0]
             raise _BadRecord(
-                f"unknown column {_short(column)}; the closest known one is {closest!r}", "Rename or remove it."
+                f"unknown column {shown(column)}; the closest known one is {closest!r}", "Rename or remove it."
             )
     for column in REQUIRED_COLUMNS:
         if column not in record:
@@ -187,7 +190,7 @@ def _name(value: Any) -> str:
         return value
     if isinstance(value, int) and not isinstance(value, bool):  # an unquoted 12 in YAML
         return str(value)
-    raise _BadRecord(f"name is {_short(value)}, not a text", "Put the name in quotes.")
+    raise _BadRecord(f"name is {shown(value)}, not a text", "Put the name in quotes.")
 
 
 def _number(value: Any, column: str) -> float:
@@ -197,23 +200,20 @@ def _number(value: Any, column: str) -> float:
             return float(value)
         except (ValueError, OverflowError):
             pass
-    raise _BadRecord(f"{column} is {_short(value)}, not a number", "Correct the value.")
+    raise _BadRecord(f"{column} is {shown(value)}, not a number", "Correct the value.")
 
 
 def _whole(value: Any, column: str) -> int:
     """An int; pandas hands whole columns over as floats, so 1000.0 will do."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = int(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        whole = value
-    elif isinstance(value, str) and value.strip().lstrip("+-").isdecimal():
-        whole = int(value)
-    else:
-        number = _number(value, column)
-        if not math.isfinite(number) or number != int(number):
-            raise _BadRecord(f"{column} is {_short(value)}, not a whole number", "Correct the value.")
-        whole = int(number)
-    if abs(whole) > _MAX_WHOLE:
-        raise _BadRecord(f"{column} is {_short(value)}, more than 2**63 - 1", "Correct the value.")
-    return whole
+        return value
+    number = _number(value, column)
+    if not number.is_integer():
+        raise _BadRecord(f"{column} is {shown(value)}, not a whole number", "Correct the value.")
+    return int(number)
 
 
 def _reuse_bins(record: Record) -> tuple[float, ...] | None:
@@ -230,15 +230,9 @@ def _reuse_bins(record: Record) -> tuple[float, ...] | None:
         raise _BadRecord(f"has both reuse_bins and {columns[0]}", "Keep one form.")
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = load_json(value)
         except ValueError:
-            raise _BadRecord(f"reuse_bins is {_short(value)}, not a JSON list", "Write [0.5, 0.5, ...].") from None
+            raise _BadRecord(f"reuse_bins is {shown(value)}, not a JSON list", "Write [0.5, 0.5, ...].") from None
     if not isinstance(value, list | tuple):
-        raise _BadRecord(f"reuse_bins is {_short(value)}, not a list", f"Give {NUM_REUSE_BINS} shares or leave it out.")
+        raise _BadRecord(f"reuse_bins is {shown(value)}, not a list", f"Give {NUM_REUSE_BINS} shares or leave it out.")
     return tuple(_number(share, "a share of reuse_bins") for share in value)
-
-
-def _short(value: Any) -> str:
-    """One line of at most 60 characters for a message."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable
+from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from evenshard.errors import BadFile
-from evenshard.messages import reason_of
+from evenshard.limits import MAX_DECODED_BYTES, MAX_TABLES, MAX_VALUES
+from evenshard.messages import cut, reason_of, shown
+from evenshard.plain_json import load_json
+from evenshard.plain_text import read_text
 from evenshard.plain_yaml import load_yaml
 from evenshard.reuse import NUM_REUSE_BINS
 
@@ -24,7 +30,11 @@ REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
 Record = dict[Any, Any]
 Reader = Callable[[Path], list[Any]]
 Writer = Callable[[list[Record], Path], None]
-_MAKE_ANEW = "Write the file anew; its columns are " + ", ".join(COLUMNS) + "."
+MAX_COLUMNS = 1_000
+"""Of a CSV or Parquet file; each that is not known is an error anyway."""
+MAX_PARTS = 10_000
+"""Of a Parquet file's description of itself; pyarrow recurses for columns that stand in each other."""
+_WRITE_AGAIN = "Write the file again; its columns are " + ", ".join(COLUMNS) + "."
 
 
 def _records_of(path: Path, content: Any) -> list[Any]:
@@ -33,15 +43,15 @@ def _records_of(path: Path, content: Any) -> list[Any]:
     if content is None:
         return []
     if not isinstance(content, list):
-        raise BadFile(path, "holds neither a list of tables nor 'tables: [...]'", _MAKE_ANEW)
+        raise BadFile(path, "holds neither a list of tables nor 'tables: [...]'", _WRITE_AGAIN)
     return content
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadFile(path, f"is not UTF-8 text: {reason_of(error)}", "Save it as UTF-8.") from error
+        return read_text(path)
+    except ValueError as error:
+        raise BadFile(path, str(error), "Save it as UTF-8, or as Parquet where it is large.") from None
 
 
 def _read_json(path: Path) -> list[Any]:
@@ -49,9 +59,10 @@ def _read_json(path: Path) -> list[Any]:
     if not text.strip():
         return []
     try:
-        return _records_of(path, json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise BadFile(path, f"is not JSON: {reason_of(error)}", "Correct it there, or write the file anew.") from error
+        content = load_json(text)
+    except ValueError as error:
+        raise BadFile(path, str(error), "Correct it there, or write the file again.") from None
+    return _records_of(path, content)
 
 
 def _write_json(records: list[Record], path: Path) -> None:
@@ -64,7 +75,7 @@ def _read_yaml(path: Path) -> list[Any]:
     try:
         content = load_yaml(text)
     except ValueError as error:
-        raise BadFile(path, f"is not YAML: {reason_of(error)}", "Correct it there, or write the file anew.") from error
+        raise BadFile(path, f"not readable as YAML ({error})", "Correct it there, or write the file again.") from None
     return _records_of(path, content)
 
 
@@ -77,30 +88,22 @@ def _write_yaml(records: list[Record], path: Path) -> None:
 
 
 def _read_csv(path: Path) -> list[Any]:
-    lines = _text_lines(path)
     try:
-        reader = csv.DictReader(lines, strict=True)
+        reader = csv.DictReader(StringIO(_text(path), newline=""), strict=True)
         header = list(reader.fieldnames or ())
-        records = list(reader)
+        twice = next((column for column, times in Counter(header).items() if times > 1), None)
+        if twice is not None:
+            raise BadFile(path, f"column {shown(twice)} stands in the header twice", "Remove one.")
+        if len(header) > MAX_COLUMNS:
+            raise BadFile(path, f"has {len(header):,} columns, more than {MAX_COLUMNS:,}", _WRITE_AGAIN)
+        records = list(islice(reader, MAX_TABLES + 1))
     except csv.Error as error:
-        raise BadFile(path, f"is not CSV: {reason_of(error)}", "Correct it there, or write the file anew.") from error
-    twice = next((column for column in header if header.count(column) > 1), None)
-    if twice is not None:
-        raise BadFile(path, f"column {twice!r} stands in the header twice", "Remove one.")
+        raise BadFile(path, f"is not CSV: {reason_of(error)}", "Correct it there, or write the file again.") from error
     for number, record in enumerate(records, start=1):
         if None in record or None in record.values():
             problem = f"has {'more' if None in record else 'fewer'} fields than the header's {len(header)}"
             raise BadFile(path, problem, "Correct the line; quote a field that holds commas.", f"record {number}")
     return records
-
-
-def _text_lines(path: Path) -> list[str]:
-    """Lines as the csv module wants them: a line break inside quotes stays as it is."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return list(file)
-    except UnicodeDecodeError as error:
-        raise BadFile(path, f"is not UTF-8 text: {reason_of(error)}", "Save it as UTF-8.") from error
 
 
 def _write_csv(records: list[Record], path: Path) -> None:
@@ -116,11 +119,60 @@ def _read_parquet(path: Path) -> list[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    records: list[Any] = []
     try:
-        records: list[Any] = pq.read_table(path).to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise BadFile(path, f"is not whole Parquet: {reason_of(error)}", "Write the file anew.") from error
+        with pq.ParquetFile(path, pre_buffer=False, thrift_container_size_limit=MAX_PARTS) as file:
+            _check_size(path, file.metadata)
+            plain = pa.schema([(one.name, _plain_type(path, one)) for one in file.schema_arrow])
+            num_bytes = 0
+            for coded in file.iter_batches(_rows_at_a_time(file.metadata), use_threads=False):
+                batch = coded.cast(plain)
+                num_bytes += batch.nbytes
+                if num_bytes > MAX_DECODED_BYTES:
+                    raise _too_large(path)
+                records += batch.to_pylist()
+    # Texts that are not UTF-8, and dates that Python does not have, are found when they become Python's.
+    except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
+        raise BadFile(path, f"is not whole Parquet: {reason_of(error)}", "Write the file again.") from error
     return records
+
+
+def _check_size(path: Path, metadata: Any) -> None:
+    """A few bytes of Parquet may stand for billions of values: those that it admits to are counted first."""
+    if metadata.num_rows > MAX_TABLES:
+        raise BadFile(path, f"holds {metadata.num_rows:,} tables, more than {MAX_TABLES:,}", "Give fewer.")
+    if metadata.num_columns > MAX_COLUMNS:
+        raise BadFile(path, f"has {metadata.num_columns:,} columns, more than {MAX_COLUMNS:,}", _WRITE_AGAIN)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    num_values = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+    if num_values > MAX_VALUES or _num_bytes(metadata) > MAX_DECODED_BYTES:
+        raise _too_large(path)
+
+
+def _plain_type(path: Path, field: Any) -> Any:
+    """The type of a column without a dictionary, behind which a value may stand any number of times."""
+    import pyarrow.types as pt
+
+    kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
+    inner = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind) else kind
+    if pt.is_nested(inner) or pt.is_dictionary(inner):
+        raise BadFile(path, f"holds {cut(str(field.type))}", _WRITE_AGAIN, f"column {shown(field.name)}")
+    return kind
+
+
+def _rows_at_a_time(metadata: Any) -> int:
+    """Few, where the file holds long texts: each row may repeat the longest of them."""
+    return max(8, min(4096, 2**28 // max(1, _num_bytes(metadata))))
+
+
+def _num_bytes(metadata: Any) -> int:
+    """Without compression."""
+    return sum(int(metadata.row_group(number).total_byte_size) for number in range(metadata.num_row_groups))
+
+
+def _too_large(path: Path) -> BadFile:
+    problem = f"holds more than {MAX_VALUES:,} values, or {MAX_DECODED_BYTES / 2**20:,.0f} MB of them"
+    return BadFile(path, problem, _WRITE_AGAIN)
 
 
 def _write_parquet(records: list[Record], path: Path) -> None:
@@ -149,5 +201,5 @@ def format_of(path: Path) -> tuple[Reader, Writer]:
         BadFile: unknown suffix. Reading raises it too, for a file that is not of its format.
     """
     if path.suffix.lower() not in _FORMATS:
-        raise BadFile(path, f"unknown suffix {path.suffix!r}", f"Use one of {', '.join(_FORMATS)}.")
+        raise BadFile(path, f"unknown suffix {shown(path.suffix)}", f"Use one of {', '.join(_FORMATS)}.")
     return _FORMATS[path.suffix.lower()]

@@ -25,6 +25,8 @@ from pathlib import Path
 from evenshard.assumptions import Assumption, assumed_reuse_bins, assumed_weight_bits
 from evenshard.catalog import catalog_names, load_catalog
 from evenshard.errors import BadConfig, BadFile
+from evenshard.messages import cut, shown
+from evenshard.params import check_ranges
 from evenshard.reuse import feasible_reuse_bins
 from evenshard.table_files import load_tables_with_assumptions
 from evenshard.table_formats import COLUMNS, REUSE_COLUMNS, TABLE_SUFFIXES
@@ -100,8 +102,9 @@ def tables_from(
         BadConfig: no such source, or settings that contradict it.
         BadFile: a file cannot be used.
     """
-    if batch_size < 1:
-        raise BadConfig(f"batch_size is {batch_size}. Give at least one sample.")
+    check_ranges(batch_size=batch_size)
+    if embedding_dim is not None:
+        check_ranges(embedding_dim=embedding_dim)
     if weight_bits is not None:
         _check_weight_bits(weight_bits)  # before a long sample is counted
     match kind_of_source(source):
@@ -203,9 +206,10 @@ def _of_traffic(path: Path, batch_size: int, embedding_dim: int | None) -> Table
 
 def _unknown(source: str | PathLike[str]) -> BadConfig:
     known = catalog_names()
-    close = difflib.get_close_matches(str(source), known, n=1)
+    close = difflib.get_close_matches(cut(str(source)), known, n=1)
     hint = f"Did you mean {close[0]}? " if close else ""
     kinds = f"a table file ({', '.join(TABLE_SUFFIXES)}), a DLRM batch file ({', '.join(BATCH_SUFFIXES)})"
     return BadConfig(
-        f"{str(source)!r} is no source of tables. {hint}Give {kinds}, a folder of traffic or one of {', '.join(known)}."
+        f"{shown(str(source))} is no source of tables. {hint}Give {kinds}, a folder of traffic or one of "
+        f"{', '.join(known)}."
     )

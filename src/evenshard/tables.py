@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evenshard.limits import MAX_TABLE_BYTES, RANGES
+from evenshard.messages import shown
 from evenshard.reuse import NUM_REUSE_BINS
 
 WEIGHT_BITS = (8, 16, 32)
@@ -48,17 +50,15 @@ class Table:
         """Says in one clause what makes this table impossible, or None. Called where data enters."""
         if not isinstance(self.name, str) or not self.name:
             return "name is empty"
-        for column in ("num_rows", "embedding_dim"):
-            value = getattr(self, column)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                return f"{column} is {value!r}, not a whole number of at least 1"
-        pooling = self.pooling_factor
-        if isinstance(pooling, bool) or not isinstance(pooling, int | float) or not math.isfinite(pooling):
-            return f"pooling_factor is {pooling!r}, not a finite number"
-        if pooling < 0:
-            return f"pooling_factor is {pooling!r}, below 0"
+        if any("\ud800" <= character <= "\udfff" for character in self.name):
+            return "name holds half of a character (a lone surrogate)"
+        for column in ("num_rows", "embedding_dim", "pooling_factor"):
+            if problem := RANGES[column].problem(getattr(self, column)):
+                return f"{column} {problem}"
         if self.weight_bits not in WEIGHT_BITS:
-            return f"weight_bits is {self.weight_bits!r}, not one of {WEIGHT_BITS}"
+            return f"weight_bits is {shown(self.weight_bits)}, not one of {WEIGHT_BITS}"
+        if self.size_bytes > MAX_TABLE_BYTES:
+            return f"num_rows x embedding_dim is {self.size_bytes:,} bytes, more than {MAX_TABLE_BYTES:,}"
         if self.reuse_bins is not None:
             if len(self.reuse_bins) != NUM_REUSE_BINS:
                 return f"reuse_bins has {len(self.reuse_bins)} values, not {NUM_REUSE_BINS}"

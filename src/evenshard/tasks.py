@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,11 @@ import numpy as np
 from evenshard.atomic import atomic_path
 from evenshard.constraints import UNCONSTRAINED, Constraints
 from evenshard.errors import BadConfig, BadFile
+from evenshard.limits import MAX_TOTAL_BYTES, RANGES
+from evenshard.messages import reason_of, shown
+from evenshard.plain_json import load_json
+from evenshard.plain_records import record_of
+from evenshard.plain_text import read_text
 from evenshard.tables import Table
 from evenshard.units import bytes_to_gb, gb_to_bytes
 
@@ -42,6 +46,13 @@ class PlacementTask:
     memory_cap_bytes: int
     batch_size: int
     constraints: Constraints = field(default=UNCONSTRAINED, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises BadConfig if the bytes exceed what numpy's whole numbers can add up."""
+        for what, sizes in (("the tables", self.table_bytes), ("the devices", self.caps_bytes)):
+            if sum(sizes) > MAX_TOTAL_BYTES:
+                total = bytes_to_gb(sum(sizes))
+                raise BadConfig(f"{what} have {total:,.0f} GB together, more than {bytes_to_gb(MAX_TOTAL_BYTES):,.0f}.")
 
     @cached_property
     def caps_bytes(self) -> tuple[int, ...]:
@@ -178,11 +189,13 @@ def load_tasks(path: Path, pool: Sequence[Table]) -> TaskSplit:
     by_name = {table.name: table for table in pool}
     remedy = "Write it with `evenshard generate-tables`."
     try:
-        sides = json.loads(path.read_text())
+        sides = load_json(read_text(path))
     except FileNotFoundError:
         raise BadFile(path, "no such file", remedy) from None
-    except (ValueError, OSError) as error:
-        raise BadFile(path, f"not readable as JSON ({error})", remedy) from None
+    except OSError as error:
+        raise BadFile(path, f"cannot be read: {reason_of(error)}", remedy) from None
+    except ValueError as error:
+        raise BadFile(path, str(error), remedy) from None
     if not isinstance(sides, dict) or not all(isinstance(sides.get(side), list) for side in ("train", "test")):
         raise BadFile(path, "has no lists of train and test tasks", remedy)
 
@@ -193,30 +206,41 @@ def load_tasks(path: Path, pool: Sequence[Table]) -> TaskSplit:
     ids = Counter(task.task_id for task in (*split.train, *split.test))
     twice = next((task_id for task_id, count in ids.items() if count > 1), None)
     if twice is not None:
-        raise BadFile(path, f"two tasks have the task_id {twice!r}", "Give each its own.")
+        raise BadFile(path, f"two tasks have the task_id {shown(twice)}", "Give each its own.")
     return split
+
+
+@dataclass(frozen=True)
+class _TaskRecord:
+    """A task as it stands in a file."""
+
+    task_id: str
+    tables: tuple[str, ...]
+    num_devices: int
+    memory_cap_gb: float
+    batch_size: int
 
 
 def _task(path: Path, where: str, record: object, by_name: dict[str, Table]) -> PlacementTask:
     try:
-        assert isinstance(record, dict)
-        names = [str(name) for name in record["tables"]]
-        task_id, num_devices = str(record["task_id"]), int(record["num_devices"])
-        cap_gb, batch_size = float(record["memory_cap_gb"]), int(record["batch_size"])
-    except (AssertionError, KeyError, TypeError, ValueError) as error:
-        raise BadFile(
-            path,
-            f"a task needs task_id, tables, num_devices, memory_cap_gb and batch_size ({error!r})",
-            "Complete it.",
-            where,
-        ) from None
+        stated = record_of(_TaskRecord, record)
+    except ValueError as error:
+        raise BadFile(path, str(error), "Complete it.", where) from None
+    for name in ("num_devices", "memory_cap_gb", "batch_size"):
+        if problem := RANGES[name].problem(getattr(stated, name)):
+            raise BadFile(path, f"{name} {problem}", "Correct it.", where)
+    names = stated.tables
+    if not names:
+        raise BadFile(path, "tables is empty", "Name at least one.", where)
     unknown = next((name for name in names if name not in by_name), None)
     if unknown is not None:
-        raise BadFile(path, f"table {unknown!r} is not in the table file", "Use the tables it was made with.", where)
+        problem = f"table {shown(unknown)} is not in the table file"
+        raise BadFile(path, problem, "Use the tables it was made with.", where)
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise BadFile(path, f"table {twice!r} is named twice", "Name each table once.", where)
-    if num_devices < 1 or batch_size < 1 or not 0 < cap_gb < math.inf or not names:
-        problem = "num_devices, batch_size, memory_cap_gb and the number of tables must be above 0 and finite"
-        raise BadFile(path, problem, "Repair it.", where)
-    return PlacementTask(task_id, tuple(by_name[name] for name in names), num_devices, gb_to_bytes(cap_gb), batch_size)
+        raise BadFile(path, f"table {shown(twice)} is named twice", "Name each table once.", where)
+    tables, cap_bytes = tuple(by_name[name] for name in names), gb_to_bytes(stated.memory_cap_gb)
+    try:
+        return PlacementTask(stated.task_id, tables, stated.num_devices, cap_bytes, stated.batch_size)
+    except BadConfig as error:
+        raise BadFile(path, str(error).rstrip("."), "Correct it.", where) from None

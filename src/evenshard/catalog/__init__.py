@@ -17,6 +17,8 @@ from importlib import resources
 from typing import Any
 
 from evenshard.errors import BadConfig
+from evenshard.messages import cut, shown
+from evenshard.params import check_ranges
 from evenshard.reuse import feasible_reuse_bins, power_law_reuse_bins
 from evenshard.tables import Table
 
@@ -40,10 +42,9 @@ def load_catalog(name: str, batch_size: int, embedding_dim: int | None = None) -
     Raises:
         BadConfig: an unknown name, an impossible number, or a dim for a set that publishes its own dim for each table.
     """
-    if batch_size < 1:
-        raise BadConfig(f"batch_size is {batch_size}. Give at least 1 sample.")
-    if embedding_dim is not None and embedding_dim < 1:
-        raise BadConfig(f"embedding_dim is {embedding_dim}. Give at least 1, or leave it out.")
+    check_ranges(batch_size=batch_size)
+    if embedding_dim is not None:
+        check_ranges(embedding_dim=embedding_dim)
     content = _read(name)
     if "groups" not in content:
         return _columns(content, batch_size, embedding_dim)
@@ -55,8 +56,8 @@ def load_catalog(name: str, batch_size: int, embedding_dim: int | None = None) -
 def _read(name: str) -> dict[str, Any]:
     known = catalog_names()
     if name not in known:
-        closest = difflib.get_close_matches(name, known, n=len(known), cutoff=0.0)
-        raise BadConfig(f"There is no table set {name!r} in the catalogue. Choose one of: {', '.join(closest)}.")
+        closest = difflib.get_close_matches(cut(name), known, n=len(known), cutoff=0.0)
+        raise BadConfig(f"There is no table set {shown(name)} in the catalogue. Choose one of: {', '.join(closest)}.")
     text = resources.files(__package__).joinpath(name + _SUFFIX).read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.cli.parsing import OUTPUT, PATH, Commands, Source, at_least, written
 from evenshard.kubeflow.remote import ENDPOINT
+from evenshard.messages import shown
 from evenshard.outputs import FilesInside
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ def _run(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.pipeline in NEEDS_TABLES and not values.get("tables"):
         raise BadConfig(f"the pipeline {args.pipeline} needs a table file. Name it with --set tables=FILE.")
     folder = run_here(pipeline, values, args.runner, args.out, LEFT_BEHIND[args.pipeline])
-    for shown in (folder / "drift/summary", folder / "evaluate/report/table.txt"):
-        if shown.exists():
-            print(shown.read_text().removeprefix("```text\n").removesuffix("```\n"))
+    for text in (folder / "drift/summary", folder / "evaluate/report/table.txt"):
+        if text.exists():
+            print(text.read_text().removeprefix("```text\n").removesuffix("```\n"))
     for path in sorted(folder.glob(LEFT_BEHIND[args.pipeline])):
         print(f"saved: {path}")
     return {}
@@ -189,15 +190,15 @@ class _Setting(Source):
 
     def __call__(self, text: str) -> tuple[str, Any]:
         """What argparse calls."""
-        import yaml
+        from evenshard.plain_yaml import load_yaml
 
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not NAME=VALUE")
         try:
-            return name, yaml.safe_load(value) if value[:1] in "{[" and value else value
-        except yaml.YAMLError:
-            raise argparse.ArgumentTypeError(f"{value!r} is no YAML") from None
+            return name, load_yaml(value) if value[:1] in "{[" and value else value
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{shown(value)} is not valid YAML: {error}") from None
 
     def paths(self, value: Any) -> tuple[Path, ...]:
         """The file that the value may be."""

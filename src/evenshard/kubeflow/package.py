@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from evenshard.atomic import atomic_path
 from evenshard.errors import BadConfig, BadFile, BadInput, StorageFailed
 from evenshard.kubeflow.addresses import is_imported, require_known, require_readable
@@ -19,6 +17,8 @@ from evenshard.kubeflow.place_request import PlaceRequest
 from evenshard.lineage import sha256_of
 from evenshard.messages import shown
 from evenshard.params import load_params, section
+from evenshard.plain_text import read_text
+from evenshard.plain_yaml import load_documents, load_yaml
 from evenshard.storage import content_hash, is_address
 
 TRAIN, RETRAIN, PLACE = "train", "retrain", "place"
@@ -116,11 +116,11 @@ def pipeline_documents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     remedy = "Write it with `evenshard pipeline compile`."
     try:
-        documents = [one for one in yaml.safe_load_all(path.read_text()) if isinstance(one, dict)]
+        documents = [one for one in load_documents(read_text(path)) if isinstance(one, dict)]
     except FileNotFoundError:
         raise BadFile(path, "no such file", remedy) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadFile(path, f"not readable as YAML ({' '.join(str(error).split())})", remedy) from None
+    except (OSError, ValueError) as error:
+        raise BadFile(path, f"not readable as YAML ({error})", remedy) from None
     if not documents or "deploymentSpec" not in documents[0]:
         raise BadFile(path, "is no compiled pipeline", remedy)
     return documents[0], documents[1] if len(documents) > 1 else {}
@@ -164,9 +164,13 @@ def data_hash(source: str, runs_now: bool = True) -> str:
     path = Path(source)
     pointer = path.with_name(path.name + ".dvc")
     if pointer.is_file():
-        outs = (yaml.safe_load(pointer.read_text()) or {}).get("outs") or [{}]
-        if "md5" in outs[0]:
-            return f"md5:{outs[0]['md5']}"
+        try:
+            content = load_yaml(read_text(pointer))
+        except (OSError, ValueError) as error:
+            raise BadFile(pointer, f"not readable as YAML ({error})", "Write it with `dvc add`.") from None
+        match content:
+            case {"outs": [{"md5": str() as md5}, *_]}:
+                return f"md5:{md5}"
     return f"sha256:{sha256_of(path)}" if path.is_file() else ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
@@ -11,7 +10,10 @@ from evenshard.assumptions import Assumption
 from evenshard.columns import Cuts, TablePart, TableShard, by_table, parts_of
 from evenshard.constraints import Constraints
 from evenshard.errors import BadConfig
+from evenshard.limits import MAX_TABLES
+from evenshard.messages import cut, shown
 from evenshard.optimizer_state import state_bytes
+from evenshard.params import check_ranges
 from evenshard.placement import Placement
 from evenshard.tables import Table, duplicate_name
 from evenshard.tasks import PlacementTask
@@ -65,15 +67,16 @@ class Rules:
         groups = (*self.together, *self.apart)
         for name in (*self.pinned, *self.forbidden, *(name for group in groups for name in group)):
             if name not in known:
-                return f"a rule names table {name!r}, which is not among the tables. Correct its name."
+                return f"a rule names table {shown(name)}, which is not among the tables. Correct its name."
         for group in groups:
             if len(set(group)) < max(len(group), 2):
-                return f"a rule groups {', '.join(group)}. Name at least two tables, each once."
+                return f"a rule groups {cut(', '.join(group))}. Name at least two tables, each once."
         for name, devices in (*self.pinned.items(), *self.forbidden.items(), ("", self.forbidden_devices)):
             wrong = next((device for device in devices if not 0 <= device < num_devices), None)
             if wrong is not None:
-                of = f" for table {name!r}" if name else ""
-                return f"a rule{of} names device {wrong}, but the devices are 0 to {num_devices - 1}. Correct it."
+                of = f" for table {shown(name)}" if name else ""
+                devices_are = f"the devices are 0 to {num_devices - 1}"
+                return f"a rule{of} names device {shown(wrong)}, but {devices_are}. Correct it."
         return None
 
     def allowed(self, name: str, num_devices: int) -> frozenset[int] | None:
@@ -115,15 +118,14 @@ class PlacementRequest:
     def __post_init__(self) -> None:
         if not self.tables:
             raise BadConfig("there are no tables. Give at least one.")
+        if len(self.tables) > MAX_TABLES:
+            raise BadConfig(f"there are {len(self.tables):,} tables, more than {MAX_TABLES:,}. Give fewer.")
         for table in self.tables:
             if problem := table.problem():
-                raise BadConfig(f"table {table.name!r}: {problem}. Correct it.")
+                raise BadConfig(f"table {shown(table.name)}: {problem}. Correct it.")
         if (name := duplicate_name(self.tables)) is not None:
-            raise BadConfig(f"several tables are called {name!r}. Give each its own name.")
-        if not self.caps_bytes:
-            raise BadConfig("num_devices is 0. Give at least one device.")
-        if self.batch_size < 1:
-            raise BadConfig(f"batch_size is {self.batch_size}. Give at least one sample.")
+            raise BadConfig(f"several tables are called {shown(name)}. Give each its own name.")
+        check_ranges(num_devices=self.num_devices, batch_size=self.batch_size)
         if self.reserved_bytes < 0 or min(self.caps_bytes) < 0:
             raise BadConfig("a memory cap or the reserved memory is below 0. Correct it.")
         state_bytes(self.tables[0], self.optimizer)
@@ -186,14 +188,12 @@ def caps_of(memory_cap_gb: float | Sequence[float], num_devices: int) -> tuple[i
     Raises:
         BadConfig: if the numbers make no sense.
     """
-    caps = list(memory_cap_gb) if isinstance(memory_cap_gb, Sequence) else [memory_cap_gb] * num_devices
-    if num_devices < 1:
-        raise BadConfig(f"num_devices is {num_devices}. Give at least one device.")
+    check_ranges(num_devices=num_devices)
+    caps = list(memory_cap_gb) if isinstance(memory_cap_gb, Sequence) else [memory_cap_gb]
     if len(caps) == 1:
         caps *= num_devices
     if len(caps) != num_devices:
         raise BadConfig(f"memory_cap_gb has {len(caps)} numbers for {num_devices} devices. Give one, or one for each.")
-    wrong = next((cap for cap in caps if not 0 < cap < math.inf), None)
-    if wrong is not None:
-        raise BadConfig(f"memory_cap_gb is {wrong}. Give a number of GB above 0.")
+    for cap in caps:
+        check_ranges(memory_cap_gb=cap)
     return tuple(gb_to_bytes(cap) for cap in caps)

@@ -18,6 +18,7 @@ from typing import Any
 
 from evenshard.errors import BadFile
 from evenshard.placing.request import Rules
+from evenshard.plain_text import read_text
 from evenshard.plain_yaml import load_yaml
 
 KEYS = tuple(field.name for field in fields(Rules))
@@ -31,7 +32,7 @@ def load_rules(path: Path) -> Rules:
     """
     remedy = f"Its keys are {', '.join(KEYS)}, as in {{pinned: {{user_id: 0}}, apart: [[a, b]]}}."
     try:
-        content = load_yaml(path.read_text())
+        content = load_yaml(read_text(path))
     except FileNotFoundError:
         raise BadFile(path, "no such file", "Check the path.") from None
     except (OSError, ValueError) as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from evenshard.errors import BadFile
+from evenshard.messages import shown
 from evenshard.reuse import NUM_REUSE_BINS, reuse_bins_of_counts
 from evenshard.traffic.sample import Block, IntArray
 
@@ -47,7 +48,7 @@ class TableCounts:
         if rows_L.size == 0:
             return
         smallest, largest = int(rows_L.min()), int(rows_L.max())
-        where = f"table {self.name!r}"
+        where = f"table {shown(self.name)}"
         if smallest < 0:
             raise BadFile(path, f"index {smallest} is negative", "Mend the sample; -1 does not stand for none.", where)
         if self._num_rows is not None and largest >= self._num_rows:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from evenshard.errors import BadFile
-from evenshard.messages import reason_of
+from evenshard.messages import reason_of, shown
 from evenshard.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
 
 READ_BUFFER_BYTES = 1 << 20
@@ -87,7 +87,7 @@ def _names(path: Path, file: Any) -> tuple[str, ...]:
         raise BadFile(path, "has no column", "Give it one column per table.")
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise BadFile(path, f"has several columns {twice!r}", "Give each table its own name.")
+        raise BadFile(path, f"has several columns {shown(twice)}", "Give each table its own name.")
     return names
 
 
@@ -100,7 +100,7 @@ def _check_type(path: Path, name: str, kind: Any) -> None:
     if pt.is_integer(value) or pt.is_null(value):
         return
     hint = " pandas makes floats of whole numbers beside nulls: use its Int64." if pt.is_floating(value) else ""
-    raise BadFile(path, f"holds {kind}, not row numbers", _REMEDY + hint, f"column {name!r}")
+    raise BadFile(path, f"holds {kind}, not row numbers", _REMEDY + hint, f"column {shown(name)}")
 
 
 def _num_values(file: Any) -> dict[str, int]:
@@ -126,7 +126,7 @@ def _lookups(path: Path, name: str, column: Any) -> TableLookups:
     import pyarrow.compute as pc
     import pyarrow.types as pt
 
-    where = f"column {name!r}"
+    where = f"column {shown(name)}"
     if pt.is_integer(column.type) or pt.is_null(column.type):
         lengths, values = column.is_valid(), column.drop_null()
     else:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import shutil
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from evenshard.errors import BadFile
-from evenshard.messages import reason_of
 from evenshard.scratch import scratch_folder
+from evenshard.tensor_files import unpack
 from evenshard.traffic.parquet import ParquetSample
 from evenshard.traffic.sample import Sample
 from evenshard.traffic.torch_batches import TorchSample
@@ -31,7 +28,7 @@ def opened_sample(source: Path) -> Iterator[Sample]:
     """
     if source.is_file() and source.name.endswith(".pt.gz"):
         with scratch_folder() as folder:
-            yield TorchSample([_unpacked(source, folder)])
+            yield TorchSample([source], _unpacked(source, folder))
         return
     if source.is_file():
         paths = [source]
@@ -52,9 +49,6 @@ def opened_sample(source: Path) -> Iterator[Sample]:
 
 def _unpacked(source: Path, folder: Path) -> Path:
     target = folder / source.name.removesuffix(".gz")
-    try:
-        with gzip.open(source) as packed, target.open("wb") as file:
-            shutil.copyfileobj(packed, file, 16 * 1024 * 1024)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadFile(source, f"cannot be unpacked ({reason_of(error)})", "Fetch the file anew.") from error
+    with target.open("wb") as file:
+        unpack(source, file)
     return target

@@ -16,6 +16,8 @@ import numpy as np
 
 from evenshard.assumptions import Assumption, assumed_weight_bits
 from evenshard.errors import BadConfig, BadFile
+from evenshard.messages import shown
+from evenshard.params import check_ranges
 from evenshard.progress import progress
 from evenshard.reuse import feasible_reuse_bins
 from evenshard.tables import WEIGHT_BITS, Table, duplicate_name
@@ -106,20 +108,18 @@ def _check_settings(
     embedding_dim: int | Mapping[str, int] | None,
     weight_bits: int | None,
 ) -> None:
-    if batch_size < 1:
-        raise BadConfig(f"batch_size is {batch_size}. Give at least one sample.")
+    check_ranges(batch_size=batch_size)
     if tables is not None:
         if embedding_dim is not None or weight_bits is not None:
             raise BadConfig("embedding_dim and weight_bits come with the tables. Leave them out.")
         name = duplicate_name(tables)
         if name is not None:
-            raise BadConfig(f"Several tables are called {name!r}. Give each its own name.")
+            raise BadConfig(f"Several tables are called {shown(name)}. Give each its own name.")
         return
     if embedding_dim is None:
         raise BadConfig("A sample of traffic does not tell the dims. Give a table file or embedding_dim.")
     for dim in embedding_dim.values() if isinstance(embedding_dim, Mapping) else [embedding_dim]:
-        if dim < 1:
-            raise BadConfig(f"embedding_dim is {dim}. Give at least 1.")
+        check_ranges(embedding_dim=dim)
     if weight_bits is not None and weight_bits not in WEIGHT_BITS:
         raise BadConfig(f"weight_bits is {weight_bits}. Choose one of {WEIGHT_BITS}.")
 
@@ -155,10 +155,8 @@ def _wanted(
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:3])
-    return (
-        f"table {shown}" if len(names) == 1 else f"tables {shown}" + (f" and {len(names) - 3} more" * (len(names) > 3))
-    )
+    first = ", ".join(map(shown, names[:3]))
+    return f"table {first}" if len(names) == 1 else f"tables {first}" + f" and {len(names) - 3} more" * (len(names) > 3)
 
 
 def _count(sample: Sample, survey: Survey, counts: Mapping[str, TableCounts], batch_size: int) -> None:

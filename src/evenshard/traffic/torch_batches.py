@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.errors import BadFile
-from evenshard.messages import reason_of
+from evenshard.messages import reason_of, shown
 from evenshard.progress import progress
+from evenshard.tensor_files import load_tensors, not_integers
 from evenshard.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
 
 if TYPE_CHECKING:  # torch takes a second to import
@@ -92,7 +93,7 @@ class _Batch:
         return TableLookups.of_lengths(values, lengths_B.numpy())
 
     def problem(self, problem: str, name: str) -> BadFile:
-        return BadFile(self.path, problem, _SAVE_ANEW, f"table {name!r}")
+        return BadFile(self.path, problem, _SAVE_ANEW, f"table {shown(name)}")
 
 
 class TorchSample:
@@ -100,19 +101,23 @@ class TorchSample:
 
     Args:
         paths: at least one file.
+        unpacked: what is read instead of the only file, where that is gzipped.
 
     Raises:
         BadFile: the first file is torn or holds something else.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = tuple(paths)
-        self.names = _load(self._paths[0]).names
+    def __init__(self, paths: Sequence[Path], unpacked: Path | None = None) -> None:
+        self._paths, self._unpacked = tuple(paths), unpacked
+        self.names = self._load(self._paths[0]).names
+
+    def _load(self, path: Path) -> _Batch:
+        return _load(path, self._unpacked or path)
 
     def survey(self, names: Sequence[str]) -> Survey:
         num_samples, num_lookups = 0, dict.fromkeys(names, 0)
         for path in progress(self._paths, "looking at the files"):
-            batch = _load(path)
+            batch = self._load(path)
             check_same_tables(path, batch.names, self.names, self._paths[0])
             num_samples += batch.num_samples
             begins = batch.begins()
@@ -123,12 +128,12 @@ class TorchSample:
         return Survey(num_samples, num_lookups, tuple(map(Part, self._paths)))
 
     def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
-        whole = _load(part.path)
+        whole = self._load(part.path)
         begins, num_samples = whole.begins(), whole.num_samples
         del whole  # what was touched stays in memory as long as the file is mapped, so each block maps it anew
         for first in range(0, num_samples, max_samples):
             last = min(first + max_samples, num_samples)
-            batch = _load(part.path)
+            batch = self._load(part.path)
             lookups = {name: batch.lookups(name, first, last, begins[name]) for name in names}
             del batch
             for name in names:
@@ -136,26 +141,21 @@ class TorchSample:
             yield Block(last - first, lookups)
 
 
-def _load(path: Path) -> _Batch:
-    """Raises BadFile unless the file holds a batch whose shapes agree."""
-    import torch
-
+def _load(path: Path, source: Path) -> _Batch:
+    """The batch in ``source``, which the user knows as ``path``; raises BadFile unless its shapes agree."""
     try:
-        with path.open("rb") as file:
+        with source.open("rb") as file:
             # Files of torch before 1.6 cannot be mapped; they are read whole, one at a time.
             can_map = file.read(4) == _ZIP_MAGIC
-        # weights_only: a pickle from elsewhere must not be able to run code.
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=can_map)
-    except MemoryError:
-        raise
-    except Exception as error:  # torn bytes make torch raise nearly anything
-        raise BadFile(path, f"cannot be read ({reason_of(error)})", _REMEDY) from error
+    except OSError as error:
+        raise BadFile(path, f"cannot be read ({reason_of(error)})", _REMEDY) from None
+    content = load_tensors(path, source, can_map)
     if isinstance(content, dict) and all(key in content for key in _KEYS):
         return _from_dict(path, content)
     if isinstance(content, tuple | list) and len(content) == 3:
         return _from_tuple(path, content)
-    what = f"a dict with {sorted(map(str, content))[:5]}" if isinstance(content, dict) else type(content).__name__
-    raise BadFile(path, f"holds {what}", _REMEDY)
+    keys = f" with {', '.join(sorted(map(shown, content))[:5])}" if isinstance(content, dict) else ""
+    raise BadFile(path, f"holds a {type(content).__name__}{keys}", _REMEDY)
 
 
 def _from_dict(path: Path, content: dict[str, Any]) -> _Batch:
@@ -164,7 +164,7 @@ def _from_dict(path: Path, content: dict[str, Any]) -> _Batch:
         raise BadFile(path, "keys is not a list of table names", _REMEDY)
     twice = next((key for key, count in Counter(keys).items() if count > 1), None)
     if twice is not None:
-        raise BadFile(path, f"keys holds {twice!r} twice", "Give each table its own name.")
+        raise BadFile(path, f"keys holds {shown(twice)} twice", "Give each table its own name.")
     shape = list(lengths.shape)
     if lengths.dim() not in (1, 2) or (lengths.dim() == 2 and shape[0] != len(keys)) or lengths.numel() % len(keys):
         raise BadFile(path, f"lengths of shape {shape} cannot be shared among {len(keys)} tables", _REMEDY)
@@ -187,14 +187,9 @@ def _from_tuple(path: Path, content: Sequence[Any]) -> _Batch:
 
 
 def _integers(path: Path, content: dict[str, Any], key: str) -> torch.Tensor:
-    import torch
-
-    value = content[key]
-    if not isinstance(value, torch.Tensor):
-        raise BadFile(path, f"{key} is a {type(value).__name__}, not a tensor", _REMEDY)
-    plain = value.layout == torch.strided and not value.is_floating_point() and not value.is_complex()
-    if not plain or value.dtype == torch.bool or value.is_quantized:
-        raise BadFile(path, f"{key} holds {value.dtype} ({value.layout}), not plain integers", _REMEDY)
+    value: torch.Tensor = content[key]
+    if problem := not_integers(value):
+        raise BadFile(path, f"{key} {problem}", _REMEDY)
     if key in ("values", "indices") and value.dim() != 1:
         raise BadFile(path, f"{key} has {value.dim()} dimensions, not 1", _REMEDY)
     return value

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from evenshard.errors import BadConfig
 from evenshard.export.torchrec.entries import checked_local_world_size
+from evenshard.params import check_ranges
 from evenshard.placing.request import caps_of
 from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.units import gb_to_bytes
@@ -87,4 +88,5 @@ def machine_of(
             storages = [one.storage.ddr if on_cpu else one.storage.hbm for one in topology.devices]
         share = RESERVED_SHARE if reserved_gb is None else 0.0
         caps = tuple(int(storage * (1 - share)) for storage in storages)
+    check_ranges(reserved_gb=reserved_gb or 0.0)
     return Machine(local_world_size, compute_device, caps, gb_to_bytes(reserved_gb or 0.0))

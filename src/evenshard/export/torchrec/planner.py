@@ -23,6 +23,7 @@ from evenshard.export.torchrec.model import DEFAULT_HARDWARE, chosen_model
 from evenshard.export.torchrec.plans import sharding_plan
 from evenshard.export.torchrec.tables import DEFAULT_POOLING_FACTOR, assumed_pooling, collections_in, tables_of
 from evenshard.models import PlacementModel
+from evenshard.params import check_ranges
 from evenshard.placement import check_placement
 from evenshard.placing.answer import PlacementAnswer
 from evenshard.placing.place import PlaceConfig, place
@@ -108,8 +109,7 @@ class EvenshardPlanner:
                 raise BadConfig(f"sharder is a {type(sharder).__name__}, which cannot place. Name other arguments.")
             if (allow_column_split, hardware, model) != (None, None, None):
                 raise BadConfig("a sharder decides by itself. Leave out allow_column_split, hardware and model.")
-        if batch_size < 1:
-            raise BadConfig(f"batch_size is {batch_size}, which is below 1. Raise it.")
+        check_ranges(batch_size=batch_size, seed=seed)
         self._sharder = sharder
         self._machine = machine_of(topology, world_size, local_world_size, compute_device, memory_cap_gb, reserved_gb)
         self._batch_size, self._optimizer, self._seed = batch_size, optimizer, seed

@@ -14,9 +14,14 @@ from typing import Any, TypeVar
 
 from evenshard.atomic import atomic_path
 from evenshard.errors import BadConfig, BadFile
+from evenshard.limits import Range
+from evenshard.messages import shown
+from evenshard.plain_text import read_text
 from evenshard.plain_yaml import load_yaml
 
 Profile = TypeVar("Profile")
+CONSTANTS = Range(0, 1e18)
+"""In the units of the profiles, whose largest numbers are some thousands of GB per second."""
 _REMEDY = "Start from one of the profiles that come with evenshard, or calibrate anew."
 
 
@@ -35,7 +40,7 @@ def profile_path(name: str) -> Path:
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     if name not in profile_names():
-        raise BadConfig(f"simulated device is {name!r}. Use one of {', '.join(profile_names())}, or a YAML file.")
+        raise BadConfig(f"simulated device is {shown(name)}. Use one of {', '.join(profile_names())}, or a YAML file.")
     return Path(str(resources.files(__package__).joinpath(name + ".yaml")))
 
 
@@ -50,7 +55,7 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
     optional = {field.name for field in fields(kind) if field.default is not MISSING}  # type: ignore[arg-type]
     unknown = next((name for name in content if name not in known), None)
     if unknown is not None:
-        raise BadFile(path, f"constant {unknown!r} is unknown", _REMEDY)
+        raise BadFile(path, f"constant {shown(unknown)} is unknown", _REMEDY)
     values: dict[str, Any] = {}
     for name, kind_of_value in known.items():
         if name not in content and name in optional:
@@ -63,9 +68,9 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
             continue
         if not isinstance(entry, dict) or not entry.get("source"):
             raise BadFile(path, f"constant {name} needs value and source", _REMEDY)
-        value = entry.get("value")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise BadFile(path, f"constant {name} is {value!r}, not a number of at least 0", _REMEDY)
+        value: Any = entry.get("value")
+        if problem := CONSTANTS.problem(value):
+            raise BadFile(path, f"constant {name} {problem}", _REMEDY)
         values[name] = float(value)
     return kind(**values)
 
@@ -93,7 +98,7 @@ def write_profile(template: Path, values: Mapping[str, float], source: str, path
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        content = load_yaml(path.read_text())
+        content = load_yaml(read_text(path))
     except FileNotFoundError:
         raise BadFile(path, "no such file", _REMEDY) from None
     except (OSError, ValueError) as error:
