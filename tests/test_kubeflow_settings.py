@@ -55,6 +55,7 @@ def test_a_stage_takes_from_default_what_it_does_not_say(tmp_path: Path) -> None
     assert cluster.stages.keys() == set(STAGES) and cluster.num_parts == 3
     found = cluster.stages["benchmark"]
     assert (found.cpu, found.memory, found.gpus, found.retries) == ("1", "9Gi", 1, 5)
+    assert found.pauses_s == (60, 120, 240, 480, 600)
     assert cluster.stages["train_cost"].gpus == 0
     here = cluster.for_one_machine()
     assert here.num_parts == 1 and {(one.gpus, one.retries) for one in here.stages.values()} == {(0, 0)}

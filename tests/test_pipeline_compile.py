@@ -111,7 +111,8 @@ def test_every_pod_has_image_resources_retries_and_a_timeout(packages: dict[str,
         assert container["image"] == DEFAULT_IMAGE
         for bound in ("Request", "Limit"):
             assert container["resources"][f"resourceCpu{bound}"] and container["resources"][f"resourceMemory{bound}"]
-        assert task.spec["retryPolicy"]["maxRetryCount"] > 0 and task.spec["retryPolicy"]["backoffFactor"] == 2
+        assert task.spec["retryPolicy"]["maxRetryCount"] == 2 and task.spec["retryPolicy"]["backoffFactor"] == 2
+        assert {"name": "EVENSHARD_RETRY_PAUSES", "value": "60 120"} in container["env"]
         minutes = {one.timeout_minutes for one in default_cluster().stages.values()}
         assert int(task.platform["activeDeadlineSeconds"]) in {60 * one for one in minutes}
         assert "pip install" not in json.dumps(container)

@@ -32,6 +32,7 @@ def generate_tables(
     """
     from pathlib import Path
 
+    from evenshard.kubeflow.again import tried_again
     from evenshard.kubeflow.in_pod import TABLES, given, record, stage_run
     from evenshard.params import section
     from evenshard.stages import generate_tables as stage
@@ -40,4 +41,5 @@ def generate_tables(
     settings = section({"generate_tables": config}, "generate_tables", stage.GenerateTablesConfig, source=own)
     with stage_run("generate_tables", settings) as run:
         outputs = stage.GenerateTablesOutputs(Path(tables.path, TABLES), Path(tasks.path))
-        record(run, metrics, stage.run(settings, stage.GenerateTablesInputs(), outputs), outputs.tasks)
+        found = tried_again(stage.run)(settings, stage.GenerateTablesInputs(), outputs)
+        record(run, metrics, found, outputs.tasks)

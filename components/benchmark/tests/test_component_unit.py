@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from evenshard.cost_dataset import read_rows
+from evenshard.errors import BadConfig, MeasurementFailed
 from evenshard.kubeflow import measuring
+from evenshard.measure.journal import Journal, Visit
 from evenshard_components.benchmark.component import benchmark
 from evenshard_components.conftest import CONFIG
 
@@ -36,27 +38,82 @@ def test_later_rounds_measure_what_the_networks_propose(given: Artifacts, made: 
     assert {row["proposed_by"] for row in found} == {"dreamshard", "evenshard", "control"}
 
 
-def test_several_gpus_measure_under_torchrun(
-    given: Artifacts, made: Artifacts, monkeypatch: pytest.MonkeyPatch
+def test_a_failure_goes_on_from_the_journal(
+    given: Artifacts, made: Artifacts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    called: list[list[str]] = []
+    measured = []
+    append = Journal.append
 
-    def run(words: list[str], cwd: str) -> Any:
-        called.append(words)
+    def third_fails(self: Journal, visit: Visit) -> None:
+        measured.append((visit.job, visit.number))
+        if len(measured) == 3:
+            raise MeasurementFailed("the device is away")
+        append(self, visit)
+
+    monkeypatch.setattr(Journal, "append", third_fails)
+    monkeypatch.setenv("EVENSHARD_RETRY_PAUSES", "0")
+    outputs = made("costs", "metrics")
+    with caplog.at_level("INFO", "evenshard"):
+        benchmark.python_func(**given("tables", "tasks"), **outputs, **SETTINGS, round_number=1)
+    assert measured[3] == measured[2] and len(set(measured)) == len(measured) - 1  # nothing else was measured twice
+    assert outputs["metrics"].metadata["num_placements"] == 6
+    assert "2 measurements of an earlier run are on record" in caplog.text
+
+
+class Processes:
+    """Those that would measure on GPUs: their commands, and the exit codes of the first of them."""
+
+    def __init__(self) -> None:
+        self.commands: list[list[str]] = []
+        self.exit_codes: list[int] = []
+
+    def run(self, words: list[str], cwd: str) -> Any:
+        self.commands.append(words)
         Path(words[words.index("--metrics") + 1]).write_text('{"num_placements": 6}')
-        return type("Done", (), {"returncode": 0})
+        return type("Done", (), {"returncode": self.exit_codes.pop(0) if self.exit_codes else 0})
 
-    monkeypatch.setattr(measuring.subprocess, "run", run)
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
+    started = Processes()
+    monkeypatch.setattr(measuring.subprocess, "run", started.run)
+    return started
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "torchrun"),
+    [(1, []), (4, ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"])],
+)
+def test_gpus_are_measured_on_by_processes_of_their_own(
+    given: Artifacts, made: Artifacts, processes: Processes, num_gpus: int, torchrun: list[str]
+) -> None:
     outputs = made("costs", "metrics")
     inputs = given("tables", "tasks", "cost_net", "policy", "cost_model")
-    benchmark.python_func(**inputs, **outputs, **SETTINGS, round_number=2, num_gpus=4)
-    (words,) = called
-    assert words[1:9] == [
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"),
-        *("-m", "evenshard", "benchmark"),
-    ]
-    flags = dict(zip(words[9::2], words[10::2], strict=True))
+    benchmark.python_func(**inputs, **outputs, **SETTINGS, round_number=2, num_gpus=num_gpus)
+    (words,) = processes.commands
+    command = [*torchrun, "-m", "evenshard", "benchmark"]
+    assert words[1 : 1 + len(command)] == command
+    rest = words[1 + len(command) :]
+    flags = dict(zip(rest[::2], rest[1::2], strict=True))
     assert flags["--round"] == "2" and flags["--policy"] == inputs["policy"].path
     assert flags["--out"] == outputs["costs"].path and flags["--part"] == "1"
     assert not {"--journal", "--budget-minutes"} & flags.keys()
     assert outputs["metrics"].metadata["num_placements"] == 6
+
+
+def test_gpus_get_a_new_process_for_another_try(
+    given: Artifacts, made: Artifacts, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVENSHARD_RETRY_PAUSES", "0")
+    asked = {**given("tables", "tasks"), **SETTINGS, "round_number": 1}
+    processes.exit_codes = [1]
+    benchmark.python_func(**asked, **made("costs", "metrics"), num_gpus=1)
+    assert len(processes.commands) == 2
+    processes.exit_codes = [2]
+    with pytest.raises(BadConfig, match="See above"):
+        benchmark.python_func(**asked, **made("costs", "metrics"), num_gpus=1)
+    assert len(processes.commands) == 3
+    processes.exit_codes = [1, 1]
+    with pytest.raises(MeasurementFailed, match="4 GPUs ended with exit code 1"):
+        benchmark.python_func(**asked, **made("costs", "metrics"), num_gpus=4)
+    assert len(processes.commands) == 5

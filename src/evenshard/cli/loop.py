@@ -72,7 +72,7 @@ def _benchmark(args: argparse.Namespace) -> Mapping[str, Any]:
         return {}
     if args.plan_out is not None or args.budget_minutes == 0:
         return stage.run(config, measure, inputs, outputs, Lineage.here(params)).metrics
-    with stage_run(f"benchmark_{args.round}", params, {**asdict(config), **asdict(measure)}) as run:
+    with stage_run(inputs.name, params, {**asdict(config), **asdict(measure)}) as run:
         outcome = stage.run(config, measure, inputs, outputs, Lineage.here(params))
         run.series("measured_ms_per_placement", outcome.curve)
         run.metrics(outcome.metrics)

@@ -5,6 +5,7 @@
     pod_spec.py  ... as Kubernetes has it
     in_pod.py    what a component does around its stage: files, MLflow, metrics
     measuring.py how a pod measures: in one process, or with torchrun on all its GPUs
+    again.py     what is tried again, in the same pod
     place_request.py  what the pipeline ``place`` takes
     package.py   a pipeline as a file
     local.py     a pipeline on this machine; containers.py, with each task in a container

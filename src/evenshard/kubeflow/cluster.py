@@ -22,6 +22,7 @@ STAGES = (
     "record_outcome",
 )
 MEASURING = ("benchmark", "evaluate")
+BACKOFF_FACTOR = 2
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTP]i?)?")
 _SECONDS = re.compile(r"\d+s")
 
@@ -36,7 +37,7 @@ class StageResources:
         gpus: for each pod; 0 for none.
         shared_memory: size of /dev/shm; None keeps the node's own.
         timeout_minutes: after which a pod is stopped; 0 for none.
-        retries: after a failure.
+        retries: of a pod that Kubernetes has deleted, evicted or lost; and within it, of what may pass (``again``).
         backoff, max_backoff: seconds before the first retry, doubled before each further one, and the most of them.
         cache: whether an earlier result of the same inputs will do.
     """
@@ -50,6 +51,12 @@ class StageResources:
     backoff: str = "60s"
     max_backoff: str = "600s"
     cache: bool = True
+
+    @property
+    def pauses_s(self) -> tuple[int, ...]:
+        """Before each retry within a pod."""
+        first, most = (int(one.removesuffix("s")) for one in (self.backoff, self.max_backoff))
+        return tuple(min(first * BACKOFF_FACTOR**number, most) for number in range(self.retries))
 
 
 @dataclass(frozen=True)

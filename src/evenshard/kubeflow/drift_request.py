@@ -9,6 +9,7 @@ from typing import Any
 
 from evenshard.deciding.drift import Drift, drift_of
 from evenshard.deciding.drift_text import print_drift
+from evenshard.kubeflow.again import tried_again
 from evenshard.params import section
 from evenshard.placing.model import model_of
 from evenshard.storage import local
@@ -35,6 +36,7 @@ class DriftRequest:
     tolerated_pct: float = 5.0
 
 
+@tried_again
 def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Drift, str]:
     """What has become of a model's ground, and the same in Markdown.
 

@@ -1,4 +1,7 @@
-"""How does a pod measure? In this process, or with torchrun over all its GPUs at once."""
+"""How does a pod measure? On processors in this process; on GPUs in one of its own, or with torchrun over all at once.
+
+After a kernel that fails, a process can do no more with its GPU: another try needs another process.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from evenshard.errors import MeasurementFailed
+from evenshard.errors import BadConfig, MeasurementFailed
+from evenshard.kubeflow.again import tried_again
 from evenshard.kubeflow.in_pod import lineage, log_to_parent, record, stage_run
 from evenshard.measure import MeasureConfig
 from evenshard.params import section
@@ -32,7 +36,7 @@ def measure_round(
 
     Args:
         config, measure: sections of params.yaml.
-        num_gpus: of this pod; from 2 on, torchrun measures on all of them at once.
+        num_gpus: of this pod; one plays the devices in turn, from 2 on torchrun measures on all of them at once.
         metrics: the component's metrics artifact.
 
     Raises:
@@ -42,12 +46,12 @@ def measure_round(
     params = {"benchmark": dict(config), "measure": dict(measure)}
     settings = section(params, "benchmark", benchmark.BenchmarkConfig)
     measuring = section(params, "measure", MeasureConfig)
-    if num_gpus > 1:
-        record(None, metrics, on_all_gpus("benchmark", num_gpus, params, {**_flags(inputs), "out": outputs.costs}))
+    if num_gpus:
+        found = tried_again(on_gpus)("benchmark", num_gpus, params, {**_flags(inputs), "out": outputs.costs})
+        record(None, metrics, found)
         return
-    name = f"benchmark_{inputs.round}" + (f"_part_{inputs.part}" if inputs.num_parts > 1 else "")
-    with stage_run(name, settings, measuring) as run:
-        outcome = benchmark.run(settings, measuring, inputs, outputs, lineage(settings, measuring))
+    with stage_run(inputs.name, settings, measuring) as run:
+        outcome = tried_again(benchmark.run)(settings, measuring, inputs, outputs, lineage(settings, measuring))
         run.series("measured_ms_per_placement", outcome.curve)
         record(run, metrics, outcome.metrics, outputs.costs)
         run.tables(inputs.tables)
@@ -66,12 +70,12 @@ def evaluate_all(
     params = {"evaluate": dict(config), "measure": dict(measure)}
     settings = section(params, "evaluate", evaluate.EvaluateConfig)
     measuring = section(params, "measure", MeasureConfig)
-    if num_gpus > 1:
-        on_all_gpus("evaluate", num_gpus, params, {**_flags(inputs), "out": outputs.report})
+    if num_gpus:
+        tried_again(on_gpus)("evaluate", num_gpus, params, {**_flags(inputs), "out": outputs.report})
         record(None, metrics, evaluate.headline(json.loads((outputs.report / "metrics.json").read_text())))
         return  # the command has logged to MLflow
     with stage_run("evaluate", settings, measuring) as run:
-        evaluation = evaluate.run(settings, measuring, inputs, outputs, lineage(settings, measuring))
+        evaluation = tried_again(evaluate.run)(settings, measuring, inputs, outputs, lineage(settings, measuring))
         record(None, metrics, evaluate.headline(evaluation.metrics))
         run.tables(inputs.tables)
         run.evaluation(outputs.report, inputs.networks, inputs.costs, evaluate.headline(evaluation.metrics))
@@ -83,22 +87,25 @@ def _flags(inputs: Any) -> dict[str, Any]:
     return {one.name: getattr(inputs, one.name) for one in fields(inputs)}
 
 
-def on_all_gpus(command: str, num_gpus: int, params: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, float]:
-    """Runs a measuring command of evenshard under torchrun, one process for each GPU; returns its metrics.
+def on_gpus(command: str, num_gpus: int, params: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, float]:
+    """Runs a measuring command of evenshard, one process for each GPU under torchrun; returns its metrics.
 
     Args:
         command: benchmark or evaluate.
-        num_gpus: of the pod, which must be the devices of the tasks.
+        num_gpus: of the pod. 2 or more must be the devices of the tasks.
         params: sections of params.yaml.
         flags: by name; None leaves a flag out.
 
     Raises:
-        MeasurementFailed: if the command fails; what it said stands in the pod's log.
+        BadConfig: if the one process says that its input is bad.
+        MeasurementFailed: if the command fails otherwise; what it said stands in the pod's log.
     """
     with scratch_folder() as scratch:
         settings, metrics = scratch / "params.yaml", scratch / "metrics.json"
         settings.write_text(json.dumps(dict(params)))
-        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_gpus)]
+        words = [sys.executable]
+        if num_gpus > 1:
+            words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_gpus)]
         words += ["-m", "evenshard", command, "--params", str(settings), "--metrics", str(metrics)]
         for name, value in flags.items():
             if value is not None:
@@ -106,6 +113,8 @@ def on_all_gpus(command: str, num_gpus: int, params: Mapping[str, Any], flags: M
                 words += [f"--{name.replace('_', '-')}", *map(str, values)]
         log.info("%d GPUs: %s", num_gpus, " ".join(words))
         done = subprocess.run(words, cwd=scratch)
+        if done.returncode == 2 and num_gpus == 1:  # torchrun tells 1 of everything
+            raise BadConfig(f"{command}: bad input. See above.")
         if done.returncode:
             raise MeasurementFailed(f"{command} on {num_gpus} GPUs ended with exit code {done.returncode}. See above.")
         found: dict[str, float] = json.loads(metrics.read_text())

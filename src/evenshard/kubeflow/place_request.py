@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from evenshard import api
+from evenshard.kubeflow.again import tried_again
 from evenshard.params import section
 from evenshard.placing.answer import PlacementAnswer
 from evenshard.placing.rivals import HEURISTICS
@@ -34,6 +35,7 @@ class PlaceRequest:
     seed: int = 0
 
 
+@tried_again
 def place_tables(tables: str, model: str | None, request: Mapping[str, Any]) -> PlacementAnswer:
     """Places tables, and compares with the heuristics.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from evenshard.kubeflow.cluster import Cluster
+from evenshard.kubeflow.again import PAUSES
+from evenshard.kubeflow.cluster import BACKOFF_FACTOR, Cluster
 from evenshard.kubeflow.image import image
 from evenshard.tracking import LOOP_ID
 
@@ -26,9 +27,11 @@ def placed(task: Any, stage: str, cluster: Cluster) -> Any:
     task.set_retry(
         num_retries=has.retries,
         backoff_duration=has.backoff,
-        backoff_factor=2,
+        backoff_factor=BACKOFF_FACTOR,
         backoff_max_duration=has.max_backoff,
     )
+    if has.retries:
+        task.set_env_variable(PAUSES, " ".join(map(str, has.pauses_s)))
     if has.timeout_minutes:
         kubernetes.set_timeout(task, 60 * has.timeout_minutes)
     if has.shared_memory is not None:

@@ -71,6 +71,11 @@ class BenchmarkInputs:
     part: int = 1
     num_parts: int = 1
 
+    @property
+    def name(self) -> str:
+        """Of its run in MLflow."""
+        return f"benchmark_{self.round}" + (f"_part_{self.part}" if self.num_parts > 1 else "")
+
 
 @dataclass(frozen=True)
 class BenchmarkOutputs:
