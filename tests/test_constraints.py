@@ -20,7 +20,7 @@ from evenshard.cost_nets.autoshard import AutoShardCostNet
 from evenshard.cost_nets.convex_scorer import ConvexScorer
 from evenshard.env import EpisodeBatch, acting_mask_BTD, choose_sampled, rollout
 from evenshard.errors import BadConfig, InfeasibleTask
-from evenshard.impossible import explanation, no_room
+from evenshard.impossible import no_room, reason
 from evenshard.placement import Items, Placement, broken_constraints, check_memory, check_placement, renamed
 from evenshard.sharders.annealing import AnnealConfig
 from evenshard.sharders.base import Sharder
@@ -156,7 +156,7 @@ def test_an_answer_is_legal_or_there_is_none(sharder: Sharder, of_task: Placemen
 def test_a_placement_is_found_exactly_where_there_is_one(of_task: PlacementTask) -> None:
     legal = legal_placements(of_task)
     if legal:
-        assert explanation(of_task) is None
+        assert reason(of_task) is None
         assert any_placement(of_task) in legal
     else:
         with pytest.raises(InfeasibleTask, match="task: "):

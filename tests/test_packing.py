@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from builders import sized, split_by, table, task
-from constraint_builders import gb_task, is_legal, legal_placements, limited, limited_tasks, only
+from constraint_builders import gb_task, legal_placements, limited, limited_tasks
 from evenshard.errors import InfeasibleTask
 from evenshard.placement import Items, check_placement
 from evenshard.sharders import packing
-from evenshard.sharders.packing import any_placement
+from evenshard.sharders.packing import Pieces, any_placement
 from evenshard.tasks import PlacementTask
 
 
@@ -33,13 +34,14 @@ def test_a_full_memory_is_packed() -> None:
 def test_the_solver_finds_what_no_order_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve tables of three sizes that fill three unlike devices to the last byte."""
     of_task = limited(task(sized(*[7] * 4, *[5] * 4, *[3] * 4), 3), device_caps_bytes=(4 * 25, 4 * 20, 4 * 15))
-    monkeypatch.setattr(packing, "_packed", lambda items, seed=None: None)
+    monkeypatch.setattr(packing, "packed_in_order", lambda pieces, seed=None: None)
     check_placement(of_task, any_placement(of_task))
 
 
 def test_the_solver_may_begin_with_any_of_unlike_devices() -> None:
     items = Items.of(limited(task(sized(5, 1), 2), device_caps_bytes=(4, 20)))
-    assert packing._solved(items, 0, 1.0) == ([1, 0], False)
+    blocks_ID = packing._solved(Pieces.whole(items), 0, 1.0).blocks_ID
+    assert blocks_ID is not None and blocks_ID.tolist() == [[0, 1], [1, 0]]
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,61 +49,79 @@ def test_the_solver_may_begin_with_any_of_unlike_devices() -> None:
 def test_the_solver_alone_knows_exactly_what_is_possible(of_task: PlacementTask) -> None:
     items = Items.of(of_task)
     assume(items.allowed_ID.any(axis=1).all())
-    device_of_item, impossible = packing._solved(items, 0, 10.0)
+    packed = packing._solved(Pieces.whole(items), 0, 10.0)
     if legal := legal_placements(of_task):
-        assert device_of_item is not None and items.placement(device_of_item) in legal
+        assert packed.blocks_ID is not None and not packed.impossible
+        assert items.placement(packed.blocks_ID.argmax(axis=1).tolist()) in legal
     else:
-        assert impossible and device_of_item is None
+        assert packed.impossible and packed.blocks_ID is None
 
 
-def test_the_message_names_a_memory_and_a_number_of_devices_that_do() -> None:
-    of_task = gb_task([3, 3, 3], devices=2, cap_gb=5)
-    text = refusal(of_task)
-    assert text == (
+@st.composite
+def small_pieces(draw: st.DrawFn) -> Pieces:
+    """Up to three items in up to four blocks, on up to three devices; many cannot be packed."""
+    blocks_I = np.array(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    sizes_I = np.array([draw(st.integers(1, 4)) for _ in blocks_I])
+    part_bytes_I = np.array([draw(st.integers(0, 3)) if blocks > 1 else 0 for blocks in blocks_I])
+    devices, seats = draw(st.integers(1, 3)), np.array([[draw(st.integers(0, 1))] for _ in blocks_I])
+    room_DR = np.array([[draw(st.integers(3, 12)), 1] for _ in range(devices)])
+    allowed_ID = np.array([[draw(st.sampled_from([True, True, False])) for _ in range(devices)] for _ in blocks_I])
+    needs_IR = np.column_stack([blocks_I * sizes_I + part_bytes_I, seats])
+    count = len(blocks_I)
+    items = Items(tuple((n,) for n in range(count)), np.arange(count), needs_IR, room_DR, allowed_ID)
+    return Pieces(items, blocks_I, part_bytes_I)
+
+
+def fits(pieces: Pieces, blocks_ID: np.ndarray) -> bool:
+    """The rule from its description."""
+    items = pieces.items
+    sizes_I = (items.needs_IR[:, 0] - pieces.part_bytes_I) / pieces.blocks_I
+    for d, (memory, seats) in enumerate(items.room_DR.tolist()):
+        here = blocks_ID[:, d] > 0
+        if (blocks_ID[:, d] * sizes_I + here * pieces.part_bytes_I).sum() > memory:
+            return False
+        if items.needs_IR[here, 1].sum() > seats or not items.allowed_ID[here, d].all():
+            return False
+    return bool((blocks_ID.sum(axis=1) == pieces.blocks_I).all())
+
+
+@settings(max_examples=100, deadline=None)
+@given(pieces=small_pieces())
+def test_what_is_cut_is_packed_exactly_where_that_is_possible(pieces: Pieces) -> None:
+    devices = len(pieces.items.room_DR)
+    ways = [
+        [way for way in product(range(blocks + 1), repeat=devices) if sum(way) == blocks]
+        for blocks in pieces.blocks_I.tolist()
+    ]
+    possible = [np.array(way) for way in product(*ways) if fits(pieces, np.array(way))]
+    solved, quick = packing._solved(pieces, 0, 10.0), packing.packed_in_order(pieces, 0)
+    assert solved.impossible == (not possible)
+    for found in (solved.blocks_ID, quick):
+        assert found is None or fits(pieces, found)
+    assert (solved.blocks_ID is None) == (not possible)
+    parts_I = pieces.least_parts_I()
+    for blocks_ID in possible:
+        assert (((blocks_ID > 0).sum(axis=1) >= parts_I) & (parts_I > 0)).all()
+
+
+def test_parts_fill_their_devices_or_are_even() -> None:
+    nine = Pieces(Items.of(task(sized(9), 3, cap=20)), np.array([9]), np.array([0]))
+    nothing_DR = np.zeros_like(nine.items.room_DR)
+    full, even = packing._cut(nine, 0, nothing_DR, True), packing._cut(nine, 0, nothing_DR, False)
+    assert full is not None and sorted(full.tolist()) == [0, 4, 5]
+    assert even is not None and sorted(even.tolist()) == [0, 4, 5]
+    less_DR = nothing_DR.copy()
+    less_DR[2, 0] = 4
+    full, even = packing._cut(nine, 0, less_DR + 4, True), packing._cut(nine, 0, less_DR + 4, False)
+    assert full is not None and full.tolist() == [4, 4, 1]
+    assert even is not None and even.tolist() == [3, 3, 3]
+
+
+def test_the_message_says_what_is_needed_and_there() -> None:
+    assert refusal(gb_task([3, 3, 3], devices=2, cap_gb=5)) == (
         "task: no placement fits: the tables need 9.00 GB of the 2 devices' 10.00 GB (cap 5.00 GB each), the largest "
-        "(t0) 3.00 GB. One was found with room for 6.00 GB on each device and one with 3 devices. "
-        "Raise memory_cap_gb or num_devices."
+        "(t0) 3.00 GB. Raise memory_cap_gb or num_devices."
     )
-    any_placement(gb_task([3, 3, 3], devices=2, cap_gb=6))
-    any_placement(gb_task([3, 3, 3], devices=3, cap_gb=5))
-
-
-@settings(max_examples=60, deadline=None)
-@given(of_task=limited_tasks())
-def test_what_the_message_promises_holds(of_task: PlacementTask) -> None:
-    try:
-        any_placement(of_task)
-    except InfeasibleTask as error:
-        promised = re.search(r"with (\d+) devices", str(error))
-        assume(promised is not None)
-        assert promised is not None
-        number = int(promised[1])
-        assert number > of_task.num_devices
-        caps = (*of_task.caps_bytes, *[max(of_task.caps_bytes)] * (number - of_task.num_devices))
-        limits = replace(of_task.constraints, device_caps_bytes=caps)
-        larger = replace(of_task, num_devices=number, constraints=limits)
-        assert is_legal(larger, any_placement(larger))
-
-
-def test_the_memory_that_would_do_is_found_within_a_hundredth() -> None:
-    """17 tables of 1 GB and one of 0.3 on 4 devices of 4.4: one device must hold 5 of them."""
-    text = refusal(gb_task([1.0] * 17 + [0.3], devices=4, cap_gb=4.4))
-    assert "room for 5.00 GB on each device and one with 5 devices" in text
-
-
-def test_where_memory_does_not_help_it_is_not_named() -> None:
-    pairs = ((0, 1), (1, 2), (0, 2))
-    assert refusal(limited(gb_task([1, 1, 1]), apart=pairs)).endswith(
-        "One was found with 3 devices. Raise num_devices."
-    )
-    stuck = limited(gb_task([1, 1, 1]), apart=pairs, allowed=(only(0, 1),) * 3)
-    assert refusal(stuck).endswith("relax the rules on where tables may live.")
-
-
-def test_pinned_tables_leave_memory_as_the_only_remedy() -> None:
-    """2 + 2 + 2 may only live on two devices of 3; more devices do not help them."""
-    text = refusal(limited(gb_task([2, 2, 2], devices=3, cap_gb=3), allowed=(only(0, 1),) * 3))
-    assert text.endswith("One was found with room for 4.00 GB on each device. Raise memory_cap_gb.")
 
 
 def test_giving_up_is_not_called_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:

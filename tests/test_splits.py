@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from builders import table
@@ -16,7 +18,7 @@ KB = 1024
 
 
 def split(asked: PlacementRequest) -> Found:
-    found = split_search(asked, sharder(), sharder())
+    found = split_search(replace(asked, allow_column_split=True), sharder(), sharder())
     check_placement(found.task, found.result.best.placement)
     return found
 
@@ -76,6 +78,26 @@ def test_neighbours_on_one_device_are_joined_and_the_answer_gets_no_worse() -> N
     joined = splits._joined(asked, sharder(), cut)
     assert joined.cuts == {}
     assert joined.predicted_ms <= cut.predicted_ms
+
+
+def test_parts_of_a_table_that_meet_on_a_device_are_joined_wherever_they_come_from() -> None:
+    """Columns 0:4 and 8:16 both live where table b may not: what a rule keeps apart does not keep them apart."""
+    asked = request(16, 8, caps=(2**30,) * 2, optimizer="rowwise_adagrad", rules=Rules(apart=(("a", "b"),)))
+    cut = whole_search(asked, sharder(), {"a": (4, 8)})
+    devices = cut.result.best.placement.device_of_table
+    assert devices[0] == devices[1] == devices[2] != devices[3]
+    joined = splits._joined(asked, sharder(), cut)
+    assert joined.cuts == {} and len(joined.parts) == 2
+
+
+def test_a_known_placement_is_the_answer_where_no_other_is_found() -> None:
+    """64 columns on devices with room for 24, 24 and 16 of them: halves of halves do not fit."""
+    tables = (table("a", 1000, 64),)
+    per_column, state = 4 * 1000, 4 * 1000
+    caps = tuple(width * per_column + state for width in (24, 24, 16))
+    found = split(request(tables=tables, caps=caps, optimizer="rowwise_adagrad"))
+    assert found.cuts == {"a": (24, 48)}
+    assert found.result.best.placement.device_of_table == (0, 1, 2)
 
 
 def test_what_a_rule_keeps_together_stays_whole_and_the_refusal_says_so() -> None:

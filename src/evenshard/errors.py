@@ -54,7 +54,17 @@ class BadConfig(BadInput):
 
 
 class InfeasibleTask(EvenshardError):
-    """No device has room left for a table; the message carries the numbers."""
+    """No device has room left for a table; the message carries the numbers.
+
+    Args:
+        problem: what has no room, as a sentence.
+        remedy: what the user can do, as a sentence; empty where the problem says it.
+    """
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(f"{problem} {remedy}" if remedy else problem)
+        self.problem = problem
+        self.remedy = remedy
 
 
 class MeasurementFailed(EvenshardError):

@@ -16,8 +16,9 @@ from evenshard.measure.link import beyond_span
 from evenshard.models import PlacementModel
 from evenshard.placement import Placement
 from evenshard.placing.answer import PlacementAnswer
-from evenshard.placing.request import TASK_ID, PlacementRequest
+from evenshard.placing.request import PlacementRequest
 from evenshard.placing.rivals import rivals
+from evenshard.placing.room import refusal
 from evenshard.placing.splits import TRIAL, Found, split_search, whole_search
 from evenshard.sharders.evenshard import EvenshardSharder, SearchConfig
 from evenshard.tasks import PlacementTask
@@ -61,8 +62,8 @@ def place(
     sharder = EvenshardSharder(model.cost_model, model.policy, config.search)
     try:
         found = _found(request, sharder, config)
-    except InfeasibleTask as error:  # a request is no task among many: its name says nothing
-        raise InfeasibleTask(str(error).removeprefix(f"{TASK_ID}: ")) from None
+    except InfeasibleTask as error:
+        raise refusal(request, error) from None
     best, cost = found.result.best, None
     if config.num_measured:
         assert measure is not None, "measuring needs hardware"

@@ -3,25 +3,26 @@
 A half has half the dims and all the lookups: splitting never saves work, it only spreads it. Candidates are the
 costliest part of the slowest device, of all devices that are about as slow, and the costliest parts of all together:
 halving one table alone does not help where several are too much for a device (NeuroShard, MLSys 2023, halves the
-largest and the costliest of a beam's tables). Each is tried with a short search. Parts of one table that end up side
-by side on a device are joined again.
+largest and the costliest of a beam's tables). Each is tried with a short search. Where halves do
+not fit, any cuts that do are the start (``room``). Parts of one table that end up on one device are joined.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from evenshard.columns import Cuts, TablePart
 from evenshard.cost_nets.convex_scorer import ConvexScorer
 from evenshard.errors import InfeasibleTask
-from evenshard.impossible import explanation
+from evenshard.impossible import reason
 from evenshard.placement import Items, Placement
 from evenshard.placing.request import PlacementRequest
+from evenshard.placing.room import any_parts
 from evenshard.sharders.evenshard import EvenshardSharder, SearchResult
 from evenshard.sharders.local_search import SearchEffort
-from evenshard.sharders.predicted import PredictedPlacement
 from evenshard.tasks import PlacementTask
 
 LEAST_GAIN = 0.005
@@ -57,14 +58,25 @@ class Found:
         return self.result.best.predicted_ms
 
 
-def whole_search(request: PlacementRequest, sharder: EvenshardSharder, cuts: Cuts | None = None) -> Found:
+def whole_search(
+    request: PlacementRequest,
+    sharder: EvenshardSharder,
+    cuts: Cuts | None = None,
+    known: Sequence[Placement] = (),
+) -> Found:
     """The best placement of the tables with these cuts; without any, of whole tables.
 
+    Args:
+        request: what is asked.
+        sharder: searches.
+        cuts: to make.
+        known: legal placements of the parts; the answer is not worse than any of them.
+
     Raises:
-        InfeasibleTask: if there is no legal one.
+        InfeasibleTask: if there is no legal one, or none was found.
     """
     parts, task = request.task(cuts or {})
-    return Found(parts, task, cuts or {}, sharder.search(task))
+    return Found(parts, task, cuts or {}, sharder.search(task, known))
 
 
 def split_search(request: PlacementRequest, sharder: EvenshardSharder, quick: EvenshardSharder) -> Found:
@@ -84,25 +96,31 @@ def split_search(request: PlacementRequest, sharder: EvenshardSharder, quick: Ev
         if best.predicted_ms > found.predicted_ms * (1 - LEAST_GAIN):
             break
         found = best
-    return _joined(request, sharder, whole_search(request, sharder, found.cuts))
+    return _joined(request, sharder, whole_search(request, sharder, found.cuts, [found.result.best.placement]))
 
 
 def _any_found(request: PlacementRequest, quick: EvenshardSharder) -> Found:
-    """A placement with as few cuts as it takes: parts that fit nowhere are halved, then the largest ones."""
+    """A placement with as few cuts as it takes: parts that fit nowhere are halved, then the largest ones.
+
+    Halves are what makes a step fast. Where none of them fit, any cuts will do.
+    """
     cuts = _needed_cuts(request)
+    try:
+        return whole_search(request, quick, cuts)
+    except InfeasibleTask:
+        other_cuts, placement = any_parts(request)
     for _ in range(MAX_FORCED):
+        parts, task = request.task(cuts)
+        by_size = sorted(range(len(parts)), key=lambda number: -task.table_bytes[number])
+        largest = next((parts[number] for number in by_size if _may_halve(request, parts[number])), None)
+        if largest is None or reason(task) is not None:
+            break
+        cuts = _halved(cuts, [largest])
         try:
             return whole_search(request, quick, cuts)
         except InfeasibleTask:
-            parts, task = request.task(cuts)
-            if explanation(task) is not None:  # smaller parts would be as impossible
-                raise
-            by_size = sorted(range(len(parts)), key=lambda number: -task.table_bytes[number])
-            largest = next((parts[number] for number in by_size if _may_halve(request, parts[number])), None)
-            if largest is None:
-                raise
-            cuts = _halved(cuts, [largest])
-    return whole_search(request, quick, cuts)
+            continue
+    return whole_search(request, quick, other_cuts, [placement])
 
 
 def _needed_cuts(request: PlacementRequest) -> Cuts:
@@ -165,25 +183,18 @@ def _halved(cuts: Cuts, parts: Sequence[TablePart]) -> Cuts:
 
 
 def _joined(request: PlacementRequest, sharder: EvenshardSharder, found: Found) -> Found:
-    """Without cuts between neighbours on one device; what is left is searched once more."""
+    """With one part of a table on a device at most; what is joined for that is searched once more."""
     while True:
-        device_of_part = found.result.best.placement.device_of_table
-        cuts: dict[str, tuple[int, ...]] = {}
-        kept: list[int] = []
-        for number, (part, device) in enumerate(zip(found.parts, device_of_part, strict=True)):
-            if part.column_start and device == device_of_part[number - 1]:
-                continue
-            kept.append(device)
-            if part.column_start:
-                cuts[part.whole] = (*cuts.get(part.whole, ()), part.column_start)
-        if len(kept) == len(found.parts):
+        widths: dict[tuple[str, int], int] = {}
+        for part, device in zip(found.parts, found.result.best.placement.device_of_table, strict=True):
+            home = (part.whole, device)
+            widths[home] = widths.get(home, 0) + part.table.embedding_dim
+        if len(widths) == len(found.parts):
             return found
-        again = whole_search(request, sharder, cuts)
-        same = PredictedPlacement.of(sharder.model, again.task, Placement(tuple(kept), request.num_devices))
-        if same.predicted_ms < again.predicted_ms:
-            result = again.result
-            candidates = (same.placement, *result.candidates)
-            predicted_ms = (same.predicted_ms, *result.predicted_ms)
-            result = replace(result, best=same, candidates=candidates, predicted_ms=predicted_ms)
-            again = replace(again, result=result)
-        found = again
+        cuts: dict[str, tuple[int, ...]] = {}
+        for table in request.tables:
+            stops = [*accumulate(width for (name, _), width in widths.items() if name == table.name)]
+            if len(stops) > 1:
+                cuts[table.name] = tuple(stops[:-1])
+        same = Placement(tuple(device for _, device in widths), request.num_devices)
+        found = whole_search(request, sharder, cuts, [same])

@@ -93,8 +93,12 @@ class EvenshardSharder:
         """
         return self.search(task).best.placement
 
-    def search(self, task: PlacementTask) -> SearchResult:
+    def search(self, task: PlacementTask, known: Sequence[Placement] = ()) -> SearchResult:
         """The same with all that is known about it.
+
+        Args:
+            task: to place.
+            known: legal placements; the answer is not predicted worse than any of them.
 
         Raises:
             InfeasibleTask: as ``place``.
@@ -104,7 +108,13 @@ class EvenshardSharder:
         scorer = ConvexScorer(self.model, task)
         experts, kinds = _experts(task), Items.of(task).device_kinds()
         starts = distinct(
-            [*experts, *marginal_greedy(task, scorer, self._config.max_splits), *self._rollouts(task, generator)], kinds
+            [
+                *known,
+                *experts,
+                *marginal_greedy(task, scorer, self._config.max_splits),
+                *self._rollouts(task, generator),
+            ],
+            kinds,
         )
         if not starts:
             starts = [any_placement(task, self._config.seed, self._config.packing_time_limit_s)]

@@ -14,28 +14,51 @@ Choices = list[dict[int, Any]]
 """For each item of an order, its variables by device: 1 where it goes."""
 
 
-def device_variables(model: Any, items: Items, order: Sequence[int]) -> Choices:
+def device_variables(model: Any, items: Items, order: Sequence[int], named: bool = True) -> Choices:
     """The variables of a model of CP-SAT.
 
     Devices of one kind can swap names. Each of them is named by the first item of the order that it holds, so that the
     solver does not see the same placement twice: item i of the order has a variable for the first i + 1 of a kind.
+
+    Args:
+        model: that gets them.
+        items: to place.
+        order: of the items.
+        named: devices are named so; False where an item may be on several.
     """
     kinds = items.device_kinds()
-    rank_D = [kinds[:device].count(kind) for device, kind in enumerate(kinds)]
+    rank_D = [kinds[:device].count(kind) if named else 0 for device, kind in enumerate(kinds)]
     return [
         {device: model.new_bool_var("") for device, rank in enumerate(rank_D) if rank <= number and allowed[device]}
         for number, allowed in enumerate(items.allowed_ID[list(order)].tolist())
     ]
 
 
-def add_room(model: Any, items: Items, order: Sequence[int], choices: Choices, device: int) -> None:
-    """What a device holds fits its room: the rule of ``legal_mask``, as constraints."""
+def add_room(
+    model: Any,
+    items: Items,
+    order: Sequence[int],
+    choices: Choices,
+    device: int,
+    blocks: Sequence[tuple[Any, int]] = (),
+) -> None:
+    """What a device holds fits its room: the rule of ``legal_mask``, as constraints.
+
+    Args:
+        model: that gets them.
+        items, order, choices: what may be on the device.
+        device: whose room it is.
+        blocks: variables that count what else it holds, and the bytes that each of these takes.
+    """
     from ortools.sat.python import cp_model
 
     here = [(one[device], item) for one, item in zip(choices, order, strict=True) if device in one]
     for kind, room in enumerate(items.room_DR[device].tolist()):
-        needs = items.needs_IR[[item for _, item in here], kind].tolist()
-        model.add(cp_model.LinearExpr.weighted_sum([variable for variable, _ in here], needs) <= room)
+        needs = [(variable, int(items.needs_IR[item, kind])) for variable, item in here]
+        if kind == 0:
+            needs.extend(blocks)
+        variables, weights = [variable for variable, _ in needs], [need for _, need in needs]
+        model.add(cp_model.LinearExpr.weighted_sum(variables, weights) <= room)
 
 
 def add_hint(model: Any, items: Items, order: Sequence[int], choices: Choices, device_of_item: Sequence[int]) -> None:
