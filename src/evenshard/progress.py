@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Collection, Iterator
 from typing import TypeVar
@@ -65,3 +66,6 @@ def log_to_stderr() -> None:
     logging.getLogger("evenshard").setLevel(logging.INFO)
     for chatty in ("mlflow", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # of each retry
+    logging.captureWarnings(True)
+    os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # its own handlers would pass ours by
