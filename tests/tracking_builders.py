@@ -28,12 +28,16 @@ def _empty() -> Path:
     return path
 
 
+def empty_file(folder: Path) -> Path:
+    """``folder/mlflow.db``, which is where evenshard looks without settings."""
+    return Path(shutil.copy(_empty(), folder / "mlflow.db"))
+
+
 def empty_mlflow(folder: Path) -> Any:
-    """A client of an MLflow in ``folder/mlflow.db``, which is where evenshard looks without settings."""
+    """A client of an MLflow in ``folder/mlflow.db``."""
     from mlflow import MlflowClient
 
-    shutil.copy(_empty(), folder / "mlflow.db")
-    return MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    return MlflowClient(f"sqlite:///{empty_file(folder)}")
 
 
 def runs_of(client: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from evenshard.errors import BadConfig, EvenshardError, TrackingFailed
 from evenshard.messages import reason_of
+from evenshard.tracking.sqlite_file import make_whole, sqlite_file
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -23,6 +24,8 @@ PATIENCE = {
 }
 """MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins."""
 DATABASE_TIMEOUT_S = 10
+BROKEN_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+"""Errors of SQLite that another try does not mend."""
 THE_ASKERS = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
 """Errors in MLflow's answer that are the asker's."""
 
@@ -47,9 +50,14 @@ def connect(uri: str | None = None) -> Any:
 
     registry = registry_uri() if uri is None else os.environ.get("MLFLOW_REGISTRY_URI") or uri
     uri = uri or tracking_uri()
+    for one in {uri, registry}:
+        with _blaming_file(one) as file:
+            if file is not None:
+                make_whole(file)
     if uri.partition(":")[0].partition("+")[0] in ("postgresql", "mysql", "mssql"):
         _try_database(uri)
-    return MlflowClient(uri, registry)
+    with _blaming_file(uri):
+        return MlflowClient(uri, registry)
 
 
 def _try_database(uri: str) -> None:
@@ -66,6 +74,22 @@ def _try_database(uri: str) -> None:
         engine.connect().close()
     finally:
         engine.dispose()
+
+
+@contextmanager
+def _blaming_file(uri: str) -> Iterator[Path | None]:
+    """Says of a SQLite file that cannot be used what helps; yields the file, None where the address is of a server."""
+    file = sqlite_file(uri)
+    try:
+        yield file
+    except Exception as error:
+        root = _root_of(error)
+        if file is None or isinstance(root, OSError) or getattr(root, "sqlite_errorcode", 1) not in BROKEN_FILE:
+            raise
+        raise TrackingFailed(
+            f"{file}: MLflow cannot use this file ({first_line(error)}). If there are runs in it, copy it and try "
+            f"`mlflow db upgrade {uri}`; otherwise move it away, and the next command makes a new one."
+        ) from None
 
 
 def experiment_name() -> str:
@@ -137,14 +161,20 @@ def environment(values: Mapping[str, str], replace: bool = False) -> Iterator[No
 
 def first_line(error: BaseException) -> str:
     """What went wrong, short enough for a log line: of a chain of errors about a connection, what the system said."""
-    root: BaseException = error
-    while cause := root.__cause__ or root.__context__:
-        root = cause
+    if isinstance(error, EvenshardError):
+        return str(error).rstrip(".")
+    root = _root_of(error)
     if isinstance(root, OSError) and root.strerror:
         return root.strerror
     if isinstance(root, sqlite3.Error):  # which SQLAlchemy buries below its own advice
-        return str(root)
+        return reason_of(root)
     return reason_of(error)
+
+
+def _root_of(error: BaseException) -> BaseException:
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    return error
 
 
 def blamed(error: BaseException, problem: str, remedy: str) -> EvenshardError:
@@ -158,6 +188,8 @@ def blamed(error: BaseException, problem: str, remedy: str) -> EvenshardError:
         BadConfig where MLflow has answered that there is no such thing, or that this user may not see it;
         TrackingFailed, which another try may mend, for all else.
     """
+    if isinstance(error, EvenshardError):
+        return error
     said = f"{problem} ({first_line(error)})"
     if getattr(error, "error_code", "") in THE_ASKERS:
         return BadConfig(f"{said}. {remedy}")
