@@ -82,6 +82,11 @@ class Server:
         self.kill()
         raise ServerFailed(f"{self.name} did not start: {self.log.read_text(errors='replace')[-2000:]}")
 
+    def hang(self, hangs: bool = True) -> None:
+        """Lets it take connections and answer none; or go on."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGSTOP if hangs else signal.SIGCONT)
+
     def kill(self) -> None:
         """Ends it at once, as a power cut would, with its children."""
         if self._process is not None:

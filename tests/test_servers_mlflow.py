@@ -15,6 +15,7 @@ import servers
 from dying_server import ANSWER, MIDDLE, REQUEST, Dying, dying
 from evenshard import tracking
 from evenshard.cli import main
+from evenshard.tracking import runs
 from evenshard.tracking.outbox import entries
 from loops import CHANGES, Loop, params_with
 from tracking_builders import write_costs, write_model
@@ -208,6 +209,35 @@ def test_a_server_that_is_killed_in_the_middle_of_an_upload_and_comes_back_witho
         got = Path(download_artifacts(run_id=run_id, artifact_path="big.bin", dst_path=str(at / "got")))
         assert hashlib.sha256(got.read_bytes()).digest() == hashlib.sha256(content).digest()
         assert known_to(proxy.url)["benchmark_1"]["status"] == "FINISHED"
+
+
+@pytest.mark.parametrize("when", ["start", "middle", "upload"])
+def test_a_server_that_hangs_is_left_and_gets_all_once_later(
+    own_server: servers.MLflow, at: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", own_server.url)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setattr(runs, "_HANGING", set())
+    Path("file.bin").write_bytes(os.urandom(8 << 20))
+    try:
+        own_server.hang(when == "start")
+        with tracking.stage_run("benchmark_1", PARAMS, {}) as run:
+            own_server.hang(when != "upload")
+            run.series("loss", LOSSES)
+            own_server.hang()
+            run.artifact(Path("file.bin"))
+        tracking.log_to_parent({"evenshard.mean_measured_ms": 1.5})
+    finally:
+        own_server.hang(False)
+    assert "no answer within 1 s" in caplog.text
+    assert len(entries()) == 2
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
+    send_all()
+    known = known_to(own_server.url)
+    assert len(known["runs"]) == 2
+    stage = known["benchmark_1"]
+    assert (stage["status"], stage["files"]) == ("FINISHED", [("file.bin", 8 << 20)])
+    assert stage["metrics"]["loss"] == list(enumerate(LOSSES))
 
 
 def test_loops_that_write_at_once_keep_apart(mlflow_server: servers.MLflow, three_loops: list[Loop]) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 import logging
 import os
 import resource
 import socket
 import sqlite3
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,13 +23,11 @@ from evenshard import tracking
 from evenshard.cli import main
 from evenshard.errors import BadConfig, TrackingFailed
 from evenshard.lineage import params_hash
-from evenshard.tracking import client as client_module
-from evenshard.tracking import outbox, runs, system_metrics
+from evenshard.tracking import runs, system_metrics
 from evenshard.tracking.client import first_line
-from evenshard.tracking.outbox import KeptRun, entries, locked
+from evenshard.tracking.outbox import KeptRun, entries
 from evenshard.tracking.parents import Parent, ensure_parent, flattened
 from evenshard.tracking.sending import Record, ensure_run, send
-from evenshard.tracking.syncing import IN_USE
 from tracking_builders import AWAY, empty_mlflow, runs_of, write_costs, write_model
 
 PARAMS = {"loop": {"num_rounds": 2}, "train_cost": {"seed": 0}}
@@ -283,7 +285,7 @@ def test_what_is_logged_while_mlflow_is_away_is_sent_later_once(
     for folder in ("round_1", "costs.parquet"):
         (workdir / "work" / folder).rename(workdir / folder)  # the outbox has copies of its own
     assert main(["sync"]) == 1
-    assert "still in the outbox" in capsys.readouterr().err
+    assert "3 of 3 stay in the outbox" in capsys.readouterr().err
     assert len(entries()) == 3
     client = empty_mlflow(workdir)
     assert main(["sync", "--to", f"sqlite:///{workdir}/mlflow.db"]) == 0
@@ -334,22 +336,35 @@ def test_a_server_that_dies_in_the_middle_loses_and_doubles_nothing(
     assert len(client.search_model_versions()) == len(train.outputs.model_outputs) == 2
 
 
-def kept(name: str = "stage", end: bool = True) -> KeptRun:
+def kept(name: str = "stage") -> Path:
     entry = KeptRun(Record(f"key of {name}", name, "evenshard", 1000))
     entry.add({"kind": "metrics", "points": POINTS})
-    if end:
-        entry.add({"kind": "end", "status": "FINISHED", "end_ms": 2000})
-    return entry
-
-
-def test_a_stage_that_was_killed_is_a_run_that_was_killed(client: Any) -> None:
-    entry = kept(end=False)
-    with (entry.folder / "operations.jsonl").open("a") as file:
-        file.write('{"kind": "met')  # torn
+    entry.add({"kind": "end", "status": "FINISHED", "end_ms": 2000})
     entry.close()
-    [done] = tracking.sync()
-    assert (done.problem, done.num_sent) == ("", 2)
-    assert runs_of(client)["stage"].info.status == "KILLED"
+    return entry.folder
+
+
+def test_what_is_kept_appears_when_its_stage_has_ended(client: Any) -> None:
+    entry = KeptRun(Record("key", "stage", "evenshard", 1000))
+    entry.add({"kind": "metrics", "points": POINTS})
+    assert tracking.sync() == []
+    entry.close()
+    assert [one.problem for one in tracking.sync()] == [""]
+
+
+@pytest.mark.parametrize(
+    ("last", "status"), [('{"kind": "end", "status": "FINISHED", "end_ms": 2000}\n', "FINISHED"), ('{"kind', "KILLED")]
+)
+def test_what_an_earlier_version_has_kept_is_sent(client: Any, last: str, status: str) -> None:
+    folder = kept()
+    content = json.loads((folder / "run.json").read_text())
+    metrics = json.dumps(content.pop("operations")[0])
+    (folder / "run.json").write_text(json.dumps(content))
+    (folder / "operations.jsonl").write_text(f"{metrics}\n{last}")
+    assert [one.problem for one in tracking.sync()] == [""]
+    run = runs_of(client)["stage"]
+    assert (run.info.status, run.data.metrics) == (status, {"loss": 2.0})
+    assert not entries()
 
 
 def test_a_loop_that_a_stage_logs_to_is_not_ended_by_it(client: Any) -> None:
@@ -357,100 +372,80 @@ def test_a_loop_that_a_stage_logs_to_is_not_ended_by_it(client: Any) -> None:
     entry = KeptRun(Record("", "", "evenshard", 1000, parent))  # as end_loop("SUCCEEDED") leaves it
     entry.add({"kind": "tags", "tags": {"evenshard.outcome": "SUCCEEDED"}})
     entry.close()
-    [done] = tracking.sync()
+    assert [one.problem for one in tracking.sync()] == [""]
     loop = runs_of(client)["loop-1"]
-    assert (done.num_sent, loop.info.status) == (1, "FINISHED")
+    assert loop.info.status == "FINISHED"
     assert loop.data.tags["evenshard.outcome"] == "SUCCEEDED"
 
 
-def test_an_entry_in_use_stays(client: Any) -> None:
-    entry = kept()
-    [done] = tracking.sync()
-    assert done.problem == IN_USE and not runs_of(client)
-    entry.close()
-    with locked(entry.folder) as free:
-        assert free
-        assert [one.problem for one in tracking.sync()] == [IN_USE]
+def test_two_syncs_at_once_send_nothing_twice(client: Any) -> None:
+    with (kept() / "run.json").open() as run:
+        fcntl.flock(run, fcntl.LOCK_EX)  # as the other does
+        assert [one.problem for one in tracking.sync()] == ["another sync is sending it"]
+        assert not runs_of(client)
     assert [one.problem for one in tracking.sync()] == [""]
-    with locked(entry.folder) as free:  # sent by somebody else since it was listed
-        assert not free
+    assert tracking.sync() == []
 
 
-def test_a_sync_that_stops_goes_on_where_it_was(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept("first").close()
-    kept("second").close()
-    seen: list[str] = []
+def test_what_a_sync_could_not_send_counts_once_after_the_next(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept("first")
+    kept("second")
 
     def failing(client: Any, run_id: str, operation: Mapping[str, Any], folder: Path) -> None:
-        seen.append(f"{folder.name.split('-')[1]} {operation['kind']}")
-        if seen[-1] == "first end" and seen.count("first end") == 1:
+        if folder.name.split("-")[1] == "first" and operation["kind"] == "end":
             raise OSError(28, "No space left on device")
         send(client, run_id, operation, folder)
 
-    monkeypatch.setattr("evenshard.tracking.syncing.send", failing)
-    first, second = tracking.sync()
-    assert first.problem.endswith("No space left on device") and first.num_sent == 1 and not second.problem
-    assert [one.num_sent for one in tracking.sync()] == [1]
-    assert seen == ["first metrics", "first end", "second metrics", "second end", "first end"]
+    with monkeypatch.context() as patch:
+        patch.setattr("evenshard.tracking.outbox.send", failing)
+        by_name = {one.name.split("-")[1]: one.problem for one in tracking.sync()}
+    assert by_name.pop("first").endswith("No space left on device") and by_name == {"second": ""}
+    assert [one.problem for one in tracking.sync()] == [""]
+    first = runs_of(client)["first"]
+    assert first.info.status == "FINISHED"
+    assert [point.value for point in client.get_metric_history(first.info.run_id, "loss")] == [3.0, 2.0]
 
 
 @pytest.mark.usefixtures("away")
 def test_an_mlflow_that_is_away_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept("first").close()
-    kept("second").close()
+    kept("first")
+    kept("second")
     asked: list[str] = []
 
     def connect(uri: str) -> Any:
         asked.append(uri)
         raise ConnectionRefusedError(111, "Connection refused")
 
-    monkeypatch.setattr("evenshard.tracking.syncing.connect", connect)
+    monkeypatch.setattr("evenshard.tracking.outbox.connect", connect)
     assert [one.problem for one in tracking.sync()] == [f"{AWAY}: Connection refused"] * 2
     assert asked == [AWAY]
 
 
 def test_the_outbox_can_be_elsewhere(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENSHARD_OUTBOX", str(workdir / "volume"))
-    entry = kept()
-    assert entry.folder.parent == workdir / "volume" and entries() == [entry.folder]
-    entry.close()
-
-
-def test_a_full_disk_stops_no_stage(
-    workdir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, away: None
-) -> None:
-    def full(self: Any, operation: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(outbox.KeptRun, "add", full)
-    with tracking.stage_run("benchmark_1", PARAMS, {}) as run:
-        run.metrics({"one": 1.0})
-    assert "No space left on device" in caplog.text
+    folder = kept()
+    assert folder.parent == workdir / "volume" and entries() == [folder]
 
 
 @pytest.mark.usefixtures("away")
-def test_what_did_not_fit_on_the_disk_leaves_no_half_line(workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with tracking.stage_run("benchmark_1", PARAMS, {}) as run:
-        assert run._kept is not None
-        operations = run._kept.folder / "operations.jsonl"
-        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (operations.stat().st_size + 20, limit[1]))
-        try:
-            run.tags({"one": "1"})
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        run.tags({"two": "2"})
-    assert "cannot keep what is for MLflow" in caplog.text
-    assert [json.loads(line).get("tags") for line in operations.read_text().splitlines()] == [{"two": "2"}, None]
-
-
-@pytest.mark.usefixtures("away")
-def test_a_disk_that_stays_full_stops_no_stage(workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with tracking.stage_run("benchmark_1", PARAMS, {}) as run, Path("/dev/full").open("wb") as full:
-        assert run._kept is not None
-        os.dup2(full.fileno(), run._kept._file.fileno())
-        run.metrics({"one": 1.0})
-    assert "cannot keep what is for MLflow" in caplog.text
+@pytest.mark.parametrize("at_its_end", [False, True])
+def test_a_full_disk_stops_no_stage(workdir: Path, caplog: pytest.LogCaptureFixture, at_its_end: bool) -> None:
+    big = workdir / "big.bin"
+    big.write_bytes(b"x" * 200_000)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with tracking.stage_run("benchmark_1", PARAMS, {}) as run:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
+            if at_its_end:
+                run.series("loss", [1.0] * 10_000)
+            else:
+                run.artifact(big)
+            run.metrics({"one": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    _, warning = caplog.records
+    assert "What is for MLflow cannot be kept (File too large). The stage goes on" in warning.getMessage()
+    assert not list((workdir / "work" / "mlflow_outbox").iterdir())
 
 
 def test_a_folder_where_nothing_may_be_written_stops_no_stage(
@@ -476,12 +471,10 @@ def test_settings_that_json_does_not_know_are_kept(workdir: Path) -> None:
 
 def test_an_entry_that_cannot_be_read_keeps_no_other(client: Any, workdir: Path) -> None:
     for name, content in (("torn", ""), ("later", '{"uri": "", "record": {"parent": null, "colour": "red"}}')):
-        entry = kept(name)
-        entry.close()
-        (entry.folder / "run.json").write_text(content)
-    kept("whole").close()
+        (kept(name) / "run.json").write_text(content)
+    kept("whole")
     done = {one.name.split("-")[1]: one.problem for one in tracking.sync()}
-    assert done["whole"] == "" and "run.json cannot be read" in done["torn"] and "'colour'" in done["later"]
+    assert done["whole"] == "" and "cannot be read" in done["torn"] and "'colour'" in done["later"]
     assert len(entries()) == 2
 
 
@@ -498,49 +491,75 @@ def test_no_password_is_kept(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert files and not any(b"secret" in path.read_bytes() for path in files)
     assert [one.problem[:28] for one in tracking.sync()] == ["http://***@127.0.0.1:9: Conn"]
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    kept("another").close()  # which needs no password
+    kept("another")  # which needs no password
     problems = {one.name.split("-")[1]: one.problem for one in tracking.sync()}
     assert "meant for http://***@127.0.0.1:9. Set MLFLOW_TRACKING_URI" in problems.pop("benchmark_1")
     assert problems == {"another": ""}
 
 
-def test_errors_and_logs_hold_no_password(
-    workdir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("uri", ["http://s3cr@127.0.0.1:9", "http://bob:s3cr/et@127.0.0.1:9"])
+def test_no_command_gives_a_password_away(workdir: Path, uri: str) -> None:
+    """Neither printed, nor logged or warned of by a library, nor in a file."""
+    (workdir / "tables.csv").write_text("name,num_rows,embedding_dim,pooling_factor\na,1000,16,1\nb,1000,16,1\n")
+    commands = [
+        ["place", "tables.csv", "--devices", "2", "--model", "models:/x@champion"],
+        ["compare", "a", "b"],
+        ["sync"],
+        ["sync", "--to", uri],
+    ]
+    code = f"""
+import warnings
+from evenshard import tracking
+from evenshard.progress import log_to_stderr
+from evenshard.cli import main
+log_to_stderr()
+warnings.warn("of {uri}/x")
+with tracking.stage_run("benchmark_1", {PARAMS}, {{}}) as run:
+    run.metrics({{"one": 1.0}})
+print([main(command) for command in {commands}])
+"""
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    said = done.stdout + done.stderr
+    files = [path for path in workdir.rglob("*") if path.is_file()]
+    assert any(path.name == "run.json" for path in files)
+    assert "s3cr" not in said and not any(b"s3cr" in path.read_bytes() for path in files)
+    assert said.count("***@127.0.0.1:9") >= 1 + 1 + len(commands)
+    assert done.stdout.splitlines()[-1] == ("[2, 2, 1, 1]" if "/et" in uri else "[1, 1, 1, 1]")
+
+
+def test_a_database_that_is_away_is_noticed_at_once(
+    monkeypatch: pytest.MonkeyPatch, workdir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")  # of which MLflow says the whole address
-        with tracking.stage_run("benchmark_1", PARAMS, {}):
-            pass
-        with pytest.raises(TrackingFailed) as caught:
-            tracking.champion()
-        [done] = tracking.sync()
-    for said in (caplog.text, str(caught.value), done.problem):
-        assert "http://***@127.0.0.1" in said and "secret" not in said
-
-
-def test_a_database_that_is_away_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch, workdir: Path) -> None:
     pytest.importorskip("psycopg")
-    import time
-
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg://me:secret@127.0.0.1:9/db")
-    begin = time.monotonic()
     with tracking.stage_run("benchmark_1", PARAMS, {}):
         pass
-    assert time.monotonic() - begin < 20
+    assert "Connection refused" in caplog.text and "secret" not in caplog.text
     assert len(entries()) == 1
 
 
-def test_a_database_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, workdir: Path) -> None:
-    pytest.importorskip("psycopg")
-    monkeypatch.setattr(client_module, "DATABASE_TIMEOUT_S", 2)
+@pytest.mark.parametrize("scheme", ["http", "postgresql+psycopg"])
+def test_a_server_that_hangs_is_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch, workdir: Path, caplog: pytest.LogCaptureFixture, scheme: str
+) -> None:
+    """It takes connections and says nothing."""
+    if "+" in scheme:
+        pytest.importorskip("psycopg")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"postgresql+psycopg://me:secret@127.0.0.1:{port}/db")
-        with tracking.stage_run("benchmark_1", PARAMS, {}):
-            pass
-    assert len(entries()) == 1
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}://me:secret@127.0.0.1:{silent.getsockname()[1]}/db")
+        with tracking.stage_run("evaluate", PARAMS, {}) as run:
+            run.metrics({"one": 1.0})
+        begin = time.monotonic()
+        tracking.log_to_parent({"one": 1.0})
+        assert time.monotonic() - begin < 0.5
+        with pytest.raises(TrackingFailed) as caught:
+            tracking.champion()
+        problems = [one.problem for one in tracking.sync()]
+    assert len(problems) == 2 and problems[0] == problems[1]
+    for said in (caplog.text, str(caught.value), problems[0]):
+        assert "://***@127.0.0.1" in said and "no answer within 1 s" in said and "secret" not in said
 
 
 def test_settings_are_flat() -> None:

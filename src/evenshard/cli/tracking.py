@@ -22,9 +22,7 @@ def _sync(args: argparse.Namespace) -> Mapping[str, Any]:
     for one in done:
         print(f"{one.name}: " + (f"kept: {one.problem}" if one.problem else f"sent to run {one.run_id}"))
     if kept := [one for one in done if one.problem]:
-        raise TrackingFailed(
-            f"{len(kept)} of {len(done)} are still in the outbox, see above. Nothing is lost: run it again."
-        )
+        raise TrackingFailed(f"{len(kept)} of {len(done)} stay in the outbox, for the reasons above.")
     return {}
 
 

@@ -1,13 +1,15 @@
-"""What does MLflow know? Runs of loops and stages, and registered models. The only package that imports mlflow.
+"""What MLflow knows: runs of loops and stages, and registered models. The only package that imports mlflow.
 
 ::
 
     client          how MLflow is reached: URIs, short timeouts
+    deadline        calls that end, whatever the server does
+    sqlite_file     the file that holds runs where there is no server, made whole or not at all
     parents         which loop a stage belongs to: one parent run per loop
     runs            what a stage tells: one child run per stage (tags: its origin; datasets: its cost datasets;
                     system_metrics: CPU, memory and GPU)
     sending         how MLflow gets it: operations that count once, however often they are sent
-    outbox          what is kept while MLflow is away (syncing: and sent later)
+    outbox          what is kept while MLflow is away, and sent later
     registry        registered models: a folder becomes a version (pyfunc: that serves), and a version a folder
     versions        which version is meant: the newest, or the one with a folder's files
     search          loops and their stages, by name
@@ -16,6 +18,7 @@ Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working dir
 """
 
 from evenshard.tracking.client import DEFAULT_URI, EXPERIMENT
+from evenshard.tracking.outbox import Synced, sync
 from evenshard.tracking.parents import LOOP_ID, LOOP_TAG, PARENT_FILE
 from evenshard.tracking.registry import (
     CHAMPION,
@@ -30,7 +33,6 @@ from evenshard.tracking.registry import (
 )
 from evenshard.tracking.runs import StageRun, end_loop, log_to_parent, stage_run, study_run
 from evenshard.tracking.search import FoundRun, find_run, find_runs, run_artifact
-from evenshard.tracking.syncing import Synced, sync
 from evenshard.tracking.versions import version_of_files
 
 __all__ = [

@@ -1,7 +1,8 @@
-"""How is MLflow reached? Its client, with short timeouts: a stage must not wait for a server that is away."""
+"""MLflow's client, with short timeouts: a stage must not wait for a server that is away, or hangs."""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import sqlite3
@@ -9,21 +10,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from evenshard.errors import BadConfig, EvenshardError, TrackingFailed
 from evenshard.messages import reason_of
+from evenshard.tracking.deadline import Patient, answered
 from evenshard.tracking.sqlite_file import make_whole, sqlite_file
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
 PATIENCE = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins."""
-DATABASE_TIMEOUT_S = 10
+"""MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins. The
+timeout holds for all protocols; see ``deadline``."""
+S3_PATIENCE = {"connect_timeout": 5, "read_timeout": 5, "retries": {"total_max_attempts": 2}}
+"""boto3 uploads in threads that Python waits for when it ends: 5 attempts of 60 s each, if nothing is said."""
 BROKEN_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 """Errors of SQLite that another try does not mend."""
 THE_ASKERS = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
@@ -41,9 +46,11 @@ def registry_uri() -> str:
 
 
 def connect(uri: str | None = None) -> Any:
-    """A client of MLflow, at ``uri`` or where the environment says.
+    """A client of MLflow, at ``uri`` or where the environment says, each call of which ends; see ``deadline``.
 
     Raises:
+        BadConfig: if an address is not valid.
+        TrackingFailed: if its SQLite file cannot be used.
         Exception: MLflow, SQLAlchemy and requests raise dozens of kinds where there is nobody to answer.
     """
     from mlflow import MlflowClient
@@ -51,29 +58,40 @@ def connect(uri: str | None = None) -> Any:
     registry = registry_uri() if uri is None else os.environ.get("MLFLOW_REGISTRY_URI") or uri
     uri = uri or tracking_uri()
     for one in {uri, registry}:
+        _check(one)
         with _blaming_file(one) as file:
             if file is not None:
                 make_whole(file)
+    silence_s = longest_silence_s()
     if uri.partition(":")[0].partition("+")[0] in ("postgresql", "mysql", "mssql"):
-        _try_database(uri)
+        answered(lambda: _try_database(uri), silence_s)
     with _blaming_file(uri):
-        return MlflowClient(uri, registry)
+        return Patient(answered(lambda: MlflowClient(uri, registry), silence_s), silence_s)
 
 
 def _try_database(uri: str) -> None:
-    """Connects once: MLflow itself would try for two minutes to reach a database that is away.
-
-    One that takes the connection and says nothing would be waited for without an end.
-    """
+    """Connects once: MLflow itself would try for two minutes to reach a database that is away."""
     import sqlalchemy
 
-    url = sqlalchemy.make_url(uri)
-    bounded = url.get_backend_name() in ("postgresql", "mysql") and "connect_timeout" not in url.query
-    engine = sqlalchemy.create_engine(url, connect_args={"connect_timeout": DATABASE_TIMEOUT_S} if bounded else {})
+    engine = sqlalchemy.create_engine(uri)
     try:
         engine.connect().close()
     finally:
         engine.dispose()
+
+
+def _check(uri: str) -> None:
+    """Raises BadConfig for an address that requests would take apart within the password, and tell parts of."""
+    scheme, _, rest = uri.partition("://")
+    if scheme not in ("http", "https"):
+        return
+    user = rest.rpartition("@")[0]
+    try:
+        valid = not set(user) & set("/?#") and urlsplit(uri).port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise BadConfig(f"{uri} is not a valid address. In a password, write / as %2F, ? as %3F and # as %23.")
 
 
 @contextmanager
@@ -90,6 +108,11 @@ def _blaming_file(uri: str) -> Iterator[Path | None]:
             f"{file}: MLflow cannot use this file ({first_line(error)}). If there are runs in it, copy it and try "
             f"`mlflow db upgrade {uri}`; otherwise move it away, and the next command makes a new one."
         ) from None
+
+
+def longest_silence_s() -> float:
+    """How long a call may be silent."""
+    return float(os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT") or PATIENCE["MLFLOW_HTTP_REQUEST_TIMEOUT"])
 
 
 def experiment_name() -> str:
@@ -124,8 +147,34 @@ def require_mlflow(what: str) -> None:
 @contextmanager
 def patience() -> Iterator[None]:
     """Short timeouts for what happens inside, and not a word about each retry."""
-    with quiet("urllib3.connectionpool", logging.ERROR), environment(PATIENCE):
+    with (
+        quiet("urllib3.connectionpool", logging.ERROR),
+        quiet("mlflow.store.db.utils", logging.CRITICAL),  # whose errors come with a traceback
+        environment(PATIENCE),
+        _patient_s3(),
+    ):
         yield
+
+
+@contextmanager
+def _patient_s3() -> Iterator[None]:
+    """Timeouts of boto3 clients that are made inside, as MLflow makes its own, unless the user has a session."""
+    if importlib.util.find_spec("boto3") is None:
+        yield
+        return
+    import boto3
+    import botocore.session
+    from botocore.config import Config
+
+    before = boto3.DEFAULT_SESSION
+    if before is None:
+        session = botocore.session.get_session()
+        session.set_default_client_config(Config(**S3_PATIENCE))
+        boto3.setup_default_session(botocore_session=session)
+    try:
+        yield
+    finally:
+        boto3.DEFAULT_SESSION = before
 
 
 @contextmanager
@@ -166,7 +215,7 @@ def first_line(error: BaseException) -> str:
     root = _root_of(error)
     if isinstance(root, OSError) and root.strerror:
         return root.strerror
-    if isinstance(root, sqlite3.Error):  # which SQLAlchemy buries below its own advice
+    if isinstance(root, sqlite3.Error | TimeoutError):  # which SQLAlchemy and requests bury below their own advice
         return reason_of(root)
     return reason_of(error)
 

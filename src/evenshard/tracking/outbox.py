@@ -1,15 +1,12 @@
-"""What if MLflow is away? What a run has to say is kept in a folder, and ``evenshard sync`` sends it later, once.
+"""What stages have logged while MLflow was away: kept in a folder for each run, and sent by ``evenshard sync``.
 
 ::
 
     work/mlflow_outbox/20260301T101500-train_cost_2-5f0c.../
-        run.json          the run: name, tags, settings, loop (``sending.Record``), and which MLflow it is meant for
-        operations.jsonl  what it said, one operation per line, each on disk before the stage goes on
-        files/            copies of the files and models in there
-        sent              how many operations have been sent
+        run.json    the run (``sending.Record``), its operations, and which MLflow it is meant for, without a password
+        files/      copies of the files and models in there
 
-The stage that writes an entry holds a lock on it, which ends with its process: an entry without an end is of a stage
-that was killed.
+A folder appears whole when its stage ends. Each operation counts once, however often it is sent.
 """
 
 from __future__ import annotations
@@ -20,19 +17,24 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from evenshard.atomic import atomic_path
-from evenshard.messages import without_credentials
-from evenshard.tracking.client import tracking_uri
+from evenshard.messages import reason_of, without_credentials
+from evenshard.plain_json import load_json
+from evenshard.tracking.client import connect, environment, first_line, patience, tracking_uri
+from evenshard.tracking.deadline import NoAnswer
 from evenshard.tracking.parents import Parent
-from evenshard.tracking.sending import Operation, Record
+from evenshard.tracking.sending import Operation, Record, ensure_run, send
 
-RUN, OPERATIONS, FILES, SENT = "run.json", "operations.jsonl", "files", "sent"
+RUN, FILES = "run.json", "files"
+OLD_OPERATIONS = "operations.jsonl"
+"""Where earlier versions kept the operations, one per line, the last perhaps torn."""
+TIME_FOR_SYNC = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
+"""Nothing waits for a sync, as stages do."""
 
 
 def outbox_folder() -> Path:
@@ -40,8 +42,13 @@ def outbox_folder() -> Path:
     return Path(os.environ.get("EVENSHARD_OUTBOX", "work/mlflow_outbox"))
 
 
+def entries() -> list[Path]:
+    """Folders of the outbox, the oldest first."""
+    return sorted(path for path in outbox_folder().glob("[!.]*") if (path / RUN).is_file())
+
+
 class KeptRun:
-    """An entry of the outbox that is being written.
+    """A run that becomes a folder of the outbox when it is closed.
 
     Raises:
         OSError: if the disk is full, or nothing may be written there.
@@ -50,98 +57,116 @@ class KeptRun:
     def __init__(self, record: Record) -> None:
         when = time.strftime("%Y%m%dT%H%M%S", time.gmtime(record.start_ms / 1000))
         self.folder = outbox_folder() / f"{when}-{record.name or 'loop'}-{secrets.token_hex(4)}"
-        draft = self.folder.with_name(f".{self.folder.name}")
-        draft.mkdir(parents=True)
-        content = {"uri": without_credentials(tracking_uri()), "record": asdict(record)}
-        (draft / RUN).write_text(json.dumps(content, indent=1, default=str) + "\n")  # YAML knows dates, JSON does not
-        self._file = (draft / OPERATIONS).open("ab", buffering=0)  # what a full disk did not take is gone
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        draft.rename(self.folder)
+        self._writing = ExitStack()
+        self._draft = self._writing.enter_context(atomic_path(self.folder))
+        self._draft.mkdir()
+        self._operations: list[Operation] = []
+        self._run = {"uri": without_credentials(tracking_uri()), "record": asdict(record)}
 
     def add(self, operation: Operation) -> None:
         """Keeps an operation; files and folders that it names are copied."""
         if "path" in operation:
             source = Path(operation["path"])
-            kept = Path(FILES, secrets.token_hex(4), source.name)
-            (self.folder / kept).parent.mkdir(parents=True)
+            kept = Path(FILES, str(len(self._operations)), source.name)
+            (self._draft / kept).parent.mkdir(parents=True)
             copy = shutil.copytree if source.is_dir() else shutil.copyfile
-            copy(source, self.folder / kept)
+            copy(source, self._draft / kept)
             operation = {**operation, "path": kept.as_posix()}
-        self._append((json.dumps(operation) + "\n").encode())
-
-    def _append(self, line: bytes) -> None:
-        """The whole line, or nothing of it: behind half of one, the next would be lost too."""
-        whole = os.fstat(self._file.fileno()).st_size
-        try:
-            while line:
-                line = line[self._file.write(line) :]
-            os.fsync(self._file.fileno())
-        except OSError:
-            self._file.truncate(whole)
-            raise
+        self._operations.append(operation)
 
     def close(self) -> None:
         """Lets ``evenshard sync`` have it."""
-        self._file.close()
+        content = {**self._run, "operations": self._operations}
+        (self._draft / RUN).write_text(json.dumps(content, default=str) + "\n")  # YAML knows dates, JSON does not
+        self._writing.close()
+
+    def discard(self) -> None:
+        """Gives its space back."""
+        shutil.rmtree(self._draft, ignore_errors=True)
+        with suppress(OSError):
+            self._writing.close()
 
 
-class Entry:
-    """An entry of the outbox that is being sent."""
+@dataclass(frozen=True)
+class Synced:
+    """What became of an entry of the outbox.
 
-    def __init__(self, folder: Path) -> None:
-        content: dict[str, Any] = json.loads((folder / RUN).read_text())
-        record = content["record"]
-        parent = None if record["parent"] is None else Parent(**record["parent"])
-        self.folder = folder
-        self.uri = str(content["uri"])
-        self.record = Record(**{**record, "parent": parent})
+    Attributes:
+        name: of its folder.
+        run_id: of the run; empty where it was not sent.
+        problem: why it is still there; empty where it is not.
+    """
 
-    def operations(self) -> Iterator[Operation]:
-        """Those that have not been sent; of a stage that was killed, its end too."""
-        text = (self.folder / OPERATIONS).read_text()
-        known = [
-            json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")
-        ]  # a torn one never was
-        if self.record.key and not any(one["kind"] == "end" for one in known):
-            last_ms = int((self.folder / OPERATIONS).stat().st_mtime * 1000)
-            known.append({"kind": "end", "status": "KILLED", "end_ms": last_ms})
-        yield from known[self._num_sent() :]
-
-    def count_sent(self) -> None:
-        """Remembers that one more operation has been sent."""
-        sent = self._num_sent() + 1
-        with atomic_path(self.folder / SENT) as draft:
-            draft.write_text(str(sent))
-
-    def remove(self) -> None:
-        """Takes it out, as a whole."""
-        retired = self.folder.with_name(f".{self.folder.name}")
-        self.folder.rename(retired)
-        shutil.rmtree(retired)
-
-    def _num_sent(self) -> int:
-        path = self.folder / SENT
-        return int(path.read_text()) if path.exists() else 0
+    name: str
+    run_id: str
+    problem: str = ""
 
 
-def entries() -> list[Path]:
-    """Folders of the outbox, the oldest first."""
-    folder = outbox_folder()
-    return sorted(path for path in folder.glob("[!.]*") if (path / RUN).is_file())
+def sync(to: str | None = None) -> list[Synced]:
+    """Sends what is in the outbox, the oldest first.
+
+    Args:
+        to: URI of the MLflow that gets all; None for the one that each entry was meant for.
+
+    Returns:
+        One record per entry. Entries with a problem stay where they are.
+    """
+    away: dict[str, str] = {}
+    return [_sync_one(folder, to, away) for folder in entries()]
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Whether nobody else has this entry, whether a stage that writes it or a sync that sends it."""
+def _sync_one(folder: Path, to: str | None, away: dict[str, str]) -> Synced:
+    """``away``: what the MLflows that did not answer said; they are asked once."""
     try:
-        file = (folder / OPERATIONS).open("a")
-    except FileNotFoundError:  # somebody has just sent it
-        yield False
-        return
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield folder.is_dir()
+        with (folder / RUN).open() as run:
+            fcntl.flock(run, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two that send it at once could both make its run
+            meant_for, record, operations = _read(folder, run.read())
+            return _send(folder, to or _with_password(meant_for), record, operations, away)
+    except BlockingIOError:
+        return Synced(folder.name, "", "another sync is sending it")
+    except (OSError, ValueError, KeyError, TypeError) as error:  # damaged, or of a later version
+        problem = f"{folder} cannot be read ({reason_of(error)}). Sync with the version that wrote it, or delete it"
+        return Synced(folder.name, "", problem)
+
+
+def _send(folder: Path, uri: str, record: Record, operations: list[Operation], away: dict[str, str]) -> Synced:
+    if "***" in uri:
+        problem = f"it is meant for {uri}. Set MLFLOW_TRACKING_URI to that, with its password, or name another (--to)"
+        return Synced(folder.name, "", problem)
+    if uri in away:
+        return Synced(folder.name, "", away[uri])
+    run_id = ""
+    try:
+        # MLflow's registry asks the environment where the logged model is
+        with environment({"MLFLOW_TRACKING_URI": uri}, replace=True), environment(TIME_FOR_SYNC), patience():
+            client = connect(uri)
+            run_id = ensure_run(client, record)
+            for operation in operations:
+                send(client, run_id, operation, folder)
+    except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
+        problem = f"{without_credentials(uri)}: {first_line(error)}"
+        if not run_id or isinstance(error, NoAnswer):
+            away[uri] = problem
+        return Synced(folder.name, run_id, problem)
+    retired = folder.with_name(f".{folder.name}")
+    folder.rename(retired)
+    shutil.rmtree(retired)
+    return Synced(folder.name, run_id)
+
+
+def _with_password(uri: str) -> str:
+    return tracking_uri() if without_credentials(tracking_uri()) == uri else uri
+
+
+def _read(folder: Path, text: str) -> tuple[str, Record, list[Operation]]:
+    content = load_json(text)
+    told = content["record"]
+    record = Record(**{**told, "parent": told["parent"] and Parent(**told["parent"])})
+    if not (folder / OLD_OPERATIONS).exists():
+        return str(content["uri"]), record, content["operations"]
+    lines = (folder / OLD_OPERATIONS).read_text().splitlines(keepends=True)
+    operations: list[Any] = [load_json(line) for line in lines if line.endswith("\n")]
+    if record.key and not any(one["kind"] == "end" for one in operations):  # its stage was killed
+        end_ms = int((folder / OLD_OPERATIONS).stat().st_mtime * 1000)
+        operations.append({"kind": "end", "status": "KILLED", "end_ms": end_ms})
+    return str(content["uri"]), record, operations

@@ -14,18 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.errors import BadConfig, TrackingFailed
+from evenshard.errors import BadConfig
 from evenshard.messages import without_credentials
 from evenshard.scratch import scratch_folder
 from evenshard.tracking.client import (
     blamed,
     connect,
     experiment_id,
+    longest_silence_s,
     patience,
     registry_uri,
     require_mlflow,
     tracking_uri,
 )
+from evenshard.tracking.deadline import answered
 from evenshard.tracking.pyfunc import save_pyfunc
 from evenshard.tracking.tags import SHA256 as SHA256_TAG
 
@@ -194,11 +196,8 @@ def download_model(uri: str) -> Iterator[Path]:
         with _asking(uri):
             from mlflow.artifacts import download_artifacts
 
-            got = Path(
-                download_artifacts(
-                    of_version, dst_path=str(folder), tracking_uri=tracking_uri(), registry_uri=registry_uri()
-                )
-            )
+            where = {"tracking_uri": tracking_uri(), "registry_uri": registry_uri(), "dst_path": str(folder)}
+            got = Path(answered(lambda: download_artifacts(of_version, **where), longest_silence_s()))
         yield got / _INSIDE if (got / _INSIDE).is_dir() else got  # a plain folder can be a version too
 
 
@@ -208,8 +207,6 @@ def _asking(uri: str) -> Iterator[None]:
     try:
         with patience():
             yield
-    except (BadConfig, TrackingFailed):
-        raise
     except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
         where = without_credentials(registry_uri())
         raise blamed(

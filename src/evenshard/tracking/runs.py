@@ -1,4 +1,4 @@
-"""What does a stage tell MLflow? Its run, the child of its loop's; a stage never fails or waits long because of it."""
+"""What a stage tells MLflow: its run, the child of its loop's; a stage never fails or waits long because of it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from evenshard.messages import without_credentials
-from evenshard.tracking import outbox
+from evenshard.messages import reason_of, without_credentials
 from evenshard.tracking.client import connect, experiment_name, first_line, patience, tracking_uri
 from evenshard.tracking.datasets import describe_costs
+from evenshard.tracking.deadline import NoAnswer
+from evenshard.tracking.outbox import KeptRun
 from evenshard.tracking.parents import Parent, current_parent, parent_of
 from evenshard.tracking.registry import COST, POLICY, copy_parts
 from evenshard.tracking.sending import Operation, Record, ensure_run, send
@@ -45,6 +46,8 @@ SYSTEM_METRICS = "train_"
 """Stages whose CPU, memory and GPU are watched: those that compute for long and measure nothing. A thread that asks the
 system every few seconds while kernels are timed would stand in the figures."""
 MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
+_HANGING: set[str] = set()
+"""Addresses that have been silent for too long: a stage with several runs waits for them once."""
 log = logging.getLogger(__name__)
 
 
@@ -54,7 +57,7 @@ class StageRun:
     def __init__(self, record: Record | None = None) -> None:
         self._record = record
         self._tags = {} if record is None else dict(record.tags)
-        self._kept: outbox.KeptRun | None = None
+        self._kept: KeptRun | None = None
         self._client: Any = None
         self._run_id = ""
         if record is not None:
@@ -166,51 +169,55 @@ class StageRun:
     def close(self) -> None:
         """Ends nothing, but lets ``evenshard sync`` have what is kept."""
         if self._kept is not None:
-            self._kept.close()
+            with self._unless_full("What is for MLflow cannot be kept"):
+                self._kept.close()
 
     def _datasets(self, paths: Sequence[Path], context: str) -> None:
         self._do({"kind": "datasets", "datasets": [describe_costs(path, context) for path in paths]})
 
     def _open(self) -> None:
         assert self._record is not None
+        if tracking_uri() in _HANGING:
+            raise NoAnswer("no answer to an earlier run of this process")
         self._client = connect()
         self._run_id = ensure_run(self._client, self._record)
 
     def _do(self, operation: Operation) -> None:
-        if self._record is None:
-            return
-        if self._kept is None:
+        if self._record is not None and self._kept is None:
             self._try(lambda: send(self._client, self._run_id, operation, Path()), "MLflow stopped answering")
         if self._kept is not None:
-            self._keep(operation)
-
-    def _keep(self, operation: Operation) -> None:
-        """On a full disk nothing can be kept; what the stage itself has written is more than MLflow's copy of it."""
-        assert self._kept is not None
-        try:
-            self._kept.add(operation)
-        except OSError as error:
-            log.warning("%s cannot keep what is for MLflow (%s): it is not logged", self._kept.folder, error)
+            with self._unless_full("What is for MLflow cannot be kept"):
+                self._kept.add(operation)
 
     def _try(self, action: Any, otherwise: str) -> None:
         """From the first failure on, everything is kept: nothing waits for the same server twice."""
         assert self._record is not None
+        uri = tracking_uri()
         try:
             with patience():
                 action()
         except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
-            problem = f"{otherwise} at {without_credentials(tracking_uri())} ({first_line(error)})"
-            try:
-                self._kept = outbox.KeptRun(self._record)
-            except OSError as full:
-                self._record = None
-                log.warning("%s, and nothing can be kept (%s). The stage goes on, and is not logged", problem, full)
-                return
-            log.warning(
-                "%s. The stage goes on; what it logs is kept in %s, and `evenshard sync` sends it later",
-                problem,
-                self._kept.folder,
-            )
+            if isinstance(error, NoAnswer):
+                _HANGING.add(uri)
+            problem = f"{otherwise} at {without_credentials(uri)} ({first_line(error)})"
+            with self._unless_full(f"{problem}, and nothing can be kept"):
+                self._kept = KeptRun(self._record)
+                log.warning(
+                    "%s. The stage goes on; what it logs will be in %s, and `evenshard sync` sends it later",
+                    problem,
+                    self._kept.folder,
+                )
+
+    @contextmanager
+    def _unless_full(self, problem: str) -> Iterator[None]:
+        """On a full disk nothing is kept; what the stage itself has written is more than MLflow's copy of it."""
+        try:
+            yield
+        except OSError as error:
+            log.warning("%s (%s). The stage goes on, and is not logged", problem, error.strerror or reason_of(error))
+            if self._kept is not None:
+                self._kept.discard()
+            self._record = self._kept = None
 
 
 @contextmanager

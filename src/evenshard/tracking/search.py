@@ -18,6 +18,7 @@ from evenshard.tracking.client import (
     require_mlflow,
     tracking_uri,
 )
+from evenshard.tracking.deadline import NoAnswer
 from evenshard.tracking.tags import STAGE
 
 LISTED = 10
@@ -101,10 +102,14 @@ def run_artifact(run_id: str, path: str, folder: Path) -> Path:
 
     Raises:
         BadConfig: if it is not there.
+        TrackingFailed: if MLflow does not answer.
     """
     try:
         with patience():
             return Path(connect().download_artifacts(run_id, path, str(folder)))
+    except NoAnswer as error:
+        where = without_credentials(tracking_uri())
+        raise blamed(error, f"MLflow at {where} did not answer", "") from None
     except Exception as error:
         raise BadConfig(f"run {run_id} has no {path} ({first_line(error)}). Name another run.") from None
 

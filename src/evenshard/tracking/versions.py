@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from evenshard.errors import BadFile, BadInput, TrackingFailed
+from evenshard.errors import BadFile
 from evenshard.messages import without_credentials
 from evenshard.tracking.client import blamed, connect, patience, registry_uri, require_mlflow
 from evenshard.tracking.registry import COST, POLICY, ModelVersion, copy_parts, model_version, register_model
@@ -61,8 +61,6 @@ def register_folder(folder: Path) -> tuple[ModelVersion, ModelVersion | None]:
             policy = version_of_files(POLICY, folder)
             if policy is None and (folder / "policy").is_dir():
                 policy = register_model(folder, tags, name=POLICY)
-    except (BadInput, TrackingFailed):
-        raise
     except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
         where = without_credentials(registry_uri())
         raise blamed(error, f"{folder}: MLflow at {where} did not take this model", "Name another folder.") from None
