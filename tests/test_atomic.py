@@ -150,8 +150,9 @@ def test_an_empty_folder_is_replaced_but_not_the_working_directory(
 ) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(BadFile, match="working directory"):
-        PAIR.require(Path("."))
+    for path in (Path("."), tmp_path / "empty"):
+        with pytest.raises(BadFile, match="working directory"):
+            PAIR.require(path)
     monkeypatch.chdir(tmp_path)
     with atomic_path(tmp_path / "empty", PAIR) as draft:
         filled(draft, "a", "deep/1.b")
