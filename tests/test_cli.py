@@ -195,6 +195,7 @@ def test_what_cannot_be_written_is_said_before_the_work(
             "mydata: holds thesis.txt, which is not part of a",
         ),
         (["evaluate", *POOL, *LEARNED, "--out", "t.parquet"], "t.parquet is not a folder"),
+        (["evaluate", *POOL, *LEARNED, "--out", "odd"], "odd/table.txt: is a folder"),
         (["promote", "--out", "t.parquet"], "t.parquet is not a folder"),
         (["pipeline", "run", "--out", "t.parquet"], "t.parquet is not a folder"),
         (["pipeline", "compile", "-o", "mydata"], "mydata: is a folder"),
@@ -216,6 +217,7 @@ def test_what_cannot_be_written_is_said_before_the_work(
         (["drift", "--tables", "t.json", "--against", "half", "-o", "t.json"], "is what --tables reads"),
         (["generate-tables", "--source", "t.json", "--tables-out", "t.json", "--tasks-out", "k"], "--source reads"),
         (["generate-tables", "--tables-out", "k", "--tasks-out", "k"], "twice, by --tables-out and --tasks-out"),
+        (["generate-tables", "--tables-out", "k", "--tasks-out", "k/x"], "twice, by --tables-out and --tasks-out"),
         (["merge-costs", "a.parquet", "t.parquet", "--out", "t.parquet"], "is what COSTS reads"),
         (["benchmark", *POOL, "--out", "c", "--metrics", "c"], "twice, by --metrics and --out"),
         (["benchmark", *POOL, "--out", "c", "--journal", "c"], "twice, by --journal and --out"),
@@ -249,6 +251,7 @@ def test_only_former_outputs_are_replaced(
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(name)
     Path("results.md").mkdir()
+    Path("odd/table.txt").mkdir(parents=True)
     os.mkfifo("pipe")
     os.link("t.json", "hard")
     Path("soft").symlink_to("t.json")
