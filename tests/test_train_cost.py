@@ -17,13 +17,13 @@ from convex_builders import TABLES, random_model
 from evenshard.cost_dataset import save_costs
 from evenshard.cost_nets.convex import Calibration, ConvexCostModel, ExchangeTime, log_spread_N
 from evenshard.costs import CONTROL, RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
-from evenshard.errors import BadFile
+from evenshard.errors import BadFile, TrainingFailed
 from evenshard.learn.chosen import calibrate_for_chosen
 from evenshard.learn.fit_convex_net import ConvexFitConfig, fit_convex_net
 from evenshard.lineage import Lineage
 from evenshard.placement import Placement, alone
 from evenshard.sharders.random import random_placement
-from evenshard.stages import train_cost
+from evenshard.stages import train_cost, train_policy
 from evenshard.table_files import save_tables
 from evenshard.tasks import PlacementTask, TaskSplit, save_tasks
 from evenshard.trained_on import TrainedOn
@@ -94,6 +94,32 @@ def test_random_shards_teach_the_cost_model_alone(stage: Stage) -> None:
     assert (plain["cost_model_num_devices"], more["cost_model_num_devices"]) == (devices, devices + 3)
     assert plain["num_placements"] == more["num_placements"] == 5
     assert 0 < more["cost_model_held_out_pct_error"] < math.inf
+
+
+def test_a_training_that_diverged_keeps_the_older_networks(stage: Stage) -> None:
+    stage.run("twice", placements())
+    folder = stage.folder / "twice"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(TrainingFailed, match=r"the training diverged: .* Lower the learning rate"):
+        stage.run("twice", placements(), config=replace(CONFIG, learning_rate=1e30))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_policy_that_diverged_is_not_saved(stage: Stage) -> None:
+    stage.run("fine", placements())
+    tables, tasks = stage.folder / "tables.parquet", stage.folder / "tasks.json"
+    inputs = train_policy.TrainPolicyInputs(tables, tasks, stage.folder / "fine" / "cost_net", 1, 1)
+    outputs = train_policy.TrainPolicyOutputs(stage.folder / "policy")
+    with pytest.raises(TrainingFailed, match=r"the training diverged: .* Lower the learning rate"):
+        train_policy.run(train_policy.TrainPolicyConfig(num_updates=3, learning_rate=1e30), inputs, outputs)
+    assert not outputs.policy.exists()
+
+
+def test_a_cost_model_that_diverged_is_not_saved(stage: Stage) -> None:
+    model, _ = fit_convex_net(placements(count=10), ConvexFitConfig(num_updates=5, learning_rate=1e38))
+    with pytest.raises(TrainingFailed, match="the training diverged"):
+        model.save(stage.folder / "model")
 
 
 def test_controls_and_what_ran_out_of_memory_teach_nobody(stage: Stage) -> None:
