@@ -13,6 +13,7 @@ import pytest
 from dataset_builders import clone, dvc, git, make_repository, measure
 from evenshard.cli import main
 from evenshard.datasets import Partition, PublishRequest, known, publish, pull
+from evenshard.datasets.pull import published_hashes
 from evenshard.datasets.repository import DatasetFailed, Repository
 from evenshard.errors import BadConfig, BadFile
 from servers import S3
@@ -229,6 +230,15 @@ def test_pull_sees_what_is_not_what_was_published(root: Path) -> None:
     dvc(root, "push", H200.folder.as_posix())
     with pytest.raises(BadFile, match=r"costs.parquet: is not what was published"):
         pull(Repository(root))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[" * 100_000, "[]", "{}", '{"sha256": ["a"]}', '{"sha256": {"costs.parquet": 5}}']
+)
+def test_a_dataset_that_does_not_say_what_it_holds_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "dataset.json").write_text(content)
+    with pytest.raises(BadFile, match=r"dataset\.json: not readable .*Publish the dataset again"):
+        published_hashes(tmp_path)
 
 
 def test_changes_of_others_are_not_published_along(root: Path) -> None:

@@ -24,7 +24,7 @@ from evenshard.datasets.checks import (
     refuse_published,
 )
 from evenshard.datasets.partition import DATA, Partition
-from evenshard.datasets.pull import ABOUT, known, pull
+from evenshard.datasets.pull import ABOUT, known, published_hashes, pull
 from evenshard.datasets.repository import POINTER, DatasetFailed, Repository
 from evenshard.errors import BadConfig
 from evenshard.lineage import sha256_of
@@ -115,7 +115,7 @@ def publish(request: PublishRequest, repository: Repository) -> Published:
     previous = before.pop(partition, None)
     refuse_published(content, {one.folder: measured for one, measured in before.items()})
     about = _about(request, content, noise, files)
-    if previous is not None and _published_hashes(repository, partition) == about["sha256"]:
+    if previous is not None and published_hashes(repository.root / partition.folder) == about["sha256"]:
         return Published(partition, len(content.all), noise, None, remote, None, changed=False)
     drift = None if previous is None else drift_since(previous, content.all)
     if drift is not None and abs(drift.cost_pct or 0.0) > request.max_drift_pct:
@@ -188,11 +188,6 @@ def _collections(repository: Repository, partition: Partition) -> dict[Partition
         folder = repository.root / one.partition.folder
         tables = next(folder.glob("tables.*"))
         found[one.partition] = read_content(sorted(folder.glob("costs*.parquet")), tables).all
-    return found
-
-
-def _published_hashes(repository: Repository, partition: Partition) -> dict[str, str]:
-    found: dict[str, str] = json.loads((repository.root / partition.folder / ABOUT).read_text())["sha256"]
     return found
 
 

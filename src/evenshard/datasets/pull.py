@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from evenshard.datasets.partition import Partition, folder_name
 from evenshard.datasets.repository import POINTER, DatasetFailed, Repository
 from evenshard.errors import BadConfig, BadFile
 from evenshard.lineage import sha256_of
+from evenshard.messages import reason_of
+from evenshard.plain_json import load_json
+from evenshard.plain_records import typed
 
 ABOUT = "dataset.json"
 log = logging.getLogger(__name__)
@@ -94,11 +98,22 @@ def pull(
 
 def _check(repository: Repository, partition: Partition) -> None:
     folder = repository.root / partition.folder
-    try:
-        published = json.loads((folder / ABOUT).read_text())["sha256"]
-    except (OSError, ValueError, KeyError) as error:
-        raise BadFile(folder / ABOUT, f"not readable ({error})", "Publish the dataset again.") from None
+    published = published_hashes(folder)
     for name, digest in published.items():
         path = folder / name
         if not path.is_file() or sha256_of(path) != digest:
             raise BadFile(path, "is not what was published", f"Remove {folder} and pull again.")
+
+
+def published_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of a published dataset, as the dataset itself says.
+
+    Raises:
+        BadFile: if it does not say so.
+    """
+    try:
+        about = typed(load_json((folder / ABOUT).read_bytes()), dict[str, Any], "it")
+        hashes: dict[str, str] = typed(about.get("sha256"), dict[str, str], "sha256")
+    except (OSError, ValueError) as error:
+        raise BadFile(folder / ABOUT, f"not readable ({reason_of(error)})", "Publish the dataset again.") from None
+    return hashes
