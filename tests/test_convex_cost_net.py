@@ -397,7 +397,7 @@ def test_a_config_of_other_types_is_refused(tmp_path: Path, path: str, value: An
         ("net.time_scale_ms", 0.0, "net.time_scale_ms: a scale is not above 0"),
         ("net.piece_weight", -1.0, "not those of a convex network"),
         ("net.output_weight", 1.0, "not those of a convex network"),
-        ("net.overhead", 0.0, "not those of a convex network"),
+        ("net.overhead", -1e-6, "not those of a convex network"),
     ],
 )
 def test_weights_that_no_training_leaves_are_refused(tmp_path: Path, name: str, value: float, why: str) -> None:

@@ -282,9 +282,7 @@ class ConvexCostModel(nn.Module):
             model = ConvexCostModel(config.sizes, config.normalizer)
             model.exchange, model.calibration = config.exchange, config.calibration
             load_weights(model, path / "state.pt")
-            before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-            model.net.project()
-            if not all(tensor.equal(before[name]) for name, tensor in model.state_dict().items()):
+            if not model.net.is_convex():
                 raise ValueError("its weights are not those of a convex network")
             return model
 

@@ -155,6 +155,17 @@ class ConvexNet(nn.Module):
         self.overhead.clamp_(min=LEAST_OVERHEAD)
         self.pass_weight.clamp_(min=0)
 
+    def is_convex(self) -> bool:
+        """Whether ``project`` would change nothing, but for an overhead below the least."""
+        owned = (
+            (self.factor_weight, self.own_factors),
+            (self.piece_weight, self.own_pieces),
+            (self.output_weight, self.own_outputs),
+            (self.linear_weight, self.own_linear),
+        )
+        rising = (self.piece_weight, self.output_weight, self.linear_weight, self.overhead, self.pass_weight)
+        return all(weight.equal(weight * own) for weight, own in owned) and all(bool((w >= 0).all()) for w in rising)
+
     def table_inputs(self, tables: Sequence[Table], batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What ``encode`` reads: normalised features [T, F] and scaled additive work [T, A].
 
