@@ -231,6 +231,7 @@ def test_what_cannot_be_written_is_said_before_the_work(
         ),
         (["promote", "--tables", "mydata/promotion.json", "--out", "mydata"], "is what --tables reads"),
         (["calibrate-link", "--out", "params.yaml"], "is what --params reads"),
+        (["calibrate-link", "--hardware", "simulated:t.json", "--out", "t.json"], "is what --hardware reads"),
         (["calibrate-device", "--tables", "t", "--costs", "c", "--profile", "t.json", "--out", "t.json"], "--profile"),
         (["bench", "dlrm", "--json", "results.json"], "results.md: is a folder"),
         (["pipeline", "compile", "--set", "tables=t.json", "-o", "t.json"], "is what --set reads"),
@@ -264,6 +265,12 @@ def test_only_former_outputs_are_replaced(
     (line,) = printed.err.splitlines()
     assert line.startswith(f"evenshard {words[0]}: ") and reason in line and printed.out == ""
     assert {path: path.lstat().st_ino for path in workdir.rglob("*")} == before
+
+
+def test_what_a_killed_command_has_set_aside_is_found_by_the_next_one_that_reads_it(workdir: Path) -> None:
+    Path(".evenshard-0123abcd-old.p.json").write_text("{}")
+    assert main(["explain", "p.json", "--table", "a"]) == 2
+    assert Path("p.json").read_text() == "{}"
 
 
 def test_tables_are_not_written_over_the_source_that_the_settings_name(
