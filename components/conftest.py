@@ -53,7 +53,7 @@ def small_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
         generate_tables.GenerateTablesInputs(),
         generate_tables.GenerateTablesOutputs(tables, tasks),
     )
-    parts = (folder / "part_1", folder / "part_2")
+    parts = (folder / "part_1/round_001.parquet", folder / "part_2/round_001.parquet")
     for number, part in enumerate(parts, start=1):
         benchmark.run(
             benchmark.BenchmarkConfig(**CONFIG["benchmark"]),

@@ -1,6 +1,6 @@
 """The tasks of a loop on Kubeflow Pipelines: rounds unrolled when a pipeline is compiled, as in dvc.yaml.
 
-Round k's benchmark reads round k-1's networks. It is measured in parts, side by side, which are merged.
+Round k's benchmark reads round k-1's networks. It is measured in parts, side by side, which are merged; or in one pod.
 """
 
 from pathlib import Path
@@ -144,20 +144,17 @@ def checked_rounds(params: dict[str, Any], cluster: Cluster) -> int:
 def _measured(
     pool: dict[str, Any], measuring: dict[str, Any], networks: dict[str, Any], earlier: Any, cluster: Cluster
 ) -> Any:
-    """One round of measuring: ``num_parts`` pods side by side, and one that merges what they found."""
+    """One round of measuring: ``num_parts`` pods side by side, and one that merges what they found; or a single pod."""
     k = measuring["round_number"]
+    inputs = {**pool, **measuring, **networks, "num_gpus": cluster.stages["benchmark"].gpus}
+    before = {} if earlier is None else {"earlier": earlier}
+    if cluster.num_parts == 1:
+        measured = placed(benchmark(**inputs, **before), "benchmark", cluster)
+        return measured.set_display_name(f"benchmark_{k}").outputs["costs"]
     with dsl.ParallelFor(items=[*range(1, cluster.num_parts + 1)], name=f"parts_{k}") as part:
-        measured = benchmark(
-            **pool,
-            **measuring,
-            **networks,
-            part=part,
-            num_parts=cluster.num_parts,
-            num_gpus=cluster.stages["benchmark"].gpus,
-        )
+        measured = benchmark(**inputs, part=part, num_parts=cluster.num_parts)
         placed(measured, "benchmark", cluster).set_display_name(f"benchmark_{k}")
-    more = {} if earlier is None else {"earlier": earlier}
-    merged = merge_costs(parts=dsl.Collected(measured.outputs["costs"]), round_number=k, **more)
+    merged = merge_costs(parts=dsl.Collected(measured.outputs["costs"]), round_number=k, **before)
     placed(merged, "merge_costs", cluster).set_display_name(f"merge_costs_{k}")
     return merged.outputs["costs"]
 

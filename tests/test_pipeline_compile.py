@@ -50,17 +50,23 @@ def closure(edges: Edges) -> Edges:
     return found
 
 
-def test_the_stages_are_those_of_dvc_yaml(folder: Path, packages: dict[str, Path]) -> None:
+@pytest.mark.parametrize("num_parts", [1, 4])
+def test_the_stages_are_those_of_dvc_yaml(folder: Path, num_parts: int) -> None:
+    package = compiled(
+        "train", folder / "params.yaml", folder / "t.yaml", replace(default_cluster(), num_parts=num_parts)
+    )
+
     def stage(task: str) -> str:
         return task.replace("merge_costs", "benchmark").replace("generate-tables", "generate_tables")
 
     stages = unrolled(SMALL_PARAMS)["stages"]
     made_by = {out: name for name, one in stages.items() for out in one["outs"]}
     of_dvc = {(made_by[dep], name) for name, one in stages.items() for dep in one.get("deps", [])}
-    of_kubeflow = {(stage(a), stage(b)) for a, b in edges_of(packages["train"]) if stage(a) != stage(b)}
+    of_kubeflow = {(stage(a), stage(b)) for a, b in edges_of(package) if stage(a) != stage(b)}
     assert closure(of_kubeflow) == closure(of_dvc)
-    names = {stage(task.name.rpartition("/")[2]) for task in pods(packages["train"])}
-    assert names == {*stages, "record-outcome"}
+    names = {task.name.rpartition("/")[2] for task in pods(package)}
+    assert {stage(name) for name in names} == {*stages, "record-outcome"}
+    assert any(name.startswith("merge") for name in names) == (num_parts > 1)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/kubeflow.md"])

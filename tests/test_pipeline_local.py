@@ -46,7 +46,7 @@ def test_the_loop_and_a_placement_with_its_model(workdir: Path, capsys: pytest.C
     folder = the_run(workdir, "train")
     assert "single_cost_greedy *" in out
     assert out.endswith(f"\nsaved: work/kubeflow/{folder.name}/evaluate/report/metrics.json\n")
-    parts = [read_rows(path).rows for path in folder.glob("for-loop-*/benchmark*/costs")]
+    parts = [read_rows(path).rows for path in folder.glob("for-loop-*/benchmark*/costs/*.parquet")]
     assert len(parts) == 4 and all(len({row["measurement_id"] for row in part}) == 2 + 2 for part in parts)
     rounds = [read_rows(path).rows for path in sorted((folder / "merge-costs-2/costs").iterdir())]
     assert [{row["round"] for row in one} for one in rounds] == [{1}, {2}]

@@ -22,6 +22,7 @@ def benchmark(
     cost_net: dsl.Input[dsl.Model] = None,
     policy: dsl.Input[dsl.Model] = None,
     cost_model: dsl.Input[dsl.Model] = None,
+    earlier: dsl.Input[dsl.Dataset] = None,
 ) -> None:
     """Times one part of a round's placements, by kernels or a device model.
 
@@ -31,7 +32,7 @@ def benchmark(
     Args:
         tables: pool, as generate_tables writes it.
         tasks: tasks, as generate_tables writes them.
-        costs: cost dataset of this part, Parquet.
+        costs: folder with ``round_001.parquet`` and so on: what was measured here, beside the rounds of ``earlier``.
         metrics: how many placements, their mean cost, the noise, and the share of time in kernels.
         config: section ``benchmark`` of params.yaml.
         measure: section ``measure`` of params.yaml.
@@ -42,10 +43,11 @@ def benchmark(
         cost_net: DreamShard's cost network of the previous round.
         policy: of the previous round.
         cost_model: evenshard's, of the previous round.
+        earlier: the folder of the round before, for a round that is measured in one part; otherwise merge_costs takes it.
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.in_pod import path_of, tables_in
+    from evenshard.kubeflow.in_pod import add_round, path_of, tables_in
     from evenshard.kubeflow.measuring import measure_round
     from evenshard.stages.benchmark import BenchmarkInputs, BenchmarkOutputs
 
@@ -59,4 +61,5 @@ def benchmark(
         part=part,
         num_parts=num_parts,
     )
-    measure_round(config, measure, inputs, BenchmarkOutputs(Path(costs.path)), num_gpus, metrics)
+    outputs = BenchmarkOutputs(add_round(Path(costs.path), round_number, path_of(earlier)))
+    measure_round(config, measure, inputs, outputs, num_gpus, metrics)

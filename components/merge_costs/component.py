@@ -18,7 +18,7 @@ def merge_costs(
     """Makes one cost dataset of the parts of a round, and puts it beside those of the rounds before.
 
     Args:
-        parts: cost datasets of the parts, as benchmark writes them.
+        parts: folders of the parts, as benchmark writes them.
         costs: folder with ``round_001.parquet`` and so on: one cost dataset for each round so far.
         metrics: how many placements, from how many parts.
         round_number: of the loop, from 1.
@@ -26,9 +26,9 @@ def merge_costs(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.in_pod import add_round, path_of, record
+    from evenshard.kubeflow.in_pod import add_round, path_of, record, round_path
     from evenshard.stages import merge_costs as stage
 
-    inputs = stage.MergeCostsInputs(tuple(Path(part.path) for part in parts))
+    inputs = stage.MergeCostsInputs(tuple(round_path(Path(part.path), round_number) for part in parts))
     target = add_round(Path(costs.path), round_number, path_of(earlier))
     record(None, metrics, stage.run(inputs, stage.MergeCostsOutputs(target)))

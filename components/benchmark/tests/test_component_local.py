@@ -13,4 +13,4 @@ from evenshard_components.conftest import CONFIG
 def test_a_task_leaves_its_costs(run_task: Callable[..., Path], small_round: Path) -> None:
     files = {name: small_round / name for name in ("tables", "tasks")}
     folder = run_task(benchmark, files, config=CONFIG["benchmark"], measure=CONFIG["measure"], round_number=1)
-    assert len({row["measurement_id"] for row in read_rows(folder / "costs").rows}) == 6 + 2
+    assert len({row["measurement_id"] for row in read_rows(folder / "costs/round_001.parquet").rows}) == 6 + 2

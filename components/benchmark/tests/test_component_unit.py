@@ -19,10 +19,14 @@ SETTINGS = {"config": CONFIG["benchmark"], "measure": CONFIG["measure"]}
 Artifacts = Callable[..., dict[str, Any]]
 
 
+def costs_in(outputs: dict[str, Any], round_number: int = 1) -> Path:
+    return Path(outputs["costs"].path, f"round_{round_number:03d}.parquet")
+
+
 def test_round_1_measures_random_placements_in_parts(given: Artifacts, made: Artifacts) -> None:
     outputs = made("costs", "metrics")
     benchmark.python_func(**given("tables", "tasks"), **outputs, **SETTINGS, round_number=1, part=2, num_parts=2)
-    found = read_rows(Path(outputs["costs"].path)).rows
+    found = read_rows(costs_in(outputs)).rows
     assert {row["proposed_by"] for row in found} == {"random", "control"}
     assert {row["measurement_id"] for row in found if row["proposed_by"] == "random"} == {
         f"round1-{number:05d}" for number in (1, 3, 5)
@@ -32,10 +36,11 @@ def test_round_1_measures_random_placements_in_parts(given: Artifacts, made: Art
 
 def test_later_rounds_measure_what_the_networks_propose(given: Artifacts, made: Artifacts) -> None:
     outputs = made("costs", "metrics")
-    inputs = given("tables", "tasks", "cost_net", "policy", "cost_model")
+    inputs = given("tables", "tasks", "cost_net", "policy", "cost_model", earlier="costs")
     benchmark.python_func(**inputs, **outputs, **SETTINGS, round_number=2)
-    found = read_rows(Path(outputs["costs"].path)).rows
+    found = read_rows(costs_in(outputs, 2)).rows
     assert {row["proposed_by"] for row in found} == {"dreamshard", "evenshard", "control"}
+    assert costs_in(outputs).read_bytes() == Path(inputs["earlier"].path, "round_001.parquet").read_bytes()
 
 
 def test_a_failure_goes_on_from_the_journal(
@@ -96,7 +101,7 @@ def test_gpus_are_measured_on_by_processes_of_their_own(
     rest = words[1 + len(command) :]
     flags = dict(zip(rest[::2], rest[1::2], strict=True))
     assert flags["--round"] == "2" and flags["--policy"] == inputs["policy"].path
-    assert flags["--out"] == outputs["costs"].path and flags["--part"] == "1"
+    assert flags["--out"] == str(costs_in(outputs, 2)) and flags["--part"] == "1"
     assert not {"--journal", "--budget-minutes"} & flags.keys()
     assert outputs["metrics"].metadata["num_placements"] == 6
 

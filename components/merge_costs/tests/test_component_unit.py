@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from kfp import dsl
 
 from evenshard.cost_dataset import read_rows
 from evenshard_components.merge_costs.component import merge_costs
@@ -12,9 +15,14 @@ from evenshard_components.merge_costs.component import merge_costs
 Artifacts = Callable[..., dict[str, Any]]
 
 
-def test_parts_become_a_round_beside_the_earlier_ones(given: Artifacts, made: Artifacts) -> None:
+def test_parts_become_a_round_beside_the_earlier_ones(
+    given: Artifacts, made: Artifacts, small_round: Path, tmp_path: Path
+) -> None:
     outputs = made("costs", "metrics")
-    parts = [*given("part_2", "part_1").values()]
+    parts = [dsl.Dataset(name=name, uri=str(tmp_path / name)) for name in ("part_2", "part_1")]
+    for part in parts:
+        Path(part.path).mkdir()
+        shutil.copy(small_round / part.name / "round_001.parquet", Path(part.path, "round_002.parquet"))
     earlier = given("costs")["costs"]
     merge_costs.python_func(parts=parts, earlier=earlier, round_number=2, **outputs)
     folder = Path(outputs["costs"].path)

@@ -138,6 +138,11 @@ def model_folder(folder: Path, cost_model: Path, cost_net: Path, policy: Path) -
         shutil.copytree(source, folder / name)
 
 
+def round_path(folder: Path, round_number: int) -> Path:
+    """The cost dataset of a round, in the artifact ``costs``."""
+    return folder / f"round_{round_number:03d}.parquet"
+
+
 def round_costs(folder: Path) -> tuple[Path, ...]:
     """The cost datasets of all rounds so far, in their order."""
     return tuple(sorted(folder.glob("round_*.parquet")))
@@ -148,4 +153,4 @@ def add_round(folder: Path, round_number: int, earlier: Path | None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for path in round_costs(earlier) if earlier is not None else ():
         shutil.copy(path, folder / path.name)
-    return folder / f"round_{round_number:03d}.parquet"
+    return round_path(folder, round_number)
