@@ -61,8 +61,9 @@ def test_a_stage_takes_from_default_what_it_does_not_say(tmp_path: Path) -> None
     assert here.num_parts == 1 and {(one.gpus, one.retries) for one in here.stages.values()} == {(0, 0)}
 
 
-def test_the_settings_that_come_along_do_not_measure_from_memory() -> None:
-    stages = default_cluster().stages
+@pytest.mark.parametrize("small", [False, True])
+def test_the_settings_that_come_along_do_not_measure_from_memory(small: bool) -> None:
+    stages = default_cluster(small).stages
     assert {name for name, one in stages.items() if not one.cache} == {
         "benchmark",
         "evaluate",

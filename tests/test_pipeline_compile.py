@@ -158,6 +158,29 @@ def test_only_what_measures_on_gpus_asks_for_them(packages: dict[str, Path]) -> 
         assert all((one["medium"], one["mountPath"]) == ("Memory", "/dev/shm") for one in mounts)
 
 
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_settings_for_a_small_cluster_leave_half_of_four_cpus_to_others(folder: Path, name: str) -> None:
+    """A task may run beside every other that neither waits for it nor is waited for, as often as there are parts."""
+    cluster = default_cluster(small=True)
+    package = compiled(name, folder / "params.yaml", folder / "small.yaml", cluster)
+    order = closure({(a, b) for a, b in edges_of(package)})
+    tasks = {task.name.rpartition("/")[2]: task.executor["container"]["resources"] for task in pods(package)}
+    tasks.pop("record-outcome", None)  # after all others
+    if "drift" in tasks:  # the others wait for what it says
+        order |= {("drift", other) for other in tasks}
+    for one in tasks:
+        beside = [other for other in tasks if not {(one, other), (other, one)} & order]
+        asked = [tasks[other] for other in beside for _ in range(cluster.num_parts if "benchmark" in other else 1)]
+        assert sum(float(each["resourceCpuRequest"]) for each in asked) <= 2
+        assert sum(float(each["resourceMemoryRequest"].removesuffix("Gi")) for each in asked) <= 4
+
+
+def test_a_small_cluster_has_a_name(workdir: Path) -> None:
+    assert main(["pipeline", "compile", "--cluster", "small", "-o", "small.yaml"]) == 0
+    names = {task.name.rpartition("/")[2] for task in pods(Path("small.yaml"))}
+    assert "benchmark_1" in names and "merge_costs_1" not in names
+
+
 def cached(package: Path) -> dict[str, bool]:
     return {
         task.name.rpartition("/")[2]: task.spec["cachingOptions"].get("enableCache", False) for task in pods(package)

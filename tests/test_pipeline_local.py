@@ -61,8 +61,8 @@ def test_the_loop_and_a_placement_with_its_model(workdir: Path, capsys: pytest.C
     request = "request={num_devices: 2, memory_cap_gb: 0.01, batch_size: 32}"
     words = ["pipeline", "run", "--pipeline", "place", "--set", "tables=own.csv", "--set", request]
     assert main([*words, "--set", f"model={folder / 'evaluate/model'}"]) == 0
-    assert "/place-2/placement/placement.json" in capsys.readouterr().out
-    answer = load_answer(next(the_run(workdir, "place").glob("place*/placement/placement.json")))
+    assert "/place/placement/placement.json" in capsys.readouterr().out
+    answer = load_answer(next(the_run(workdir, "place").glob("place/placement/placement.json")))
     assert answer.num_devices == 2 and len(answer.request.tables) == 12
     assert answer.lineage["model"]["sha256"] == model.digest
 
@@ -93,8 +93,21 @@ def test_a_retrain_begins_where_the_model_does_not_cover_the_tables(
     (folder,) = Path("covered").iterdir()
     assert (folder / "drift/summary").exists() and not (folder / "generate-tables").exists()
 
-    no_devices = "generate_tables_config={source: dlrm_2021, num_devices: 0}"  # the loop itself is that of train
-    assert main([*words, "--set", "drift_request={batch_size: 1000000}", "--set", no_devices, "--out", "due"]) == 1
+    no_devices = {**SMALL_PARAMS["generate_tables"], "num_devices": 0}  # the loop itself is that of train
+    assert (
+        main(
+            [
+                *words,
+                "--set",
+                "drift_request={batch_size: 1000000}",
+                "--set",
+                f"generate_tables_config={json.dumps(no_devices)}",
+                "--out",
+                "due",
+            ]
+        )
+        == 1
+    )
     captured = capsys.readouterr()
     assert captured.out == "" and "Inner task failed: 'generate-tables'" in captured.err
     (folder,) = Path("due").iterdir()

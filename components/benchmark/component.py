@@ -43,7 +43,7 @@ def benchmark(
         cost_net: DreamShard's cost network of the previous round.
         policy: of the previous round.
         cost_model: evenshard's, of the previous round.
-        earlier: the folder of the round before, for a round that is measured in one part; otherwise merge_costs takes it.
+        earlier: the folder of the round before, where the round is measured in one part; else it goes to merge_costs.
     """
     from pathlib import Path
 

@@ -30,7 +30,7 @@ NEEDS_TABLES = ("retrain", "place")
 LEFT_BEHIND = {
     "train": "evaluate/report/metrics.json",
     "retrain": "drift/summary",
-    "place": "place*/placement/placement.json",
+    "place": "place/placement/placement.json",
 }
 """A file that each pipeline leaves, below the folder of a run."""
 
@@ -125,7 +125,8 @@ def _cluster(args: argparse.Namespace) -> Cluster:
     from evenshard.kubeflow.cluster import load_cluster
     from evenshard.kubeflow.package import default_cluster
 
-    cluster = default_cluster() if args.cluster is None else load_cluster(args.cluster)
+    small = str(args.cluster) == "small"
+    cluster = load_cluster(args.cluster) if args.cluster and not small else default_cluster(small)
     return cluster.measured_again(True) if args.cache_measurements else cluster
 
 
@@ -263,7 +264,8 @@ def _pipeline_flags(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("--pipeline", choices=PIPELINES, default="train", help="(default: train)")
     add("--params", **PATH, help="settings (default: params.yaml, which place can do without)")
-    add("--cluster", **PATH, help="what stages get of a cluster (default: pipelines/cluster.yaml of this version)")
+    add("--cluster", **PATH, help="what stages get of a cluster: a file, or small for pipelines/cluster_small.yaml of "
+        "this version, which 4 CPUs and 8 GB hold (default: its pipelines/cluster.yaml)")  # fmt: skip
     add("--num-parts", type=at_least(1), metavar="N", help="overrides num_parts of the cluster: pods that measure a "
         "round side by side (run: processes, 1 unless said here)")  # fmt: skip
     add("--gpus", type=at_least(0), metavar="N", help="overrides gpus of the cluster: of each pod that measures; 2 or "

@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 KFP_HINT = "Install them: pip install 'evenshard[kubeflow]'."
 
 
-def default_cluster() -> Cluster:
-    """The cluster settings that come with the pipelines."""
-    return load_cluster(Path(str(_pipelines().__file__)).parent / "cluster.yaml")
+def default_cluster(small: bool = False) -> Cluster:
+    """The cluster settings that come with the pipelines: for GPU nodes and the like, or for 4 CPUs and 8 GB in all."""
+    return load_cluster(Path(str(_pipelines().__file__)).parent / ("cluster_small.yaml" if small else "cluster.yaml"))
 
 
 def build(
