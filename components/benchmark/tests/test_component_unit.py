@@ -62,7 +62,7 @@ def test_a_failure_goes_on_from_the_journal(
         benchmark.python_func(**given("tables", "tasks"), **outputs, **SETTINGS, round_number=1)
     assert measured[3] == measured[2] and len(set(measured)) == len(measured) - 1  # nothing else was measured twice
     assert outputs["metrics"].metadata["num_placements"] == 6
-    assert "2 measurements of an earlier run are on record" in caplog.text
+    assert "2 timings of an earlier run are on record" in caplog.text
 
 
 class Processes:
