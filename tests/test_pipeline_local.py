@@ -93,7 +93,7 @@ def test_a_retrain_begins_where_the_model_does_not_cover_the_tables(
     (folder,) = Path("covered").iterdir()
     assert (folder / "drift/summary").exists() and not (folder / "generate-tables").exists()
 
-    no_devices = {**SMALL_PARAMS["generate_tables"], "num_devices": 0}  # the loop itself is that of train
+    too_few = {**SMALL_PARAMS["generate_tables"], "tables_per_task": 100}  # the loop itself is that of train
     assert (
         main(
             [
@@ -101,7 +101,7 @@ def test_a_retrain_begins_where_the_model_does_not_cover_the_tables(
                 "--set",
                 "drift_request={batch_size: 1000000}",
                 "--set",
-                f"generate_tables_config={json.dumps(no_devices)}",
+                f"generate_tables_config={json.dumps(too_few)}",
                 "--out",
                 "due",
             ]
