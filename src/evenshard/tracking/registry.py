@@ -7,7 +7,6 @@ policy with the cost network that it reads. The alias ``champion`` says which ve
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -97,9 +96,9 @@ def register_model(
     """
     from evenshard.models import digest_of
 
-    with patience(), tempfile.TemporaryDirectory(prefix="evenshard-register-") as scratch:
+    with patience(), scratch_folder() as scratch:
         client = client or connect()
-        model = Path(scratch, "model")
+        model = scratch / "model"
         copy_parts(folder, model, name)
         digest = digest_of(model)
         known = _registered(client, name, run_id, digest)
@@ -110,8 +109,8 @@ def register_model(
         logged = _logged_model(client, name, run_id, all_tags)
         all_tags[MODEL_ID_TAG] = logged.model_id
         with _ready(client, logged):
-            save_pyfunc(model, Path(scratch, "pyfunc"), name, logged, run_id)
-            client.log_model_artifacts(logged.model_id, scratch + "/pyfunc")
+            save_pyfunc(model, scratch / "pyfunc", name, logged, run_id)
+            client.log_model_artifacts(logged.model_id, str(scratch / "pyfunc"))
         _ensure_registered(client, name)
         made = client.create_model_version(
             name, logged.artifact_location, run_id or None, all_tags, await_creation_for=0, model_id=logged.model_id

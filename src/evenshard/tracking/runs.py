@@ -7,7 +7,6 @@ import logging
 import re
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.messages import reason_of, without_credentials
+from evenshard.scratch import scratch_folder
 from evenshard.tracking.client import connect, experiment_name, first_line, patience, tracking_uri
 from evenshard.tracking.datasets import describe_costs
 from evenshard.tracking.deadline import NoAnswer
@@ -133,9 +133,9 @@ class StageRun:
         tags = {**self.origin, **model_tags(folder)}
         names = [name for name, part in ((COST, "cost_model"), (POLICY, "policy")) if (folder / part).is_dir()]
         for name in names:
-            with tempfile.TemporaryDirectory(prefix="evenshard-model-") as scratch:
-                copy_parts(folder, Path(scratch, "model"), name)
-                path = str(Path(scratch, "model"))
+            with scratch_folder() as scratch:
+                copy_parts(folder, scratch / "model", name)
+                path = str(scratch / "model")
                 self._do({"kind": "model", "name": name, "path": path, "tags": tags, "metrics": dict(metrics)})
 
     def evaluation(
@@ -156,10 +156,10 @@ class StageRun:
         self.table("evaluation.json", report / "evaluation.csv")
         self._datasets([report / "evaluation_costs.parquet"], "evaluation")
         self.costs(costs, "training")
-        with tempfile.TemporaryDirectory(prefix="evenshard-model-") as scratch:
+        with scratch_folder() as scratch:
             for part, folder in model.items():
-                shutil.copytree(folder, Path(scratch, part))
-            self.register(Path(scratch), metrics)
+                shutil.copytree(folder, scratch / part)
+            self.register(scratch, metrics)
 
     def end(self, status: str) -> None:
         """Ends the run, as FINISHED, FAILED or KILLED."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from evenshard.errors import BadFile
 from evenshard.messages import without_credentials
+from evenshard.scratch import scratch_folder
 from evenshard.tracking.client import blamed, connect, patience, registry_uri, require_mlflow
 from evenshard.tracking.registry import COST, POLICY, ModelVersion, copy_parts, model_version, register_model
 from evenshard.tracking.tags import COMMIT, SHA256, VERSION, model_tags
@@ -33,12 +33,12 @@ def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion 
     """
     from evenshard.models import digest_of
 
-    with tempfile.TemporaryDirectory(prefix="evenshard-parts-") as scratch:
+    with scratch_folder() as scratch:
         try:
-            copy_parts(folder, Path(scratch), name)
+            copy_parts(folder, scratch, name)
         except BadFile:
             return None
-        digest = digest_of(Path(scratch))
+        digest = digest_of(scratch)
     return _last(name, f"name = '{name}' AND tags.`{SHA256}` = '{digest}'", run_id)
 
 
