@@ -274,6 +274,7 @@ INCOMPLETE = "do not cover every device and table"
         (setting("tables", [POOL[0].name], 2), rf"measurement a: .*{INCOMPLETE}"),
         (setting("tables", ["t1", "t1"], 5), rf"measurement b: .*{INCOMPLETE}"),
         (setting("tables", [], 4, 5, 6), rf"measurement b: .*{INCOMPLETE}"),
+        (setting("memory_cap_bytes", 2**62, 1, 2, 3), "measurement a: the devices have .* GB together, more than"),
         (setting("max_device_ms", None, 1, 2, 3), "measurement a: max_device_ms is None"),
         (setting("max_device_ms", None, 3), "row 3: max_device_ms is None, but 3.0 elsewhere in a"),
         (setting("max_device_ms", 3.0, 7, 9), "row 8: max_device_ms is None, but 3.0 elsewhere in c"),

@@ -26,7 +26,7 @@ from evenshard.costs import (
     moment_problem,
     time_problem,
 )
-from evenshard.errors import BadFile, MeasurementFailed
+from evenshard.errors import BadConfig, BadFile, MeasurementFailed
 from evenshard.lineage import Lineage
 from evenshard.messages import cut, reason_of, shown
 from evenshard.placement import Placement
@@ -332,13 +332,16 @@ def _measured(
         problem = f"max_device_ms is {first['max_device_ms']}, which its rows' status does not allow"
         raise BadFile(path, problem, _REMEDY, f"measurement {first['measurement_id']}")
     positions = sorted(device_of)
-    task = PlacementTask(
-        task_id=first["task_id"],
-        tables=tuple(pool[position] for position in positions),
-        num_devices=first["num_devices"],
-        memory_cap_bytes=first["memory_cap_bytes"],
-        batch_size=first["batch_size"],
-    )
+    try:
+        task = PlacementTask(
+            task_id=first["task_id"],
+            tables=tuple(pool[position] for position in positions),
+            num_devices=first["num_devices"],
+            memory_cap_bytes=first["memory_cap_bytes"],
+            batch_size=first["batch_size"],
+        )
+    except BadConfig as error:
+        raise BadFile(path, reason_of(error), _REMEDY, f"measurement {first['measurement_id']}") from None
     return MeasuredPlacement(
         measurement_id=first["measurement_id"],
         round=first["round"],

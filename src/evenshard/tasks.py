@@ -48,7 +48,9 @@ class PlacementTask:
     constraints: Constraints = field(default=UNCONSTRAINED, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises BadConfig if the bytes exceed what numpy's whole numbers can add up."""
+        """Raises BadConfig if the devices are too many, or the bytes more than numpy's whole numbers can add up."""
+        if problem := RANGES["num_devices"].problem(self.num_devices):  # before there is a cap for each of them
+            raise BadConfig(f"num_devices {problem}.")
         for what, sizes in (("the tables", self.table_bytes), ("the devices", self.caps_bytes)):
             if sum(sizes) > MAX_TOTAL_BYTES:
                 total = bytes_to_gb(sum(sizes))

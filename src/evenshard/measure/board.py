@@ -4,7 +4,7 @@
 
     beat/<rank>    counts up as long as the process lives     report/<rank>  lost touch with somebody, but lives itself
     here/<rank>    has come, with these settings              closed         rank 0 needs nobody any more
-    job/<number>   what to do next; None: nothing             bye/<rank>     has read that
+    job/<number>   what to do next; null: nothing             bye/<rank>     has read that
     lost           rank 0 misses somebody: report
 """
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 
+from evenshard.errors import BadConfig
 from evenshard.measure.exchange import Finding, Splits, Worker, measure_shard
 from evenshard.measure.plan import check_placed
 from evenshard.messages import shown
@@ -132,7 +133,10 @@ def decode_job(content: bytes, kinds: Kinds, num_ranks: int) -> Job | None:
     envelope = record_of(_Envelope, plain)
     if envelope.job not in kinds:
         raise ValueError(f"{shown(envelope.job)} is not a job")
-    job = record_of(kinds[envelope.job], envelope.settings)
+    try:
+        job = record_of(kinds[envelope.job], envelope.settings)
+    except BadConfig as error:  # a task that cannot be
+        raise ValueError(str(error)) from None
     job.check(num_ranks)
     return job
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.atomic import atomic_path
-from evenshard.errors import BadFile
+from evenshard.errors import BadConfig, BadFile
+from evenshard.limits import RANGES
 from evenshard.measure.campaign import Job
 from evenshard.measure.hardware import MeasureConfig
 from evenshard.messages import reason_of, shown
@@ -26,7 +27,6 @@ from evenshard.tasks import PlacementTask
 
 PLAN_VERSION = 1
 MAX_PLAN_BYTES = 2**30
-MAX_DEVICES = 100_000
 
 
 def save_plan(jobs: Sequence[Job], config: MeasureConfig, path: Path) -> None:
@@ -97,7 +97,7 @@ def load_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
         return [_job(record, plan.tables) for record in plan.jobs], plan.measure
     except FileNotFoundError:
         raise BadFile(path, "no such file", remedy) from None
-    except (ValueError, OSError) as error:
+    except (ValueError, BadConfig, OSError) as error:
         raise BadFile(path, f"is not a plan ({reason_of(error)})", remedy) from None
 
 
@@ -126,11 +126,11 @@ def check_placed(task: PlacementTask, placement: Placement) -> None:
     for table in task.tables:
         if problem := table.problem():
             raise ValueError(f"{of}, table {shown(table.name)}: {problem}")
-    for name in ("num_devices", "memory_cap_bytes", "batch_size"):
-        if getattr(task, name) < 1:
-            raise ValueError(f"{of}: {name} is {getattr(task, name)}, below 1")
-    if task.num_devices > MAX_DEVICES:
-        raise ValueError(f"{of}: num_devices is {task.num_devices:,}, more than {MAX_DEVICES:,}")
+    for name in ("num_devices", "batch_size"):
+        if problem := RANGES[name].problem(getattr(task, name)):
+            raise ValueError(f"{of}: {name} {problem}")
+    if task.memory_cap_bytes < 1:
+        raise ValueError(f"{of}: memory_cap_bytes is {task.memory_cap_bytes}, below 1")
     if len(placement.device_of_table) != len(task.tables) or placement.num_devices != task.num_devices:
         raise ValueError(f"{of}: the placement is of other tables or devices")
     if not task.tables or not all(0 <= device < task.num_devices for device in placement.device_of_table):
