@@ -11,6 +11,7 @@ from kfp import dsl
 from evenshard.errors import BadConfig
 from evenshard.kubeflow.cluster import MEASURING, Cluster
 from evenshard.kubeflow.pod_spec import placed
+from evenshard.messages import shown
 from evenshard.params import require, section
 from evenshard.stages.benchmark import BenchmarkConfig
 from evenshard.stages.evaluate import EvaluateConfig
@@ -113,8 +114,8 @@ def checked_rounds(params: dict[str, Any], cluster: Cluster) -> int:
     files = [name for name in measured_with(params) if not Path(name).is_absolute()]
     if files:
         raise BadConfig(
-            f"params section measure names the file {files[0]!r}, which pods do not have. Put it into the image or a "
-            f"mounted volume, and name it by its absolute path there."
+            f"params section measure names the file {shown(files[0])}, which pods do not have. Put it into the image "
+            f"or a mounted volume, and name it by its absolute path there."
         )
     round_of = section(params, "benchmark", BenchmarkConfig)
     for name, kind in (

@@ -153,3 +153,12 @@ def test_rules_come_before_memory_and_one_table_before_all() -> None:
 
 def test_what_is_missing_is_rounded_up() -> None:
     assert [gb_rounded_up(size) for size in (1, GB // 2, GB, GB + 1)] == ["0.01", "0.50", "1.00", "1.01"]
+
+
+def test_names_are_cut_and_steer_no_terminal() -> None:
+    of_task = gb_task([9, 9])
+    tables = tuple(replace(one, name=f"\x1b[31m{one.name}\n\u202e" + "x" * 5000) for one in of_task.tables)
+    with pytest.raises(InfeasibleTask) as caught:
+        require_room(replace(of_task, tables=tables))
+    message = str(caught.value)
+    assert message.isprintable() and len(message) < 500 and "Raise memory_cap_gb" in message

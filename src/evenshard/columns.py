@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from evenshard.errors import BadConfig
+from evenshard.messages import cut, shown
 from evenshard.placement import Placement
 from evenshard.tables import Table
 
@@ -62,7 +63,7 @@ def parts_of(tables: Sequence[Table], cuts: Cuts) -> tuple[TablePart, ...]:
     parts = tuple(part for table in tables for part in _parts(table, cuts.get(table.name, ())))
     twice = next((name for name, count in Counter(part.table.name for part in parts).items() if count > 1), None)
     if twice is not None:
-        raise BadConfig(f"a table is called {twice!r}, as a part of a split table would be. Rename it.")
+        raise BadConfig(f"a table is called {shown(twice)}, as a part of a split table would be. Rename it.")
     return parts
 
 
@@ -136,16 +137,16 @@ def by_table(
     """
     twice = next((name for name, count in Counter(table.name for table in tables).items() if count > 1), None)
     if twice is not None:
-        raise BadConfig(f"two tables are called {twice!r}. Give each its own name.")
+        raise BadConfig(f"two tables are called {shown(twice)}. Give each its own name.")
     parts: dict[str, list[TableShard]] = {table.name: [] for table in tables}
     for shard in shards:
         if shard.table not in parts:
             raise BadConfig(
-                f"a shard names the table {shard.table!r}, which is not among the tables. Correct its name."
+                f"a shard names the table {shown(shard.table)}, which is not among the tables. Correct its name."
             )
         if not 0 <= shard.device < num_devices:
             raise BadConfig(
-                f"table {shard.table!r} is on device {shard.device}, but the devices are 0 to {num_devices - 1}. "
+                f"table {shown(shard.table)} is on device {shard.device}, but the devices are 0 to {num_devices - 1}. "
                 f"Place it anew."
             )
         parts[shard.table].append(shard)
@@ -159,13 +160,14 @@ def _complete(table: Table, parts: Sequence[TableShard]) -> tuple[TableShard, ..
     if starts != stops or any(shard.num_columns < 1 for shard in ordered):
         columns = ", ".join(f"{shard.column_start}:{shard.column_stop}" for shard in ordered) or "none"
         raise BadConfig(
-            f"the shards of table {table.name!r} hold the columns {columns}; each of its {table.embedding_dim} columns "
-            f"must be in exactly one. Correct the shards."
+            f"the shards of table {shown(table.name)} hold the columns {cut(columns)}; each of its "
+            f"{table.embedding_dim} columns must be in exactly one. Correct the shards."
         )
     if len(ordered) > 1 and any(shard.num_columns % COLUMN_STEP for shard in ordered):
         widths = ", ".join(str(shard.num_columns) for shard in ordered)
         raise BadConfig(
-            f"table {table.name!r} is split into parts of {widths} columns. Make all multiples of {COLUMN_STEP}."
+            f"table {shown(table.name)} is split into parts of {cut(widths)} columns. "
+            f"Make all multiples of {COLUMN_STEP}."
         )
     return tuple(ordered)
 
@@ -181,7 +183,7 @@ def placement_of_shards(shards: Sequence[TableShard], tables: Sequence[Table], n
         devices = {shard.device for shard in parts}
         if len(devices) > 1:
             raise BadConfig(
-                f"table {name!r} is split over the devices {sorted(devices)}, and a Placement holds whole tables. "
+                f"table {shown(name)} is split over the devices {sorted(devices)}, and a Placement holds whole tables. "
                 f"Use the shards instead, or plan without column-wise splits."
             )
         device_of_table.append(devices.pop())

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.errors import InfeasibleTask
+from evenshard.messages import cut as shortened
 from evenshard.placement import Items, caps_text, gb_text, legal_mask, names_text
 from evenshard.tasks import PlacementTask
 from evenshard.units import BYTES_PER_GB
@@ -53,7 +54,7 @@ def reason(task: PlacementTask, cut: Collection[int] = ()) -> Reason | None:
 def require_room(task: PlacementTask, cut: Collection[int] = ()) -> None:
     """Raises InfeasibleTask if no placement of the task can exist for a plain reason; arguments as of ``reason``."""
     if (why := reason(task, cut)) is not None:
-        raise InfeasibleTask(f"{task.task_id}: {why.problem}", why.remedy)
+        raise InfeasibleTask(f"{shortened(task.task_id)}: {why.problem}", why.remedy)
 
 
 def no_room(task: PlacementTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
@@ -72,7 +73,9 @@ def no_room(task: PlacementTask, tables: Sequence[int], used_bytes: Sequence[int
     if legal_mask(0, _bytes(task, tables), left):
         problem = "the devices with room hold tables that must stay apart from it."
         remedy = "Raise num_devices or drop that rule."
-    return InfeasibleTask(f"{task.task_id}: {_subject(task, tables)} {_needs(task, tables)}; {problem}", remedy)
+    return InfeasibleTask(
+        f"{shortened(task.task_id)}: {_subject(task, tables)} {_needs(task, tables)}; {problem}", remedy
+    )
 
 
 def no_placement_found(task: PlacementTask, why: str, cut: Collection[int] = ()) -> InfeasibleTask:
@@ -83,7 +86,7 @@ def no_placement_found(task: PlacementTask, why: str, cut: Collection[int] = ())
         why: there is none, or none was found.
         cut: as of ``reason``.
     """
-    return InfeasibleTask(f"{task.task_id}: {why}: {_needs_and_room(task, cut)}.", f"{MORE_ROOM}.")
+    return InfeasibleTask(f"{shortened(task.task_id)}: {why}: {_needs_and_room(task, cut)}.", f"{MORE_ROOM}.")
 
 
 def _needs_and_room(task: PlacementTask, cut: Collection[int]) -> str:
@@ -94,7 +97,7 @@ def _needs_and_room(task: PlacementTask, cut: Collection[int]) -> str:
         return f"the tables need at least {room} ({caps_text(task)}), however they are split by columns"
     largest = max(range(len(sizes)), key=lambda position: sizes[position])
     return (
-        f"the tables need {room} ({caps_text(task)}), the largest ({task.tables[largest].name}) "
+        f"the tables need {room} ({caps_text(task)}), the largest ({names_text(task, [largest])}) "
         f"{gb_text(sizes[largest])}"
     )
 
@@ -208,7 +211,7 @@ def _needs(task: PlacementTask, tables: Sequence[int], cut: Collection[int] = ()
 
 def _devices(allowed_D: npt.NDArray[np.bool_]) -> str:
     numbers = np.flatnonzero(allowed_D).tolist()
-    return f"device{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+    return f"device{'s' if len(numbers) > 1 else ''} {shortened(', '.join(map(str, numbers)))}"
 
 
 def gb_rounded_up(num_bytes: int) -> str:

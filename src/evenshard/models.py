@@ -25,6 +25,7 @@ from evenshard.cost_nets.dreamshard import DreamShardCostNet
 from evenshard.costs import SIMULATED
 from evenshard.errors import BadConfig, BadFile
 from evenshard.features import FeatureNormalizer
+from evenshard.messages import shown
 from evenshard.outputs import MODEL, MODEL_PARTS, NETWORK
 from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
 from evenshard.trained_on import TRAINED_ON, TrainedOn
@@ -154,7 +155,7 @@ def _bundled_folder(hardware: str | None) -> Path:
     if hardware is None or not hardware.startswith(SIMULATED) or profile not in bundled_models():
         names = ", ".join(f"{SIMULATED}{name}" for name in bundled_models())
         raise BadConfig(
-            f"there is no model for hardware {hardware!r}. Train one with `make run` and name its folder (--model "
+            f"there is no model for hardware {shown(hardware)}. Train one with `make run` and name its folder (--model "
             f"work/round_3), or use one that comes with evenshard: {names or 'none'}."
         )
     return _bundle_root() / profile

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.errors import InfeasibleTask
+from evenshard.messages import cut, shown
 from evenshard.tasks import PlacementTask
 from evenshard.units import bytes_to_gb
 
@@ -166,7 +167,7 @@ def check_placement(task: PlacementTask, placement: Placement) -> None:
     check_memory(task, placement)
     broken = next(broken_constraints(task, placement), None)
     if broken is not None:
-        raise InfeasibleTask(f"{task.task_id}: {broken}. Place it anew.")
+        raise InfeasibleTask(f"{cut(task.task_id)}: {broken}. Place it anew.")
 
 
 def check_memory(task: PlacementTask, placement: Placement) -> None:
@@ -176,8 +177,8 @@ def check_memory(task: PlacementTask, placement: Placement) -> None:
         size, cap = task.table_bytes[position], task.caps_bytes[device]
         if not legal_mask(used[device], size, cap):
             raise InfeasibleTask(
-                f"{task.task_id}: table {task.tables[position].name} needs {gb_text(size)}, device {device} has "
-                f"{gb_text(cap - used[device])} left ({caps_text(task)}). Raise memory_cap_gb or num_devices."
+                f"{cut(task.task_id)}: table {cut(task.tables[position].name)} needs {gb_text(size)}, device {device} "
+                f"has {gb_text(cap - used[device])} left ({caps_text(task)}). Raise memory_cap_gb or num_devices."
             )
         used[device] += size
 
@@ -188,7 +189,7 @@ def broken_constraints(task: PlacementTask, placement: Placement) -> Iterator[st
     allowed = limits.allowed or (None,) * len(task.tables)
     for table, device, devices in zip(task.tables, device_of_table, allowed, strict=True):
         if devices is not None and device not in devices:
-            yield f"table {table.name} is on device {device}, allowed are {sorted(devices)}"
+            yield f"table {cut(table.name)} is on device {device}, allowed are {shown(sorted(devices))}"
     for group in limits.together:
         if len({device_of_table[position] for position in group}) > 1:
             yield f"tables {names_text(task, group)} are not together"
@@ -199,7 +200,7 @@ def broken_constraints(task: PlacementTask, placement: Placement) -> Iterator[st
 
 def names_text(task: PlacementTask, tables: Sequence[int]) -> str:
     """Names of tables by position, the first three of many."""
-    names = [task.tables[position].name for position in tables[:MAX_NAMES]]
+    names = [cut(task.tables[position].name) for position in tables[:MAX_NAMES]]
     more = len(tables) - len(names)
     return f"{', '.join(names)} and {more} more" if more else ", ".join(names)
 

@@ -14,6 +14,7 @@ import evenshard
 from evenshard.atomic import atomic_path
 from evenshard.costs import MeasuredPlacement
 from evenshard.lineage import UNKNOWN, sha256_of
+from evenshard.messages import cut
 from evenshard.plain_json import load_json
 from evenshard.plain_records import record_of
 from evenshard.reuse import mean_counts
@@ -159,9 +160,8 @@ class TrainedOn:
         if unseen:
             seen = " or ".join(str(bits) for bits in self.weight_bits)
             bits = " or ".join(str(one) for one in sorted({table.weight_bits for table in unseen}))
-            found.append(
-                f"{_count(unseen)} weights of {bits} bits, the model was trained on {seen} (first: {unseen[0].name})"
-            )
+            first = cut(unseen[0].name)
+            found.append(f"{_count(unseen)} weights of {bits} bits, the model was trained on {seen} (first: {first})")
         return found
 
     def devices_outside(self, tables: Sequence[Table], num_devices: int) -> list[str]:
@@ -226,10 +226,10 @@ def _beyond(tables: Sequence[Table], seen: Range, of: Callable[[Table], float], 
     lines = []
     if above := [table for table in tables if beyond(of(table), seen) > 0]:
         most = max(above, key=of)
-        lines.append(f"{_count(above)} {more} than {_limit(high)} (largest: {most.name}, {_number(of(most))})")
+        lines.append(f"{_count(above)} {more} than {_limit(high)} (largest: {cut(most.name)}, {_number(of(most))})")
     if below := [table for table in tables if beyond(of(table), seen) < 0]:
         least = min(below, key=of)
-        lines.append(f"{_count(below)} {fewer} than {_limit(low)} (smallest: {least.name}, {_number(of(least))})")
+        lines.append(f"{_count(below)} {fewer} than {_limit(low)} (smallest: {cut(least.name)}, {_number(of(least))})")
     return lines
 
 

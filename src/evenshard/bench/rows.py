@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
 from evenshard.errors import BadConfig
+from evenshard.messages import shown
 
 EXPERTS = ("size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy")
 SINGLE_COST = ("single_cost_greedy", "exact_single_cost")
@@ -39,7 +40,7 @@ def left_out(study: str, is_simulated: bool, skip: Sequence[str]) -> dict[str, s
     """
     unknown = next((name for name in skip if name not in ROWS[study]), None)
     if unknown is not None:
-        raise BadConfig(f"--skip: {unknown!r} is no row of the study. Its rows are {', '.join(ROWS[study])}.")
+        raise BadConfig(f"--skip: {shown(unknown)} is no row of the study. Its rows are {', '.join(ROWS[study])}.")
     out = dict.fromkeys(skip, "skipped")
     for name in ROWS[study]:
         if name in NEEDS and not _installed(NEEDS[name]):

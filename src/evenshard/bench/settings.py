@@ -18,6 +18,7 @@ from evenshard.learn.dreamshard_loop import DreamShardConfig
 from evenshard.learn.evenshard_loop import EvenshardConfig
 from evenshard.learn.train_autoshard import AutoShardConfig
 from evenshard.measure import MeasureConfig
+from evenshard.messages import shown
 from evenshard.sharders.annealing import AnnealConfig
 from evenshard.sharders.evenshard import SearchConfig
 from evenshard.tables import Table
@@ -45,7 +46,7 @@ class Setting:
         """
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip())
         if match is None:
-            raise BadConfig(f"--settings: {text!r} is no setting. Write tables x devices, such as 40x4,80x8.")
+            raise BadConfig(f"--settings: {shown(text)} is no setting. Write tables x devices, such as 40x4,80x8.")
         return Setting(int(match[1]), int(match[2]))
 
 

@@ -23,6 +23,7 @@ from evenshard.bench.units import Store
 from evenshard.errors import BadConfig
 from evenshard.lineage import git_commit
 from evenshard.measure import collective, open_hardware
+from evenshard.messages import shown
 from evenshard.noise import Noise
 from evenshard.params import require
 
@@ -66,7 +67,7 @@ def run_study(config: BenchConfig) -> dict[str, Any]:
         BadConfig: if something is asked for that cannot be; before any work begins.
         EvenshardError: if a unit fails; the message names it.
     """
-    require(config.study in STUDIES, f"{config.study!r} is no study. The studies are {', '.join(STUDIES)}.")
+    require(config.study in STUDIES, f"{shown(config.study)} is no study. The studies are {', '.join(STUDIES)}.")
     for name in ("num_seeds", "train_tasks", "test_tasks", "num_jobs"):
         value = getattr(config, name)
         require(value is None or value >= 1, f"{name} is {value}. Make it at least 1.")

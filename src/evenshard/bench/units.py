@@ -19,6 +19,7 @@ from typing import Any
 from evenshard import __version__
 from evenshard.atomic import atomic_path
 from evenshard.errors import BadFile
+from evenshard.messages import reason_of
 
 Result = dict[str, Any]
 
@@ -93,7 +94,7 @@ class Store:
             return Record(content["result"], content["commit"], content["wall_s"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadFile(
-                path, f"not readable as a unit's result ({error!r})", "Remove it; it is made again."
+                path, f"not readable as a unit's result ({reason_of(error)})", "Remove it; it is made again."
             ) from None
 
     def result(self, unit: Unit) -> Result:

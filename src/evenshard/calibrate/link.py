@@ -22,6 +22,7 @@ from evenshard.measure.fbgemm import real_device
 from evenshard.measure.hardware import MeasureConfig
 from evenshard.measure.jobs import TimeExchanges
 from evenshard.measure.link import BYTES_PER_VALUE, Link
+from evenshard.messages import shown
 
 KB, MB = 1024, 1024**2
 LEAST_MB = 4 * KB / MB  # fewer sizes cannot tell latency from bandwidth
@@ -95,7 +96,7 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> LinkFit:
             "calibrate-link, N processes for N devices."
         )
     if config.hardware not in REAL:
-        raise BadConfig(f"hardware is {config.hardware!r}, which has no real link. Use auto, cpu or cuda.")
+        raise BadConfig(f"hardware is {shown(config.hardware)}, which has no real link. Use auto, cpu or cuda.")
     if out.suffix not in (".yaml", ".yml"):
         raise BadConfig(f"--out is {out}. Name a file that ends with .yaml, as measure.link expects it.")
     if not LEAST_MB <= max_mb < float("inf"):

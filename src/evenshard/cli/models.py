@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evenshard.cli.parsing import SOURCE, Commands, written
+from evenshard.messages import shown
 from evenshard.outputs import MODEL
 
 
@@ -20,7 +21,9 @@ def _bundle(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.trained_on import TrainedOn
 
     if not args.hardware.startswith(SIMULATED):
-        raise BadConfig(f"--hardware is {args.hardware!r}. Only {SIMULATED}<profile> can time as much as this takes.")
+        raise BadConfig(
+            f"--hardware is {shown(args.hardware)}. Only {SIMULATED}<profile> can time as much as this takes."
+        )
     trained = train_bundle(SimulatedHardware(MeasureConfig(args.hardware)), BundleConfig(seed=args.seed))
     trained_on = TrainedOn.of(trained.measured, git_commit())
     networks = (trained.dreamshard.cost_net, trained.dreamshard.policy, trained.dreamshard.normalizer)

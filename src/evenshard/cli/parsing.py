@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from evenshard.atomic import tidy_up
-from evenshard.messages import one_line
+from evenshard.messages import one_line, shown
 from evenshard.outputs import MODEL_PARTS, File, Output, require_apart, require_place
 
 
@@ -141,7 +141,7 @@ def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str
         try:
             value = kind(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {'whole ' if kind is int else ''}number") from None
+            raise argparse.ArgumentTypeError(f"{shown(text)} is no {'whole ' if kind is int else ''}number") from None
         if not value >= least:
             raise argparse.ArgumentTypeError(f"is {text}, below {least}")
         return value

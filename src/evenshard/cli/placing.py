@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.cli import asking
 from evenshard.cli.parsing import A_MODEL, OUTPUT, PATH, SOURCE, Commands, at_least
+from evenshard.messages import shown
 
 if TYPE_CHECKING:
     from evenshard.placing.request import Rules
@@ -114,7 +115,7 @@ def _pinned(pins: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, tuple[int,
         if set(pinned.setdefault(name, devices)) != set(devices):
             both = sorted({*pinned[name], *devices})
             raise BadConfig(
-                f"table {name!r} is pinned twice, to different devices. Say it once: --pin {name}=DEVICE, or "
+                f"table {shown(name)} is pinned twice, to different devices. Say it once: --pin {name}=DEVICE, or "
                 f"--pin {name}={','.join(map(str, both))} for any of them."
             )
     return pinned
@@ -132,17 +133,17 @@ def _numbers(text: str) -> Sequence[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number, nor several with commas between them") from None
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no number, nor several with commas between them") from None
 
 
 def _table_devices(text: str) -> tuple[str, tuple[int, ...]]:
     name, equals, devices = text.rpartition("=")
     if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not TABLE=DEVICE or TABLE=DEVICE,DEVICE")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not TABLE=DEVICE or TABLE=DEVICE,DEVICE")
     try:
         return name, tuple(int(device) for device in devices.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{devices!r} in {text!r} is no device id, nor several") from None
+        raise argparse.ArgumentTypeError(f"{shown(devices)} in {shown(text)} is no device id, nor several") from None
 
 
 def _group(text: str) -> tuple[str, ...]:

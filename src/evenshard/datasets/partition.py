@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evenshard.errors import BadConfig
+from evenshard.messages import shown
 
 DATA = Path("data")
 _HARDWARE, _COLLECTION = "hardware=", "collection="
@@ -36,7 +37,7 @@ class Partition:
         partition = Partition(folder_name(hardware), collection.lower())
         for flag, name in (("--hardware", partition.hardware), ("--collection", partition.collection)):
             if not _NAME.fullmatch(name):
-                raise BadConfig(f"{flag} is {name!r}. Use letters, digits, dots, dashes and underscores.")
+                raise BadConfig(f"{flag} is {shown(name)}. Use letters, digits, dots, dashes and underscores.")
         return partition
 
     @staticmethod
@@ -73,7 +74,7 @@ class Partition:
             if simulated != self.simulated or not wanted <= words:
                 name = folder_name(hardware) if simulated else "the device's name"
                 raise BadConfig(
-                    f"the costs are of {hardware!r}, which is not hardware {self.hardware!r}. "
+                    f"the costs are of {shown(hardware)}, which is not hardware {shown(self.hardware)}. "
                     f"Publish them with --hardware {name}."
                 )
 

@@ -28,6 +28,7 @@ from evenshard.datasets.pull import ABOUT, known, published_hashes, pull
 from evenshard.datasets.repository import POINTER, DatasetFailed, Repository
 from evenshard.errors import BadConfig
 from evenshard.lineage import sha256_of
+from evenshard.messages import shown
 from evenshard.outputs import DATASET
 from evenshard.table_files import load_tables
 from evenshard.tasks import load_tasks
@@ -161,7 +162,7 @@ def _require_small(files: dict[str, Path], store: Path | None, remote: str) -> N
     size = sum(path.stat().st_size for path in files.values())
     if store is not None and size > MAX_INSIDE_BYTES:
         raise BadConfig(
-            f"remote {remote!r} is a folder that travels with git, and this is {size / 2**20:.1f} MiB (at most "
+            f"remote {shown(remote)} is a folder that travels with git, and this is {size / 2**20:.1f} MiB (at most "
             f"{MAX_INSIDE_BYTES >> 20}). Name another remote, such as --remote s3."
         )
 

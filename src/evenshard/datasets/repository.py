@@ -13,6 +13,7 @@ from pathlib import Path
 
 from evenshard.datasets.partition import DATA
 from evenshard.errors import BadConfig, EvenshardError
+from evenshard.messages import shown
 
 POINTER = Path("data.dvc")
 
@@ -76,7 +77,7 @@ class Repository:
         """
         url = self._config.get(f"remote.{name}.url", "")
         if not url:
-            raise BadConfig(f"DVC has no remote {name!r}. It has: {', '.join(self.remotes()) or 'none'}.")
+            raise BadConfig(f"DVC has no remote {shown(name)}. It has: {', '.join(self.remotes()) or 'none'}.")
         return url
 
     def store_inside(self, name: str) -> Path | None:

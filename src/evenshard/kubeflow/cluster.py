@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evenshard.errors import BadConfig
+from evenshard.messages import shown
 from evenshard.params import CORRECT_IT, load_params, require, section
 
 STAGES = (
@@ -133,12 +134,13 @@ def load_cluster(path: Path) -> Cluster:
     by_stage = content.pop("stages", {})
     require(isinstance(by_stage, dict), f"{path}: stages is no mapping. Write one block for each stage under it.")
     for name in by_stage:
-        require(name == "default" or name in STAGES, f"{path}: stages has no {name!r}. Choose of {', '.join(STAGES)}.")
+        known = name == "default" or name in STAGES
+        require(known, f"{path}: stages has no {shown(name)}. Choose of {', '.join(STAGES)}.")
     default = by_stage.get("default", {})
     stages = {name: _resources(path, name, {**default, **by_stage.get(name, {})}) for name in STAGES}
     known = [one.name for one in fields(Cluster)]
     for key in content:
-        require(key in known, f"{path}: unknown key {key!r}. It knows {', '.join(known)}.")
+        require(key in known, f"{path}: unknown key {shown(key)}. It knows {', '.join(known)}.")
     try:
         cluster = section({"cluster": {**content, "stages": {}}}, "cluster", Cluster)
     except BadConfig as error:
@@ -156,9 +158,9 @@ def _resources(path: Path, name: str, values: dict[str, Any]) -> StageResources:
         raise BadConfig(f"{where}: {_without_params(error)}") from None
     for key, value in asdict(found).items():
         if key in ("cpu", "memory", "shared_memory") and value is not None:
-            require(bool(_QUANTITY.fullmatch(value)), f"{where}.{key} is {value!r}. Write it as 4, 250m or 32Gi.")
+            require(bool(_QUANTITY.fullmatch(value)), f"{where}.{key} is {shown(value)}. Write it as 4, 250m or 32Gi.")
         if key in ("backoff", "max_backoff"):
-            require(bool(_SECONDS.fullmatch(value)), f"{where}.{key} is {value!r}. Write seconds, such as 60s.")
+            require(bool(_SECONDS.fullmatch(value)), f"{where}.{key} is {shown(value)}. Write seconds, such as 60s.")
         if key in ("gpus", "timeout_minutes", "retries"):
             require(value >= 0, f"{where}.{key} is {value}. Make it at least 0.")
     return found

@@ -11,6 +11,7 @@ import re
 
 import evenshard
 from evenshard.errors import BadConfig
+from evenshard.messages import shown
 
 VARIABLE = "EVENSHARD_IMAGE"
 DEFAULT_IMAGE = f"localhost/evenshard:{evenshard.__version__}-cpu"
@@ -40,10 +41,10 @@ def checked_image(name: str) -> str:
     )
     found = _NAME.fullmatch(name)
     if found is None:
-        raise BadConfig(f"image {name!r} is no name of an image. {remedy}")
+        raise BadConfig(f"image {shown(name)} is no name of an image. {remedy}")
     if found["digest"] is None:
         if found["tag"] is None:
-            raise BadConfig(f"image {name!r} has no tag, which means latest. {remedy}")
+            raise BadConfig(f"image {shown(name)} has no tag, which means latest. {remedy}")
         if found["tag"].lower() in MOVING_TAGS:
-            raise BadConfig(f"image {name!r}: the tag {found['tag']} means another image tomorrow. {remedy}")
+            raise BadConfig(f"image {shown(name)}: the tag {found['tag']} means another image tomorrow. {remedy}")
     return name

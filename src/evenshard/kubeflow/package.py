@@ -187,7 +187,7 @@ def _imported(spec: Mapping[str, Any]) -> set[str]:
 def _check_names(values: Mapping[str, Any], known: Collection[str]) -> None:
     for name in values:
         if name not in known:
-            raise BadConfig(f"the pipeline has no parameter {name!r}. It has {', '.join(sorted(known))}.")
+            raise BadConfig(f"the pipeline has no parameter {shown(name)}. It has {', '.join(sorted(known))}.")
 
 
 def require_kfp() -> None:

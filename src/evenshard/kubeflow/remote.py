@@ -19,7 +19,7 @@ from evenshard.kubeflow.api_errors import Again, explained
 from evenshard.kubeflow.pods import Pod, pods_of
 from evenshard.kubeflow.run_tasks import FAILED, PENDING, RUNNING, TaskStatus, record_ends, tasks_of
 from evenshard.kubeflow.token import token_file_in_use
-from evenshard.messages import without_credentials
+from evenshard.messages import shown, without_credentials
 
 Answer = TypeVar("Answer")
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
@@ -86,7 +86,7 @@ class Remote:
         """
         if not endpoint.url.startswith(("http://", "https://")):
             raise BadConfig(
-                f"endpoint {endpoint.url!r} is no address. Write it as https://kubeflow.example.com/pipeline."
+                f"endpoint {shown(endpoint.url)} is no address. Write it as https://kubeflow.example.com/pipeline."
             )
         if not endpoint.namespace:
             raise BadConfig("namespace is empty. Name the one that the runs are to be in.")
@@ -140,7 +140,7 @@ class Remote:
         num_fields = len(cron.split())
         if num_fields not in (5, 6):
             raise BadConfig(
-                f"cron {cron!r} has {num_fields} fields. Write five, such as '0 3 * * 0', or the seconds before."
+                f"cron {shown(cron)} has {num_fields} fields. Write five, such as '0 3 * * 0', or the seconds before."
             )
         call = partial(
             self._client.create_recurring_run,

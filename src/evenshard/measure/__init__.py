@@ -11,6 +11,7 @@ from evenshard.errors import BadConfig
 from evenshard.measure.campaign import Job, from_journal, measure_jobs, with_controls
 from evenshard.measure.hardware import Hardware, MeasureConfig
 from evenshard.measure.journal import Journal
+from evenshard.messages import shown
 
 REAL = ("auto", "cpu", "cuda")
 
@@ -44,7 +45,7 @@ def _check(config: MeasureConfig) -> None:
         if not getattr(config, name) >= least:
             raise BadConfig(f"measure.{name} is {getattr(config, name)}. Make it at least {least}.")
     if config.hardware not in REAL and not config.hardware.startswith(SIMULATED):
-        raise BadConfig(f"hardware is {config.hardware!r}. Use one of {', '.join(REAL)}, or simulated:<profile>.")
+        raise BadConfig(f"hardware is {shown(config.hardware)}. Use one of {', '.join(REAL)}, or simulated:<profile>.")
     if config.noise and not config.hardware.startswith(SIMULATED):
         raise BadConfig(f"measure.noise is {config.noise}, but {config.hardware} has its own. Make it 0.")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from evenshard.errors import BadConfig, BadFile
+from evenshard.messages import shown
 from evenshard.reuse import FloatArray
 from evenshard.units import seconds_to_ms
 
@@ -142,5 +143,7 @@ def link(name: str) -> Link:
             raise BadFile(name, "constant bandwidth_gb_s is 0", "Calibrate it anew with `evenshard calibrate-link`.")
         return found
     if name not in LINKS:
-        raise BadConfig(f"link is {name!r}. Use auto, one of {', '.join(LINKS)}, or a file that calibrate-link wrote.")
+        raise BadConfig(
+            f"link is {shown(name)}. Use auto, one of {', '.join(LINKS)}, or a file that calibrate-link wrote."
+        )
     return LINKS[name]

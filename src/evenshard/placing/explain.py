@@ -19,6 +19,7 @@ from evenshard.columns import TablePart
 from evenshard.cost_nets.convex import ROUNDING, ConvexCostModel
 from evenshard.errors import BadConfig
 from evenshard.impossible import gb_rounded_up
+from evenshard.messages import cut, shown
 from evenshard.models import PlacementModel
 from evenshard.placement import Items, legal_mask, names_text
 from evenshard.placing.answer import PlacementAnswer
@@ -47,7 +48,7 @@ def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Expla
         if table == part.whole or (table == part.table.name and table not in {one.whole for one in answer.parts})
     ]
     if not named:
-        raise BadConfig(f"there is no table {table!r} in this placement. {_close(table, answer.parts)}")
+        raise BadConfig(f"there is no table {shown(table)} in this placement. {_close(table, answer.parts)}")
     now = _Now(answer, model.cost_model)
     return Explanation(
         table=answer.parts[named[0]].whole,
@@ -60,10 +61,10 @@ def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Expla
 
 def _close(table: str, parts: tuple[TablePart, ...]) -> str:
     names = list(dict.fromkeys(part.whole for part in parts))
-    close = difflib.get_close_matches(table, names) or [one for one in names if one.lower() == table.lower()]
+    close = difflib.get_close_matches(cut(table), names) or [one for one in names if one.lower() == table.lower()]
     if close:
-        return f"Did you mean {' or '.join(repr(name) for name in close)}?"
-    return f"It has {len(names)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}."
+        return f"Did you mean {' or '.join(map(shown, close))}?"
+    return f"It has {len(names)}: {', '.join(map(cut, names[:3]))}{', ...' if len(names) > 3 else ''}."
 
 
 def _explained(answer: PlacementAnswer, now: _Now, number: int) -> PartExplanation:

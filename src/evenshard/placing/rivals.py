@@ -13,6 +13,7 @@ from evenshard.columns import COLUMN_STEP
 from evenshard.errors import BadConfig, InfeasibleTask
 from evenshard.measure import SIMULATED, MeasureConfig
 from evenshard.measure.hardware import Measure
+from evenshard.messages import shown
 from evenshard.models import PlacementModel
 from evenshard.optimizer_state import state_bytes
 from evenshard.placement import Placement, broken_constraints, check_memory
@@ -50,7 +51,7 @@ def rivals(
     """
     unknown = next((name for name in names if name not in RIVALS), None)
     if unknown is not None:
-        raise BadConfig(f"there is no sharder {unknown!r} to compare with. Choose from {', '.join(RIVALS)}.")
+        raise BadConfig(f"there is no sharder {shown(unknown)} to compare with. Choose from {', '.join(RIVALS)}.")
     found: list[Rival] = []
     for name in names:
         if name == SPLITTING and not asked_to_split(request):

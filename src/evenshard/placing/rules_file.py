@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.errors import BadFile
+from evenshard.messages import cut, shown
 from evenshard.placing.request import Rules
 from evenshard.plain_text import read_text
 from evenshard.plain_yaml import load_yaml
@@ -43,7 +44,7 @@ def load_rules(path: Path) -> Rules:
         raise BadFile(path, "holds no rules", remedy)
     unknown = next((key for key in content if key not in KEYS), None)
     if unknown is not None:
-        raise BadFile(path, f"unknown key {unknown!r}", remedy)
+        raise BadFile(path, f"unknown key {shown(unknown)}", remedy)
     return Rules(
         pinned=_map(path, "pinned", content.get("pinned") or {}),
         forbidden=_map(path, "forbidden", content.get("forbidden") or {}),
@@ -56,13 +57,13 @@ def load_rules(path: Path) -> Rules:
 def _map(path: Path, key: str, content: Any) -> dict[str, tuple[int, ...]]:
     if not isinstance(content, Mapping):
         raise BadFile(path, "is no mapping of tables to devices", "Write {table: device}.", key)
-    return {str(name): _devices(path, f"{key}.{name}", devices) for name, devices in content.items()}
+    return {str(name): _devices(path, f"{key}.{cut(str(name))}", devices) for name, devices in content.items()}
 
 
 def _devices(path: Path, key: str, content: Any) -> tuple[int, ...]:
     devices = content if isinstance(content, list) else [content]
     if not all(isinstance(device, int) and not isinstance(device, bool) for device in devices):
-        raise BadFile(path, f"{content!r} is no device id, nor a list of some", "Write 0, or [0, 1].", key)
+        raise BadFile(path, f"{shown(content)} is no device id, nor a list of some", "Write 0, or [0, 1].", key)
     return tuple(devices)
 
 

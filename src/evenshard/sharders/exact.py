@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from evenshard.errors import BadConfig, InfeasibleTask
 from evenshard.impossible import no_placement_found, require_room
+from evenshard.messages import cut
 from evenshard.placement import Items, Placement, check_placement
 from evenshard.sharders.greedy import GreedySharder
 from evenshard.sharders.integer_program import add_hint, add_room, chosen_devices, device_variables
@@ -107,7 +108,9 @@ class ExactSharder:
     def _cost_ms(self, table: Table) -> float:
         cost_ms = self._cost(table)
         if not 0 <= cost_ms < math.inf:
-            raise BadConfig(f"table {table.name} costs {cost_ms} ms on its own, which nothing can. Measure it again.")
+            raise BadConfig(
+                f"table {cut(table.name)} costs {cost_ms} ms on its own, which nothing can. Measure it again."
+            )
         return cost_ms
 
     def _greedy(self, task: PlacementTask) -> Placement | None:

@@ -10,6 +10,7 @@ from evenshard.catalog import catalog_names, load_catalog
 from evenshard.dlrm_batch import read_dlrm_batch, tables_from_batch
 from evenshard.errors import BadConfig
 from evenshard.generator import GeneratorConfig, generate_tables
+from evenshard.messages import shown
 from evenshard.outputs import require_apart
 from evenshard.params import require
 from evenshard.storage import local
@@ -120,6 +121,6 @@ def _pool(config: GenerateTablesConfig) -> tuple[Table, ...]:
             batch = read_dlrm_batch(path)
         return tables_from_batch(batch, config.embedding_dims, config.seed, config.weight_bits, config.batch_size)
     raise BadConfig(
-        f"generate_tables.source is {config.source!r}. Use {GENERATOR}, one of {', '.join(catalog_names())}, "
+        f"generate_tables.source is {shown(config.source)}. Use {GENERATOR}, one of {', '.join(catalog_names())}, "
         f"a table file ({', '.join(TABLE_SUFFIXES)}) or a DLRM batch file ({', '.join(BATCH_SUFFIXES)})."
     )

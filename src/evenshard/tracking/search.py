@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.errors import BadConfig
-from evenshard.messages import without_credentials
+from evenshard.messages import shown, without_credentials
 from evenshard.tracking.client import (
     blamed,
     connect,
@@ -152,4 +152,4 @@ def _named(name: str, runs: Sequence[FoundRun]) -> FoundRun:
             return run
     loops = [f"{run.name} ({run.run_id[:8]})" for run in runs if not run.parent_id and STAGE not in run.tags]
     known = ", ".join([*loops[:LISTED], *(["..."] if len(loops) > LISTED else [])]) or "none"
-    raise BadConfig(f"there is no run {name!r} in experiment {experiment_name()}. Loops there: {known}.")
+    raise BadConfig(f"there is no run {shown(name)} in experiment {experiment_name()}. Loops there: {known}.")

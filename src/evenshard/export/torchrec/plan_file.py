@@ -23,6 +23,7 @@ from evenshard.columns import TableShard, by_table
 from evenshard.errors import BadConfig, BadFile
 from evenshard.export.torchrec.entries import TableEntry, checked_local_world_size, table_entry
 from evenshard.export.torchrec.plans import sharding_plan
+from evenshard.messages import shown
 from evenshard.placing.answer import PlacementAnswer
 from evenshard.tables import Table
 
@@ -143,17 +144,17 @@ def _contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TableShard, ..
     shards: list[TableShard] = []
     for name, entry in record.tables.items():
         if not entry.shards or len(entry.ranks) != len(entry.shards):
-            raise BadConfig(f"table {name!r} has {len(entry.ranks)} ranks and {len(entry.shards)} shards")
+            raise BadConfig(f"table {shown(name)} has {len(entry.ranks)} ranks and {len(entry.shards)} shards")
         parts = [
             TableShard(name, rank, one.shard_offsets[1], one.shard_offsets[1] + one.shard_sizes[1])
             for rank, one in zip(entry.ranks, entry.shards, strict=True)
         ]
         table = Table(name, entry.shards[0].shard_sizes[0], max(part.column_stop for part in parts), 1.0)
         if problem := table.problem():
-            raise BadConfig(f"table {name!r}: {problem}")
+            raise BadConfig(f"table {shown(name)}: {problem}")
         whole = by_table(parts, [table], record.world_size)[name]
         if entry != table_entry(whole, table.num_rows, record.compute_device, record.local_world_size):
-            raise BadConfig(f"the ranks, shards and types of table {name!r} contradict each other")
+            raise BadConfig(f"the ranks, shards and types of table {shown(name)} contradict each other")
         tables.append(table)
         shards.extend(whole)
     return tuple(tables), tuple(shards)

@@ -13,6 +13,7 @@ from evenshard.columns import TableShard, by_table, placement_of_shards, whole_t
 from evenshard.errors import BadConfig
 from evenshard.export.torchrec.entries import TableEntry, checked_local_world_size, table_entry
 from evenshard.export.torchrec.tables import LocatedTable, located_tables, qualified
+from evenshard.messages import shown
 from evenshard.placement import Placement
 from evenshard.placing.answer import PlacementAnswer
 from evenshard.sharders.torchrec_planner import require_torchrec
@@ -106,12 +107,12 @@ def _check_same_tables(tables: Sequence[Table], located: Sequence[LocatedTable])
     given = {table.name: (table.num_rows, table.embedding_dim) for table in tables}
     for name in (*given, *of_model):
         if name not in of_model:
-            raise BadConfig(f"table {name!r} is not in the model's collections. Use the tables of `tables_of`.")
+            raise BadConfig(f"table {shown(name)} is not in the model's collections. Use the tables of `tables_of`.")
         if name not in given:
-            raise BadConfig(f"table {name!r} of the model is not placed. Use the tables of `tables_of`.")
+            raise BadConfig(f"table {shown(name)} of the model is not placed. Use the tables of `tables_of`.")
         if given[name] != of_model[name]:
             raise BadConfig(
-                f"table {name!r} was placed with {' x '.join(map(str, given[name]))} weights, but has "
+                f"table {shown(name)} was placed with {' x '.join(map(str, given[name]))} weights, but has "
                 f"{' x '.join(map(str, of_model[name]))} in the model. Place the model's tables."
             )
 
@@ -166,7 +167,7 @@ def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TableShard, 
         keys = [key for key in entries if table.name in (key[1], qualified(*key))]
         if len(keys) != 1:
             problem = "not in the plan" if not keys else f"in the plan {len(keys)} times"
-            raise BadConfig(f"table {table.name!r} is {problem}. Give the tables as `tables_of` calls them.")
+            raise BadConfig(f"table {shown(table.name)} is {problem}. Give the tables as `tables_of` calls them.")
         shards.extend(_shards(table, entries.pop(keys[0])))
     if entries:
         left = ", ".join(repr(qualified(*key)) for key in entries)
@@ -183,20 +184,20 @@ def _parameters(path: str, module: Any) -> Sequence[tuple[str, ParameterSharding
 def _shards(table: Table, entry: ParameterSharding) -> tuple[TableShard, ...]:
     if entry.sharding_type not in READABLE:
         raise BadConfig(
-            f"table {table.name!r} is sharded {entry.sharding_type}; evenshard knows {', '.join(READABLE)}. "
+            f"table {shown(table.name)} is sharded {entry.sharding_type}; evenshard knows {', '.join(READABLE)}. "
             f"Constrain TorchRec's planner to these."
         )
     parts = getattr(entry.sharding_spec, "shards", None)
     if not parts:
-        raise BadConfig(f"the plan does not tell the shards of table {table.name!r}. Give a complete plan.")
+        raise BadConfig(f"the plan does not tell the shards of table {shown(table.name)}. Give a complete plan.")
     ranks = [part.placement.rank() for part in parts]
     if entry.ranks is not None and list(entry.ranks) != ranks:
-        raise BadConfig(f"table {table.name!r} is on the ranks {entry.ranks}, its shards on {ranks}. Plan anew.")
+        raise BadConfig(f"table {shown(table.name)} is on the ranks {entry.ranks}, its shards on {ranks}. Plan anew.")
     rows = [(part.shard_offsets[0], part.shard_offsets[0] + part.shard_sizes[0]) for part in parts]
     if set(rows) != {(0, table.num_rows)}:
         held = ", ".join(f"{start}:{stop}" for start, stop in rows)
         raise BadConfig(
-            f"table {table.name!r} has {table.num_rows} rows, its shards in the plan hold {held}. "
+            f"table {shown(table.name)} has {table.num_rows} rows, its shards in the plan hold {held}. "
             f"Give the tables of the plan."
         )
     return tuple(

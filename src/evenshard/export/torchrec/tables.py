@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.assumptions import Assumption
 from evenshard.errors import BadConfig
+from evenshard.messages import shown
 from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.tables import Table
 
@@ -77,7 +78,9 @@ def tables_of(
     known = {one.name for one in located} | {feature for one in located for feature in one.features}
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
-        raise BadConfig(f"pooling_factors names {unknown!r}, which is neither a table nor a feature. Correct its name.")
+        raise BadConfig(
+            f"pooling_factors names {shown(unknown)}, which is neither a table nor a feature. Correct its name."
+        )
     return tuple(_table(one, given, {other.name for other in located}, default_pooling_factor) for one in located)
 
 
@@ -90,8 +93,9 @@ def _table(one: LocatedTable, given: Mapping[str, float], names: set[str], defau
         meant_for_others = next((name for name in one.features if name in given and name in names), None)
         if meant_for_others is not None:
             raise BadConfig(
-                f"pooling_factors names {meant_for_others!r}, which is a table, and a feature of table {one.name!r}. "
-                f"Name table {one.name!r} too."
+                f"pooling_factors names {shown(meant_for_others)}, which is a table, and a feature of table "
+                f"{shown(one.name)}. "
+                f"Name table {shown(one.name)} too."
             )
         pooling = sum(given.get(feature, default) for feature in one.features)
     config = one.config
@@ -99,7 +103,7 @@ def _table(one: LocatedTable, given: Mapping[str, float], names: set[str], defau
     table = Table(one.name, config.num_embeddings, config.embedding_dim, pooling, weight_bits=bits)
     if problem := table.problem():
         hint = f" ({config.data_type})" if "weight_bits" in problem else ""
-        raise BadConfig(f"table {one.name!r}: {problem}{hint}. Correct its configuration or its pooling factor.")
+        raise BadConfig(f"table {shown(one.name)}: {problem}{hint}. Correct its configuration or its pooling factor.")
     return table
 
 
@@ -132,7 +136,7 @@ def located_tables(collections: Collections) -> tuple[LocatedTable, ...]:
     )
     twice = next((name for name, count in Counter(one.name for one in located).items() if count > 1), None)
     if twice is not None:
-        raise BadConfig(f"two tables are called {twice!r}. Give the model itself, so that paths tell them apart.")
+        raise BadConfig(f"two tables are called {shown(twice)}. Give the model itself, so that paths tell them apart.")
     return located
 
 
