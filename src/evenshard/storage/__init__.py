@@ -18,13 +18,13 @@ AWS_PROFILE, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
 from evenshard.errors import BadConfig, BadInput
+from evenshard.scratch import scratch_folder
 from evenshard.storage.client import SCHEME, Address
 from evenshard.storage.transfer import MANIFEST, Manifest, content_hash, download, upload
 
@@ -46,8 +46,8 @@ def local(source: str | PathLike[str]) -> Iterator[Path]:
     if not is_address(source):
         yield Path(source)
         return
-    with tempfile.TemporaryDirectory(prefix="evenshard-") as folder:
-        path = download(str(source), Path(folder, Address.of(str(source)).name))
+    with scratch_folder() as folder:
+        path = download(str(source), folder / Address.of(str(source)).name)
         try:
             yield path
         except BadInput as error:  # the user knows the address, not where it was fetched to

@@ -16,6 +16,7 @@ from evenshard.atomic import atomic_path
 from evenshard.errors import BadFile, StorageFailed
 from evenshard.lineage import sha256_of
 from evenshard.messages import reason_of, shown
+from evenshard.outputs import ANY_FOLDER, File
 from evenshard.plain_json import load_json
 from evenshard.progress import progress
 from evenshard.storage.client import FORBIDDEN, MISSING, Address, code_of, explained, s3_client
@@ -154,9 +155,11 @@ def download(source: str, to: Path) -> Path:
         manifest = _manifest(address)
         if manifest is None:
             head = _head(address)
+            File().require(to)  # before the gigabytes, and again behind them
             with atomic_path(to) as draft:
                 _fetch(address, draft, StoredFile(address.name, head["ContentLength"], _sha256_in(head)))
             return to
+        ANY_FOLDER.require(to, [one.path for one in manifest.files])
         with atomic_path(to) as draft:
             for file in progress(manifest.files, f"downloading {address}"):
                 (draft / file.path).parent.mkdir(parents=True, exist_ok=True)
