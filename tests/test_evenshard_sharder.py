@@ -161,7 +161,7 @@ def test_where_nobody_finds_room_the_reason_has_the_numbers() -> None:
     That is proven, not only a dead end of each proposal.
     """
     tables = [table(f"t{n}", 6, 1) for n in range(3)]
-    with pytest.raises(InfeasibleTask, match=r"no placement fits.*and one with 3 devices"):
+    with pytest.raises(InfeasibleTask, match=r"no placement fits: the tables need"):
         EvenshardSharder(MODEL, policy(), QUICK).place(task(tables, 2, cap=40))
     with pytest.raises(InfeasibleTask, match="more than a whole device"):
         EvenshardSharder(MODEL, None, QUICK).place(task(tables, 2, cap=20))

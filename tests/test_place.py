@@ -171,7 +171,9 @@ def test_the_first_lines_say_what_is_priced_and_as_what(table_file: Path, capsys
     out = table_file.with_name("placement.json")
     assert main(["place", str(table_file), "--devices", "16", "--reserved-gb", "2", "-o", str(out)]) == 0
     head = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
-    assert head.startswith("16 x simulated:h200 (a device model, no GPU), link nvlink_h200 (modelled), batch 65,536, ")
+    assert head.startswith(
+        "16 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 65,536, "
+    )
     assert "optimizer sgd, 2.00 GB of each device reserved. 16 devices are priced as if one node held them all" in head
     record = json.loads(out.read_text())
     assert record["link"] == "nvlink_h200" and len(record["notes"]) == 1

@@ -95,12 +95,12 @@ def test_only_real_hardware_measures(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_times_are_of_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     text = shown(answer(asked={"reserved_bytes": GB // 2, "optimizer": "adam"}, link="nvlink_h200"), monkeypatch, 120)
     assert text.split("\n\n")[0].replace("\n", " ") == (
-        "2 x simulated:h200 (a device model, no GPU), link nvlink_h200 (modelled), batch 64, optimizer adam, "
+        "2 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 64, optimizer adam, "
         "512 MB of each device reserved."
     )
     text = shown(answer(asked={"hardware": "cuda"}, link="nccl"), monkeypatch, 120)
     assert text.startswith("2 x cuda, link nccl (measured), batch 64, optimizer sgd, no memory reserved.\n\n")
-    assert shown(answer(), monkeypatch, 120).startswith("2 x simulated:h200 (a device model, no GPU), batch 64,")
+    assert shown(answer(), monkeypatch, 120).startswith("2 x simulated:h200 (a device model, not a GPU), batch 64,")
 
 
 def test_notes_come_before_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ def _pct(time_ms: float, reference_ms: float) -> float:
 def setting_text(answer: PlacementAnswer) -> str:
     """What the times are of: hardware, link, batch, optimizer and what is left for tables."""
     request = answer.request
-    model = "" if timed(answer) == "measured" else " (a device model, no GPU)"
+    model = "" if timed(answer) == "measured" else " (a device model, not a GPU)"
     how = "modelled" if is_modelled(answer.link) else "measured"
     link = f", link {printable(answer.link)} ({how})" if answer.link else ""
     reserved = f"{size_text(request.reserved_bytes)} of each device" if request.reserved_bytes else "no memory"

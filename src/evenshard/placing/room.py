@@ -1,7 +1,7 @@
 """Is there room for what is asked, and what would help where there is none? With columns cut wherever that may be.
 
-A refusal is a proof, or it says that nothing was found. Its figures hold for every placement, and with the memory or
-the devices that it names, one was found.
+A refusal is a proof, or it says that nothing was found. Its figures hold for every placement; for the memory or the
+devices that it advises, a placement was found.
 
 Legend: I items, D devices.
 """
@@ -91,26 +91,23 @@ def any_parts(request: PlacementRequest, seed: int = 0, time_limit_s: float = TI
 
 
 def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
-    """The error of a search as an answer to a request: with the memory or the devices with which one was found."""
+    """The error of a search as an answer to a request: with memory or devices for which a placement was found."""
     problem = error.problem.removeprefix(f"{TASK_ID}: ")  # a request is no task among many: its name says nothing
     if not error.remedy.startswith(MORE_MEMORY):
         return InfeasibleTask(problem, error.remedy)
     rest = error.remedy.removeprefix(MORE_ROOM).removeprefix(MORE_MEMORY)
     alike = len(set(request.caps_bytes)) == 1
-    found, flags, remedies = [], [], []
+    enough, remedies = [], []
     if (cap_gb := _enough_gb(request)) is not None:
-        found.append(f"with memory_cap_gb {cap_gb:.2f}{'' if alike else ' for each device'}")
-        flags.append("memory_cap_gb")
+        enough.append(f"memory_cap_gb to {cap_gb:.2f}{'' if alike else ' for each device'}")
     if (devices := _enough_devices(request)) is not None:
-        found.append(f"with {devices} devices{'' if alike else ', the new ones as large as the largest'}")
-        flags.append("num_devices")
-    if found:
-        remedies.append(f"One was found {' and one '.join(found)}. Raise {' or '.join(flags)}{rest}")
+        enough.append(f"num_devices to {devices}{'' if alike else ' (the new ones as large as the largest)'}")
+    if enough:
+        remedies.append(f"Raise {' or '.join(enough)}{rest}")
     for_parts = None if request.allow_column_split else _enough_devices_for_parts(request)
     if for_parts is not None and (devices is None or for_parts < devices):
-        over = "" if for_parts == request.num_devices else f" over {for_parts} devices"
-        also = "also " if found else ""
-        remedies.append(f"One was {also}found with tables split by columns{over} (--allow-column-split).")
+        on = "" if for_parts == request.num_devices else f" on {for_parts} devices"
+        remedies.append(f"Split by columns (--allow-column-split), the tables fit{on}.")
     if not remedies:
         remedies.append("Neither more memory nor more devices helped: relax the rules on where tables may live.")
     return InfeasibleTask(problem, " ".join(remedies))
