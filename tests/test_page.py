@@ -101,7 +101,7 @@ def test_hostile_names_are_text() -> None:
 
 
 def test_characters_that_turn_text_around_are_shown_as_such() -> None:
-    html = page(answer(tables=[table("a\u202ecod.exe", 9, 64), table("b\x00", 9, 64)]))
+    html = page(answer(tables=[table("a\u202ecod.exe", 9, 64), table("b\x00", 9, 64), table("c", 9, 64)]))
     html.encode()
     assert "\u202e" not in html and "\x00" not in html
     assert "a\ufffdcod.exe" in html
