@@ -9,7 +9,7 @@ export DVC_NO_ANALYTICS = 1
 export MLFLOW_DISABLE_TELEMETRY = true
 export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 
-.PHONY: setup run test test-containers check dataset dvc.yaml use image base-image clean
+.PHONY: setup run test fuzz test-containers check dataset dvc.yaml use image base-image clean
 
 # git carries an empty dvc.lock and looks away from what is measured here (docs/decisions/0005-dvc-lock-is-local.md).
 setup: .venv/ready
@@ -30,6 +30,11 @@ run: setup
 
 test: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --numprocesses 2
+
+# Spoilt inputs for everything that reads what others wrote: make fuzz FUZZ=2000. What fails stays in work/fuzz.
+FUZZ ?= 100000
+fuzz: setup
+	@$(BIN)/python tests/fuzz.py --count $(FUZZ)
 
 # Builds the image and runs the pipelines in containers of it; skipped, with the reason, where podman cannot run.
 test-containers: setup

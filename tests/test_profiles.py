@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from evenshard.errors import BadConfig, BadFile
-from evenshard.measure.gpu_profile import GpuProfile
+from evenshard.measure.gpu_profile import RATES, GpuProfile, gpu_profile
 from evenshard.measure.link import link
 from evenshard.measure.profiles import profile_names, profile_path, read_profile, write_profile
 
@@ -121,3 +121,12 @@ def test_a_calibrated_profile_keeps_the_other_constants_and_their_sources(tmp_pa
     assert list(content) == list(SOUND)
     with pytest.raises(BadFile, match="no such file"):
         write_profile(tmp_path / "none.yaml", {}, "nothing", path)
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_no_time_is_divided_by_zero(tmp_path: Path, name: str) -> None:
+    content = yaml.safe_load(profile_path("h200").read_text())
+    content[name]["value"] = 0
+    (tmp_path / "gpu.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(BadFile, match=f"constant {name} is 0.0, not a number from 1e-09"):
+        gpu_profile(str(tmp_path / "gpu.yaml"))

@@ -184,7 +184,7 @@ def _check_is_no_traffic(path: Path) -> None:
 
     try:
         columns = set(pq.read_schema(path).names)
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, ValueError):
         return  # load_tables says what is wrong
     if columns and not columns & {*COLUMNS, *REUSE_COLUMNS}:
         problem = f"holds none of a table file's columns ({', '.join(COLUMNS)})"

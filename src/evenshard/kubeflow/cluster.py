@@ -134,8 +134,10 @@ def load_cluster(path: Path) -> Cluster:
     by_stage = content.pop("stages", {})
     require(isinstance(by_stage, dict), f"{path}: stages is no mapping. Write one block for each stage under it.")
     for name in by_stage:
-        known = name == "default" or name in STAGES
-        require(known, f"{path}: stages has no {shown(name)}. Choose of {', '.join(STAGES)}.")
+        is_stage = name == "default" or name in STAGES
+        require(is_stage, f"{path}: stages has no {shown(name)}. Choose of {', '.join(STAGES)}.")
+        block = by_stage[name]
+        require(isinstance(block, dict), f"{path}: stages.{name} is {shown(block)}. Write `key: value` lines under it.")
     default = by_stage.get("default", {})
     stages = {name: _resources(path, name, {**default, **by_stage.get(name, {})}) for name in STAGES}
     known = [one.name for one in fields(Cluster)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from evenshard.errors import BadFile
+from evenshard.limits import Range
 from evenshard.measure.profiles import profile_path, read_profile
 from evenshard.units import BYTES_PER_GB
 
@@ -93,6 +95,22 @@ FREE_CONSTANTS = (
 """What no data sheet says: ``evenshard calibrate-device`` fits these to measured costs."""
 
 
+RATES = (
+    "num_sms",
+    "clock_ghz",
+    "warps_per_sm",
+    "memory_gb",
+    "hbm_gb_s",
+    "hbm_efficiency",
+    "l2_gb_s",
+    "fwd_loads_per_warp",
+    "bwd_loads_per_warp",
+    "sort_pairs_per_sm_clock",
+)
+"""What times are divided by."""
+ABOVE_0 = Range(1e-9, 1e18)
+
+
 def gpu_profile(name: str) -> GpuProfile:
     """The profile with this name, or of this YAML file.
 
@@ -100,4 +118,9 @@ def gpu_profile(name: str) -> GpuProfile:
         BadConfig: if there is none.
         BadFile: if the file is no device profile.
     """
-    return read_profile(Path(profile_path(name)), GpuProfile)
+    path = Path(profile_path(name))
+    profile = read_profile(path, GpuProfile)
+    for constant in RATES:
+        if problem := ABOVE_0.problem(getattr(profile, constant)):
+            raise BadFile(path, f"constant {constant} {problem}", "Correct it.")
+    return profile

@@ -20,6 +20,9 @@ from evenshard.traffic.sample import Block, Part, Survey, TableLookups, check_sa
 READ_BUFFER_BYTES = 1 << 20
 """Pages are decoded from a buffer of this size. Without one, or with pyarrow's pre-buffering, whole column chunks of a
 row group are held in memory."""
+MAX_LOOKUPS_UNSEEN, MAX_LOOKUPS_PER_BYTE = 1 << 24, 100
+"""Lookups in the lists of a column of a row group that are read whatever they take, and beyond that, in one byte; the
+commonest row of real traffic takes a bit for each lookup."""
 _REMEDY = "A column must hold row numbers or lists of them; write it anew or remove it."
 
 
@@ -46,6 +49,7 @@ class ParquetSample:
                 check_same_tables(path, _names(path, file), self.names, self._paths[0])
                 for name in names:
                     _check_type(path, name, file.schema_arrow.field(name).type)
+                _check_size(path, file.metadata)
                 num_samples += file.metadata.num_rows
                 parts += [Part(path, number) for number in range(file.metadata.num_row_groups)]
                 for name, num_values in _num_values(file).items():
@@ -101,6 +105,17 @@ def _check_type(path: Path, name: str, kind: Any) -> None:
         return
     hint = " pandas makes floats of whole numbers beside nulls: use its Int64." if pt.is_floating(value) else ""
     raise BadFile(path, f"holds {kind}, not row numbers", _REMEDY + hint, f"column {shown(name)}")
+
+
+def _check_size(path: Path, metadata: Any) -> None:
+    """Real lookups differ; a list that repeats one row a billion times takes a few bytes, and all memory to read."""
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for number in range(group.num_columns):
+            column = group.column(number)
+            in_lists = column.num_values - group.num_rows
+            if in_lists > MAX_LOOKUPS_UNSEEN and in_lists > MAX_LOOKUPS_PER_BYTE * column.total_uncompressed_size:
+                problem = f"holds {column.num_values:,} lookups in {column.total_uncompressed_size:,} bytes"
+                raise BadFile(path, problem, "No real traffic does; write the file again.")
 
 
 def _num_values(file: Any) -> dict[str, int]:
