@@ -105,6 +105,7 @@ def measured(ms: float) -> dict[str, Any]:
         (lambda r: r["predicted"].update(total_ms=math.nan), "'NaN' is not a valid number"),
         (lambda r: r["predicted"]["devices"][0].update(fwd_compute_ms=math.inf), "'Infinity' is not a valid number"),
         (lambda r: r.update(lower_bound_ms=-math.inf), "'-Infinity' is not a valid number"),
+        (lambda r: r.update(lower_bound_ms=0.0), "lower_bound_ms"),
         (lambda r: r.update(measured=measured(-1.0)), r"device 0: fwd_compute_ms is -1\.0, not a time"),
         (lambda r: r.update(measured={**measured(1.0), "devices": []}), "at least one device"),
         (lambda r: r.update(lineage=[]), "lineage: .* valid dictionary"),

@@ -135,7 +135,7 @@ class PlacementFile(_Record):
     num_devices: int = Field(ge=1)
     shards: list[Shard]
     predicted: Predicted
-    lower_bound_ms: float = Field(description="no placement of these shards is predicted to cost less")
+    lower_bound_ms: float = Field(gt=0, description="no placement of these shards is predicted to cost less")
     uncertainty_ms: float = Field(description="half the width of the 90 % interval")
     measured: Measured | None
     comparison: list[Compared]
