@@ -5,6 +5,7 @@ A reader gives an answer, or an ``EvenshardError`` of one printable line, in sec
 
 from __future__ import annotations
 
+import atexit
 import gzip
 import io
 import json
@@ -135,6 +136,7 @@ def _made() -> Path:
     from evenshard.tasks import TaskSplit, save_tasks
 
     folder = Path(tempfile.mkdtemp(prefix="evenshard-fuzz-"))
+    atexit.register(shutil.rmtree, folder)
     save_tables(generate_tables(GeneratorConfig(4), 1024, 0), folder / "tables.parquet")
     save_tables(generate_tables(GeneratorConfig(4), 1024, 0), folder / "tables.json")
     save_tables(generate_tables(GeneratorConfig(4), 1024, 0), folder / "tables.csv")
