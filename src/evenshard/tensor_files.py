@@ -10,13 +10,10 @@ import gzip
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from evenshard.errors import BadFile
 from evenshard.messages import reason_of
-
-if TYPE_CHECKING:  # torch takes a second to import
-    pass
 
 MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 64 * 2**30, 100
 """Of a gzipped file; recorded batches unpack to two to ten times their size."""
@@ -67,7 +64,7 @@ def load_tensors(path: Path, source: Path | IO[bytes] | None = None, mmap: bool 
 
     source = path if source is None else source
     try:
-        if _is_bomb(source):
+        if is_bomb(source):
             raise BadFile(path, "unpacks to more than its size, which torch.save never does", _FETCH_AGAIN)
         # weights_only: a pickle from elsewhere must not be able to run code.
         return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
@@ -96,7 +93,7 @@ def not_integers(value: Any) -> str | None:
     return None
 
 
-def _is_bomb(source: Path | IO[bytes]) -> bool:
+def is_bomb(source: Path | IO[bytes]) -> bool:
     """Whether the parts of a zip archive are larger than the archive: torch.save packs nothing."""
     try:
         with zipfile.ZipFile(source) as archive:

@@ -16,6 +16,7 @@ from torch import nn
 
 from evenshard.errors import TrainingFailed
 from evenshard.messages import reason_of, shown
+from evenshard.tensor_files import is_bomb
 
 
 def save_weights(net: nn.Module, path: Path) -> None:
@@ -98,6 +99,8 @@ def load_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
 
 
 def _load(path: Path) -> Any:
+    if is_bomb(path):
+        raise ValueError(f"{path.name} unpacks to more than its size, which torch.save never does")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError:  # torch's own advice says how to run what is in the file
