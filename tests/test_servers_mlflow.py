@@ -229,7 +229,7 @@ def test_a_server_that_hangs_is_left_and_gets_all_once_later(
         tracking.log_to_parent({"evenshard.mean_measured_ms": 1.5})
     finally:
         own_server.hang(False)
-    assert "no answer within 3 s" in caplog.text
+    assert "no answer within 3 s" in caplog.text or "timed out" in caplog.text  # who is impatient first
     assert len(entries()) == 2
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
     send_all()
