@@ -200,13 +200,22 @@ def headline(answer: PlacementAnswer) -> str:
 
 
 def rival_text(answer: PlacementAnswer) -> str | None:
-    """How the answer compares with the best of the others; None where there is nothing to compare with."""
+    """How the answer compares with the best of the others; None where there is nothing to compare with.
+
+    An answer that may split tables is not called faster by so much than others that may not.
+    """
     rival = best_rival(answer)
     if rival is None or answer.num_devices == 1:
         return None
     count = len(legal_rivals(answer))
     who = f"The best of {count} others ({sharder_text(rival.sharder)})" if count > 1 else sharder_text(rival.sharder)
-    return f"{who}{whole_tables_text(answer, rival)}: {ms_text(_rival_ms(rival))} ms, {rival_difference(answer, rival)}"
+    text = f"{who}{whole_tables_text(answer, rival)}: {ms_text(_rival_ms(rival))} ms"
+    return text if _no_rival_splits(answer) else f"{text}, {rival_difference(answer, rival)}"
+
+
+def _no_rival_splits(answer: PlacementAnswer) -> bool:
+    """Whether the answer might split tables by columns, and none of the others might."""
+    return answer.request.allow_column_split and all(rival.sharder != SPLITTING for rival in answer.comparison)
 
 
 def whole_tables_text(answer: PlacementAnswer, rival: Rival) -> str:
@@ -221,7 +230,7 @@ def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
         reason: why it is missing; empty where it was not asked for.
     """
     who = "TorchRec's planner"
-    if answer.request.allow_column_split and all(rival.sharder != SPLITTING for rival in answer.comparison):
+    if _no_rival_splits(answer):
         who += ", which splits columns too,"
         if not asked_to_split(answer.request):
             reason = f"it takes minutes for more than {MOST_SPLIT} tables"
