@@ -35,9 +35,9 @@ STUDY = {
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["mixed", "--settings", "40"], "'40' is no setting"),
-        (["mixed", "--settings", "40x0"], "'40x0' is no setting"),
-        (["mixed", "--settings", "40x4,"], "'' is no setting"),
+        (["mixed", "--settings", "40"], "'40' is not a valid setting"),
+        (["mixed", "--settings", "40x0"], "'40x0' is not a valid setting"),
+        (["mixed", "--settings", "40x4,"], "'' is not a valid setting"),
         (["mixed", "--settings", "500x4"], "tables_per_task is 500"),
         (["mixed", "--hardware", "tpu"], "hardware is 'tpu'"),
         (["mixed", "--hardware", "simulated:nothing"], "nothing"),

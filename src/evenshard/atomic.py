@@ -63,7 +63,7 @@ def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterato
                 os.replace(draft, target)
                 _flush(target.parent)
         except OSError as error:
-            if error.filename is not None and Path(error.filename) == draft:  # nobody knows the temporary name
+            if error.filename is not None and Path(error.filename) == draft:  # the user never sees the temporary name
                 raise type(error)(error.errno, error.strerror, str(path)) from error
             raise
         finally:
@@ -128,7 +128,7 @@ def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
 
 @contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """Holds the lock of a writer within the block, and tidies up before it where nobody else is writing.
+    """Holds the lock of a writer within the block, and tidies up before it where no other process is writing.
 
     Where a folder cannot be read or locked (some network file systems), nothing is tidied up.
     """

@@ -1,6 +1,6 @@
 """What does a placement cost? The records of one measurement. Times are milliseconds of one training step.
 
-No record holds what nobody can measure, a NaN or a negative time: whoever makes one of it, a device or a reader of
+No record holds an impossible time, a NaN or a negative one: whatever makes one of it, a device or a reader of
 files, fails with MeasurementFailed.
 """
 

@@ -46,7 +46,9 @@ class Setting:
         """
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip())
         if match is None:
-            raise BadConfig(f"--settings: {shown(text)} is no setting. Write tables x devices, such as 40x4,80x8.")
+            raise BadConfig(
+                f"--settings: {shown(text)} is not a valid setting. Write tables x devices, such as 40x4,80x8."
+            )
         return Setting(int(match[1]), int(match[2]))
 
 

@@ -133,7 +133,7 @@ def _numbers(text: str) -> Sequence[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is no number, nor several with commas between them") from None
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a number, or several separated by commas") from None
 
 
 def _table_devices(text: str) -> tuple[str, tuple[int, ...]]:
