@@ -34,11 +34,11 @@ test: setup
 # Spoilt inputs for everything that reads what others wrote: make fuzz FUZZ=2000. What fails stays in work/fuzz.
 FUZZ ?= 100000
 fuzz: setup
-	@$(BIN)/python tests/fuzz.py --count $(FUZZ)
+	@$(BIN)/python tests/support/fuzz.py --count $(FUZZ)
 
 # Builds the image and runs the pipelines in containers of it; skipped, with the reason, where podman cannot run.
 test-containers: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m containers -rs tests/test_containers.py
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m containers -rs tests/kubeflow/test_containers.py
 
 check: setup
 	$(BIN)/ruff check .
@@ -67,7 +67,7 @@ dvc.yaml: setup
 IMAGE ?= localhost/evenshard
 TARGETS ?= cpu mlflow
 IMAGE_FLAGS ?=
-VERSION = $(shell sed -n 's/__version__ = "\(.*\)"/\1/p' src/evenshard/__init__.py)
+VERSION = $(shell sed -n 's/__version__ = "\(.*\)"/\1/p' src/evenshard/version.py)
 image:
 	for target in $(TARGETS); do podman build $(IMAGE_FLAGS) --build-arg EXTRA=$$(test $$target = cuda && echo cuda || echo cpu) \
 	    --target $$target --tag $(IMAGE):$(VERSION)-$$target . || exit 1; done

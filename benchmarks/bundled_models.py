@@ -20,18 +20,18 @@ from statistics import fmean, median
 import numpy as np
 import torch
 
-from evenshard.catalog import load_catalog
-from evenshard.errors import InfeasibleTask
-from evenshard.generator import GeneratorConfig, generate_tables
+from benchmarks.references.best_known import BestKnownSharder
 from evenshard.measure.hardware import MeasureConfig
-from evenshard.measure.simulated import SimulatedHardware
-from evenshard.models import PlacementModel, bundled_models, load_model
-from evenshard.placement import Placement
-from evenshard.sharders.best_known import BestKnownSharder
-from evenshard.sharders.evenshard import EvenshardSharder
+from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask, TaskSampling, sample_tasks
+from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.sharders.greedy import expert_sharders
+from evenshard.sharders.models import PlacementModel, bundled_models, load_model
 from evenshard.sharders.random import random_placement
-from evenshard.tasks import PlacementTask, TaskSampling, sample_tasks
+from evenshard.tables.catalog import load_catalog
+from evenshard.tables.generator import GeneratorConfig, generate_tables
+from evenshard.utils.errors import InfeasibleTask
 
 BATCH_SIZE = 65536
 CATALOG = (

@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from evenshard.measure import Hardware, MeasureConfig, open_hardware
-from evenshard.params import load_params, section
-from evenshard.placement import Placement, alone
+from evenshard.placement.placement import Placement, alone
+from evenshard.placement.task import PlacementTask, distinct_tables, load_tasks
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.random import RandomSharder
 from evenshard.stages import generate_tables
 from evenshard.stages.benchmark import BenchmarkConfig
 from evenshard.stages.loop import LoopConfig
-from evenshard.table_files import load_tables
-from evenshard.tables import Table
-from evenshard.tasks import PlacementTask, distinct_tables, load_tasks
+from evenshard.tables.files import load_tables
+from evenshard.tables.table import Table
+from evenshard.utils.params import load_params, section
 
 LEARNED = 2  # dreamshard and evenshard, beside the experts and single-cost greedy
 SAMPLE = 20

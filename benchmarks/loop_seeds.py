@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from evenshard.evaluate import EXPERTS, PRIVILEGED
 from evenshard.measure import MeasureConfig
-from evenshard.params import load_params, section
-from evenshard.progress import log_to_stderr
 from evenshard.stages import benchmark, evaluate, generate_tables, train_cost, train_policy
 from evenshard.stages.loop import LoopConfig
+from evenshard.stages.standings import EXPERTS, PRIVILEGED
+from evenshard.utils.params import load_params, section
+from evenshard.utils.progress import log_to_stderr
 
 SHOWN = (*EXPERTS, *PRIVILEGED, "dreamshard", "evenshard")
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from evenshard.cost_nets.dreamshard import DreamShardCostNet
-from evenshard.features import FeatureNormalizer
-from evenshard.placement import Placement
-from evenshard.sharders.dreamshard import DreamShardPolicy
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
+from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.random import random_placement
-from evenshard.tasks import PlacementTask
 
 
 class NaiveLoop:

@@ -42,9 +42,9 @@ class Run:
 
 def write_large(path: Path) -> float:
     """Writes the tables of the large case; returns the GB that a device has."""
-    from evenshard.generator import GeneratorConfig, generate_tables
-    from evenshard.table_files import save_tables
-    from evenshard.units import bytes_to_gb
+    from evenshard.tables.files import save_tables
+    from evenshard.tables.generator import GeneratorConfig, generate_tables
+    from evenshard.utils.units import bytes_to_gb
 
     tables = generate_tables(GeneratorConfig(LARGE_TABLES), BATCH_SIZE, seed=0)
     save_tables(tables, path)

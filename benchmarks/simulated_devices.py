@@ -19,20 +19,20 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from evenshard.catalog import load_catalog
-from evenshard.errors import InfeasibleTask
-from evenshard.generator import GeneratorConfig, generate_tables
-from evenshard.measure.device_model import gradient_ns, index_ns, lookup_ns, sort_ns
-from evenshard.measure.gpu_profile import gpu_profile
 from evenshard.measure.hardware import MeasureConfig
 from evenshard.measure.link import link
-from evenshard.measure.shard_work import WorkCounter
-from evenshard.measure.simulated import PlacementJob, SimulatedHardware
-from evenshard.placement import Placement
+from evenshard.measure.simulated.device_model import gradient_ns, index_ns, lookup_ns, sort_ns
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.hardware import PlacementJob, SimulatedHardware
+from evenshard.measure.simulated.shard_work import WorkCounter
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask, TaskSampling, sample_tasks
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.random import RandomSharder
-from evenshard.tasks import PlacementTask, TaskSampling, sample_tasks
+from evenshard.tables.catalog import load_catalog
+from evenshard.tables.generator import GeneratorConfig, generate_tables
+from evenshard.utils.errors import InfeasibleTask
 
 BATCH_SIZE = 65536
 STRATEGIES = ("random", "size", "dim", "lookup", "size-lookup")

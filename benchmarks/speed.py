@@ -28,19 +28,19 @@ from statistics import median
 import numpy as np
 import torch
 
-from evenshard.cost_nets.convex import ConvexCostModel
-from evenshard.cost_nets.dreamshard import DreamShardCostNet
-from evenshard.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
-from evenshard.env import EpisodeBatch, choose_sampled, rollout
-from evenshard.features import FeatureNormalizer
-from evenshard.generator import GeneratorConfig, generate_tables
-from evenshard.learn.fit_convex_net import ConvexFitConfig, fit_convex_net
-from evenshard.learn.fit_cost_net import CostTensors, FitConfig, fit_cost_net
-from evenshard.learn.reinforce import ReinforceConfig, train_policy
-from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder, lean_cost_model, lean_policy
-from evenshard.sharders.evenshard import EvenshardSharder
+from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
+from evenshard.placement.task import PlacementTask, TaskSampling, sample_tasks
+from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.fit import ConvexFitConfig, fit_convex_net
+from evenshard.sharders.convex_search.sharder import EvenshardSharder
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled, rollout
+from evenshard.sharders.dreamshard.fit import CostTensors, FitConfig, fit_cost_net
+from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, train_policy
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder, lean_cost_model, lean_policy
+from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.random import random_placement
-from evenshard.tasks import PlacementTask, TaskSampling, sample_tasks
+from evenshard.tables.generator import GeneratorConfig, generate_tables
 
 ROUNDS, COST_UPDATES, MINIBATCH, POLICY_UPDATES, EPISODES, PLACEMENTS = 10, 300, 64, 10, 10, 10
 BATCH_SIZE = 65536

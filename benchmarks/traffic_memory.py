@@ -82,7 +82,7 @@ def _write_dlrm(path: Path, rng: np.random.Generator, count: int, num_tables: in
 
 
 def count_sample(source: Path, batch_size: int) -> dict[str, Any]:
-    from evenshard.table_sources import tables_from
+    from evenshard.tables.sources import tables_from
 
     start = time.perf_counter()
     tables = tables_from(source, batch_size, embedding_dim=16).tables

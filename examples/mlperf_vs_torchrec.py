@@ -17,10 +17,10 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import evenshard
-from evenshard.columns import TableShard
-from evenshard.export.torchrec import shards_of
 from evenshard.measure import MeasureConfig, open_hardware
-from evenshard.placing.request import PlacementRequest
+from evenshard.placement.parts import TableShard
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.torchrec import shards_of
 
 DEVICES, CAP_GB = 8, 64
 logging.getLogger("torchrec").setLevel(logging.ERROR)  # it remarks on storage and topology

@@ -13,11 +13,11 @@ from typing import Any
 import yaml
 
 from evenshard.measure import MeasureConfig
-from evenshard.params import load_params, section
 from evenshard.stages.generate_tables import GenerateTablesConfig
 from evenshard.stages.loop import LoopConfig
-from evenshard.table_formats import TABLE_SUFFIXES
-from evenshard.table_sources import BATCH_SUFFIXES
+from evenshard.tables.formats import TABLE_SUFFIXES
+from evenshard.tables.sources import BATCH_SUFFIXES
+from evenshard.utils.params import load_params, section
 
 HEADER = "# Written by `make dvc.yaml` from params.yaml (rounds, input files); do not edit by hand.\n"
 TABLES, TASKS = "work/tables.parquet", "work/tasks.json"

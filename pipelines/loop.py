@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 from kfp import dsl
 
-from evenshard.errors import BadConfig
 from evenshard.kubeflow.cluster import MEASURING, Cluster
 from evenshard.kubeflow.pod_spec import placed
-from evenshard.messages import shown
-from evenshard.params import require, section
 from evenshard.stages.benchmark import BenchmarkConfig
 from evenshard.stages.evaluate import EvaluateConfig
 from evenshard.stages.generate_tables import GenerateTablesConfig
 from evenshard.stages.loop import LoopConfig
 from evenshard.stages.train_cost import TrainCostConfig
 from evenshard.stages.train_policy import TrainPolicyConfig
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import shown
+from evenshard.utils.params import require, section
 from evenshard_components.benchmark.component import benchmark
 from evenshard_components.evaluate.component import evaluate
 from evenshard_components.generate_tables.component import generate_tables

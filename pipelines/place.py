@@ -7,7 +7,7 @@ from kfp import dsl
 from evenshard.kubeflow.cluster import Cluster
 from evenshard.kubeflow.place_request import PlaceRequest
 from evenshard.kubeflow.pod_spec import placed
-from evenshard.params import section
+from evenshard.utils.params import section
 from evenshard_components.place.component import place
 from evenshard_pipelines.addresses import read
 

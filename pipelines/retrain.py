@@ -10,7 +10,7 @@ from kfp import dsl
 from evenshard.kubeflow.cluster import Cluster
 from evenshard.kubeflow.drift_request import DriftRequest
 from evenshard.kubeflow.pod_spec import placed
-from evenshard.params import section
+from evenshard.utils.params import section
 from evenshard_components.drift.component import drift
 from evenshard_pipelines.addresses import read
 from evenshard_pipelines.loop import Sections, checked_rounds, learn, outcome_recorded, section_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +10,14 @@ import pytest
 import torch
 import yaml
 
-import servers
-from loops import Loop, run_at_once
+from support import servers
+from support.loops import Loop, run_at_once
+from support.repository import ROOT
 
+# For the programs that tests start.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 # Tests run side by side, one process per core: more threads would only wait for each other.
 torch.set_num_threads(1)
 

@@ -47,8 +47,8 @@ def benchmark(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.in_pod import add_round, path_of, tables_in
-    from evenshard.kubeflow.measuring import measure_round
+    from evenshard.kubeflow.pod import add_round, path_of, tables_in
+    from evenshard.kubeflow.pod_measurement import measure_round
     from evenshard.stages.benchmark import BenchmarkInputs, BenchmarkOutputs
 
     inputs = BenchmarkInputs(

@@ -33,7 +33,7 @@ def drift(
     from pathlib import Path
 
     from evenshard.kubeflow.drift_request import drift_since
-    from evenshard.kubeflow.in_pod import record, tables_given
+    from evenshard.kubeflow.pod import record, tables_given
 
     found, text = drift_since(tables_given(tables, tables_address), model_uri, request)
     Path(summary.path).write_text(text)

@@ -44,10 +44,10 @@ def evaluate(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.in_pod import model_folder, round_costs, tables_in
-    from evenshard.kubeflow.measuring import evaluate_all
-    from evenshard.report_page import save_report
+    from evenshard.kubeflow.pod import model_folder, round_costs, tables_in
+    from evenshard.kubeflow.pod_measurement import evaluate_all
     from evenshard.stages.evaluate import EvaluateInputs, EvaluateOutputs
+    from evenshard.stages.report_page import save_report
 
     networks = [Path(one.path) for one in (cost_net, policy, cost_model)]
     inputs = EvaluateInputs(tables_in(tables), Path(tasks.path), round_costs(Path(costs.path)), *networks)

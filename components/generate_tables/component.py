@@ -32,10 +32,10 @@ def generate_tables(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.again import tried_again
-    from evenshard.kubeflow.in_pod import TABLES, given, record, stage_run
-    from evenshard.params import section
+    from evenshard.kubeflow.pod import TABLES, given, record, stage_run
+    from evenshard.kubeflow.retry import tried_again
     from evenshard.stages import generate_tables as stage
+    from evenshard.utils.params import section
 
     own = given(source, source_address)
     settings = section({"generate_tables": config}, "generate_tables", stage.GenerateTablesConfig, source=own)

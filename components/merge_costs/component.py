@@ -26,7 +26,7 @@ def merge_costs(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.in_pod import add_round, path_of, record, round_path
+    from evenshard.kubeflow.pod import add_round, path_of, record, round_path
     from evenshard.stages import merge_costs as stage
 
     inputs = stage.MergeCostsInputs(tuple(round_path(Path(part.path), round_number) for part in parts))

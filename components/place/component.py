@@ -36,10 +36,10 @@ def place(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.in_pod import given, record, tables_given
     from evenshard.kubeflow.place_request import place_tables
-    from evenshard.placing.file import save_answer
-    from evenshard.placing.page import save_page
+    from evenshard.kubeflow.pod import given, record, tables_given
+    from evenshard.planner.file import save_answer
+    from evenshard.planner.page.page import save_page
 
     answer = place_tables(
         tables_given(tables, tables_address), given(model, model_address) or model_uri or None, request

@@ -25,7 +25,7 @@ def record_outcome(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.in_pod import end_loop, page_of
+    from evenshard.kubeflow.pod import end_loop, page_of
     from evenshard.stages import record_outcome as stage
 
     page = page_of(run_id)

@@ -38,9 +38,9 @@ def train_cost(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow import in_pod
-    from evenshard.params import section
+    from evenshard.kubeflow import pod as in_pod
     from evenshard.stages import train_cost as stage
+    from evenshard.utils.params import section
 
     settings = section({"train_cost": config}, "train_cost", stage.TrainCostConfig)
     inputs = stage.TrainCostInputs(

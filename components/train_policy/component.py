@@ -34,9 +34,9 @@ def train_policy(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow import in_pod
-    from evenshard.params import section
+    from evenshard.kubeflow import pod as in_pod
     from evenshard.stages import train_policy as stage
+    from evenshard.utils.params import section
 
     settings = section({"train_policy": config}, "train_policy", stage.TrainPolicyConfig)
     own, before = Path(cost_net.path), in_pod.path_of(previous_policy)

@@ -22,29 +22,29 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from evenshard.api import place
-    from evenshard.columns import TableShard
-    from evenshard.errors import BadInput, EvenshardError, InfeasibleTask
-    from evenshard.placement import Placement
-    from evenshard.placing.answer import PlacementAnswer
-    from evenshard.placing.file import load_answer, save_answer
-    from evenshard.tables import Table
+from evenshard.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from evenshard.placement.parts import TableShard
+    from evenshard.placement.placement import Placement
+    from evenshard.planner.answer import PlacementAnswer
+    from evenshard.planner.api import place
+    from evenshard.planner.file import load_answer, save_answer
+    from evenshard.tables.table import Table
+    from evenshard.utils.errors import BadInput, EvenshardError, InfeasibleTask
 
 # Looked up when they are first used: torch takes more than a second to import, and `evenshard --help` needs none of it.
 _HOMES = {
-    "BadInput": "evenshard.errors",
-    "EvenshardError": "evenshard.errors",
-    "InfeasibleTask": "evenshard.errors",
-    "Placement": "evenshard.placement",
-    "PlacementAnswer": "evenshard.placing.answer",
-    "Table": "evenshard.tables",
-    "TableShard": "evenshard.columns",
-    "load_answer": "evenshard.placing.file",
-    "place": "evenshard.api",
-    "save_answer": "evenshard.placing.file",
+    "BadInput": "evenshard.utils.errors",
+    "EvenshardError": "evenshard.utils.errors",
+    "InfeasibleTask": "evenshard.utils.errors",
+    "Placement": "evenshard.placement.placement",
+    "PlacementAnswer": "evenshard.planner.answer",
+    "Table": "evenshard.tables.table",
+    "TableShard": "evenshard.placement.parts",
+    "load_answer": "evenshard.planner.file",
+    "place": "evenshard.planner.api",
+    "save_answer": "evenshard.planner.file",
 }
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "PlacementAnswer",
     "Table",
     "TableShard",
+    "__version__",
     "load_answer",
     "place",
     "save_answer",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from evenshard.cost_dataset import read_rows
+from evenshard.measure.cost_dataset import read_rows
 from evenshard_components.benchmark.component import benchmark
 from evenshard_components.conftest import CONFIG
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from evenshard.cost_dataset import read_rows
-from evenshard.errors import BadConfig, MeasurementFailed
-from evenshard.kubeflow import measuring
+from evenshard.kubeflow import pod_measurement as measuring
+from evenshard.measure.cost_dataset import read_rows
 from evenshard.measure.journal import Journal, Visit
+from evenshard.utils.errors import BadConfig, MeasurementFailed
 from evenshard_components.benchmark.component import benchmark
 from evenshard_components.conftest import CONFIG
 

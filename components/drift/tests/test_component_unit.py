@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from kfp import dsl
 
-from evenshard.errors import BadConfig
-from evenshard.models import load_model
+from evenshard.sharders.models import load_model
+from evenshard.utils.errors import BadConfig
 from evenshard_components.drift.component import drift
 
 Artifacts = Callable[..., dict[str, Any]]

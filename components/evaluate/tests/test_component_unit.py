@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evenshard.models import load_model
+from evenshard.sharders.models import load_model
 from evenshard_components.conftest import CONFIG
 from evenshard_components.evaluate.component import evaluate
 

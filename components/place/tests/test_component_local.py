@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from evenshard.placing.file import load_answer
+from evenshard.planner.file import load_answer
 from evenshard_components.place.component import place
 
 

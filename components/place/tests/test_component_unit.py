@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from kfp import dsl
 
-from evenshard.errors import BadConfig
-from evenshard.placing.file import load_answer
+from evenshard.planner.file import load_answer
+from evenshard.utils.errors import BadConfig
 from evenshard_components.place.component import place
 
 Artifacts = Callable[..., dict[str, Any]]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evenshard.checkpoint import load_checkpoint
-from evenshard.cost_nets.dreamshard import DreamShardCostNet
-from evenshard.trained_on import TrainedOn
+from evenshard.sharders.checkpoint import load_checkpoint
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.trained_on import TrainedOn
 from evenshard_components.conftest import CONFIG
 from evenshard_components.train_cost.component import train_cost
 

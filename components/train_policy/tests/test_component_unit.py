@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from evenshard import tracking
-from evenshard.checkpoint import load_checkpoint
-from evenshard.lineage import sha256_of
-from evenshard.sharders.dreamshard import DreamShardPolicy
+from evenshard.sharders.checkpoint import load_checkpoint
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
+from evenshard.utils.provenance import sha256_of
 from evenshard_components.conftest import CONFIG
 from evenshard_components.train_policy.component import train_policy
 

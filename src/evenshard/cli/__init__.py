@@ -14,33 +14,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from evenshard import __version__
-from evenshard.cli import datasets, deciding, loop, measuring, models, pipeline, placing, studies, tracking
-from evenshard.cli.parsing import Commands, OneLineParser
-from evenshard.errors import BadInput, EvenshardError, InfeasibleTask
-from evenshard.messages import one_line
+from evenshard.cli import costs, datasets, decisions, models, pipeline, place, stages, tracking
+from evenshard.cli.arguments import Commands, OneLineParser
+from evenshard.utils.errors import BadInput, EvenshardError, InfeasibleTask
+from evenshard.utils.messages import one_line
+from evenshard.version import __version__
 
 
 def _parser() -> OneLineParser:
     parser = OneLineParser(prog="evenshard", description="Learns where to put a recommender model's embedding tables.")
     parser.add_argument("--version", action="version", version=f"evenshard {__version__}")
     commands = Commands(parser)
-    loop.add_commands(commands)
-    measuring.add_commands(commands)
-    placing.add_commands(commands)
-    studies.add_commands(commands)
-    models.add_commands(commands)
-    pipeline.add_commands(commands)
-    datasets.add_commands(commands)
-    tracking.add_commands(commands)
-    deciding.add_commands(commands)
+    for module in (stages, costs, place, models, pipeline, datasets, tracking, decisions):
+        module.add_commands(commands)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
-    args = _parser().parse_args(argv)
-    from evenshard.progress import log_to_stderr
+    """Runs one command of ``evenshard`` and returns its exit code."""
+    return run_command(_parser(), argv)
+
+
+def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
+    """Runs one command of a parser and returns its exit code."""
+    args = parser.parse_args(argv)
+    from evenshard.utils.progress import log_to_stderr
 
     log_to_stderr()
     try:
@@ -51,15 +49,15 @@ def main(argv: list[str] | None = None) -> int:
         if getattr(args, "metrics", None) is not None:
             _write_metrics(metrics, args.metrics)
     except (BadInput, InfeasibleTask) as error:
-        print(f"evenshard {args.command}: {error}", file=sys.stderr)
+        print(f"{parser.prog} {args.command}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # who reads has seen enough, as `| head` does; what is to be saved was saved before
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (EvenshardError, OSError) as error:
-        print(f"evenshard {args.command} failed: {one_line(str(error))}", file=sys.stderr)
+        print(f"{parser.prog} {args.command} failed: {one_line(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"evenshard {args.command}: interrupted", file=sys.stderr)
+        print(f"{parser.prog} {args.command}: interrupted", file=sys.stderr)
         return 130
     return 0
 
@@ -71,13 +69,13 @@ def _others_dismissed() -> Iterator[None]:
         yield
     finally:
         if "WORLD_SIZE" in os.environ:
-            from evenshard.measure import collective
+            from evenshard.measure.distributed import collective
 
             collective.dismiss()
 
 
 def _write_metrics(metrics: Mapping[str, Any], path: Path) -> None:
-    from evenshard.atomic import atomic_path
+    from evenshard.utils.atomic import atomic_path
 
     with atomic_path(path) as draft:
         draft.write_text(json.dumps(metrics, indent=1) + "\n")

@@ -6,15 +6,15 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from evenshard.cli.parsing import PATH, Commands, at_least
+from evenshard.cli.arguments import PATH, Commands, at_least
 
 if TYPE_CHECKING:
-    from evenshard.datasets import Known, Published
+    from evenshard.tracking.datasets import Known, Published
 
 
 def _publish(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.datasets import Partition, PublishRequest, publish
-    from evenshard.datasets.repository import Repository
+    from evenshard.tracking.datasets import Partition, PublishRequest, publish
+    from evenshard.tracking.datasets.repository import Repository
 
     request = PublishRequest(
         costs=tuple(args.costs),
@@ -60,16 +60,16 @@ def _report(published: Published) -> list[str]:
 
 
 def _pull(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.datasets import pull
-    from evenshard.datasets.repository import Repository
+    from evenshard.tracking.datasets import pull
+    from evenshard.tracking.datasets.repository import Repository
 
     _print(pull(Repository.here(), args.hardware, args.collection, args.remote))
     return {}
 
 
 def _list(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.datasets import known
-    from evenshard.datasets.repository import Repository
+    from evenshard.tracking.datasets import known
+    from evenshard.tracking.datasets.repository import Repository
 
     _print(known(Repository.here()))
     return {}

@@ -6,19 +6,19 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from evenshard.cli.parsing import SOURCE, Commands, written
-from evenshard.messages import shown
-from evenshard.outputs import MODEL
+from evenshard.cli.arguments import SOURCE, Commands, written
+from evenshard.utils.messages import shown
+from evenshard.utils.outputs import MODEL
 
 
 def _bundle(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.errors import BadConfig
-    from evenshard.learn.bundle import BundleConfig, train_bundle
-    from evenshard.lineage import git_commit
     from evenshard.measure import SIMULATED, MeasureConfig
-    from evenshard.measure.simulated import SimulatedHardware
-    from evenshard.models import digest_of, save_model
-    from evenshard.trained_on import TrainedOn
+    from evenshard.measure.simulated.hardware import SimulatedHardware
+    from evenshard.sharders.bundled.train import BundleConfig, train_bundle
+    from evenshard.sharders.models import digest_of, save_model
+    from evenshard.sharders.trained_on import TrainedOn
+    from evenshard.utils.errors import BadConfig
+    from evenshard.utils.provenance import git_commit
 
     if not args.hardware.startswith(SIMULATED):
         raise BadConfig(

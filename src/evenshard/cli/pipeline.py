@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.cli.parsing import OUTPUT, PATH, Commands, Source, at_least, written
+from evenshard.cli.arguments import OUTPUT, PATH, Commands, Source, at_least, written
 from evenshard.kubeflow.remote import ENDPOINT
-from evenshard.messages import shown
-from evenshard.outputs import FilesInside
+from evenshard.utils.messages import shown
+from evenshard.utils.outputs import FilesInside
 
 if TYPE_CHECKING:
     from evenshard.kubeflow.cluster import Cluster
@@ -45,8 +45,8 @@ def _compile(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _run(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.errors import BadConfig
     from evenshard.kubeflow.local import local_file, run_here
+    from evenshard.utils.errors import BadConfig
 
     pipeline, values = _built(args, _cluster(args), local=True)
     for name in ("tables", "model", "source", "model_uri"):
@@ -111,8 +111,8 @@ def _status(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _report(status: RunStatus, silent: bool = False) -> None:
     """Prints how a run is doing; one that has ended badly ends the command badly."""
-    from evenshard.errors import PipelineFailed
     from evenshard.kubeflow.status_text import failure_of, notes_on, progress_of
+    from evenshard.utils.errors import PipelineFailed
 
     if status.finished and status.state != "SUCCEEDED":
         raise PipelineFailed(failure_of(status))
@@ -155,7 +155,7 @@ def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> t
 def _package(args: argparse.Namespace, cluster: Cluster) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The compiled pipeline and the values of its parameters: the file that was named, or one made for the moment."""
     from evenshard.kubeflow.package import compile_to, require_fits
-    from evenshard.scratch import scratch_folder
+    from evenshard.utils.scratch import scratch_folder
 
     if args.package is not None:
         values = dict(args.set)
@@ -170,8 +170,8 @@ def _package(args: argparse.Namespace, cluster: Cluster) -> Iterator[tuple[Path,
 
 
 def _remote(args: argparse.Namespace) -> Remote:
-    from evenshard.errors import BadConfig
     from evenshard.kubeflow.package import require_kfp
+    from evenshard.utils.errors import BadConfig
 
     args.endpoint = args.endpoint or os.environ.get(ENDPOINT)
     if not args.endpoint:
@@ -191,7 +191,7 @@ class _Setting(Source):
 
     def __call__(self, text: str) -> tuple[str, Any]:
         """What argparse calls."""
-        from evenshard.plain_yaml import load_yaml
+        from evenshard.utils.yaml_files import load_yaml
 
         name, equals, value = text.partition("=")
         if not (name and equals):

@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evenshard.cli.parsing import PATH, Commands
+from evenshard.cli.arguments import PATH, Commands
 
 
 def _sync(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.errors import TrackingFailed
     from evenshard.tracking import sync
+    from evenshard.utils.errors import TrackingFailed
 
     done = sync(args.to)
     if not done:
@@ -27,10 +27,10 @@ def _sync(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _lineage(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.errors import TrackingFailed
-    from evenshard.placing.file import load_answer
-    from evenshard.placing.lineage import BROKEN, lineage_of
-    from evenshard.placing.terminal import plain_console
+    from evenshard.planner.file import load_answer
+    from evenshard.planner.lineage import BROKEN, lineage_of
+    from evenshard.utils.console import plain_console
+    from evenshard.utils.errors import TrackingFailed
 
     links = lineage_of(load_answer(args.placement), args.data)
     broken = [link for link in links if link.state == BROKEN]

@@ -11,9 +11,9 @@ Kubeflow's importer takes ``s3://`` too, but only Amazon's: it puts the bucket i
 
 from __future__ import annotations
 
-from evenshard.errors import BadConfig
-from evenshard.messages import shown
-from evenshard.storage import is_address
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import shown
+from evenshard.utils.s3 import is_address
 
 IMPORTED = ("minio://", "gs://")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from evenshard.errors import BadConfig, EvenshardError, PipelineFailed
-from evenshard.messages import cut, one_line, reason_of
+from evenshard.utils.errors import BadConfig, EvenshardError, PipelineFailed
+from evenshard.utils.messages import cut, one_line, reason_of
 
 MAX_REASON = 300  # characters of the server's own words
 

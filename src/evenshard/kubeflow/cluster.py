@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from evenshard.errors import BadConfig
-from evenshard.messages import shown
-from evenshard.params import CORRECT_IT, load_params, require, section
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import shown
+from evenshard.utils.params import CORRECT_IT, load_params, require, section
 
 STAGES = (
     "generate_tables",

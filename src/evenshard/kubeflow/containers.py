@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evenshard.errors import BadConfig
 from evenshard.kubeflow.image import image
-from evenshard.messages import reason_of
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import reason_of
 
 
 def container_runner() -> Any:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evenshard.deciding.drift import Drift, drift_of
-from evenshard.deciding.drift_text import print_drift
-from evenshard.kubeflow.again import tried_again
-from evenshard.params import section
-from evenshard.placing.model import model_of
-from evenshard.storage import local
-from evenshard.table_sources import tables_from
+from evenshard.kubeflow.retry import tried_again
+from evenshard.planner.model import model_of
+from evenshard.stages.decisions.drift import Drift, drift_of
+from evenshard.stages.decisions.drift_text import print_drift
+from evenshard.tables.sources import tables_from
+from evenshard.utils.params import section
+from evenshard.utils.s3 import local
 
 
 @dataclass(frozen=True)

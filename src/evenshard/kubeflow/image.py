@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 
-import evenshard
-from evenshard.errors import BadConfig
-from evenshard.messages import shown
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import shown
+from evenshard.version import __version__
 
 VARIABLE = "EVENSHARD_IMAGE"
-DEFAULT_IMAGE = f"localhost/evenshard:{evenshard.__version__}-cpu"
+DEFAULT_IMAGE = f"localhost/evenshard:{__version__}-cpu"
 MOVING_TAGS = ("latest", "main", "master", "dev", "nightly", "stable", "edge")
 _NAME = re.compile(
     r"(?P<name>[a-z0-9][a-zA-Z0-9._:/-]*?)(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
@@ -36,9 +36,7 @@ def checked_image(name: str) -> str:
     Raises:
         BadConfig: if it has no tag and no digest, or a tag that moves, such as latest.
     """
-    remedy = (
-        f"Name a version or a digest in {VARIABLE}, such as registry.example.com/evenshard:{evenshard.__version__}-cpu."
-    )
+    remedy = f"Name a version or a digest in {VARIABLE}, such as registry.example.com/evenshard:{__version__}-cpu."
     found = _NAME.fullmatch(name)
     if found is None:
         raise BadConfig(f"image {shown(name)} is no name of an image. {remedy}")

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.errors import BadFile, PipelineFailed
 from evenshard.kubeflow.containers import container_runner, containers_as_here
-from evenshard.scratch import scratch_folder
-from evenshard.storage import is_address
 from evenshard.tracking import LOOP_ID
+from evenshard.utils.errors import BadFile, PipelineFailed
+from evenshard.utils.s3 import is_address
+from evenshard.utils.scratch import scratch_folder
 
 SUBPROCESS, CONTAINER = "subprocess", "container"
 RUNNERS = (SUBPROCESS, CONTAINER)

@@ -8,18 +8,18 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.atomic import atomic_path
-from evenshard.errors import BadConfig, BadFile, BadInput, StorageFailed
 from evenshard.kubeflow.addresses import is_imported, require_known, require_readable
 from evenshard.kubeflow.cluster import Cluster, load_cluster
 from evenshard.kubeflow.drift_request import DriftRequest
 from evenshard.kubeflow.place_request import PlaceRequest
-from evenshard.lineage import sha256_of
-from evenshard.messages import shown
-from evenshard.params import load_params, section
-from evenshard.plain_text import read_text
-from evenshard.plain_yaml import load_documents, load_yaml
-from evenshard.storage import content_hash, is_address
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import BadConfig, BadFile, BadInput, StorageFailed
+from evenshard.utils.messages import shown
+from evenshard.utils.params import load_params, section
+from evenshard.utils.provenance import sha256_of
+from evenshard.utils.s3 import content_hash, is_address
+from evenshard.utils.text_files import read_text
+from evenshard.utils.yaml_files import load_documents, load_yaml
 
 TRAIN, RETRAIN, PLACE = "train", "retrain", "place"
 PIPELINES = (TRAIN, RETRAIN, PLACE)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from evenshard import api
-from evenshard.kubeflow.again import tried_again
-from evenshard.params import section
-from evenshard.placing.answer import PlacementAnswer
-from evenshard.placing.rivals import HEURISTICS
+from evenshard.kubeflow.retry import tried_again
+from evenshard.planner import api
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.rivals import HEURISTICS
+from evenshard.utils.params import section
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from evenshard.kubeflow.again import PAUSES
 from evenshard.kubeflow.cluster import BACKOFF_FACTOR, Cluster
 from evenshard.kubeflow.image import image
+from evenshard.kubeflow.retry import PAUSES
 from evenshard.tracking import LOOP_ID
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.messages import cut, one_line
+from evenshard.utils.messages import cut, one_line
 
 TIMEOUT_S = 5.0
 MAX_REASON = 300  # characters of what Kubernetes says

@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evenshard.errors import BadConfig, PipelineFailed
 from evenshard.kubeflow.api_errors import Again, explained
 from evenshard.kubeflow.pods import Pod, pods_of
 from evenshard.kubeflow.run_tasks import FAILED, PENDING, RUNNING, TaskStatus, record_ends, tasks_of
 from evenshard.kubeflow.token import token_file_in_use
-from evenshard.messages import shown, without_credentials
+from evenshard.utils.errors import BadConfig, PipelineFailed
+from evenshard.utils.messages import shown, without_credentials
 
 Answer = TypeVar("Answer")
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")

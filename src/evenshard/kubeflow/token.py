@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from evenshard.errors import BadFile
+from evenshard.utils.errors import BadFile
 
 VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"
 IN_CLUSTER = "/var/run/secrets/kubeflow/pipelines/token"

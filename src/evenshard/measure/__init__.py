@@ -6,12 +6,12 @@ so that a bare GPU box that has only torch can measure.
 
 from __future__ import annotations
 
-from evenshard.costs import SIMULATED
-from evenshard.errors import BadConfig
 from evenshard.measure.campaign import Job, from_journal, measure_jobs, with_controls
+from evenshard.measure.costs import SIMULATED
 from evenshard.measure.hardware import Hardware, MeasureConfig
 from evenshard.measure.journal import Journal
-from evenshard.messages import shown
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import shown
 
 REAL = ("auto", "cpu", "cuda")
 
@@ -28,10 +28,10 @@ def open_hardware(hardware: str | MeasureConfig) -> Hardware:
     config = MeasureConfig(hardware=hardware) if isinstance(hardware, str) else hardware
     _check(config)
     if config.hardware.startswith(SIMULATED):
-        from evenshard.measure.simulated import SimulatedHardware
+        from evenshard.measure.simulated.hardware import SimulatedHardware
 
         return SimulatedHardware(config)
-    from evenshard.measure import collective
+    from evenshard.measure.distributed import collective
     from evenshard.measure.fbgemm import real_device
     from evenshard.measure.in_turn import OneDeviceInTurn
 

@@ -11,10 +11,11 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from evenshard.errors import BadInput, EvenshardError
-from evenshard.measure import Journal, collective, measure_jobs, open_hardware
+from evenshard.measure import Journal, measure_jobs, open_hardware
+from evenshard.measure.distributed import collective
 from evenshard.measure.plan import load_plan
-from evenshard.outputs import File, require_apart, require_place
+from evenshard.utils.errors import BadInput, EvenshardError
+from evenshard.utils.outputs import File, require_apart, require_place
 
 LOG_EVERY_S = 10.0
 log = logging.getLogger("evenshard.measure")

@@ -15,12 +15,12 @@ from functools import cached_property
 
 import numpy as np
 
-from evenshard.costs import CONTROL, MeasuredPlacement, Provenance, combine_visits
-from evenshard.errors import BadFile
+from evenshard.measure.costs import CONTROL, MeasuredPlacement, Provenance, combine_visits
 from evenshard.measure.hardware import Hardware, MeasureConfig
 from evenshard.measure.journal import Journal, Origin, Visit
-from evenshard.placement import Placement
-from evenshard.tasks import PlacementTask
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.utils.errors import BadFile
 
 # The settings without which a visit means something else; what the hardware is called is part of the provenance.
 MEANING = ("link", "num_batches", "warmup", "repeats", "recorded_batch", "keep_cache_warm", "noise", "seed")

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from evenshard.dlrm_batch import read_dlrm_batch
-from evenshard.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.measure.hardware import MeasureConfig
 from evenshard.measure.workload import RecordedLookups, draw_lookups
-from evenshard.messages import reason_of
-from evenshard.tables import Table
-from evenshard.threads import one_thread
-from evenshard.units import BYTES_PER_GB
+from evenshard.tables.dlrm_batch import read_dlrm_batch
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
+from evenshard.utils.messages import reason_of
+from evenshard.utils.process import one_thread
+from evenshard.utils.units import BYTES_PER_GB
 
 MEASURABLE_WEIGHT_BITS = {16: torch.float16, 32: torch.float32}
 MAX_INT32 = 2**31 - 1

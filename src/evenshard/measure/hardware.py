@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from evenshard.costs import PlacementCost, Provenance
-from evenshard.placement import Placement
-from evenshard.tasks import PlacementTask
+from evenshard.measure.costs import PlacementCost, Provenance
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
 
 
 @dataclass(frozen=True)

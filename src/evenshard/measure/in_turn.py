@@ -12,14 +12,14 @@ from statistics import median
 
 import torch
 
-from evenshard.costs import OK, DeviceCost, PlacementCost, Provenance, interquartile_range
 from evenshard.measure.clock import CacheFlush, stopwatch
+from evenshard.measure.costs import OK, DeviceCost, PlacementCost, Provenance, interquartile_range
 from evenshard.measure.fbgemm import OutOfDeviceMemory, ShardKernels, device_name, driver_version, library_versions
 from evenshard.measure.hardware import MeasureConfig, TimeShare
 from evenshard.measure.link import DEFAULT_LINK, link, start_skew_ms
-from evenshard.placement import Placement
-from evenshard.tables import Table
-from evenshard.tasks import PlacementTask
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.tables.table import Table
 
 
 class OneDeviceInTurn:

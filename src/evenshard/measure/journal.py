@@ -18,11 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from evenshard.costs import OK, OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, moment_problem
-from evenshard.errors import BadFile, MeasurementFailed
-from evenshard.messages import reason_of, shown
-from evenshard.plain_json import load_json
-from evenshard.plain_records import record_of
+from evenshard.measure.costs import OK, OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, moment_problem
+from evenshard.utils.errors import BadFile, MeasurementFailed
+from evenshard.utils.json_files import load_json
+from evenshard.utils.messages import reason_of, shown
+from evenshard.utils.records import record_of
 
 JOURNAL_VERSION = 1
 FSYNC_EVERY_S = 1.0

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from evenshard.errors import BadConfig, BadFile
-from evenshard.messages import shown
-from evenshard.reuse import FloatArray
-from evenshard.units import seconds_to_ms
+from evenshard.tables.reuse import FloatArray
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.messages import shown
+from evenshard.utils.units import seconds_to_ms
 
 BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
 DEFAULT_LINK = "ethernet_25g"

@@ -13,17 +13,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.atomic import atomic_path
-from evenshard.errors import BadConfig, BadFile
-from evenshard.limits import RANGES
 from evenshard.measure.campaign import Job
 from evenshard.measure.hardware import MeasureConfig
-from evenshard.messages import reason_of, shown
-from evenshard.placement import Placement
-from evenshard.plain_json import load_json
-from evenshard.plain_records import record_of
-from evenshard.tables import Table
-from evenshard.tasks import PlacementTask
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.tables.table import Table
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.json_files import load_json
+from evenshard.utils.limits import RANGES
+from evenshard.utils.messages import reason_of, shown
+from evenshard.utils.records import record_of
 
 PLAN_VERSION = 1
 MAX_PLAN_BYTES = 2**30

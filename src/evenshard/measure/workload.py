@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from evenshard.dlrm_batch import DlrmBatch, recorded_name
-from evenshard.errors import BadConfig
-from evenshard.messages import shown
-from evenshard.reuse import BIN_MEAN_COUNTS, MAX_COUNT_OF_BIN, MIN_COUNT_OF_BIN, feasible_reuse_bins
-from evenshard.tables import Table
+from evenshard.tables.dlrm_batch import DlrmBatch, recorded_name
+from evenshard.tables.reuse import BIN_MEAN_COUNTS, MAX_COUNT_OF_BIN, MIN_COUNT_OF_BIN, feasible_reuse_bins
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import shown
 
 
 @dataclass(frozen=True)

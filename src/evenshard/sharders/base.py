@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from evenshard.placement import Placement
-from evenshard.tasks import PlacementTask
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
 
 
 class Sharder(Protocol):

@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evenshard.errors import BadConfig, InfeasibleTask
-from evenshard.impossible import no_placement_found, require_room
-from evenshard.messages import cut
-from evenshard.placement import Items, Placement, check_placement
+from evenshard.placement.feasibility import no_placement_found, require_room
+from evenshard.placement.placement import Items, Placement, check_placement
+from evenshard.placement.task import PlacementTask
 from evenshard.sharders.greedy import GreedySharder
 from evenshard.sharders.integer_program import add_hint, add_room, chosen_devices, device_variables
-from evenshard.tables import Table
-from evenshard.tasks import PlacementTask
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.messages import cut
 
 COST_UNITS = 1_000_000
 """The solver counts in whole units: so many make up the lower bound; a table is rounded by half of one."""

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from evenshard.impossible import no_room, require_room
-from evenshard.placement import Items, Placement
-from evenshard.tables import Table
-from evenshard.tasks import PlacementTask
+from evenshard.placement.feasibility import no_room, require_room
+from evenshard.placement.placement import Items, Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.tables.table import Table
 
 Weight = Callable[[Table], float]
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.impossible import no_placement_found, require_room
-from evenshard.placement import Items, Placement, check_placement, legal_mask
+from evenshard.placement.feasibility import no_placement_found, require_room
+from evenshard.placement.placement import Items, Placement, check_placement, legal_mask
+from evenshard.placement.task import PlacementTask
 from evenshard.sharders.integer_program import add_room, device_variables
-from evenshard.tasks import PlacementTask
 
 MAX_PAIRS = 150_000
 """Items times devices that the solver is given; it then needs about 1 GB."""

@@ -6,9 +6,9 @@ import zlib
 
 import numpy as np
 
-from evenshard.impossible import no_room, require_room
-from evenshard.placement import Items, Placement
-from evenshard.tasks import PlacementTask
+from evenshard.placement.feasibility import no_room, require_room
+from evenshard.placement.placement import Items, Placement
+from evenshard.placement.task import PlacementTask
 
 
 class RandomSharder:

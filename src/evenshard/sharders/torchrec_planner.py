@@ -23,15 +23,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from evenshard.columns import TableShard
-from evenshard.errors import BadConfig
-from evenshard.impossible import no_placement_found, require_room
 from evenshard.measure import SIMULATED, MeasureConfig
-from evenshard.measure.gpu_profile import gpu_profile
 from evenshard.measure.link import link
-from evenshard.placement import Placement, check_memory
-from evenshard.tables import Table
-from evenshard.tasks import PlacementTask
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.placement.feasibility import no_placement_found, require_room
+from evenshard.placement.parts import TableShard
+from evenshard.placement.placement import Placement, check_memory
+from evenshard.placement.task import PlacementTask
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.planners import EmbeddingShardingPlanner

@@ -12,21 +12,21 @@ from statistics import fmean
 
 import numpy as np
 
-from evenshard.cost_dataset import save_costs
-from evenshard.costs import RANDOM_SHARD, MeasuredPlacement
-from evenshard.errors import BadFile, MeasurementFailed
-from evenshard.lineage import Lineage
 from evenshard.measure import Job, Journal, MeasureConfig, from_journal, measure_jobs, open_hardware
+from evenshard.measure.cost_dataset import save_costs
+from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
 from evenshard.measure.hardware import TimeShare
+from evenshard.measure.noise import controls_of, noise_of
 from evenshard.measure.plan import save_plan
-from evenshard.noise import controls_of, noise_of
-from evenshard.params import require
-from evenshard.progress import progress
-from evenshard.sharders.evenshard import EvenshardSharder
+from evenshard.placement.task import load_tasks
+from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.stages.outcome import Outcome
 from evenshard.stages.propose import Proposers, among_controls, in_part, placement_jobs, shard_jobs
-from evenshard.table_files import load_tables
-from evenshard.tasks import load_tasks
+from evenshard.tables.files import load_tables
+from evenshard.utils.errors import BadFile, MeasurementFailed
+from evenshard.utils.params import require
+from evenshard.utils.progress import progress
+from evenshard.utils.provenance import Lineage
 
 log = logging.getLogger(__name__)
 

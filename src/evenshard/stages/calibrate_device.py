@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenshard.calibrate.device import COMPONENTS, Calibration, fit_profile, save_profile
-from evenshard.cost_dataset import load_costs
-from evenshard.measure.gpu_profile import FREE_CONSTANTS, gpu_profile
-from evenshard.table_files import load_tables
+from evenshard.measure.calibrate.device import COMPONENTS, Calibration, fit_profile, save_profile
+from evenshard.measure.cost_dataset import load_costs
+from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, gpu_profile
+from evenshard.tables.files import load_tables
 
 
 @dataclass(frozen=True)

@@ -12,30 +12,39 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evenshard import report
-from evenshard.checkpoint import load_checkpoint
-from evenshard.cost_dataset import load_costs, save_costs
-from evenshard.cost_nets.convex import ConvexCostModel
-from evenshard.cost_nets.dreamshard import DreamShardCostNet
-from evenshard.costs import MeasuredPlacement, PlacementCost
-from evenshard.evaluate import EXPERTS, Answer, Result, Standing, ask, infeasible_tasks, network_accuracy, standings
-from evenshard.lineage import Lineage
 from evenshard.measure import Hardware, Job, Journal, MeasureConfig, measure_jobs, open_hardware
-from evenshard.models import COST_MODEL, COST_NET, POLICY
-from evenshard.noise import controls_of, noise_of
-from evenshard.params import require
-from evenshard.placement import alone
-from evenshard.progress import progress
+from evenshard.measure.cost_dataset import load_costs, save_costs
+from evenshard.measure.costs import MeasuredPlacement, PlacementCost
+from evenshard.measure.noise import controls_of, noise_of
+from evenshard.placement.placement import alone
+from evenshard.placement.task import PlacementTask, load_tasks, single_table_task
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
-from evenshard.sharders.evenshard import EvenshardSharder, SearchConfig
+from evenshard.sharders.checkpoint import load_checkpoint
+from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.local_search import SearchEffort
+from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.greedy import expert_sharders, single_cost_sharder
-from evenshard.sharders.local_search import SearchEffort
+from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY
 from evenshard.sharders.random import RandomSharder
+from evenshard.stages import report
 from evenshard.stages.propose import among_controls
-from evenshard.table_files import load_tables
-from evenshard.tasks import PlacementTask, load_tasks, single_table_task
-from evenshard.threads import one_thread
+from evenshard.stages.standings import (
+    EXPERTS,
+    Answer,
+    Result,
+    Standing,
+    ask,
+    infeasible_tasks,
+    network_accuracy,
+    standings,
+)
+from evenshard.tables.files import load_tables
+from evenshard.utils.params import require
+from evenshard.utils.process import one_thread
+from evenshard.utils.progress import progress
+from evenshard.utils.provenance import Lineage
 
 log = logging.getLogger(__name__)
 

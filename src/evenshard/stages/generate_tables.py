@@ -6,19 +6,19 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenshard.catalog import catalog_names, load_catalog
-from evenshard.dlrm_batch import read_dlrm_batch, tables_from_batch
-from evenshard.errors import BadConfig
-from evenshard.generator import GeneratorConfig, generate_tables
-from evenshard.messages import shown
-from evenshard.outputs import require_apart
-from evenshard.params import require
-from evenshard.storage import local
-from evenshard.table_files import load_tables, save_tables
-from evenshard.table_formats import TABLE_SUFFIXES
-from evenshard.table_sources import BATCH_SUFFIXES, SourceKind, kind_of_source
-from evenshard.tables import Table
-from evenshard.tasks import TaskSampling, sample_tasks, save_tasks
+from evenshard.placement.task import TaskSampling, sample_tasks, save_tasks
+from evenshard.tables.catalog import catalog_names, load_catalog
+from evenshard.tables.dlrm_batch import read_dlrm_batch, tables_from_batch
+from evenshard.tables.files import load_tables, save_tables
+from evenshard.tables.formats import TABLE_SUFFIXES
+from evenshard.tables.generator import GeneratorConfig, generate_tables
+from evenshard.tables.sources import BATCH_SUFFIXES, SourceKind, kind_of_source
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import shown
+from evenshard.utils.outputs import require_apart
+from evenshard.utils.params import require
+from evenshard.utils.s3 import local
 
 log = logging.getLogger(__name__)
 GENERATOR = "dlrm_2021"

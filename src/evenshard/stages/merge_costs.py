@@ -6,10 +6,10 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenshard.cost_dataset import read_rows, save_rows
-from evenshard.errors import BadFile
-from evenshard.messages import shown
-from evenshard.params import require
+from evenshard.measure.cost_dataset import read_rows, save_rows
+from evenshard.utils.errors import BadFile
+from evenshard.utils.messages import shown
+from evenshard.utils.params import require
 
 log = logging.getLogger(__name__)
 _SAME = ("hardware", "versions", "link")

@@ -11,21 +11,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from evenshard.checkpoint import load_checkpoint
-from evenshard.cost_nets.convex import ConvexCostModel
-from evenshard.cost_nets.dreamshard import DreamShardCostNet
-from evenshard.costs import CONTROL, RANDOM_SHARD
-from evenshard.errors import InfeasibleTask
 from evenshard.measure import Job, MeasureConfig, with_controls
-from evenshard.params import require
-from evenshard.placement import Placement, alone
-from evenshard.sharders.dreamshard import DreamShardPolicy, DreamShardSharder
-from evenshard.sharders.evenshard import EvenshardSharder, SearchConfig
-from evenshard.sharders.local_search import SearchEffort
+from evenshard.measure.costs import CONTROL, RANDOM_SHARD
+from evenshard.placement.placement import Placement, alone
+from evenshard.placement.task import PlacementTask, sample_shards
+from evenshard.sharders.checkpoint import load_checkpoint
+from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.local_search import SearchEffort
+from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.random import random_placement
-from evenshard.tables import Table
-from evenshard.tasks import PlacementTask, sample_shards
-from evenshard.threads import one_thread
+from evenshard.tables.table import Table
+from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.params import require
+from evenshard.utils.process import one_thread
 
 log = logging.getLogger(__name__)
 EFFORT = SearchEffort(scores_per_table=1000)

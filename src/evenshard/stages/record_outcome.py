@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from evenshard.atomic import atomic_path
+from evenshard.utils.atomic import atomic_path
 
 UNKNOWN = "UNKNOWN"
 ENDED_AS = {

@@ -15,26 +15,26 @@ from statistics import fmean
 
 import torch
 
-from evenshard.checkpoint import Checkpoint, load_checkpoint, new_checkpoint, save_checkpoint
-from evenshard.cost_dataset import load_costs
-from evenshard.cost_nets.convex import ConvexCostModel
-from evenshard.cost_nets.dreamshard import DreamShardCostNet
-from evenshard.costs import CONTROL, RANDOM_SHARD, MeasuredPlacement
-from evenshard.errors import BadFile
-from evenshard.features import FeatureNormalizer
-from evenshard.learn.chosen import calibrate_for_chosen
-from evenshard.learn.fit_convex_net import ConvexFitConfig, fit_convex_net
-from evenshard.learn.fit_cost_net import CostTensors, FitConfig, fit_cost_net, predict
-from evenshard.lineage import Lineage
-from evenshard.models import save_cost_model
-from evenshard.params import require
-from evenshard.progress import progress
-from evenshard.sharders.evenshard import EvenshardSharder
+from evenshard.measure.cost_dataset import load_costs
+from evenshard.measure.costs import CONTROL, RANDOM_SHARD, MeasuredPlacement
+from evenshard.placement.task import PlacementTask, distinct_tables, load_tasks
+from evenshard.sharders.checkpoint import Checkpoint, load_checkpoint, new_checkpoint, save_checkpoint
+from evenshard.sharders.convex_search.calibration import calibrate_for_chosen
+from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.fit import ConvexFitConfig, fit_convex_net
+from evenshard.sharders.convex_search.sharder import EvenshardSharder
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.fit import CostTensors, FitConfig, fit_cost_net, predict
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.models import save_cost_model
+from evenshard.sharders.trained_on import TrainedOn
 from evenshard.stages.outcome import Outcome
-from evenshard.table_files import load_tables
-from evenshard.tasks import PlacementTask, distinct_tables, load_tasks
-from evenshard.threads import one_thread
-from evenshard.trained_on import TrainedOn
+from evenshard.tables.files import load_tables
+from evenshard.utils.errors import BadFile
+from evenshard.utils.params import require
+from evenshard.utils.process import one_thread
+from evenshard.utils.progress import progress
+from evenshard.utils.provenance import Lineage
 
 log = logging.getLogger(__name__)
 

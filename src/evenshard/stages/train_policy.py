@@ -11,18 +11,18 @@ from statistics import fmean
 
 import torch
 
-from evenshard.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
-from evenshard.cost_nets.dreamshard import DreamShardCostNet
-from evenshard.env import EpisodeBatch
-from evenshard.learn.reinforce import ReinforceConfig, train_policy
-from evenshard.params import require
-from evenshard.progress import progress
-from evenshard.sharders.dreamshard import DreamShardPolicy
+from evenshard.placement.task import load_tasks
+from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.env import EpisodeBatch
+from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, train_policy
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.stages.outcome import Outcome
 from evenshard.stages.train_cost import decayed
-from evenshard.table_files import load_tables
-from evenshard.tasks import load_tasks
-from evenshard.threads import one_thread
+from evenshard.tables.files import load_tables
+from evenshard.utils.params import require
+from evenshard.utils.process import one_thread
+from evenshard.utils.progress import progress
 
 log = logging.getLogger(__name__)
 

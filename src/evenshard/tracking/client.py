@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from evenshard.errors import BadConfig, EvenshardError, TrackingFailed
-from evenshard.messages import reason_of
 from evenshard.tracking.deadline import Patient, answered
 from evenshard.tracking.sqlite_file import make_whole, sqlite_file
+from evenshard.utils.errors import BadConfig, EvenshardError, TrackingFailed
+from evenshard.utils.messages import reason_of
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"

@@ -22,13 +22,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.atomic import atomic_path
-from evenshard.messages import reason_of, without_credentials
-from evenshard.plain_json import load_json
 from evenshard.tracking.client import connect, environment, first_line, patience, tracking_uri
 from evenshard.tracking.deadline import NoAnswer
 from evenshard.tracking.parents import Parent
 from evenshard.tracking.sending import Operation, Record, ensure_run, send
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.json_files import load_json
+from evenshard.utils.messages import reason_of, without_credentials
 
 RUN, FILES = "run.json", "files"
 OLD_OPERATIONS = "operations.jsonl"

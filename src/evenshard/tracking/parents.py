@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evenshard.atomic import atomic_path
-from evenshard.lineage import params_hash
-from evenshard.messages import without_credentials
 from evenshard.tracking.client import tracking_uri
 from evenshard.tracking.tags import origin_tags
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.messages import without_credentials
+from evenshard.utils.provenance import params_hash
 
 PARENT_FILE = Path("work/mlflow_parent.json")
 LOOP_ID, LOOP_TAG = "EVENSHARD_LOOP_ID", "evenshard.loop_id"

@@ -7,10 +7,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import evenshard
 from evenshard.tracking.client import quiet
+from evenshard.version import __version__
 
-SCRIPT = Path(evenshard.__file__).with_name("served.py")
+SCRIPT = Path(__file__).parents[1] / "planner" / "mlflow_model.py"
 REQUIRED = ("torch", "numpy", "pandas", "pyarrow", "pydantic", "scipy", "PyYAML", "mlflow")
 """What placing tables needs beside evenshard itself."""
 
@@ -21,7 +21,7 @@ EXAMPLE = [
 
 
 def save_pyfunc(model: Path, target: Path, name: str, logged: Any, run_id: str) -> None:
-    """Writes the folder that MLflow serves: the model's files, the code in ``evenshard.served``, and what they need.
+    """Writes the folder that MLflow serves: the model's files, the code that answers, and what they need.
 
     Args:
         model: a model's folder.
@@ -51,7 +51,7 @@ def save_pyfunc(model: Path, target: Path, name: str, logged: Any, run_id: str) 
 
 def pip_requirements() -> list[str]:
     """What a server must install; evenshard itself from its wheel, where no package index has it."""
-    known = [f"evenshard=={evenshard.__version__}"]
+    known = [f"evenshard=={__version__}"]
     for package in REQUIRED:
         try:
             known.append(f"{package}=={version(package)}")

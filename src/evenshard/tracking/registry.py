@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.errors import BadConfig
-from evenshard.messages import without_credentials
-from evenshard.scratch import scratch_folder
 from evenshard.tracking.client import (
     blamed,
     connect,
@@ -29,6 +26,9 @@ from evenshard.tracking.client import (
 from evenshard.tracking.deadline import answered
 from evenshard.tracking.pyfunc import save_pyfunc
 from evenshard.tracking.tags import SHA256 as SHA256_TAG
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import without_credentials
+from evenshard.utils.scratch import scratch_folder
 
 COST, POLICY = "evenshard-cost", "evenshard-policy"
 CHAMPION = "champion"
@@ -94,7 +94,7 @@ def register_model(
         BadFile: if the folder is no model.
         Exception: whatever MLflow raises, without a half-made version left behind.
     """
-    from evenshard.models import digest_of
+    from evenshard.sharders.models import digest_of
 
     with patience(), scratch_folder() as scratch:
         client = client or connect()
@@ -124,9 +124,9 @@ def copy_parts(folder: Path, target: Path, name: str = COST) -> None:
     Raises:
         BadFile: if a part is missing.
     """
-    from evenshard.errors import BadFile
-    from evenshard.models import COST_MODEL, COST_NET
-    from evenshard.models import POLICY as POLICY_PART
+    from evenshard.sharders.models import COST_MODEL, COST_NET
+    from evenshard.sharders.models import POLICY as POLICY_PART
+    from evenshard.utils.errors import BadFile
 
     parts = {POLICY: (COST_NET, POLICY_PART), COST: (COST_MODEL,)}[name]
     for part in parts:
@@ -184,7 +184,7 @@ def download_model(uri: str) -> Iterator[Path]:
     """Fetches a registered model, such as ``models:/evenshard-cost@champion`` or ``models:/evenshard-cost/3``.
 
     Yields:
-        A folder that is removed when the block ends. What is in there is for ``evenshard.models`` to say.
+        A folder that is removed when the block ends. What is in there is for ``evenshard.sharders.models`` to say.
 
     Raises:
         BadConfig: if there is no such model, alias or version.

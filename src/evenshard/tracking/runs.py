@@ -13,10 +13,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from evenshard.messages import reason_of, without_credentials
-from evenshard.scratch import scratch_folder
 from evenshard.tracking.client import connect, experiment_name, first_line, patience, tracking_uri
-from evenshard.tracking.datasets import describe_costs
+from evenshard.tracking.dataset_inputs import describe_costs
 from evenshard.tracking.deadline import NoAnswer
 from evenshard.tracking.outbox import KeptRun
 from evenshard.tracking.parents import Parent, current_parent, parent_of
@@ -41,6 +39,8 @@ from evenshard.tracking.tags import (
     origin_tags,
     tables_tags,
 )
+from evenshard.utils.messages import reason_of, without_credentials
+from evenshard.utils.scratch import scratch_folder
 
 SYSTEM_METRICS = "train_"
 """Stages whose CPU, memory and GPU are watched: those that compute for long and measure nothing. A thread that asks the

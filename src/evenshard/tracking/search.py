@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.errors import BadConfig
-from evenshard.messages import shown, without_credentials
 from evenshard.tracking.client import (
     blamed,
     connect,
@@ -20,6 +18,8 @@ from evenshard.tracking.client import (
 )
 from evenshard.tracking.deadline import NoAnswer
 from evenshard.tracking.tags import STAGE
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import shown, without_credentials
 
 LISTED = 10
 """Loops that the message about a wrong name lists, the newest first."""

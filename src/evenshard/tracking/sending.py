@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.tracking.client import experiment_id
-from evenshard.tracking.datasets import dataset_input
+from evenshard.tracking.dataset_inputs import dataset_input
 from evenshard.tracking.parents import KEY_TAG, Parent, ensure_parent, find_by_tag
 from evenshard.tracking.registry import register_model
 

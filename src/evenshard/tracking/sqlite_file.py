@@ -15,7 +15,7 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
-from evenshard.atomic import atomic_path
+from evenshard.utils.atomic import atomic_path
 
 MADE_BY_MLFLOW = ("alembic_version", "workspaces")
 """Tables that MLflow fills while it makes the file; the first experiment, which each file has, comes last."""

@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import evenshard
-from evenshard.lineage import UNKNOWN, git_commit, params_hash, sha256_of
+from evenshard.utils.provenance import UNKNOWN, git_commit, params_hash, sha256_of
+from evenshard.version import __version__
 
 STAGE, ROUND = "evenshard.stage", "evenshard.round"
 COMMIT, PARAMS_HASH, VERSION = "evenshard.git_commit", "evenshard.params_hash", "evenshard.version"
@@ -26,7 +26,7 @@ LISTED = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "mlflow")
 def origin_tags(params: Mapping[str, Any] | None) -> dict[str, str]:
     """Of what runs now: the commit ("-dirty" with changed files), the hash of params.yaml, and versions."""
     commit = _commit()
-    tags = {COMMIT: commit, VERSION: evenshard.__version__, LIBRARIES: _libraries()}
+    tags = {COMMIT: commit, VERSION: __version__, LIBRARIES: _libraries()}
     if commit != UNKNOWN:
         tags["mlflow.source.git.commit"] = commit.removesuffix("-dirty")  # which MLflow's pages show
     if params is not None:
@@ -40,7 +40,7 @@ def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
     Raises:
         BadFile: if one cannot be read.
     """
-    from evenshard.cost_dataset import read_lineage
+    from evenshard.measure.cost_dataset import read_lineage
 
     origins = [read_lineage(path) for path in paths]
     return {
@@ -62,7 +62,7 @@ def network_tags(folder: Path) -> dict[str, str]:
     Raises:
         BadFile: if it cannot be read.
     """
-    from evenshard.trained_on import TRAINED_ON, TrainedOn
+    from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 
     path = folder / TRAINED_ON
     if not path.exists():
@@ -75,7 +75,7 @@ def network_tags(folder: Path) -> dict[str, str]:
 
 def model_tags(folder: Path) -> dict[str, str]:
     """Likewise, of a model's folder."""
-    from evenshard.models import COST_MODEL
+    from evenshard.sharders.models import COST_MODEL
 
     return network_tags(folder / COST_MODEL)
 

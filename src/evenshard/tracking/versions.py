@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evenshard.errors import BadFile
-from evenshard.messages import without_credentials
-from evenshard.scratch import scratch_folder
 from evenshard.tracking.client import blamed, connect, patience, registry_uri, require_mlflow
 from evenshard.tracking.registry import COST, POLICY, ModelVersion, copy_parts, model_version, register_model
 from evenshard.tracking.tags import COMMIT, SHA256, VERSION, model_tags
+from evenshard.utils.errors import BadFile
+from evenshard.utils.messages import without_credentials
+from evenshard.utils.scratch import scratch_folder
 
 
 def newest_version(name: str = COST) -> ModelVersion | None:
@@ -31,7 +31,7 @@ def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion 
     Raises:
         TrackingFailed: if MLflow cannot be reached.
     """
-    from evenshard.models import digest_of
+    from evenshard.sharders.models import digest_of
 
     with scratch_folder() as scratch:
         try:
@@ -51,7 +51,7 @@ def register_folder(folder: Path) -> tuple[ModelVersion, ModelVersion | None]:
         BadFile: if the folder is no model.
         TrackingFailed: if MLflow cannot be reached, or does not take it.
     """
-    from evenshard.models import load_model
+    from evenshard.sharders.models import load_model
 
     seen = load_model(folder).trained_on
     tags = {COMMIT: seen.git_commit, VERSION: seen.evenshard_version, **model_tags(folder)}

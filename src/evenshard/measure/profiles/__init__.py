@@ -12,12 +12,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evenshard.atomic import atomic_path
-from evenshard.errors import BadConfig, BadFile
-from evenshard.limits import Range
-from evenshard.messages import shown
-from evenshard.plain_text import read_text
-from evenshard.plain_yaml import load_yaml
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.limits import Range
+from evenshard.utils.messages import shown
+from evenshard.utils.text_files import read_text
+from evenshard.utils.yaml_files import load_yaml
 
 Profile = TypeVar("Profile")
 CONSTANTS = Range(0, 1e18)

@@ -1,0 +1,1 @@
+"""Studies of evenshard, and the references they compare with; not part of the wheel."""

@@ -1,0 +1,97 @@
+"""Where does annealing begin? Greedy placements on the true cost, with all ways to keep large tables together.
+
+A device that holds few rows sorts its indices in fewer passes. Which devices these are is decided here, for each number
+of them; annealing keeps to it.
+
+Legend: S starts, T tables, D devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.references.annealing import Start
+from benchmarks.references.shard_times import IntArray, ShardTimes
+from evenshard.measure.simulated.shard_work import NUM_ROWS
+from evenshard.tables.reuse import FloatArray
+
+MAX_SPLITS = 16  # numbers of devices with few rows that are tried; all up to 16 devices
+PER_KIND = 3  # starts of one kind that go on
+Ranked = list[tuple[float, Start]]
+
+
+def greedy_starts(times: ShardTimes, num_devices: int) -> list[Start]:
+    """Longest-processing-time-first on the true cost, once without limits and once for each split by rows.
+
+    Tables that may not go everywhere come first. Splits for which that finds no room are left out.
+    """
+    allowed_STD, limit_SD = _splits(times, num_devices)
+    starts, tables, devices = allowed_STD.shape
+    sums_SDC = np.zeros((starts, devices, times.columns_TC.shape[1]))
+    device_of_ST = np.zeros((starts, tables), dtype=np.int64)
+    placed_S = np.ones(starts, dtype=bool)
+    longest_first_ST = np.lexsort((np.broadcast_to(-times.alone_ms_T, (starts, tables)), allowed_STD.all(axis=2)))
+    every = np.arange(starts)
+    nothing_N = np.full(starts * devices, tables)
+    for table_S in longest_first_ST.T:
+        came_N = np.repeat(table_S, devices)
+        before_NC = sums_SDC.reshape(starts * devices, -1)
+        after_NC = times.after_exchange(before_NC, nothing_N, came_N, nothing_N[:, None])
+        room_N = times.fits(after_NC) & (times.rows(after_NC) <= limit_SD.ravel()) & allowed_STD[every, table_S].ravel()
+        ms_SD = np.where(room_N, times.device_ms(after_NC), np.inf).reshape(starts, devices)
+        device_S = ms_SD.argmin(axis=1)
+        placed_S &= np.isfinite(ms_SD[every, device_S])
+        device_of_ST[every, table_S] = device_S
+        sums_SDC[every, device_S] = after_NC.reshape(starts, devices, -1)[every, device_S]
+    return [Start(device_of_ST[start], limit_SD[start]) for start in np.flatnonzero(placed_S).tolist()]
+
+
+def best_of_kinds(ranked: Ranked, share: float) -> list[Start]:
+    """A few starts of each of the best kinds. A kind is how many devices keep to which limit.
+
+    Args:
+        ranked: ms and start, best first.
+        share: of the kinds, that go on.
+    """
+    kinds: dict[tuple[float, ...], list[Start]] = {}
+    for _, start in ranked:
+        kinds.setdefault(tuple(sorted(start.row_limit_D.tolist())), []).append(start)
+    best = list(kinds.values())[: math.ceil(len(kinds) * share)]
+    return [start for of_kind in best for start in of_kind[:PER_KIND]]
+
+
+def within_its_limits(times: ShardTimes, device_of_T: IntArray) -> Start:
+    """The placement, each of its devices kept to the lowest limit that it is within."""
+    limits = np.array([*times.row_limits, np.inf])
+    return Start(device_of_T, limits[np.searchsorted(limits, times.rows(times.sums(device_of_T)))])
+
+
+def _splits(times: ShardTimes, num_devices: int) -> tuple[npt.NDArray[np.bool_], FloatArray]:
+    """[S, T, D] which tables may go to which devices, and [S, D] rows that each device may hold.
+
+    The last devices hold few rows. Tables of many rows, or of many rows for their time, are kept off them.
+    """
+    rows_T = times.columns_TC[:-1, NUM_ROWS]
+    allowed, limits = [np.ones((len(rows_T), num_devices), dtype=bool)], [np.full(num_devices, np.inf)]
+    numbers = np.unique(np.linspace(1, num_devices, min(num_devices, MAX_SPLITS)).round())
+    for criterion_T in (rows_T, rows_T / times.alone_ms_T):
+        order = np.argsort(criterion_T, kind="stable")
+        total = np.cumsum(rows_T[order])
+        for limit in times.row_limits[1:]:  # one pass alone is for fewer rows than most tables have
+            for number in numbers.tolist():
+                few_D = np.arange(num_devices) >= num_devices - number
+                kept_off_T = np.zeros(len(rows_T), dtype=bool)
+                kept_off_T[order[total > number * limit]] = True
+                allowed.append(~(kept_off_T[:, None] & few_D))
+                limits.append(np.where(few_D, limit, np.inf))
+    return np.array(allowed), np.array(limits)
+
+
+def ranked_starts(times: ShardTimes, starts: Sequence[Start], slack: float) -> Ranked:
+    """The starts that fit and are no more than ``slack`` times as slow as the best of them, best first."""
+    ranked = sorted(((times.slowest_ms(start.device_of_T), start) for start in starts), key=lambda one: one[0])
+    return [(ms, start) for ms, start in ranked if ms < math.inf and ms <= slack * ranked[0][0]]

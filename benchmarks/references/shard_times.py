@@ -1,0 +1,111 @@
+"""What would a simulated device take if one of its tables moved? Device times from running sums, for searches.
+
+``SimulatedHardware`` measures whole placements. A search changes two shards at a time, a million times: it keeps the
+sums of each shard's columns, adds and subtracts tables, and asks here for the time. The physics are those of
+``device_model``, ``link`` and ``shard_work``; there is no second copy.
+
+Legend: T tables of the task, N shards, C columns of a table's work.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.measure.link import BYTES_PER_VALUE
+from evenshard.measure.simulated.device_model import ROW_LIMITS, backward_ms, forward_ms
+from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.measure.simulated.shard_work import HOTTEST, NUM_ROWS, NUM_WORK_COLUMNS, SIZE_BYTES
+from evenshard.placement.task import PlacementTask
+from evenshard.tables.reuse import FloatArray
+
+IntArray = npt.NDArray[np.int64]
+FEW_IN_FLIGHT = 0.2  # of another table: then how tables share the L2 is left out, which makes a shard 0.1 % cheaper
+MANTISSA_BITS = 52
+
+
+class ShardTimes:
+    """Times of shards of one task, from the sums of their tables' columns.
+
+    The columns are rounded to a grid on which sums of all tables are exact, so a shard's sums do not depend on the
+    order in which tables came and went.
+
+    Attributes:
+        columns_TC: [T + 1, C] of the tables, and zeros, which stand for no table.
+        alone_ms_T: [T] time of each table on a device of its own, without the exchange.
+        room_bytes: that a device may hold: the task's cap, or what the device has.
+        row_limits: rows beyond which the sort of a shard's indices takes another pass, as far as the task's rows go.
+    """
+
+    def __init__(self, hardware: SimulatedHardware, task: PlacementTask) -> None:
+        self._profile, self._link, self._counter = hardware.profile, hardware.link, hardware.counter
+        columns_TC = self._counter.columns(task.tables, task.batch_size)
+        if self._counter.tables_in_flight(task.batch_size) < FEW_IN_FLIGHT:
+            columns_TC = columns_TC[:, :NUM_WORK_COLUMNS]
+        self.columns_TC = np.concatenate([_on_a_grid(columns_TC), np.zeros((1, columns_TC.shape[1]))])
+        self.room_bytes = min(float(task.memory_cap_bytes), self._profile.memory_bytes)
+        self._num_devices, self._batch_size = task.num_devices, task.batch_size
+        rows = float(self.columns_TC[:, NUM_ROWS].sum())
+        self.row_limits = tuple(limit for limit in ROW_LIMITS if limit < rows)
+        self._total_dims = float(sum(table.embedding_dim for table in task.tables))
+        work = self._counter.work_of_sums(self.columns_TC[:-1])
+        self.alone_ms_T = forward_ms(self._profile, work) + backward_ms(self._profile, work)
+
+    def device_ms(self, sums_NC: FloatArray) -> FloatArray:
+        """[N] the four times of a device together: compute, and its exchanges with the other devices of the task."""
+        work = self._counter.work_of_sums(sums_NC)
+        dims_N = work.output_bytes / (self._batch_size * BYTES_PER_VALUE)
+        exchange_N = self._link.exchange_ms(dims_N, self._total_dims, self._num_devices, self._batch_size)
+        return np.asarray(forward_ms(self._profile, work) + backward_ms(self._profile, work) + 2 * exchange_N)
+
+    def fits(self, sums_NC: FloatArray) -> npt.NDArray[np.bool_]:
+        """[N] whether the device has room."""
+        return np.asarray(sums_NC[:, SIZE_BYTES] <= self.room_bytes)
+
+    def rows(self, sums_NC: FloatArray) -> FloatArray:
+        """[N] rows of all the shard's tables."""
+        return np.asarray(sums_NC[:, NUM_ROWS])
+
+    def slowest_ms(self, device_of_T: IntArray) -> float:
+        """The slowest device of a placement; infinite if one of its devices has no room for its shard."""
+        sums_DC = self.sums(device_of_T)
+        return float(self.device_ms(sums_DC).max()) if self.fits(sums_DC).all() else math.inf
+
+    def sums(self, device_of_T: IntArray) -> FloatArray:
+        """[D, C] sums of the shards of a placement."""
+        sums_DC = np.zeros((self._num_devices, self.columns_TC.shape[1]))
+        np.add.at(sums_DC, device_of_T, self.columns_TC[:-1])
+        sums_DC[:, HOTTEST] = 0
+        np.maximum.at(sums_DC[:, HOTTEST], device_of_T, self.columns_TC[:-1, HOTTEST])
+        return sums_DC
+
+    def after_exchange(
+        self, sums_NC: FloatArray, left_N: IntArray, came_N: IntArray, others_NS: IntArray
+    ) -> FloatArray:
+        """[N, C] sums after one table left a shard and another came.
+
+        Args:
+            sums_NC: before.
+            left_N: position of the table that leaves; T for none.
+            came_N: likewise, that comes.
+            others_NS: [N, S] the shard's tables, T where there is none; the one that leaves may be among them.
+        """
+        after_NC = sums_NC + (self.columns_TC[came_N] - self.columns_TC[left_N])
+        hottest_T = self.columns_TC[:, HOTTEST]
+        stay_N = sums_NC[:, HOTTEST].copy()
+        gone = np.flatnonzero((hottest_T[left_N] >= stay_N) & (stay_N > 0))
+        if gone.size:
+            hottest_GS = hottest_T[others_NS[gone]]
+            hottest_GS[others_NS[gone] == left_N[gone, None]] = 0
+            stay_N[gone] = hottest_GS.max(axis=1)
+        after_NC[:, HOTTEST] = np.maximum(stay_N, hottest_T[came_N])
+        return np.asarray(after_NC)
+
+
+def _on_a_grid(columns_TC: FloatArray) -> FloatArray:
+    """The columns, rounded to multiples of a power of two that is 2**-52 of each column's sum or a little more."""
+    totals_C = np.maximum(columns_TC.sum(axis=0), 1.0)
+    grid_C = np.exp2(np.ceil(np.log2(totals_C)) - MANTISSA_BITS)
+    return np.asarray(np.round(columns_TC / grid_C) * grid_C)

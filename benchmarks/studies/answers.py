@@ -1,0 +1,77 @@
+"""What did the sharders answer? Placements and reasons as JSON, and who gave them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from benchmarks.studies.units import Store, Unit
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.base import Sharder
+from evenshard.utils.errors import InfeasibleTask
+
+Answer = dict[str, Any]
+"""``placement``: device of each table; or ``infeasible``: why there is none. More keys where a sharder says more."""
+
+
+def placed(placement: Placement, **more: Any) -> Answer:
+    """The answer that is a placement."""
+    return {"placement": list(placement.device_of_table), **more}
+
+
+def placement_of(answer: Answer, task: PlacementTask) -> Placement | None:
+    """The placement of an answer; None for an infeasible one."""
+    where = answer.get("placement")
+    return None if where is None else Placement(tuple(where), task.num_devices)
+
+
+def ask_all(tasks: Sequence[PlacementTask], place: Callable[[PlacementTask], Answer]) -> tuple[list[Answer], float]:
+    """One answer per task, and the mean seconds each took; "it fits nowhere" is an answer too."""
+    answers, seconds = [], []
+    for task in tasks:
+        start = time.perf_counter()
+        try:
+            answers.append(place(task))
+        except InfeasibleTask as error:
+            answers.append({"infeasible": str(error)})
+        seconds.append(time.perf_counter() - start)
+    return answers, fmean(seconds)
+
+
+def answers_of(sharder: Sharder, tasks: Sequence[PlacementTask]) -> tuple[list[Answer], float]:
+    """``ask_all`` of a sharder."""
+    return ask_all(tasks, lambda task: placed(sharder.place(task)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """The answers of one sharder to the tasks of a setting.
+
+    Attributes:
+        sharder: its name.
+        seed: of its training; None if it was not trained.
+        answers: by task; None where nobody asked.
+    """
+
+    sharder: str
+    seed: int | None
+    answers: tuple[Answer | None, ...]
+
+
+def rows_of(sources: Sequence[Unit], store: Store, num_tasks: int) -> list[Row]:
+    """All rows of the units that answered.
+
+    A unit's result has ``answers``: for each sharder a list, which begins at task ``first`` (0 where it is not said).
+    """
+    rows: dict[tuple[str, int | None], list[Answer | None]] = {}
+    for source in sources:
+        result = store.result(source)
+        first, seed = result.get("first", 0), getattr(source, "seed", None)
+        for sharder, answers in result["answers"].items():
+            row = rows.setdefault((sharder, seed), [None] * num_tasks)
+            row[first : first + len(answers)] = answers
+    return [Row(sharder, seed, tuple(answers)) for (sharder, seed), answers in rows.items()]

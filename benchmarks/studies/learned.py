@@ -1,0 +1,178 @@
+"""What do DreamShard and evenshard answer? One unit trains with one seed, another places the tasks of a setting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.studies.answers import Answer, answers_of, ask_all, placed, placement_of
+from benchmarks.studies.meter import Meter
+from benchmarks.studies.peers import RandomSearch
+from benchmarks.studies.settings import Ground, Setting
+from benchmarks.studies.units import Result, Store, Unit
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
+from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig, SearchResult
+from evenshard.sharders.convex_search.train import EvenshardConfig, train_evenshard
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
+from evenshard.sharders.dreamshard.train import DreamShardConfig, train_dreamshard
+
+NUM_ROLLOUTS = 256
+"""Of the product's default (docs/decisions/0008)."""
+NUM_MEASURED = 10
+"""The measuring budget of ``evenshard_measured``, placements per task."""
+
+
+@dataclass(frozen=True)
+class TrainNetworks(Unit):
+    """DreamShard's loop on the train tasks of a setting, and evenshard's training after it.
+
+    Attributes:
+        seed: of both.
+        config: of the loop.
+        evenshard: of what evenshard adds.
+    """
+
+    ground: Ground
+    setting: Setting
+    seed: int
+    config: DreamShardConfig
+    evenshard: EvenshardConfig
+
+    @property
+    def name(self) -> str:
+        """As progress shows it."""
+        return f"{self.setting.name} dreamshard training seed {self.seed}"
+
+    def do(self, store: Store) -> Result:
+        """Saves the networks; ``seconds`` of each part, and how many placements were ``measured``."""
+        start = time.perf_counter()
+        tasks, folder = self.ground.split(self.setting).train, store.models(self)
+        with Meter(self.ground.measure, store.journal(self), self.name) as meter:
+            trained = train_dreamshard(tasks, meter.costs, meter.provenance, self.config, self.seed)
+            loop_s = time.perf_counter() - start
+            more = train_evenshard(
+                tasks, trained.measured, meter.costs, meter.provenance, self.evenshard, self.seed, trained.sharder()
+            )
+            more_s = time.perf_counter() - start - loop_s
+        save_checkpoint(new_checkpoint(trained.cost_net, trained.normalizer), folder / "cost_net")
+        save_checkpoint(new_checkpoint(trained.policy, trained.normalizer), folder / "policy")
+        more.model.save(folder / "convex")
+        return {
+            "measured": {"dreamshard": len(trained.measured), "evenshard": len(more.measured)},
+            "held_out_pct_error": more.metrics.held_out_pct_error,
+            "seconds": {"dreamshard": loop_s, "evenshard": more_s},
+        }
+
+    def networks(self, store: Store) -> tuple[Callable[[int], DreamShardSharder], ConvexCostModel]:
+        """DreamShard's sharder for a number of rollouts, and the convex cost model."""
+        folder = store.models(self)
+        cost_net = load_checkpoint(folder / "cost_net", DreamShardCostNet)
+        policy = load_checkpoint(folder / "policy", DreamShardPolicy)
+
+        def sharder(num_rollouts: int) -> DreamShardSharder:
+            return DreamShardSharder(cost_net.net, policy.net, policy.normalizer, num_rollouts)
+
+        return sharder, ConvexCostModel.load(folder / "convex")
+
+
+@dataclass(frozen=True)
+class PlaceLearned(Unit):
+    """The answers of DreamShard and evenshard to the test tasks, and what their cost networks think of the samples.
+
+    Attributes:
+        setting: that is tested; the networks may come from another one.
+        trained: the training.
+        sharders: who is asked.
+        samples: placements that both cost networks predict.
+        search: of evenshard, but for its seed.
+        suffix: of their names in the table, such as "_transferred".
+        num_rollouts: of dreamshard.
+    """
+
+    ground: Ground
+    setting: Setting
+    trained: TrainNetworks
+    sharders: tuple[str, ...]
+    samples: RandomSearch
+    search: SearchConfig
+    suffix: str = ""
+    num_rollouts: int = NUM_ROLLOUTS
+
+    @property
+    def seed(self) -> int:
+        """Of the training."""
+        return self.trained.seed
+
+    @property
+    def name(self) -> str:
+        """As progress shows it."""
+        return f"{self.setting.name} placing{self.suffix} seed {self.seed}"
+
+    def do(self, store: Store) -> Result:
+        """``answers`` and ``seconds`` by sharder; ``predictions`` of the samples, by task and sample."""
+        dreamshard_of, model = self.trained.networks(store)
+        tasks = self.ground.test(self.setting)
+        answers: dict[str, list[Answer]] = {}
+        seconds: dict[str, float] = {}
+        for name in self.sharders:
+            if name.startswith("dreamshard"):
+                sharder = dreamshard_of(0 if name == "dreamshard_argmax" else self.num_rollouts)
+                answers[name + self.suffix], seconds[name + self.suffix] = answers_of(sharder, tasks)
+        if any(name.startswith("evenshard") for name in self.sharders):
+            searched = self._searched(store, model, dreamshard_of(0), tasks)
+            answers |= {name + self.suffix: one for name, (one, _) in searched.items()}
+            seconds |= {name + self.suffix: one for name, (_, one) in searched.items()}
+        predictions = [
+            _predictions(task, samples, dreamshard_of(0), model)
+            for task, samples in zip(tasks, store.result(self.samples)["samples"], strict=True)
+        ]
+        return {"answers": answers, "seconds": seconds, "predictions": predictions}
+
+    def _searched(
+        self, store: Store, model: ConvexCostModel, dreamshard: DreamShardSharder, tasks: tuple[PlacementTask, ...]
+    ) -> dict[str, tuple[list[Answer], float]]:
+        """The answers of evenshard without and with measuring, and the seconds per task."""
+        sharder = EvenshardSharder(model, dreamshard, replace(self.search, seed=self.seed))
+        found: dict[str, SearchResult] = {}
+
+        def search(task: PlacementTask) -> Answer:
+            found[task.task_id] = sharder.search(task)
+            best = found[task.task_id].best
+            more = {name: getattr(best, name) for name in ("predicted_ms", "low_ms", "high_ms", "lower_bound_ms")}
+            return placed(best.placement, **more)
+
+        searched = {"evenshard": ask_all(tasks, search)}
+        if "evenshard_measured" in self.sharders:
+            with Meter(self.ground.measure, store.journal(self), self.name) as meter:
+
+                def measure(task: PlacementTask) -> Answer:
+                    known = found.get(task.task_id)
+                    best, _ = sharder.place_measured(task, meter.quick_costs, NUM_MEASURED, known)
+                    return placed(best.placement)
+
+                answers, seconds = ask_all(tasks, measure)
+            searched["evenshard_measured"] = (answers, searched["evenshard"][1] + seconds)
+        return {name: one for name, one in searched.items() if name in self.sharders}
+
+
+def _predictions(
+    task: PlacementTask, samples: list[dict[str, Any]], dreamshard: DreamShardSharder, model: ConvexCostModel
+) -> dict[str, list[float]]:
+    """What the networks predict for the samples of one task, ms."""
+    found = [placement_of(sample, task) for sample in samples]
+    placements: list[Placement] = [placement for placement in found if placement is not None]
+    if not placements:
+        return {"dreamshard": [], "convex": [], "convex_low": [], "convex_high": []}
+    mean_N, low_N, high_N = model.placement_ms(task, placements)
+    return {
+        "dreamshard": [dreamshard.predicted_ms(task, placement) for placement in placements],
+        "convex": mean_N.tolist(),
+        "convex_low": low_N.tolist(),
+        "convex_high": high_N.tolist(),
+    }

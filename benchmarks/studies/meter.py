@@ -1,0 +1,107 @@
+"""How does a study measure? Simulated devices at once; real ones job by job, through a journal that survives a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from evenshard.measure import Hardware, Job, Journal, MeasureConfig, measure_jobs, open_hardware
+from evenshard.measure.costs import MeasuredPlacement, PlacementCost, Provenance
+from evenshard.measure.hardware import TimeShare
+from evenshard.measure.noise import Noise, controls_of, noise_of
+from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.stages.propose import among_controls
+from evenshard.utils.progress import progress
+
+Jobs = Sequence[tuple[PlacementTask, Placement]]
+
+
+class Meter:
+    """Measures for one unit; a context manager. Begun again after a kill, the same calls find their costs on record."""
+
+    def __init__(self, measure: MeasureConfig, journal: Path, description: str) -> None:
+        """Opens the hardware.
+
+        Args:
+            journal: of the unit; simulated devices need none.
+            description: for the progress bar.
+        """
+        self._measure, self._description, self._num_calls = measure, description, 0
+        self._stack = ExitStack()
+        self._hardware: Hardware = open_hardware(measure)
+        self._stack.callback(self._hardware.close)
+        self._journal: Journal | None = None
+        if not isinstance(self._hardware, SimulatedHardware):
+            try:
+                self._journal = self._stack.enter_context(Journal(journal))
+            except BaseException:
+                self._stack.close()
+                raise
+
+    @property
+    def provenance(self) -> Provenance:
+        """What measures here."""
+        return self._hardware.provenance
+
+    @property
+    def time_share(self) -> TimeShare:
+        """Of the hardware."""
+        return self._hardware.time_share
+
+    def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
+        """The cost of one placement, in one visit: a meter is hardware too."""
+        return self.quick_costs([(task, placement)])[0]
+
+    def close(self) -> None:
+        """Closes hardware and journal."""
+        self._stack.close()
+
+    def costs(self, jobs: Jobs) -> list[PlacementCost]:
+        """The costs, each measured as often as the settings say."""
+        return self._costs(jobs, self._measure)
+
+    def quick_costs(self, jobs: Jobs) -> list[PlacementCost]:
+        """The costs, each measured in one visit."""
+        return self._costs(jobs, replace(self._measure, visits=1))
+
+    def _costs(self, jobs: Jobs, measure: MeasureConfig) -> list[PlacementCost]:
+        if isinstance(self._hardware, SimulatedHardware):
+            return self._hardware.measure_many(jobs)
+        numbered = self._numbered(jobs)
+        return [one.cost for one in self._measured(numbered, measure)]
+
+    def compared(self, jobs: Jobs, train_tasks: Sequence[PlacementTask]) -> tuple[list[PlacementCost], Noise | None]:
+        """Costs that will be compared: on real hardware with controls among them, which tell the noise."""
+        if isinstance(self._hardware, SimulatedHardware):
+            return self._hardware.measure_many(jobs), None
+        numbered = self._numbered(jobs)
+        measured = self._measured(among_controls(numbered, train_tasks, self._measure), self._measure)
+        by_id = {one.measurement_id: one.cost for one in measured}
+        return [by_id[job.measurement_id] for job in numbered], noise_of([controls_of(measured)])
+
+    def _numbered(self, jobs: Jobs) -> list[Job]:
+        """Those of one task in one group: they are measured right after each other."""
+        self._num_calls += 1
+        return [
+            Job(f"{self._num_calls}-{number}", task, placement, 0, "bench", task.task_id)
+            for number, (task, placement) in enumerate(jobs)
+        ]
+
+    def _measured(self, jobs: Sequence[Job], measure: MeasureConfig) -> list[MeasuredPlacement]:
+        assert self._journal is not None
+        track = partial(progress, description=self._description)
+        return measure_jobs(self._hardware, jobs, measure, self._journal, track=track)
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,154 @@
+"""What do the sharders answer that learn nothing? Rules of thumb, solvers, and the best of many random placements."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from benchmarks.studies.answers import Answer, answers_of, placed
+from benchmarks.studies.meter import Meter
+from benchmarks.studies.settings import Ground, Setting
+from benchmarks.studies.units import Result, Store, Unit
+from evenshard.measure.costs import PlacementCost
+from evenshard.placement.placement import Placement, alone
+from evenshard.placement.task import PlacementTask, single_table_task
+from evenshard.sharders.base import Sharder
+from evenshard.sharders.greedy import expert_sharders, single_cost_sharder
+from evenshard.sharders.random import RandomSharder, random_placement
+from evenshard.utils.errors import InfeasibleTask
+
+NUM_SAMPLES, NUM_REAL_SAMPLES = 30, 10
+"""Random placements per task that the cost networks are judged by."""
+
+
+@dataclass(frozen=True)
+class SingleCosts(Unit):
+    """Measures every test table alone on a device."""
+
+    ground: Ground
+    setting: Setting
+
+    @property
+    def name(self) -> str:
+        """As progress shows it."""
+        return f"{self.setting.name} single tables"
+
+    def do(self, store: Store) -> Result:
+        """``ms``: by table; ``seconds``: of all."""
+        tasks = self.ground.test(self.setting)
+        singles = {table.name: single_table_task(table, task.batch_size) for task in tasks for table in task.tables}
+        start = time.perf_counter()
+        with Meter(self.ground.measure, store.journal(self), self.name) as meter:
+            costs = meter.quick_costs([(task, alone(task)) for task in singles.values()])
+        times = {name: cost.max_device_ms for name, cost in zip(singles, costs, strict=True)}
+        return {"ms": times, "seconds": time.perf_counter() - start}
+
+
+@dataclass(frozen=True)
+class Peers(Unit):
+    """Asks sharders that need no training.
+
+    Attributes:
+        sharders: their names; see ``_sharder``.
+        single_costs: for those that are privileged to know them.
+        exact_s: time limit of the exact solver.
+    """
+
+    ground: Ground
+    setting: Setting
+    sharders: tuple[str, ...]
+    single_costs: SingleCosts | None = None
+    exact_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """As progress shows it."""
+        return f"{self.setting.name} {' '.join(self.sharders)}"[:60]
+
+    def do(self, store: Store) -> Result:
+        """``answers`` and ``seconds`` by sharder."""
+        costs = store.result(self.single_costs)["ms"] if self.single_costs else {}
+        asked = {name: answers_of(self._sharder(name, costs), self.ground.test(self.setting)) for name in self.sharders}
+        return {
+            "answers": {name: answers for name, (answers, _) in asked.items()},
+            "seconds": {name: seconds for name, (_, seconds) in asked.items()},
+        }
+
+    def _sharder(self, name: str, cost_ms_of_table: Mapping[str, float]) -> Sharder:
+        if name == "exact_single_cost":
+            from evenshard.sharders.exact import ExactSharder
+
+            return ExactSharder(cost_ms_of_table, self.exact_s)
+        if name.startswith("torchrec_planner"):
+            from evenshard.sharders.torchrec_planner import TorchRecSharder, bandwidths_of
+
+            sort_by: Literal["perf", "storage"] = "perf" if name.endswith("_perf") else "storage"
+            return TorchRecSharder(bandwidths_of(self.ground.measure), sort_by)
+        known: list[Sharder] = [RandomSharder(self.ground.pool.seed), *expert_sharders()]
+        known.append(single_cost_sharder(cost_ms_of_table))
+        return next(sharder for sharder in known if sharder.name == name)
+
+
+@dataclass(frozen=True)
+class RandomSearch(Unit):
+    """Measures random placements of each test task; the best one is an answer, some of them are samples.
+
+    Attributes:
+        num_placements: per task: what evenshard measures in its whole training, or the samples alone.
+        answers: whether it is a row of the table.
+    """
+
+    ground: Ground
+    setting: Setting
+    num_placements: int
+    answers: bool
+
+    @property
+    def name(self) -> str:
+        """As progress shows it."""
+        return f"{self.setting.name} random search"
+
+    def do(self, store: Store) -> Result:
+        """``samples``: the first placements of each task, with their measured ms (null if out of memory)."""
+        tasks, start = self.ground.test(self.setting), time.perf_counter()
+        with Meter(self.ground.measure, store.journal(self), self.name) as meter:
+            placements = [self._placements(task) for task in tasks]
+            costs = [
+                meter.quick_costs([(task, one) for one in of_task])
+                for task, of_task in zip(tasks, placements, strict=True)
+            ]
+        num_samples = NUM_SAMPLES if self.ground.is_simulated else NUM_REAL_SAMPLES
+        samples = [
+            [
+                {"placement": list(one.device_of_table), "ms": cost.max_device_ms if cost.fits else None}
+                for one, cost in list(zip(of_task, costs_of_task, strict=True))[:num_samples]
+            ]
+            for of_task, costs_of_task in zip(placements, costs, strict=True)
+        ]
+        result: Result = {"samples": samples, "answers": {}, "seconds": {}}
+        if self.answers:
+            result["answers"]["random_search"] = [_best(*both) for both in zip(placements, costs, strict=True)]
+            result["seconds"]["random_search"] = (time.perf_counter() - start) / len(tasks)
+        return result
+
+    def _placements(self, task: PlacementTask) -> list[Placement]:
+        rng = np.random.default_rng([self.ground.pool.seed, 1, zlib.crc32(task.task_id.encode())])
+        found = []
+        for _ in range(self.num_placements):
+            try:
+                found.append(random_placement(task, rng))
+            except InfeasibleTask:
+                continue
+        return found
+
+
+def _best(placements: list[Placement], costs: list[PlacementCost]) -> Answer:
+    ran = [number for number, cost in enumerate(costs) if cost.fits]
+    if not ran:
+        return {"infeasible": "no random placement fits"}
+    return placed(placements[min(ran, key=lambda number: costs[number].max_device_ms)])

@@ -1,0 +1,123 @@
+"""Which units is a setting made of?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.studies.balance import PlaceAutoShard, TrainAutoShard
+from benchmarks.studies.learned import PlaceLearned, TrainNetworks
+from benchmarks.studies.peers import NUM_REAL_SAMPLES, NUM_SAMPLES, Peers, RandomSearch, SingleCosts
+from benchmarks.studies.reference import BestKnown, MeasureAnswers
+from benchmarks.studies.rows import (
+    AUTOSHARD,
+    DREAMSHARD,
+    EVENSHARD,
+    EXPERTS,
+    EXTERNAL,
+    REFERENCE,
+    SEARCH,
+    SINGLE_COST,
+    SUFFIX,
+    TRANSFERRED,
+)
+from benchmarks.studies.settings import Budgets, Ground, Setting, Study
+from benchmarks.studies.units import Unit
+
+TASKS_PER_CHUNK = 5
+"""Test tasks of one unit of annealing: about a minute."""
+
+
+@dataclass(frozen=True)
+class SettingPlan:
+    """The units of one setting.
+
+    Attributes:
+        setting: that is tested.
+        ground: with the number of its test tasks.
+        trained_at: where the networks come from.
+        answers: all units that answer.
+        random_search: the samples that the cost networks are judged by.
+        measuring: the last unit, which needs all others.
+    """
+
+    setting: Setting
+    ground: Ground
+    trained_at: Setting
+    answers: tuple[Unit, ...]
+    random_search: RandomSearch
+    measuring: MeasureAnswers
+
+    @property
+    def placings(self) -> tuple[PlaceLearned, ...]:
+        """Units of DreamShard and evenshard."""
+        return tuple(unit for unit in self.answers if isinstance(unit, PlaceLearned))
+
+    @property
+    def trainings(self) -> tuple[TrainNetworks | TrainAutoShard, ...]:
+        """Units that train, each once."""
+        learned = [unit.trained for unit in self.answers if isinstance(unit, PlaceLearned | PlaceAutoShard)]
+        return tuple(dict.fromkeys(learned))
+
+
+def plan_setting(
+    study: Study, rows: Sequence[str], ground: Ground, budgets: Budgets, setting: Setting, num_seeds: int
+) -> SettingPlan:
+    """All units of a setting.
+
+    Args:
+        rows: who takes part.
+        num_seeds: trainings of each learned sharder.
+    """
+    few = study.few_tests.get(setting.name, ground.test_tasks)
+    own = replace(ground, test_tasks=min(ground.test_tasks, few))
+    teaching = replace(ground, test_tasks=0)  # the train tasks are the same, however many are tested
+    trained_at = study.trained_at.get(setting.name, setting)
+
+    def among(*names: str) -> tuple[str, ...]:
+        return tuple(name for name in names if name in rows)
+
+    def training(source: Setting, seed: int) -> TrainNetworks:
+        return TrainNetworks(teaching, source, seed, budgets.dreamshard, budgets.evenshard)
+
+    samples = NUM_SAMPLES if ground.is_simulated else NUM_REAL_SAMPLES
+    as_many = budgets.measured_placements(setting.num_devices)
+    search = RandomSearch(own, setting, as_many if SEARCH in rows else samples, SEARCH in rows)
+    answers: list[Unit] = [search]
+    if among("random", *EXPERTS):
+        answers.append(Peers(own, setting, among("random", *EXPERTS)))
+    answers += [Peers(own, setting, (name,)) for name in among(*EXTERNAL)]
+    for name in among(*SINGLE_COST):
+        limit_s = budgets.exact_s if name == "exact_single_cost" else 0.0
+        answers.append(Peers(own, setting, (name,), SingleCosts(own, setting), limit_s))
+    for seed in range(num_seeds):
+        if learned := among(*DREAMSHARD, *EVENSHARD):
+            answers.append(PlaceLearned(own, setting, training(trained_at, seed), learned, search, budgets.search))
+        if (transferred := among(*TRANSFERRED)) and study.transferred_from is not None:
+            source = training(study.transferred_from, seed)
+            names = tuple(name.removesuffix(SUFFIX) for name in transferred)
+            answers.append(PlaceLearned(own, setting, source, names, search, budgets.search, SUFFIX))
+        if balanced := among(*AUTOSHARD):
+            taught = TrainAutoShard(teaching, trained_at, seed, budgets.autoshard, budgets.num_shards)
+            answers.append(PlaceAutoShard(own, setting, taught, balanced))
+    if REFERENCE in rows:
+        sources = tuple(answers)
+        for first in range(0, own.test_tasks, TASKS_PER_CHUNK):
+            last = min(first + TASKS_PER_CHUNK, own.test_tasks)
+            answers.append(BestKnown(own, setting, first, last, sources, budgets.anneal))
+    return SettingPlan(setting, own, trained_at, tuple(answers), search, MeasureAnswers(own, setting, tuple(answers)))
+
+
+def all_units(last: Sequence[Unit]) -> list[Unit]:
+    """The units and all that they build on, each once, what is needed before what needs it."""
+    ordered: dict[str, Unit] = {}
+
+    def visit(unit: Unit) -> None:
+        if unit.key not in ordered:
+            for needed in unit.needs:
+                visit(needed)
+            ordered[unit.key] = unit
+
+    for unit in last:
+        visit(unit)
+    return list(ordered.values())

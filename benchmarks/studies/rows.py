@@ -1,0 +1,60 @@
+"""Who takes part in a study? The only place that lists the sharders of the table, in the order of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import shown
+
+EXPERTS = ("size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy")
+SINGLE_COST = ("single_cost_greedy", "exact_single_cost")
+DREAMSHARD = ("dreamshard_argmax", "dreamshard")
+AUTOSHARD = ("autoshard", "autoshard_cost_greedy")
+EVENSHARD = ("evenshard", "evenshard_measured")
+SUFFIX = "_transferred"
+TRANSFERRED = ("dreamshard_transferred", "evenshard_transferred")
+REFERENCE = "best_known"
+EXTERNAL = ("torchrec_planner", "torchrec_planner_perf")
+SEARCH = "random_search"
+
+ROWS = {
+    "dlrm": ("random", *EXPERTS, *SINGLE_COST, *EXTERNAL, SEARCH, *DREAMSHARD, *EVENSHARD, REFERENCE),
+    "mixed": ("random", *EXPERTS, *SINGLE_COST, *EXTERNAL, SEARCH, "autoshard", *DREAMSHARD, *EVENSHARD, REFERENCE),
+    "generalize": ("random", *EXPERTS, "dreamshard", "evenshard", *TRANSFERRED, REFERENCE),
+    "autoshard": ("random", *EXPERTS, "single_cost_greedy", "dreamshard", "evenshard", *AUTOSHARD),
+}
+"""The rows of each study."""
+PRIVILEGED = (*SINGLE_COST, SEARCH, "evenshard_measured", REFERENCE)
+"""They measured the test tables, or placements of the test tasks."""
+NEEDS = {"exact_single_cost": "ortools", **dict.fromkeys(EXTERNAL, "torchrec")}
+"""Modules without which a row is left out; the study says so."""
+
+
+def left_out(study: str, is_simulated: bool, skip: Sequence[str]) -> dict[str, str]:
+    """Rows that the study has and this run does not, with the reason.
+
+    Raises:
+        BadConfig: if a skipped name is no row of the study.
+    """
+    unknown = next((name for name in skip if name not in ROWS[study]), None)
+    if unknown is not None:
+        raise BadConfig(f"--skip: {shown(unknown)} is no row of the study. Its rows are {', '.join(ROWS[study])}.")
+    out = dict.fromkeys(skip, "skipped")
+    for name in ROWS[study]:
+        if name in NEEDS and not _installed(NEEDS[name]):
+            out.setdefault(name, f"needs {NEEDS[name]}, which is not installed")
+    if REFERENCE in ROWS[study] and not is_simulated:
+        out.setdefault(REFERENCE, "needs simulated hardware")
+    return out
+
+
+def rows(study: str, out: Iterable[str]) -> tuple[str, ...]:
+    """The rows of a run."""
+    without = set(out)
+    return tuple(name for name in ROWS[study] if name not in without)
+
+
+def _installed(module: str) -> bool:
+    return find_spec(module) is not None

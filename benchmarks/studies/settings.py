@@ -1,0 +1,228 @@
+"""What does a study compare, and on which tasks? Settings, pools and training budgets, as DreamShard's section 4.1.
+
+The tables come from the DLRM 2021 generator. One pool serves all settings of a study, and its halves are the same for
+all of them: a model that was trained at one size has seen no table of any other size's test tasks.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from benchmarks.references.annealing import AnnealConfig
+from evenshard.measure import MeasureConfig
+from evenshard.measure.costs import SIMULATED
+from evenshard.placement.task import PlacementTask, TaskSampling, TaskSplit, sample_tasks
+from evenshard.sharders.autoshard.train import AutoShardConfig
+from evenshard.sharders.convex_search.sharder import SearchConfig
+from evenshard.sharders.convex_search.train import EvenshardConfig
+from evenshard.sharders.dreamshard.train import DreamShardConfig
+from evenshard.tables.generator import GeneratorConfig, generate_tables
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import shown
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Tables and devices of each task."""
+
+    num_tables: int
+    num_devices: int
+
+    @property
+    def name(self) -> str:
+        """Such as ``40x4``."""
+        return f"{self.num_tables}x{self.num_devices}"
+
+    @staticmethod
+    def of(text: str) -> Setting:
+        """Reads ``40x4``.
+
+        Raises:
+            BadConfig: if it is something else, or a number is 0.
+        """
+        match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip())
+        if match is None:
+            raise BadConfig(
+                f"--settings: {shown(text)} is not a valid setting. Write tables x devices, such as 40x4,80x8."
+            )
+        return Setting(int(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """The tables of a study, and what its tasks have in common.
+
+    Attributes:
+        generator: of the tables.
+        memory_cap_gb: GB of weights per device.
+        batch_size: global batch, samples.
+        seed: of the tables and of the tasks.
+    """
+
+    generator: GeneratorConfig
+    memory_cap_gb: float
+    batch_size: int
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Ground:
+    """All that the sharders of a study share.
+
+    Attributes:
+        pool: where the tables come from.
+        measure: the hardware, and how it measures.
+        train_tasks, test_tasks: of each setting.
+    """
+
+    pool: PoolConfig
+    measure: MeasureConfig
+    train_tasks: int
+    test_tasks: int
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether measuring costs next to nothing and disturbs nobody."""
+        return self.measure.hardware.startswith(SIMULATED)
+
+    def split(self, setting: Setting) -> TaskSplit:
+        """Train and test tasks of a setting, always the same.
+
+        Raises:
+            BadConfig: if half of the pool has too few tables.
+        """
+        return _split(self.pool, setting, self.train_tasks, self.test_tasks)
+
+    def test(self, setting: Setting) -> tuple[PlacementTask, ...]:
+        """The held-out tasks of a setting."""
+        return self.split(setting).test
+
+
+@lru_cache(maxsize=4)
+def _tables(pool: PoolConfig) -> tuple[Table, ...]:
+    return generate_tables(pool.generator, pool.batch_size, pool.seed)
+
+
+@lru_cache(maxsize=32)
+def _split(pool: PoolConfig, setting: Setting, train_tasks: int, test_tasks: int) -> TaskSplit:
+    sampling = TaskSampling(
+        train_tasks, test_tasks, setting.num_tables, setting.num_devices, pool.memory_cap_gb, pool.batch_size
+    )
+    return sample_tasks(_tables(pool), sampling, pool.seed)
+
+
+@dataclass(frozen=True)
+class Study:
+    """What makes one study differ from the others.
+
+    Attributes:
+        settings: that are tested.
+        dims: of the tables on GPUs, real or simulated.
+        cpu_dims: of the tables on a CPU.
+        num_tables: of the pool on GPUs.
+        memory_cap_gb: on GPUs.
+        train_tasks, test_tasks: of each setting.
+        transferred_from: the setting whose networks are tested at all others too, without fine-tuning, beside those
+            trained for the size; None if there is none.
+        trained_at: settings without a training of their own: where their networks come from, by name.
+        few_tests: settings with fewer test tasks, by name.
+    """
+
+    settings: tuple[Setting, ...]
+    dims: tuple[int, ...] = (16,)
+    cpu_dims: tuple[int, ...] = (16,)
+    num_tables: int = 856
+    memory_cap_gb: float = 5.0
+    train_tasks: int = 50
+    test_tasks: int = 50
+    transferred_from: Setting | None = None
+    trained_at: dict[str, Setting] = field(default_factory=dict)
+    few_tests: dict[str, int] = field(default_factory=dict)
+
+
+def _settings(text: str) -> tuple[Setting, ...]:
+    return tuple(Setting.of(part) for part in text.split(","))
+
+
+STUDIES = {
+    "dlrm": Study(_settings("20x4,40x4,60x4,80x4,100x4,40x8,80x8,120x8,160x8,200x8")),
+    "mixed": Study(
+        _settings("20x2,40x4,80x8"),
+        dims=(4, 8, 16, 32, 64, 128, 256),
+        cpu_dims=(4, 8, 16, 32, 64, 128),
+        memory_cap_gb=10.0,
+    ),
+    "generalize": Study(
+        _settings("20x4,50x4,100x4,40x8,80x8,200x8,40x2,80x16,200x16"), transferred_from=Setting(50, 4)
+    ),
+    "autoshard": Study(
+        _settings("80x8,800x80"),
+        dims=(16, 32),
+        cpu_dims=(16, 32),
+        num_tables=3000,
+        train_tasks=90,
+        test_tasks=10,
+        trained_at={"800x80": Setting(80, 8)},
+        few_tests={"800x80": 3},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """How much the sharders may measure, train and search.
+
+    Attributes:
+        dreamshard: its loop.
+        evenshard: what its training measures and fits beside that.
+        autoshard: its two trainings.
+        num_shards: random shards measured for AutoShard's cost network.
+        exact_s: time limit of the exact solver, in its own seconds, a little over one of a core; in the studies' tasks
+            more brings less than 0.1 %.
+        anneal: the search for the best known placement.
+        search: evenshard's; its seed is the training's.
+    """
+
+    dreamshard: DreamShardConfig = field(default_factory=DreamShardConfig)
+    evenshard: EvenshardConfig = field(default_factory=EvenshardConfig)
+    autoshard: AutoShardConfig = field(default_factory=AutoShardConfig)
+    num_shards: int = 2000
+    exact_s: float = 0.5
+    anneal: AnnealConfig = field(default_factory=AnnealConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    def measured_placements(self, num_devices: int) -> int:
+        """What evenshard measures in its whole training, DreamShard's included; shards count by the placement."""
+        rounds = self.dreamshard.num_rounds * self.dreamshard.placements_per_round
+        return rounds + self.evenshard.own_placements + math.ceil(self.evenshard.num_shards / num_devices)
+
+
+# A CPU is slow and noisy: fewer rounds of more placements, and more training on each (params.yaml).
+CPU_BUDGETS = Budgets(
+    DreamShardConfig(num_rounds=3, placements_per_round=120, cost_updates=600, policy_updates=300), num_shards=400
+)
+
+
+def ground_of(
+    study: Study, hardware: str, train_tasks: int | None = None, test_tasks: int | None = None
+) -> tuple[Ground, Budgets]:
+    """The study's pool and budgets on this hardware; None leaves a number as the study has it."""
+    measure = MeasureConfig(hardware)
+    if not hardware.startswith(SIMULATED):  # as in params.yaml
+        measure = MeasureConfig(hardware, num_batches=2, warmup=1, repeats=4, visits=3)
+    if on_cpu := _on_cpu(hardware):
+        pool = PoolConfig(GeneratorConfig(3000, study.cpu_dims, 300_000, 32), 0.6, 512)
+    else:
+        pool = PoolConfig(GeneratorConfig(study.num_tables, study.dims, weight_bits=16), study.memory_cap_gb, 65536)
+    ground = Ground(pool, measure, train_tasks or study.train_tasks, test_tasks or study.test_tasks)
+    return ground, CPU_BUDGETS if on_cpu else Budgets()
+
+
+def _on_cpu(hardware: str) -> bool:
+    import torch
+
+    return hardware == "cpu" or (hardware == "auto" and not torch.cuda.is_available())

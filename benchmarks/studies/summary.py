@@ -1,0 +1,132 @@
+"""What do the measured answers say? Means, intervals and paired differences; pure functions of numbers.
+
+Means are over the tasks that every row could place. A trained sharder's cost of a task is its mean over the seeds, so
+that the intervals say how much other tasks could change the picture; how much another training could is said beside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from benchmarks.studies.rows import EXPERTS, EXTERNAL, PRIVILEGED, REFERENCE, SUFFIX, TRANSFERRED
+from evenshard.stages.standings import Interval
+
+COMPARED = (*EXTERNAL, "single_cost_greedy")
+"""Every row is also compared with these."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measured answers of one sharder: seeds x tasks, infinite (0 for balance and speedup) where infeasible.
+
+    Attributes:
+        ms: of a step.
+        balance: the degree of balance.
+        compute_speedup: against random, compute alone; None where random found no room.
+    """
+
+    ms: tuple[tuple[float, ...], ...]
+    balance: tuple[tuple[float, ...], ...] = ()
+    compute_speedup: tuple[tuple[float | None, ...], ...] = ()
+
+    @staticmethod
+    def of(rows: Sequence[Mapping[str, Any]]) -> Measured:
+        """From the rows of one sharder, as ``MeasureAnswers`` gives them, one per seed."""
+        ms = tuple(tuple(math.inf if one is None else one for one in row["ms"]) for row in rows)
+        balance = tuple(tuple(one or 0.0 for one in row["balance"]) for row in rows)
+        return Measured(ms, balance, tuple(tuple(row["compute_speedup"]) for row in rows))
+
+    def task_ms(self, task: int) -> float:
+        """Mean over the seeds; infinite if one of them found no room."""
+        return fmean(of_seed[task] for of_seed in self.ms)
+
+    @property
+    def num_infeasible(self) -> int:
+        """Tasks that at least one seed could not place."""
+        return sum(math.isinf(self.task_ms(task)) for task in range(len(self.ms[0])))
+
+
+def standings(measured: Mapping[str, Measured], balance: bool = False) -> dict[str, Any]:
+    """The comparison of one setting, JSON: ``best_heuristic``, ``num_common_tasks`` and ``sharders``.
+
+    Args:
+        measured: by sharder, in the order of the rows.
+        balance: also AutoShard's metrics.
+    """
+    common = common_tasks(measured)
+    costs = {name: [one.task_ms(task) for task in common] for name, one in measured.items()} if common else {}
+    best = min((name for name in EXPERTS if name in costs), key=lambda name: fmean(costs[name]), default=None)
+    sharders = {}
+    for name, one in measured.items():
+        row = _row(name, costs, best) | {
+            "infeasible": one.num_infeasible,
+            "privileged": name in PRIVILEGED,
+            "num_seeds": len(one.ms),
+            "seed_deviation_ms": _seed_deviation(one, common),
+        }
+        if balance:
+            speedups = [value for of_seed in one.compute_speedup for t in common if (value := of_seed[t]) is not None]
+            row["degree_of_balance"] = _mean([of_seed[t] for of_seed in one.balance for t in common])
+            row["compute_speedup"] = _mean(speedups)
+        sharders[name] = row
+    return {"best_heuristic": best, "num_common_tasks": len(common), "sharders": sharders}
+
+
+def common_tasks(measured: Mapping[str, Measured]) -> list[int]:
+    """The tasks that every sharder could place with every seed."""
+    num_tasks = len(next(iter(measured.values())).ms[0])
+    return [t for t in range(num_tasks) if all(math.isfinite(one.task_ms(t)) for one in measured.values())]
+
+
+def _row(name: str, costs: Mapping[str, Sequence[float]], best: str | None) -> dict[str, Any]:
+    own = costs.get(name)
+    row: dict[str, Any] = {
+        "mean_ms": fmean(own) if own else None,
+        "ci95_ms": ends(Interval.of(own)) if own else None,
+        "speedup_over_random_pct": above_pct(costs.get("random"), own),
+        "gap_to_best_known_pct": above_pct(own, costs.get(REFERENCE)),
+        **difference("difference_to_best_heuristic_pct", "difference_ci95_pct", own, costs.get(best or "")),
+    }
+    for other in COMPARED:
+        if other in costs:
+            row |= difference(f"difference_to_{other}_pct", f"difference_to_{other}_ci95_pct", own, costs[other])
+    if name in TRANSFERRED:
+        at_home = costs.get(name.removesuffix(SUFFIX))
+        row |= difference("drop_pct", "drop_ci95_pct", own, at_home)
+        row |= difference("drop_ms", "drop_ci95_ms", own, at_home, in_pct=False)
+    return row
+
+
+def above_pct(costs: Sequence[float] | None, base: Sequence[float] | None) -> float | None:
+    """By how much the mean of ``costs`` is above that of ``base``, per cent of the latter."""
+    return (fmean(costs) / fmean(base) - 1) * 100 if costs and base else None
+
+
+def difference(
+    mean_key: str, ends_key: str, own: Sequence[float] | None, base: Sequence[float] | None, in_pct: bool = True
+) -> dict[str, Any]:
+    """The paired difference with its interval, in ms or in per cent of the base's mean; negative is faster."""
+    if not own or not base:
+        return {mean_key: None, ends_key: None}
+    scale = 100 / fmean(base) if in_pct else 1.0
+    interval = Interval.of([(one - other) * scale for one, other in zip(own, base, strict=True)])
+    return {mean_key: interval.mean, ends_key: ends(interval)}
+
+
+def ends(interval: Interval) -> list[float] | None:
+    """The interval as JSON; None for that of a single task, which is the whole line."""
+    return [interval.low, interval.high] if math.isfinite(interval.low) else None
+
+
+def _seed_deviation(one: Measured, common: Sequence[int]) -> float | None:
+    if len(one.ms) < 2 or not common:
+        return None
+    return stdev(fmean(of_seed[task] for task in common) for of_seed in one.ms)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None

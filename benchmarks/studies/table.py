@@ -1,0 +1,164 @@
+"""How is a study read? As text on the terminal and as markdown: the settings side by side, then each one in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from evenshard.measure.costs import measured_or_simulated
+
+Row = Mapping[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+LEGEND = (
+    "speedup: over random; vs best: paired difference to the best heuristic",
+    "gap: above the best known placements; drop: above networks trained for the size",
+    "balance and compute speedup: as AutoShard, without the exchange",
+    "seed dev.: standard deviation of the mean from training to training; infeasible: tasks not placed",
+)
+
+
+def text_table(study: Mapping[str, Any]) -> str:
+    """For the terminal: one block per setting, one row per sharder."""
+    blocks = [_headline(study)]
+    for name, setting in study["settings"].items():
+        columns = _columns(setting)
+        lines = [[title for title, _ in columns]]
+        lines += [[cell(row) for _, cell in columns] for row in _rows(setting)]
+        widths = [max(len(line[number]) for line in lines) for number in range(len(columns))]
+        blocks.append("\n".join([f"{name}: {_tasks(setting)}", *(_aligned(line, widths) for line in lines)]))
+        blocks += _networks(setting)
+    return "\n\n".join([*blocks, "\n".join([_privileged_note(study), *LEGEND])])
+
+
+def _privileged_note(study: Mapping[str, Any]) -> str:
+    return f"* {measured_or_simulated(study['hardware'])} the test tables, or placements of the test tasks"
+
+
+def markdown(study: Mapping[str, Any], command: str) -> str:
+    """The report of a study: the table as the paper prints it, then all figures of each setting."""
+    settings = study["settings"]
+    parts = [
+        f"# {_headline(study)}",
+        f"Command: `{command}`, commit {study['commit'][:12]}.",
+        f"Mean {measured_or_simulated(study['hardware'])} ms of a step over the tasks that all rows could place, with "
+        f"its 95 % interval; in parentheses the speedup over random. {_privileged_note(study)}.".replace("*", "\\*"),
+        _markdown_table(
+            ["sharder", *settings],
+            [
+                [_name(row), *(_paper_cell(one["sharders"].get(row["name"])) for one in settings.values())]
+                for row in _rows(next(iter(settings.values())))
+            ],
+        ),
+    ]
+    parts.append(f"Below: {'; '.join(LEGEND)}.")
+    for name, setting in settings.items():
+        columns = _columns(setting)
+        parts += [f"## {name}", f"{_tasks(setting)}.".capitalize()]
+        cells = [[cell(row) for _, cell in columns] for row in _rows(setting)]
+        parts.append(_markdown_table([title for title, _ in columns], cells))
+        parts += [*_networks(setting), _seconds(setting)]
+    if study["left_out"]:
+        parts.append("Left out: " + "; ".join(f"{name} ({why})" for name, why in study["left_out"].items()) + ".")
+    return "\n\n".join(parts) + "\n"
+
+
+def _headline(study: Mapping[str, Any]) -> str:
+    seeds = study["num_seeds"]
+    return (
+        f"Study {study['study']} on {study['hardware']}, {seeds} training{'s' if seeds > 1 else ''} per learned sharder"
+    )
+
+
+def _tasks(setting: Mapping[str, Any]) -> str:
+    best = f", best heuristic {setting['best_heuristic']}" if setting["best_heuristic"] else ""
+    return f"{setting['num_common_tasks']} of {setting['num_test_tasks']} held-out tasks placed by all{best}"
+
+
+def _rows(setting: Mapping[str, Any]) -> list[Row]:
+    return [{"name": name, **row} for name, row in setting["sharders"].items()]
+
+
+def _columns(setting: Mapping[str, Any]) -> list[Column]:
+    rows = _rows(setting)
+    columns: list[Column] = [
+        ("sharder", _name),
+        ("ms", lambda row: _number(row["mean_ms"])),
+        ("95 % interval", lambda row: _ends(row["ci95_ms"])),
+        ("speedup %", lambda row: _number(row["speedup_over_random_pct"], "+.1f")),
+        ("vs best %", lambda row: _number(row["difference_to_best_heuristic_pct"], "+.1f")),
+        ("95 % interval", lambda row: _ends(row["difference_ci95_pct"], "+.1f")),
+        ("gap %", lambda row: _number(row["gap_to_best_known_pct"], "+.1f")),
+        ("drop ms", lambda row: _number(row.get("drop_ms"), "+.3f")),
+        ("drop %", lambda row: _number(row.get("drop_pct"), "+.1f")),
+        ("balance", lambda row: _number(row.get("degree_of_balance"))),
+        ("compute speedup", lambda row: _number(row.get("compute_speedup"))),
+        ("seed dev. ms", lambda row: _number(row["seed_deviation_ms"], ".3f")),
+        ("infeasible", lambda row: str(row["infeasible"])),
+    ]
+    return [(title, cell) for title, cell in columns if any(cell(row) != "-" for row in rows)]
+
+
+def _networks(setting: Mapping[str, Any]) -> list[str]:
+    """One sentence about each cost network."""
+    found = []
+    for name, one in setting["cost_networks"].items():
+        error, tau = one["median_abs_pct_error"], one["kendall_tau"]
+        line = f"{name} cost network on random placements of unseen tables: median absolute error {_number(error)} %, "
+        line += f"Kendall's tau {_number(tau, '.3f')}"
+        if "share_in_90_pct_interval" in one:
+            line += f"; {_share(one['share_in_90_pct_interval'])} within the 90 % interval"
+        own = one.get("own_placements")
+        if own:
+            line += f", of evenshard's placements {_share(own['share_in_90_pct_interval'])}"
+            line += f"; these are predicted {_number(own['predicted_above_bound_pct'])} % above the lower bound"
+        found.append(line + ".")
+    return found
+
+
+def _seconds(setting: Mapping[str, Any]) -> str:
+    """How long training and placing took."""
+
+    def listed(seconds: Mapping[str, float]) -> str:
+        return ", ".join(f"{name} {value:.3g}" for name, value in seconds.items()) or "none"
+
+    seconds = setting["seconds"]
+    placing = listed(seconds["placing_one_task"])
+    return f"Seconds of one training: {listed(seconds['training'])}; of placing one task: {placing}."
+
+
+def _name(row: Row) -> str:
+    return f"{row['name']} *" if row["privileged"] else str(row["name"])
+
+
+def _paper_cell(row: Row | None) -> str:
+    if row is None or row["mean_ms"] is None:
+        return "-"
+    speedup = row["speedup_over_random_pct"]
+    behind = "" if speedup is None else f" ({speedup:+.1f} %)"
+    return f"{_number(row['mean_ms'])} {_ends(row['ci95_ms'])}{behind}".replace(" -", "")
+
+
+def _number(value: float | None, style: str = "") -> str:
+    """Three or four digits unless a style is given."""
+    if value is None:
+        return "-"
+    return format(value, style or (".3f" if abs(value) < 10 else ".2f"))
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def _ends(ends: Sequence[float] | None, style: str = "") -> str:
+    return "-" if ends is None else f"[{_number(ends[0], style)}, {_number(ends[1], style)}]"
+
+
+def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
+    first = line[0].ljust(widths[0])
+    return "  ".join([first, *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))])
+
+
+def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [" | ".join(titles), "---|" + "---:|" * (len(titles) - 1)]
+    lines = [f"| {lines[0]} |", f"|{lines[1]}"]
+    return "\n".join([*lines, *("| " + " | ".join(row).replace("*", "\\*") + " |" for row in rows)])

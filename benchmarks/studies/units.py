@@ -1,0 +1,130 @@
+"""What is a unit of work, and where does its result live? One JSON file per unit, named by all that it depends on.
+
+A study that was killed finds the finished units again. A unit's key covers its own settings, the version of the
+package, and the keys of the units it builds on; the git commit is recorded and not part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import BadFile
+from evenshard.utils.messages import reason_of
+from evenshard.version import __version__
+
+Result = dict[str, Any]
+
+
+class Unit(ABC):
+    """A piece of a study that is done as a whole or not at all. Subclasses are frozen dataclasses."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What progress and errors call it."""
+
+    @property
+    def needs(self) -> tuple[Unit, ...]:
+        """Units whose results it reads: its fields that are units."""
+        needs: list[Unit] = []
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            needs += [part for part in (value if isinstance(value, tuple) else (value,)) if isinstance(part, Unit)]
+        return tuple(needs)
+
+    @cached_property
+    def key(self) -> str:
+        """Names the result: a readable beginning and a hash of all that it depends on."""
+        content = [type(self).__name__, __version__]
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            parts = value if isinstance(value, tuple) else (value,)
+            content += [one.name, *(part.key if isinstance(part, Unit) else repr(part) for part in parts)]
+        digest = hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()) + f"-{digest}"
+
+    @abstractmethod
+    def do(self, store: Store) -> Result:
+        """Does the work; the result is JSON."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a unit's file holds.
+
+    Attributes:
+        result: of the unit.
+        commit: of the code that did it.
+        wall_s: how long it took.
+    """
+
+    result: Result
+    commit: str
+    wall_s: float
+
+
+class Store:
+    """The results in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def has(self, unit: Unit) -> bool:
+        """Whether the unit is done."""
+        return self._path(unit).exists()
+
+    def record(self, unit: Unit) -> Record:
+        """The unit's file.
+
+        Raises:
+            BadFile: if it is missing or no such file.
+        """
+        path = self._path(unit)
+        try:
+            content = json.loads(path.read_text())
+            return Record(content["result"], content["commit"], content["wall_s"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadFile(
+                path, f"not readable as a unit's result ({reason_of(error)})", "Remove it; it is made again."
+            ) from None
+
+    def result(self, unit: Unit) -> Result:
+        """The result of a finished unit.
+
+        Raises:
+            BadFile: as ``record``.
+        """
+        return self.record(unit).result
+
+    def save(self, unit: Unit, record: Record) -> None:
+        """Writes the unit's file, as a whole or not at all; what it kept for resuming is no longer needed."""
+        content = {"unit": unit.name, "commit": record.commit, "wall_s": round(record.wall_s, 3)}
+        with atomic_path(self._path(unit)) as draft:
+            draft.write_text(json.dumps({**content, "result": record.result}, allow_nan=False) + "\n")
+        self.journal(unit).unlink(missing_ok=True)
+
+    def forget(self, unit: Unit) -> None:
+        """Removes all that is there of a unit."""
+        self._path(unit).unlink(missing_ok=True)
+        self.journal(unit).unlink(missing_ok=True)
+        shutil.rmtree(self.models(unit), ignore_errors=True)
+
+    def journal(self, unit: Unit) -> Path:
+        """Where a unit on real hardware keeps every measurement until it is done."""
+        return self.folder / f"{unit.key}.journal"
+
+    def models(self, unit: Unit) -> Path:
+        """Folder of the networks that a unit trained."""
+        return self.folder / unit.key
+
+    def _path(self, unit: Unit) -> Path:
+        return self.folder / f"{unit.key}.json"

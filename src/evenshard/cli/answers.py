@@ -1,0 +1,113 @@
+"""The commands that ask about placements: why a table lives where it does, and what moves between two."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from evenshard.cli.arguments import PATH, Commands, at_least
+
+if TYPE_CHECKING:
+    from evenshard.planner.answer import PlacementAnswer
+    from evenshard.sharders.models import PlacementModel
+
+MODEL_HELP = (
+    "judges instead of the model that the file names: a round's folder such as work/round_3, or "
+    "models:/evenshard-cost@champion"
+)
+
+
+def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.planner.explain.explain import explain
+    from evenshard.planner.explain.text import print_explanation
+    from evenshard.planner.file import load_answer
+
+    answer = load_answer(args.placement)
+    explanation = explain(answer, _model(args, answer), args.table)
+    if args.json:
+        print(json.dumps(asdict(explanation), indent=1))
+    else:
+        print_explanation(explanation)
+    return {}
+
+
+def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.planner.diff.diff import diff
+    from evenshard.planner.diff.text import print_difference
+    from evenshard.planner.file import load_answer
+    from evenshard.utils.errors import BadConfig, BadInput
+
+    if args.link_gb_s is not None and not 0 < args.link_gb_s < float("inf"):
+        raise BadConfig(f"--link-gb-s is {args.link_gb_s}. Give GB per second, above 0.")
+    old, new = load_answer(args.old), load_answer(args.new)
+    try:
+        model = _model(args, new)
+    except BadInput as error:
+        if args.model is not None:
+            raise
+        model = None  # bytes need no model, and the difference says whose figures it shows
+        print(f"evenshard diff: warning: {error}", file=sys.stderr)
+    difference = diff(old, new, model, args.link_gb_s)
+    if args.json:
+        print(json.dumps(asdict(difference), indent=1))
+    else:
+        print_difference(difference)
+    return {}
+
+
+def _model(args: argparse.Namespace, answer: PlacementAnswer) -> PlacementModel:
+    """The model that is asked for, or the one that the file names; not the same is worth a word."""
+    from evenshard.planner.model import model_of, named_model, other_model
+    from evenshard.utils.errors import BadConfig, BadInput
+
+    if args.model is not None:
+        model = model_of(args.model, answer.request.hardware)
+    else:
+        where, hardware = named_model(answer)
+        try:
+            model = model_of(where, hardware)
+        except BadInput as error:
+            raise BadConfig(
+                f"the model that the file names cannot be loaded: {error} Or name another one (--model)."
+            ) from None
+    warning = other_model(answer, model)
+    if warning is not None:
+        print(f"evenshard {args.command}: warning: {warning}", file=sys.stderr)
+    return model
+
+
+def add_commands(commands: Commands) -> None:
+    """Declares explain and diff."""
+    sub = commands.add(
+        "explain",
+        _explain,
+        "Says why a table lives where it does.",
+        "What each device would cost with it, whether that is legal, and the next best move. Exit code 0, or 2: bad "
+        "input.",
+    )
+    add = sub.add_argument
+    add("placement", **{**PATH, "metavar": "PLACEMENT"}, help="placement.json, as `evenshard place -o` writes it")
+    add("--table", required=True, metavar="NAME", help="a table, or a part of one such as 'clicks[64:128]'")
+    add("--model", metavar="PATH|URI", help=MODEL_HELP)
+    add("--json", action="store_true", help="print JSON")
+    sub = commands.add(
+        "diff",
+        _diff,
+        "Says what moves between two placements, and what that saves.",
+        "One model judges both: the new file's, on the new file's request. Exit code 0, or 2: bad input.",
+    )
+    add = sub.add_argument
+    add("old", **{**PATH, "metavar": "OLD"}, help="placement.json of today")
+    add("new", **{**PATH, "metavar": "NEW"}, help="placement.json to go to")
+    add("--model", metavar="PATH|URI", help=MODEL_HELP)
+    add(
+        "--link-gb-s",
+        type=at_least(0, float),
+        metavar="X",
+        help="GB (1024**3 bytes) per second that a device sends and receives: says how long the move takes",
+    )
+    add("--json", action="store_true", help="print JSON")

@@ -1,0 +1,149 @@
+"""What do all commands have in common? How they are declared, and flags that several of them take."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from evenshard.utils.atomic import tidy_up
+from evenshard.utils.messages import one_line, shown
+from evenshard.utils.outputs import MODEL_PARTS, File, Output, require_apart, require_place
+
+
+class Source:
+    """An argument type: what a command reads, where that need not be a path: s3://bucket/key, models:/name/1, cpu.
+
+    Args:
+        parts: of a folder that are read; none for all of it.
+    """
+
+    def __init__(self, *parts: str) -> None:
+        self._parts = parts
+
+    def __call__(self, text: str) -> Any:
+        """What argparse calls."""
+        return text
+
+    def paths(self, value: Any) -> tuple[Path, ...]:
+        """The files or folders of this machine that the value may be."""
+        path = Path(value.removeprefix("simulated:"))
+        return tuple(path / part for part in self._parts) if self._parts and os.path.isdir(path) else (path,)
+
+
+PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}
+SOURCE, A_MODEL = Source(), Source(*MODEL_PARTS)
+
+
+def written(kind: Output) -> dict[str, Any]:
+    """How a flag is declared that names what the command writes."""
+    return {"type": kind, "metavar": "PATH"}
+
+
+OUTPUT = written(File())
+
+
+def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespace) -> None:
+    """Says before the work, not after it, what cannot be written, and what would be lost.
+
+    Args:
+        actions: the flags of the command. Their types say what is read and what is written.
+
+    Raises:
+        BadInput: see ``evenshard.utils.outputs``.
+    """
+    outputs: dict[str, tuple[Path, ...]] = {}
+    inputs: dict[str, tuple[Path, ...]] = {}
+    for action in actions:
+        value = getattr(args, action.dest, None)
+        name = "/".join(action.option_strings) or action.dest.upper()
+        values = value if isinstance(value, list) else [value] if value is not None else []
+        if isinstance(action.type, Output):
+            for path in values:
+                require_place(action.type, path)
+                action.type.require(path)
+                outputs[name] = action.type.paths(path)
+        elif action.type is Path:
+            inputs[name] = tuple(values)
+        elif isinstance(action.type, Source):
+            inputs[name] = tuple(path for value in values for path in action.type.paths(value))
+    for path in (path for paths in inputs.values() for path in paths):
+        if not os.path.exists(path):
+            tidy_up(path)  # a command that was killed may have set it aside
+    require_apart(outputs, inputs)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Wrong flags get one line and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """See ``argparse``."""
+        self.exit(2, f"{self.prog}: {one_line(message)}. Try {self.prog} --help.\n")
+
+
+def _checked(
+    call: Callable[[argparse.Namespace], Any], actions: Iterable[argparse.Action], args: argparse.Namespace
+) -> Any:
+    require_writable(actions, args)
+    return call(args)
+
+
+class Commands:
+    """Declares the subcommands of a parser."""
+
+    def __init__(self, parser: argparse.ArgumentParser, dest: str = "command") -> None:
+        self._subparsers = parser.add_subparsers(dest=dest, metavar="COMMAND", required=True)
+
+    def add(
+        self, name: str, call: Callable[[argparse.Namespace], Any] | None, what: str, more: str
+    ) -> argparse.ArgumentParser:
+        """A command.
+
+        Args:
+            call: gets the parsed flags; None for a command that has commands of its own.
+            what: its line in the overview.
+            more: follows it in the command's own help.
+        """
+        sub = self._subparsers.add_parser(name, help=what, description=f"{what} {more}")
+
+        if call is not None:
+            sub.set_defaults(call=partial(_checked, call, sub._actions))  # argparse has no public name for them
+        return sub
+
+
+def params_flag(sub: argparse.ArgumentParser) -> None:
+    """``--params``: the settings."""
+    sub.add_argument("--params", **PATH, default=Path("params.yaml"), help="settings (default: params.yaml)")
+
+
+def metrics_flag(sub: argparse.ArgumentParser) -> None:
+    """``--metrics``: where else the metrics go."""
+    sub.add_argument("--metrics", **OUTPUT, help="also write the stage's metrics to this JSON file")
+
+
+def hardware_flag(sub: argparse.ArgumentParser) -> None:
+    """``--hardware``: one word for what times placements."""
+    sub.add_argument(
+        "--hardware",
+        type=SOURCE,
+        help="auto, cpu, cuda (these measure kernels), or simulated:<profile>, a device model, such as simulated:h200 "
+        "(default: measure.hardware)",
+    )
+
+
+def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
+    """An argument type: a number of at least ``least``."""
+
+    def parse(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{shown(text)} is no {'whole ' if kind is int else ''}number") from None
+        if not value >= least:
+            raise argparse.ArgumentTypeError(f"is {text}, below {least}")
+        return value
+
+    return parse

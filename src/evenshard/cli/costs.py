@@ -1,0 +1,105 @@
+"""The commands around measuring: what a cost dataset holds, and what links and devices are really like."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evenshard.cli.arguments import OUTPUT, PATH, SOURCE, Commands, at_least, hardware_flag, params_flag
+
+
+def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
+    import json
+
+    from evenshard.measure.describe import describe, text
+
+    description = describe(args.costs)
+    print(json.dumps(description, indent=1) if args.json else text(description))
+    return {}
+
+
+def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.measure import MeasureConfig
+    from evenshard.measure.calibrate.link import calibrate_link
+    from evenshard.measure.distributed import collective
+    from evenshard.utils.params import load_params, section
+
+    params = load_params(args.params) if args.params.exists() else {}
+    measure = section(params, "measure", MeasureConfig, hardware=args.hardware)
+    if collective.is_follower():
+        collective.serve(measure)
+        return {}
+    fit = calibrate_link(measure, args.out, args.max_mb)
+    print(fit.text())
+    print(f"saved: {args.out} (measure.link: {args.out} uses it)")
+    return {}
+
+
+def _calibrate_device(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.stages import calibrate_device as stage
+
+    inputs = stage.CalibrateDeviceInputs(args.tables, tuple(args.costs), args.profile)
+    print(stage.run(inputs, stage.CalibrateDeviceOutputs(args.out)))
+    print(f"saved: {args.out} (hardware: simulated:{args.out} uses it)")
+    return {}
+
+
+def _merge_costs(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.stages import merge_costs as stage
+
+    found = stage.run(stage.MergeCostsInputs(tuple(args.costs)), stage.MergeCostsOutputs(args.out))
+    print(f"saved: {args.out} ({found['num_placements']:.0f} placements of {found['num_parts']:.0f} parts)")
+    return found
+
+
+def add_commands(commands: Commands) -> None:
+    """Declares merge-costs, describe, calibrate-link and calibrate-device."""
+    sub = commands.add(
+        "merge-costs",
+        _merge_costs,
+        "Make one cost dataset of the parts of a round.",
+        "The parts that `evenshard benchmark --part I --num-parts N` measured on machines of one kind.",
+    )
+    sub.add_argument("costs", **PATH, nargs="+", help="cost datasets of all parts (.parquet)")
+    sub.add_argument("--out", **OUTPUT, required=True, help="cost dataset to write (.parquet)")
+
+    sub = commands.add(
+        "describe",
+        _describe,
+        "Say what is inside a cost dataset and how noisy it is.",
+        "Origin, counts, times, spread of repeats, repeated control placements and their drift. Several datasets are "
+        "taken as several runs, whose controls tell the spread from run to run.",
+    )
+    sub.add_argument("costs", **PATH, nargs="+", help="cost datasets (.parquet)")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = commands.add(
+        "calibrate-link",
+        _calibrate_link,
+        "Measure all-to-all exchanges and fit the link model.",
+        "Start it under `torchrun --nproc-per-node N -m evenshard calibrate-link`: NCCL between GPUs, gloo between "
+        "CPUs. Prints latency, bandwidth per device and goodness of fit, and saves them for measure.link.",
+    )
+    params_flag(sub)
+    hardware_flag(sub)
+    sub.add_argument("--max-mb", type=at_least(0.001, float), default=64.0, metavar="MB",
+                     help="largest exchange per device (default: 64)")  # fmt: skip
+    sub.add_argument("--out", **OUTPUT, default=Path("link.yaml"), help="link profile to write (default: link.yaml)")
+
+    sub = commands.add(
+        "calibrate-device",
+        _calibrate_device,
+        "Fit a simulated device's free constants to measured costs.",
+        "Half of the shards are fitted, the other half judges: errors per cost component before and after.",
+    )
+    sub.add_argument("--costs", **PATH, nargs="+", required=True, help="cost datasets of one hardware (.parquet)")
+    sub.add_argument("--tables", **PATH, required=True, help="the tables they were measured with")
+    sub.add_argument(
+        "--profile",
+        type=SOURCE,
+        required=True,
+        help="where to start: h200, a100_80gb, v100, rtx_2080_ti or a YAML file",
+    )
+    sub.add_argument("--out", **OUTPUT, required=True, help="profile to write (.yaml)")

@@ -1,0 +1,235 @@
+"""The commands that decide: is a new model better, how do loops differ, is it time to train again?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenshard.cli.arguments import (
+    A_MODEL,
+    OUTPUT,
+    PATH,
+    SOURCE,
+    Commands,
+    at_least,
+    hardware_flag,
+    params_flag,
+    written,
+)
+from evenshard.utils.outputs import PROMOTION
+
+if TYPE_CHECKING:
+    from evenshard.sharders.models import PlacementModel
+    from evenshard.stages.decisions.drift import Drift
+    from evenshard.stages.decisions.replan import Replan
+
+REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
+"""Exit codes."""
+
+
+def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
+    from evenshard.measure import MeasureConfig
+    from evenshard.measure.distributed import collective
+    from evenshard.sharders.convex_search.local_search import SearchEffort
+    from evenshard.sharders.convex_search.sharder import SearchConfig
+    from evenshard.stages.decisions.promote import (
+        COSTS,
+        REPORT,
+        Outcome,
+        PromoteInputs,
+        PromoteOutputs,
+        as_json,
+        promote,
+    )
+    from evenshard.stages.decisions.promotion import Rules
+    from evenshard.stages.decisions.promotion_text import print_promotion
+    from evenshard.stages.evaluate import EvaluateConfig
+    from evenshard.tracking import study_run
+    from evenshard.tracking.tags import PARAMS_HASH
+    from evenshard.utils.params import load_params, section
+    from evenshard.utils.provenance import Lineage, params_hash
+
+    params = load_params(args.params) if args.params.exists() else {}
+    measure = section(params, "measure", MeasureConfig, hardware=args.hardware)
+    evaluate = section(params, "evaluate", EvaluateConfig)
+    if collective.is_follower():
+        collective.serve(measure)
+        return {}
+    search = SearchConfig(effort=SearchEffort(scores_per_table=evaluate.scores_per_table), seed=evaluate.seed)
+    inputs = PromoteInputs(args.tables, args.tasks, args.candidate, tuple(args.costs))
+    outputs, rules = PromoteOutputs(args.out), Rules(args.tolerance_pct)
+    done = promote(inputs, outputs, measure, search, rules, Lineage.here(params))
+    with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:
+        run.tags({"evenshard.promotion": done.outcome.value, "evenshard.promotion_reason": done.reason})
+        run.tags({PARAMS_HASH: params_hash(params)})
+        if done.decision is not None:
+            run.tables(args.tables)
+            run.costs([args.out / COSTS], "evaluation")
+            found = {"difference_pct": done.decision.difference_pct.mean, "noise_pct": done.decision.noise_pct}
+            run.metrics({key: value for key, value in found.items() if math.isfinite(value)})
+            run.artifact(args.out / COSTS)
+        run.artifact(args.out / REPORT)
+    if args.json:
+        print(json.dumps(as_json(done), indent=1))
+    else:
+        print_promotion(done)
+    return REFUSED if done.outcome is Outcome.REFUSED else {}
+
+
+def _compare(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.stages.decisions.loop_runs import loop_runs
+    from evenshard.stages.decisions.run_comparison import compare
+    from evenshard.stages.decisions.run_comparison_text import print_comparison
+    from evenshard.utils.errors import BadConfig
+    from evenshard.utils.json_files import finite
+
+    if len(args.runs) < 2:
+        raise BadConfig("one run is nothing to compare. Name two or more.")
+    comparison = compare(loop_runs(args.runs))
+    if args.json:
+        print(json.dumps(finite(asdict(comparison)), indent=1))
+    else:
+        print_comparison(comparison)
+    return {}
+
+
+def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
+    from evenshard.planner.diff.text import print_difference
+    from evenshard.planner.file import load_answer, save_answer
+    from evenshard.planner.model import model_of
+    from evenshard.stages.decisions.drift import drift_of
+    from evenshard.stages.decisions.drift_text import print_drift
+    from evenshard.tables.sources import tables_from
+    from evenshard.utils.errors import BadConfig, InfeasibleTask
+
+    if args.placement is None and (args.out is not None or args.link_gb_s is not None):
+        raise BadConfig("--out and --link-gb-s are about a new placement. Name the old one (--placement).")
+    model = model_of(args.against, None)
+    old = None if args.placement is None else load_answer(args.placement)
+    batch_size = args.batch_size or (int(model.trained_on.batch_size[1]) if old is None else old.request.batch_size)
+    tables = tables_from(
+        args.tables,
+        batch_size,
+        traffic=args.traffic,
+        embedding_dim=args.embedding_dim,
+        default_pooling_factor=args.default_pooling_factor,
+    )
+    num_devices = args.devices or (None if old is None else old.num_devices)
+    drift = drift_of(model.trained_on, tables.tables, batch_size, num_devices, args.tolerated_pct)
+    new, problem = None, ""
+    if old is not None:
+        from evenshard.stages.decisions.replan import replan
+
+        try:
+            new = replan(old, tables, model, batch_size, link_gb_s=args.link_gb_s, tables_from=str(args.tables))
+        except InfeasibleTask as error:
+            problem = str(error)
+    if new is not None and args.out is not None:
+        save_answer(new.answer, args.out)
+    if args.json:
+        print(json.dumps(_drift_json(drift, model, new, problem), indent=1))
+    else:
+        print_drift(drift, model.source)
+        if new is not None:
+            print()
+            print_difference(new.difference)
+        elif problem:
+            print(f"\nNo new placement: {problem}")
+    if drift.retrain_due:
+        return RETRAIN
+    return BAD_INPUT if problem else {}
+
+
+def _drift_json(drift: Drift, model: PlacementModel, new: Replan | None, problem: str) -> Any:
+    from evenshard.utils.json_files import finite
+
+    return finite(
+        {
+            "model": {"source": model.source, "sha256": model.digest},
+            **asdict(drift),
+            "difference": None if new is None else asdict(new.difference),
+            "no_placement": problem or None,
+        }
+    )
+
+
+def add_commands(commands: Commands) -> None:
+    """Declares promote, compare and drift."""
+    sub = commands.add(
+        "promote",
+        _promote,
+        "Make a model the champion if it is better.",
+        "Candidate and champion place the same held-out tasks, one run times both. The alias moves when the "
+        "candidate is faster, beyond noise and with 95 % confidence; or as fast, and learned from fewer placements. "
+        "The first champion needs no comparison. Exit code 0: promoted, or the champion already; 1: refused; 2: bad "
+        "input.",
+    )
+    add = sub.add_argument
+    params_flag(sub)
+    add("--candidate", type=A_MODEL, metavar="URI|PATH", help="models:/evenshard-cost/7, or a folder such as "
+        "work/round_3, which is registered if it wins (default: the newest version of evenshard-cost)")  # fmt: skip
+    add("--tables", **PATH, default=Path("work/tables.parquet"), help="the pool (default: work/tables.parquet)")
+    add(
+        "--tasks",
+        **PATH,
+        default=Path("work/tasks.json"),
+        help="its test tasks are held out (default: work/tasks.json)",
+    )
+    add("--costs", **PATH, nargs="+", default=[], help="cost datasets of earlier runs: their controls tell the noise "
+        "between runs")  # fmt: skip
+    hardware_flag(sub)
+    add("--tolerance-pct", type=at_least(0, float), default=1.0, metavar="PCT",
+        help="as fast means slower by at most so much, with 95 %% confidence (default: 1)")  # fmt: skip
+    add("--out", **written(PROMOTION), default=Path("work/promotion"),
+        help="folder of promotion.json and the costs (default: work/promotion)")  # fmt: skip
+    add("--json", action="store_true", help="print JSON")
+
+    sub = commands.add(
+        "compare",
+        _compare,
+        "Say how loops differ: settings, costs, and whether that is noise.",
+        "Costs are compared with those of the first loop, where both are of the same hardware and tasks. "
+        "Exit code 0, or 2: bad input.",
+    )
+    add = sub.add_argument
+    add("runs", nargs="+", metavar="RUN", help="id (or its beginning) or name of a loop's run in MLflow")
+    add("--json", action="store_true", help="print JSON")
+
+    sub = commands.add(
+        "drift",
+        _drift,
+        "Say whether a model still covers today's tables.",
+        "Compares rows, dims, lookups and reuse with the training data. With --placement it places the tables anew, "
+        "and says what moves and what that saves. Exit code 0: covered; 3: a retrain is due; 2: bad input, or "
+        "covered but too large for the placement's devices.",
+    )
+    add = sub.add_argument
+    add(
+        "--tables",
+        type=SOURCE,
+        required=True,
+        metavar="TABLES",
+        help="table file, public set, or traffic, as for `evenshard place`",
+    )
+    add("--against", type=A_MODEL, required=True, metavar="MODEL", help="models:/evenshard-cost@champion, a round's "
+        "folder such as work/round_3, or bundled:h200")  # fmt: skip
+    add("--placement", **PATH, help="placement.json of today: place the tables anew on its devices, by its rules")
+    add("-o", "--out", **OUTPUT, help="placement.json to write, of the new placement")
+    add("--link-gb-s", type=at_least(1e-9, float), metavar="X",
+        help="GB (1024**3 bytes) per second of a device: says how long the move takes")  # fmt: skip
+    add("--batch-size", type=at_least(1), metavar="N", help="samples of a step over all devices (default: that of the "
+        "placement, else the largest the model was trained on)")  # fmt: skip
+    add("--devices", type=at_least(1), metavar="N", help="how many (default: those of the placement, else any)")
+    add("--traffic", **PATH, help="a sample that tells pooling factors and histograms of the tables")
+    add("--embedding-dim", type=at_least(1), metavar="N", help="of all tables, where TABLES is traffic")
+    add("--default-pooling-factor", type=at_least(0, float), default=1.0, metavar="X",
+        help="of tables that have none (default: 1)")  # fmt: skip
+    add("--tolerated-pct", type=at_least(0, float), default=5.0, metavar="PCT",
+        help="part of the load that may lie outside of the training data, and of the tables that may be rare there "
+        "(default: 5)")  # fmt: skip
+    add("--json", action="store_true", help="print JSON")

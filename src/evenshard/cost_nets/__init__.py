@@ -1,1 +1,0 @@
-"""What will a placement cost, without measuring it? One module per published cost network."""

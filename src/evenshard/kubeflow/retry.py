@@ -1,0 +1,41 @@
+"""What is worth another try, in the same pod: S3 or MLflow that do not answer, a kernel that fails.
+
+Kubeflow Pipelines itself tries a pod again that was deleted, evicted or lost, and no other: a stock installation sets
+Argo's ``retryPolicy: OnError``, and its compiler has no word for another one (kubeflow/pipelines#9950). So what a stage
+can get over, it gets over here. One that measures goes on from its journal, which lies beside its costs until they are
+written. Bad input stays bad, and no memory stays none: they are not tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from evenshard.utils.errors import MeasurementFailed, StorageFailed, TrackingFailed
+
+PAUSES = "EVENSHARD_RETRY_PAUSES"
+"""Variable of a pod: seconds before each further try, such as "60 120"; without it there is none."""
+MAY_PASS = (MeasurementFailed, StorageFailed, TrackingFailed)
+log = logging.getLogger(__name__)
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+
+def tried_again(stage: Callable[Given, Made]) -> Callable[Given, Made]:
+    """The same stage, which is called again after a failure that may pass, as often as the pod's settings say."""
+
+    @wraps(stage)
+    def patient(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        for pause_s in map(float, os.environ.get(PAUSES, "").split()):
+            try:
+                return stage(*args, **kwargs)
+            except MAY_PASS as error:
+                log.warning("%s (trying again in %g s)", error, pause_s)
+                time.sleep(pause_s)
+        return stage(*args, **kwargs)
+
+    return patient

@@ -1,1 +1,0 @@
-"""How do the networks learn? One module per training loop."""

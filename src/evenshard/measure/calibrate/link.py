@@ -1,0 +1,199 @@
+"""How fast is the link between these devices really? Timed all-to-alls of many sizes, and the model that fits them.
+
+Runs under torchrun, one process per device (see ``measure/collective.py``): NCCL between GPUs, gloo between CPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from evenshard.measure import REAL
+from evenshard.measure.distributed import collective
+from evenshard.measure.distributed.collective import CollectiveHardware
+from evenshard.measure.distributed.jobs import TimeExchanges
+from evenshard.measure.fbgemm import real_device
+from evenshard.measure.hardware import MeasureConfig
+from evenshard.measure.link import BYTES_PER_VALUE, Link
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
+from evenshard.utils.messages import shown
+
+KB, MB = 1024, 1024**2
+LEAST_MB = 4 * KB / MB  # fewer sizes cannot tell latency from bandwidth
+
+
+@dataclass(frozen=True)
+class ExchangePoint:
+    """One rank's part in one exchange.
+
+    Attributes:
+        num_bytes: sent to, or received from, all other ranks; whichever is more.
+        ms: median duration on this rank.
+    """
+
+    num_bytes: int
+    ms: float
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """A link model fitted to measured exchanges.
+
+    Attributes:
+        latency_us: see ``Link``.
+        bandwidth_gb_s: see ``Link``.
+        r2: share of the variance of log time, over all points, that the model explains.
+        median_relative_error: of the model's time, against the measured one.
+        p90_relative_error: likewise; nine of ten points are nearer.
+        num_points: (rank, exchange) pairs behind the fit.
+        origin: where the points were measured.
+    """
+
+    latency_us: float
+    bandwidth_gb_s: float
+    r2: float
+    median_relative_error: float
+    p90_relative_error: float
+    num_points: int
+    origin: str = ""
+
+    @property
+    def goodness(self) -> str:
+        """How well the model fits, in one line."""
+        return (
+            f"R2 {self.r2:.3f}, relative error median {100 * self.median_relative_error:.0f} %, 90th percentile "
+            f"{100 * self.p90_relative_error:.0f} %, {self.num_points} points"
+        )
+
+    def text(self) -> str:
+        """What the command prints."""
+        return (
+            f"latency:   {self.latency_us:.1f} us\nbandwidth: {self.bandwidth_gb_s:.3f} GB/s per device (10**9 bytes)\n"
+            f"fit:       {self.goodness}\nmeasured:  {self.origin}"
+        )
+
+
+def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> LinkFit:
+    """Measures exchanges between all ranks, fits the link model and saves it. On rank 0; the others ``serve``.
+
+    Args:
+        out: link profile to write (.yaml), for ``measure.link``.
+        max_mb: largest exchange, MB (1024**2 bytes) that a device sends to the others.
+
+    Raises:
+        BadInput: without torchrun, or if a setting makes no sense.
+        MeasurementFailed: if a rank hangs or dies.
+    """
+    if collective.world_size() == 1:
+        raise BadInput(
+            "one process has no link to measure. Start it under torchrun --nproc-per-node N -m evenshard "
+            "calibrate-link, N processes for N devices."
+        )
+    if config.hardware not in REAL:
+        raise BadConfig(f"hardware is {shown(config.hardware)}, which has no real link. Use auto, cpu or cuda.")
+    if out.suffix not in (".yaml", ".yml"):
+        raise BadConfig(f"--out is {out}. Name a file that ends with .yaml, as measure.link expects it.")
+    if not LEAST_MB <= max_mb < float("inf"):
+        raise BadConfig(f"--max-mb is {max_mb:g}. Make it at least {LEAST_MB:.3f}.")
+    with closing(collective.lead(config, real_device(config.hardware))) as hardware:
+        points = measure_all_to_all(hardware, int(max_mb * MB))
+        provenance = hardware.provenance
+    origin = (
+        f"{provenance.link} on {provenance.hardware}, {provenance.driver}, {provenance.versions}; exchanges of 1 KB to "
+        f"{max_mb:g} MB per device; {datetime.now(UTC).date().isoformat()} UTC"
+    )
+    fit = replace(fit_link(points), origin=origin)
+    save_link(fit, out.stem, out)
+    return fit
+
+
+# Measuring -----------------------------------------------------------------------------------------------------------
+
+
+def measure_all_to_all(hardware: CollectiveHardware, max_bytes: int) -> tuple[ExchangePoint, ...]:
+    """Times exchanges of sizes from 1 KB to ``max_bytes`` per device, each doubled, even and uneven, on all ranks."""
+    exchanges = tuple(
+        _values(shape, size)
+        for size in [KB << doubling for doubling in range(int(math.log2(max_bytes / KB)) + 1)]
+        for shape in _shapes(collective.world_size())
+    )
+    of_ranks = hardware.everyone(TimeExchanges(exchanges), "calibrating the link")
+    return tuple(
+        ExchangePoint(_busier_bytes(values, rank), ms)
+        for rank, times in enumerate(of_ranks)
+        for values, ms in zip(exchanges, times, strict=True)
+    )
+
+
+def _shapes(num_ranks: int) -> tuple[tuple[float, ...], ...]:
+    """Who sends how much, relative to whoever sends most: all alike, more with each rank, mostly the first."""
+    rising = tuple((rank + 1) / num_ranks for rank in range(num_ranks))
+    return ((1.0,) * num_ranks, rising, (1.0, *[0.125] * (num_ranks - 1)))
+
+
+def _values(shape: Sequence[float], size: int) -> tuple[int, ...]:
+    """Values that each rank sends to each rank; whoever sends most sends ``size`` bytes to all others together."""
+    return tuple(max(1, round(share * size / (BYTES_PER_VALUE * (len(shape) - 1)))) for share in shape)
+
+
+def _busier_bytes(values: Sequence[int], rank: int) -> int:
+    sent, received = values[rank] * (len(values) - 1), sum(values) - values[rank]
+    return BYTES_PER_VALUE * max(sent, received)
+
+
+# Fitting -------------------------------------------------------------------------------------------------------------
+
+
+def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:
+    """Latency and bandwidth with the least squared relative error: small exchanges count as much as large ones.
+
+    Raises:
+        MeasurementFailed: if the times do not grow with the sizes.
+    """
+    num_bytes = np.array([point.num_bytes for point in points], dtype=np.float64)
+    seconds = np.array([point.ms for point in points], dtype=np.float64) / 1e3
+    if len(points) < 2 or np.ptp(num_bytes) == 0 or not (seconds > 0).all():
+        raise MeasurementFailed("a link model needs times above 0 of exchanges of at least two sizes.")
+    design = np.stack([1 / seconds, num_bytes / seconds], axis=1)  # each row over its time: the errors are relative
+    (latency_s, s_per_byte), *_ = np.linalg.lstsq(design, np.ones(len(points)), rcond=None)
+    if latency_s < 0:
+        latency_s, s_per_byte = 0.0, float(design[:, 1].sum() / (design[:, 1] ** 2).sum())
+    if s_per_byte <= 0:
+        raise MeasurementFailed(
+            "the exchanges do not take longer when they are larger: noise or a too small range. Raise --max-mb, or "
+            "measure on a quieter machine."
+        )
+    model = latency_s + s_per_byte * num_bytes
+    errors = np.abs(model / seconds - 1)
+    logs = np.log(seconds)
+    total = float(((logs - logs.mean()) ** 2).sum())
+    return LinkFit(
+        latency_us=float(latency_s) * 1e6,
+        bandwidth_gb_s=1e-9 / float(s_per_byte),
+        r2=1 - float(((logs - np.log(model)) ** 2).sum()) / total if total else 0.0,
+        median_relative_error=float(np.median(errors)),
+        p90_relative_error=float(np.percentile(errors, 90)),
+        num_points=len(points),
+    )
+
+
+def save_link(fit: LinkFit, name: str, path: Path) -> None:
+    """Writes the fit as a link profile that ``measure.link`` reads."""
+    import yaml
+
+    source = f"fitted by calibrate-link ({fit.goodness})"
+    profile = Link(fit.latency_us, fit.bandwidth_gb_s, f"{name}: {fit.origin}; {fit.goodness}")
+    content = {
+        "latency_us": {"value": profile.latency_us, "source": source},
+        "bandwidth_gb_s": {"value": profile.bandwidth_gb_s, "source": source},
+        "source": profile.source,
+    }
+    with atomic_path(path) as draft:
+        draft.write_text(yaml.safe_dump(content, sort_keys=False, width=120))

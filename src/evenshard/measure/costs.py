@@ -1,0 +1,242 @@
+"""What does a placement cost? The records of one measurement. Times are milliseconds of one training step.
+
+No record holds an impossible time, a NaN or a negative one: whatever makes one of it, a device or a reader of
+files, fails with MeasurementFailed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Literal
+
+import numpy as np
+
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.utils.errors import MeasurementFailed
+from evenshard.utils.messages import shown
+
+OK = "ok"
+OUT_OF_MEMORY = "out_of_memory"
+CONTROL = "control"
+"""``proposed_by`` of a placement that is repeated to watch the noise."""
+RANDOM_SHARD = "random_shard"
+"""``proposed_by`` of a shard that is measured alone, on one device."""
+HARDWARE_KINDS = ("cpu", "cuda", "simulated")
+MOST_MS = 1e12
+"""No step takes 31 years; sums and squares of such times are still finite in float32."""
+LAST_MOMENT = 253_402_300_799.0
+"""The end of the year 9999, the last that a date can say, in seconds since 1970 UTC."""
+SIMULATED = "simulated:"
+"""How hardware that is a device model is called, in settings (simulated:h200) and in a provenance (simulated: h200)."""
+
+
+def measured_or_simulated(hardware: str) -> Literal["measured", "simulated"]:
+    """What may be said of times on this hardware: a device model measures nothing.
+
+    Args:
+        hardware: of a setting or a ``Provenance``; one name, or several joined.
+    """
+    kinds = {one.strip().partition(":")[0] for one in hardware.split(",")}
+    return "simulated" if SIMULATED.rstrip(":") in kinds else "measured"
+
+
+@dataclass(frozen=True)
+class DeviceCost:
+    """Times of one device in one training step, ms: medians over repeats.
+
+    Attributes:
+        fwd_compute_ms: the shard's fused embedding lookup and pooling.
+        fwd_all_to_all_ms: exchange of pooled embeddings before the dense part.
+        bwd_all_to_all_ms: exchange of their gradients after it.
+        bwd_compute_ms: fused gradient and optimizer update.
+        fwd_compute_spread_ms: distance between the 25th and 75th percentile, of the repeats of one visit or between
+            visits, whichever is larger.
+        bwd_compute_spread_ms: likewise, backward.
+        fwd_wait_ms: start skew: from the end of its own forward to the slowest device's, when the exchange can begin.
+            No part of the device's four times (docs/decisions/0009).
+        status: "ok", or "out_of_memory" for a shard that the device could not hold; its times are infinite then.
+    """
+
+    fwd_compute_ms: float
+    fwd_all_to_all_ms: float
+    bwd_all_to_all_ms: float
+    bwd_compute_ms: float
+    fwd_compute_spread_ms: float = 0.0
+    bwd_compute_spread_ms: float = 0.0
+    fwd_wait_ms: float = 0.0
+    status: str = OK
+
+    @staticmethod
+    def out_of_memory() -> DeviceCost:
+        """The cost of a shard that does not fit: no time is long enough."""
+        never = math.inf
+        return DeviceCost(never, never, never, never, status=OUT_OF_MEMORY)
+
+    def problem(self) -> str | None:
+        """Says in one clause what makes this cost impossible, or None."""
+        if self.status not in (OK, OUT_OF_MEMORY):
+            return f"status is {shown(self.status)}, not {OK} or {OUT_OF_MEMORY}"
+        if self.status == OUT_OF_MEMORY:
+            return None if self.total_ms == math.inf else f"a shard that is {OUT_OF_MEMORY} has times"
+        times = _times_of(self)
+        if {*map(type, times)} == {float} and min(times) >= 0 and sum(times) <= MOST_MS:  # a NaN makes the sum one
+            return None
+        return next(filter(None, map(time_problem, _TIMES, times)), None)
+
+    @property
+    def total_ms(self) -> float:
+        """The device's four times together."""
+        return self.fwd_compute_ms + self.fwd_all_to_all_ms + self.bwd_all_to_all_ms + self.bwd_compute_ms
+
+
+_TIMES = tuple(name for name in DeviceCost.__dataclass_fields__ if name.endswith("_ms"))
+_times_of = attrgetter(*_TIMES)
+
+
+def time_problem(name: str, value: object) -> str | None:
+    """Says in one clause why a value is not a measured time, or None."""
+    return _number_problem(name, value, MOST_MS, "a time from 0 to {:g} ms")
+
+
+def moment_problem(name: str, value: object) -> str | None:
+    """Says in one clause why a value is not a moment in seconds since 1970 UTC, or None."""
+    return _number_problem(name, value, LAST_MOMENT, "a moment in seconds from 1970 to the year 9999")
+
+
+def _number_problem(name: str, value: object, most: float, what: str) -> str | None:
+    if type(value) is float and 0 <= value <= most:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        return f"{name} is {shown(value)}, not {what.format(most)}"
+    return None
+
+
+@dataclass(frozen=True)
+class PlacementCost:
+    """The measured cost of a placement.
+
+    Attributes:
+        devices: one cost per device, by device id.
+        all_to_all: "modelled" where a link model gave the all-to-all times, "measured" where devices really exchanged.
+
+    Raises:
+        MeasurementFailed: if a device's cost is impossible.
+    """
+
+    devices: tuple[DeviceCost, ...]
+    all_to_all: str
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise MeasurementFailed("a placement's cost is that of at least one device")
+        for device_id, device in enumerate(self.devices):
+            if problem := device.problem():
+                raise MeasurementFailed(f"device {device_id}: {problem}")
+
+    @property
+    def max_device_ms(self) -> float:
+        """What a step waits for: the slowest device's four times (DreamShard, section 2; see docs/decisions).
+
+        Infinite if a device ran out of memory.
+        """
+        return max(device.total_ms for device in self.devices)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device could hold and run its shard."""
+        return all(device.status == OK for device in self.devices)
+
+
+def interquartile_range(values: Sequence[float]) -> float:
+    """Distance between the 25th and 75th percentile."""
+    low, high = np.percentile(values, [25, 75])
+    return float(high - low)
+
+
+def combine_visits(visits: Sequence[PlacementCost]) -> PlacementCost:
+    """The cost of a placement that was measured several times, at different moments: medians over the visits.
+
+    A device that ran out of memory in any visit is out of memory.
+    """
+
+    def over_visits(device: int) -> DeviceCost:
+        if any(visit.devices[device].status == OUT_OF_MEMORY for visit in visits):
+            return DeviceCost.out_of_memory()
+
+        def median_of(name: str) -> float:
+            return float(np.median([getattr(visit.devices[device], name) for visit in visits]))
+
+        def spread(name: str) -> float:
+            between = interquartile_range([getattr(visit.devices[device], name) for visit in visits])
+            return max(between, median_of(name.replace("_ms", "_spread_ms")))
+
+        return DeviceCost(
+            fwd_compute_ms=median_of("fwd_compute_ms"),
+            fwd_all_to_all_ms=median_of("fwd_all_to_all_ms"),
+            bwd_all_to_all_ms=median_of("bwd_all_to_all_ms"),
+            bwd_compute_ms=median_of("bwd_compute_ms"),
+            fwd_compute_spread_ms=spread("fwd_compute_ms"),
+            bwd_compute_spread_ms=spread("bwd_compute_ms"),
+            fwd_wait_ms=median_of("fwd_wait_ms"),
+        )
+
+    return PlacementCost(tuple(over_visits(d) for d in range(len(visits[0].devices))), visits[0].all_to_all)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a measurement comes from: the columns every row repeats so that no row can lose its origin.
+
+    Attributes:
+        hardware: what ran: its kind, a colon and its name, such as "cpu: AMD EPYC (1 thread)" or "simulated: h200".
+        driver: of the GPU, or the kernel of the operating system; "none" for a simulated device.
+        versions: libraries as "torch 2.13.0, fbgemm_gpu 1.8.0".
+        link: link model of the all-to-all times, or the backend that really exchanged, such as "gloo".
+        seed: of the lookups.
+        repeats: timed repeats behind each median.
+
+    Raises:
+        MeasurementFailed: if the hardware is of no known kind.
+    """
+
+    hardware: str
+    driver: str
+    versions: str
+    link: str
+    seed: int
+    repeats: int
+
+    def __post_init__(self) -> None:
+        if self.hardware.partition(":")[0] not in HARDWARE_KINDS:
+            kinds = ", ".join(HARDWARE_KINDS)
+            raise MeasurementFailed(f"hardware is {shown(self.hardware)}, which is none of {kinds}")
+
+
+@dataclass(frozen=True)
+class MeasuredPlacement:
+    """One measured placement of one task.
+
+    Attributes:
+        measurement_id: unique within a dataset.
+        round: the round of the loop it was measured in; 0 for an evaluation.
+        proposed_by: the sharder that made the placement; "control" for one that is repeated to watch the noise.
+        measured_at: when its last visit ended, seconds since 1970 UTC.
+    """
+
+    measurement_id: str
+    round: int
+    proposed_by: str
+    task: PlacementTask
+    placement: Placement
+    cost: PlacementCost
+    provenance: Provenance
+    measured_at: float = 0.0
+
+    @property
+    def is_control(self) -> bool:
+        """True for a repeated control placement, which tells about the noise and not about a sharder."""
+        return self.proposed_by == CONTROL

@@ -1,0 +1,145 @@
+"""What is inside a cost dataset, and how noisy is it? Counts, origins, times, spreads, controls and drift."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evenshard.measure.cost_dataset import CostRows, read_rows
+from evenshard.measure.costs import OK, measured_or_simulated
+from evenshard.measure.noise import controls_of_rows, drift_pct, noise_of
+
+COMPONENTS = ("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms", "fwd_wait_ms")
+SPREADS = {"fwd_compute_ms": "fwd_compute_spread_ms", "bwd_compute_ms": "bwd_compute_spread_ms"}
+PERCENTILES = (10, 50, 90)
+
+
+def describe(paths: Sequence[Path]) -> dict[str, Any]:
+    """The content of one or several cost datasets, each taken as one run; ready for JSON.
+
+    Raises:
+        BadFile: if a dataset cannot be read or holds an impossible value.
+    """
+    datasets = [read_rows(path) for path in paths]
+    controls = [controls_of_rows(dataset.rows) for dataset in datasets]
+    return {
+        "datasets": [_one(path, dataset) for path, dataset in zip(paths, datasets, strict=True)],
+        "noise": asdict(noise_of(controls)),
+    }
+
+
+def _one(path: Path, dataset: CostRows) -> dict[str, Any]:
+    rows = dataset.rows
+    controls = controls_of_rows(rows)
+    ran = [row for row in rows if row["tables"] and row["status"] == OK]
+    times = [row["measured_at"] for row in rows]
+    return {
+        "file": str(path),
+        **dataset.lineage,
+        "rows": len(rows),
+        "measurements": len({row["measurement_id"] for row in rows}),
+        "proposed_by": _measurements_by(rows, "proposed_by"),
+        "num_devices": _measurements_by(rows, "num_devices"),
+        "batch_size": _measurements_by(rows, "batch_size"),
+        "link": _measurements_by(rows, "link"),
+        "all_to_all": _measurements_by(rows, "all_to_all"),
+        "status": dict(Counter(row["status"] for row in rows)),
+        "tables_per_shard": _percentiles([len(row["tables"]) for row in ran]),
+        "repeats": _percentiles([row["repeats"] for row in ran]),
+        "measured_from": _utc(min(times)) if times else None,
+        "measured_to": _utc(max(times)) if times else None,
+        "ms": {name: _percentiles([row[name] for row in ran]) for name in COMPONENTS},
+        "spread_of_repeats_pct": {
+            name: _percentiles([100 * row[spread] / row[name] for row in ran if row[name] > 0])
+            for name, spread in SPREADS.items()
+        },
+        "controls": {
+            "measurements": len(controls),
+            "within_run_pct": noise_of([controls]).within_run_pct,
+            "drift_pct": drift_pct(controls),
+        },
+    }
+
+
+def _measurements_by(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, int]:
+    value_of = {row["measurement_id"]: str(row[column]) for row in rows}
+    return dict(sorted(Counter(value_of.values()).items()))
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    found = np.percentile(values, PERCENTILES)
+    return {f"p{percent}": float(value) for percent, value in zip(PERCENTILES, found, strict=True)}
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def text(description: Mapping[str, Any]) -> str:
+    """The description for a terminal."""
+    lines: list[str] = []
+    for one in description["datasets"]:
+        lines += [*_dataset_lines(one), ""]
+    noise = description["noise"]
+    if len(description["datasets"]) > 1:
+        lines.append(
+            f"between the {noise['num_runs']} runs with controls, a placement's mean spreads by "
+            f"{_pct(noise['between_run_pct'])} beyond what the spread within a run explains; relative to the other "
+            f"controls of its run, by {_pct(noise['relative_between_run_pct'])}"
+        )
+    return "\n".join(lines).rstrip()
+
+
+def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
+    def counts(name: str) -> str:
+        return ", ".join(f"{count} x {value}" for value, count in one[name].items()) or "none"
+
+    def listed(name: str) -> str:
+        return ", ".join(one.get(name, [])) or "unknown"
+
+    controls = one["controls"]
+    return [
+        one["file"],
+        f"  hardware       {listed('hardware')}",
+        f"  driver         {listed('driver')}",
+        f"  versions       {listed('versions')}",
+        f"  git commit     {one.get('git_commit', 'unknown')}",
+        f"  params hash    {one.get('params_hash', 'unknown')}",
+        f"  {measured_or_simulated(listed('hardware')):<15}{one['measured_from']} to {one['measured_to']}",
+        f"  timings        {one['measurements']} ({one['rows']} rows, one per device): {counts('proposed_by')}",
+        f"  devices        {counts('num_devices')}",
+        f"  batch size     {counts('batch_size')}",
+        f"  all-to-all     {counts('all_to_all')}; link {counts('link')}",
+        f"  status         {counts('status')}",
+        "",
+        f"  {'shards that ran':<26}{'p10':>12}{'median':>12}{'p90':>12}",
+        _percentile_line("tables", one["tables_per_shard"], 0),
+        _percentile_line("timed repeats", one["repeats"], 0),
+        *(_percentile_line(name, one["ms"][name], 3) for name in COMPONENTS),
+        *(
+            _percentile_line(f"spread of {name.removesuffix('_ms')}, %", spread, 1)
+            for name, spread in one["spread_of_repeats_pct"].items()
+        ),
+        "",
+        f"  controls       {controls['measurements']} timings; one placement spreads by "
+        f"{_pct(controls['within_run_pct'])} (standard deviation); drift over the run "
+        f"{_pct(controls['drift_pct'], '+')}",
+    ]
+
+
+def _percentile_line(name: str, found: Mapping[str, float] | None, digits: int) -> str:
+    if found is None:
+        return f"  {name:<26}{'-':>12}{'-':>12}{'-':>12}"
+    return f"  {name:<26}" + "".join(f"{value:>12.{digits}f}" for value in found.values())
+
+
+def _pct(value: float | None, sign: str = "") -> str:
+    return "unknown" if value is None else f"{value:{sign}.1f} %"

@@ -1,0 +1,1 @@
+"""Measuring with all devices at once: one process per device, under torchrun."""

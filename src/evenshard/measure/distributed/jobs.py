@@ -1,0 +1,155 @@
+"""What can the processes of one measurement be asked to do? The jobs below, which travel as JSON, as their answers do.
+
+Whoever reaches the port of torchrun's store can write there, so that nothing that comes from it may be run: a job is
+plain data of a known kind, and is checked before anything is done with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+
+from evenshard.measure.distributed.exchange import Finding, Splits, Worker, measure_shard
+from evenshard.measure.plan import check_placed
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.json_files import load_json
+from evenshard.utils.messages import shown
+from evenshard.utils.records import record_of, typed
+
+WARMUP_PASSES = 1
+TIMED_PASSES = 7
+
+
+class Job(Protocol):
+    """A frozen dataclass of plain values. Every rank runs it at the same time.
+
+    Attributes:
+        ANSWER: the type of what it returns, made of plain values too.
+    """
+
+    ANSWER: ClassVar[Any]
+
+    def check(self, num_ranks: int) -> None:
+        """Raises ValueError if so many ranks cannot run it."""
+        ...
+
+    def run(self, worker: Worker) -> Any:
+        """This rank's part, in step with the others."""
+        ...
+
+
+@dataclass(frozen=True)
+class MeasureShards:
+    """Every rank measures its shard of a placement."""
+
+    task: PlacementTask
+    placement: Placement
+    ANSWER: ClassVar[Any] = Finding
+
+    def check(self, num_ranks: int) -> None:
+        """See ``Job``."""
+        check_placed(self.task, self.placement)
+        if self.placement.num_devices != num_ranks:
+            raise ValueError(f"a placement on {self.placement.num_devices} devices is not for {num_ranks} ranks")
+
+    def run(self, worker: Worker) -> Finding:
+        """See ``Job``."""
+        return measure_shard(worker, self.task, self.placement)
+
+
+@dataclass(frozen=True)
+class TimeExchanges:
+    """Every rank times the same exchanges; the answer is the median duration of each on that rank, ms.
+
+    Attributes:
+        exchanges: for each, how many values every rank sends to each rank, itself included, by sender.
+    """
+
+    exchanges: tuple[tuple[int, ...], ...]
+    ANSWER: ClassVar[Any] = tuple[float, ...]
+
+    def check(self, num_ranks: int) -> None:
+        """See ``Job``."""
+        for values in self.exchanges:
+            if len(values) != num_ranks or min(values) < 0:
+                raise ValueError(f"{shown(values)} does not say how many values each of {num_ranks} ranks sends")
+
+    def run(self, worker: Worker) -> tuple[float, ...]:
+        """See ``Job``."""
+        ranks = worker.ranks
+        most_sent = ranks.size * max(values[ranks.rank] for values in self.exchanges)
+        most_received = max(map(sum, self.exchanges))
+        sent, received = torch.zeros(most_sent, device=ranks.device), torch.zeros(most_received, device=ranks.device)
+        passes = []
+        for _ in range(WARMUP_PASSES + TIMED_PASSES):  # a disturbance then hits few repeats of many exchanges
+            times = []
+            for values in self.exchanges:
+                splits = Splits((values[ranks.rank],) * ranks.size, values)
+                ranks.go_on_together()
+                times.append(
+                    ranks.all_to_all_ms(received[: sum(splits.received)], sent[: sum(splits.sent)], splits),
+                )
+            passes.append(times)
+        medians: list[float] = np.median(passes[WARMUP_PASSES:], axis=0).tolist()
+        return tuple(medians)
+
+
+Kinds = Mapping[str, type[Job]]
+JOBS: Kinds = {"measure_shards": MeasureShards, "time_exchanges": TimeExchanges}
+
+# On the way ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Envelope:
+    job: str
+    settings: dict[str, Any]
+
+
+def encode_job(job: Job | None, kinds: Kinds) -> bytes:
+    """A job as it stands in the store; None: there is nothing more to do."""
+    if job is None:
+        return b"null"
+    name = next(name for name, kind in kinds.items() if type(job) is kind)
+    return json.dumps(asdict(_Envelope(name, asdict(job)))).encode()  # type: ignore[call-overload]
+
+
+def decode_job(content: bytes, kinds: Kinds, num_ranks: int) -> Job | None:
+    """What ``encode_job`` was given.
+
+    Raises:
+        ValueError: if it is anything else, or a job that so many ranks cannot run; one line.
+    """
+    plain = load_json(content)
+    if plain is None:
+        return None
+    envelope = record_of(_Envelope, plain)
+    if envelope.job not in kinds:
+        raise ValueError(f"{shown(envelope.job)} is not a job")
+    try:
+        job = record_of(kinds[envelope.job], envelope.settings)
+    except BadConfig as error:  # a task that cannot be
+        raise ValueError(str(error)) from None
+    job.check(num_ranks)
+    return job
+
+
+def encode_answer(answer: Any) -> bytes:
+    """A rank's answer, on its way to rank 0."""
+    return json.dumps(asdict(answer) if is_dataclass(answer) else answer).encode()  # type: ignore[arg-type]
+
+
+def decode_answer(content: bytes, job: Job) -> Any:
+    """What ``encode_answer`` was given.
+
+    Raises:
+        ValueError: if it is not an answer to this job; one line.
+    """
+    return typed(load_json(content), job.ANSWER, "the answer")

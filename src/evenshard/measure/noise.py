@@ -1,0 +1,171 @@
+"""How noisy are measured costs? What repeated control placements say, within one run and from run to run.
+
+All numbers are relative (of a placement's measured ``max_device_ms``), in per cent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, linear_regression, variance
+from typing import Any
+
+from evenshard.measure.costs import CONTROL, OK, MeasuredPlacement
+
+
+@dataclass(frozen=True)
+class ControlCost:
+    """One measurement of a control placement.
+
+    Attributes:
+        placement: equal for measurements of the same placement on the same hardware, in whichever run.
+        cost_ms: ``max_device_ms``, above 0.
+        measured_at: seconds since 1970 UTC.
+    """
+
+    placement: Hashable
+    cost_ms: float
+    measured_at: float
+
+
+def controls_of(measured: Iterable[MeasuredPlacement]) -> list[ControlCost]:
+    """The control placements of a run that fit their devices."""
+
+    def identity(one: MeasuredPlacement) -> Hashable:
+        placed = zip((table.name for table in one.task.tables), one.placement.device_of_table, strict=True)
+        return _identity(one.provenance.hardware, one.task.task_id, one.task.batch_size, placed)
+
+    return [
+        ControlCost(identity(one), one.cost.max_device_ms, one.measured_at)
+        for one in measured
+        if one.is_control and one.cost.fits
+    ]
+
+
+def controls_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
+    """The same from the rows of a cost dataset (see ``cost_dataset.COLUMNS``)."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["proposed_by"] == CONTROL:
+            groups.setdefault(row["measurement_id"], []).append(row)
+    return [
+        ControlCost(
+            _identity(
+                group[0]["hardware"],
+                group[0]["task_id"],
+                group[0]["batch_size"],
+                ((name, row["device_id"]) for row in group for name in row["tables"]),
+            ),
+            group[0]["max_device_ms"],
+            group[0]["measured_at"],
+        )
+        for group in groups.values()
+        if all(row["status"] == OK for row in group)
+    ]
+
+
+def _identity(hardware: str, task_id: str, batch_size: int, placed: Iterable[tuple[str, int]]) -> Hashable:
+    return hardware, task_id, batch_size, frozenset(placed)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The spread of control placements.
+
+    Attributes:
+        within_run_pct: standard deviation of one placement measured again in the same run; None where no control was
+            repeated.
+        between_run_pct: standard deviation of one placement's mean from run to run, beyond what the spread within the
+            runs explains; None where no control was in two runs.
+        relative_between_run_pct: likewise, of its mean relative to those of the other controls of the run: what is left
+            of the above when all of a run is faster or slower. None with fewer than two controls in two runs.
+        num_controls: distinct control placements.
+        num_runs: runs that measured one.
+    """
+
+    within_run_pct: float | None
+    between_run_pct: float | None
+    relative_between_run_pct: float | None
+    num_controls: int
+    num_runs: int
+
+    @property
+    def relative_pct(self) -> float:
+        """Standard deviation of a measured cost relative to the others of its run; 0 where nothing is known.
+
+        Placements that are compared are measured in one run: how fast the machine was that day does not matter to them.
+        """
+        between = self.relative_between_run_pct
+        return math.hypot(self.within_run_pct or 0.0, (self.between_run_pct if between is None else between) or 0.0)
+
+    def difference_pct(self, num_tasks: int) -> float:
+        """Below this, the mean difference of two sharders over so many tasks is no more than noise (95 %).
+
+        Each task brings two noisy measurements, independent of those of the other tasks.
+        """
+        return 1.96 * math.sqrt(2 / max(num_tasks, 1)) * self.relative_pct
+
+
+def noise_of(runs: Sequence[Sequence[ControlCost]]) -> Noise:
+    """What the control placements of one or several runs say."""
+    by_run = [_log_costs(run) for run in runs]
+    repeated = [costs for run in by_run for costs in run.values() if len(costs) > 1]
+    within = _pooled_variance(repeated) if repeated else None
+    placements = {placement for run in by_run for placement in run}
+    between = []
+    for placement in placements:
+        groups = [run[placement] for run in by_run if placement in run]
+        if len(groups) > 1:
+            explained = (within or 0.0) * fmean(1 / len(group) for group in groups)
+            between.append(variance([fmean(group) for group in groups]) - explained)
+    return Noise(
+        within_run_pct=None if within is None else 100 * math.sqrt(within),
+        between_run_pct=100 * math.sqrt(max(0.0, fmean(between))) if between else None,
+        relative_between_run_pct=_relative_between_run_pct([run for run in by_run if run], within or 0.0),
+        num_controls=len(placements),
+        num_runs=sum(1 for run in by_run if run),
+    )
+
+
+def _relative_between_run_pct(runs: Sequence[dict[Hashable, list[float]]], within: float) -> float | None:
+    """Interaction of run and placement: what the means over the runs and over the placements leave unexplained."""
+    shared = [placement for placement in runs[0] if all(placement in run for run in runs)] if runs else []
+    if len(runs) < 2 or len(shared) < 2:
+        return None
+    means = [[fmean(run[placement]) for placement in shared] for run in runs]
+    of_run, of_placement = [fmean(row) for row in means], [fmean(column) for column in zip(*means, strict=True)]
+    overall = fmean(of_run)
+    squares = [
+        (mean - of_run[r] - of_placement[p] + overall) ** 2 for r, row in enumerate(means) for p, mean in enumerate(row)
+    ]
+    explained = within * fmean(1 / len(run[placement]) for run in runs for placement in shared)
+    found = sum(squares) / ((len(runs) - 1) * (len(shared) - 1)) - explained
+    return 100 * math.sqrt(max(0.0, found))
+
+
+def drift_pct(run: Sequence[ControlCost]) -> float | None:
+    """How much slower (above 0) or faster the controls became from the first to the last, along a straight line.
+
+    None where no control was repeated at another time.
+    """
+    times, deviations = [], []
+    for placement, costs in _log_costs(run).items():
+        times += [one.measured_at for one in run if one.placement == placement]
+        deviations += [cost - fmean(costs) for cost in costs]
+    if len(set(times)) < 3:
+        return None
+    return 100 * linear_regression(times, deviations).slope * (max(times) - min(times))
+
+
+def _log_costs(run: Sequence[ControlCost]) -> dict[Hashable, list[float]]:
+    """Logarithms of the costs of each control placement: their deviations are relative ones."""
+    costs: dict[Hashable, list[float]] = {}
+    for one in run:
+        costs.setdefault(one.placement, []).append(math.log(one.cost_ms))
+    return costs
+
+
+def _pooled_variance(groups: Sequence[Sequence[float]]) -> float:
+    """Variance within the groups, each weighted by its degrees of freedom."""
+    return sum(variance(group) * (len(group) - 1) for group in groups) / sum(len(group) - 1 for group in groups)

@@ -1,0 +1,178 @@
+"""What would a placement cost on GPUs that are not here? The device model and a link model, behind ``Hardware``.
+
+Every row says that it was simulated, and of which profile. What the model is worth stands in benchmarks/.
+
+Legend: T tables, C columns of a table's work, N shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.measure.costs import SIMULATED, DeviceCost, PlacementCost, Provenance
+from evenshard.measure.hardware import MeasureConfig, TimeShare
+from evenshard.measure.link import Link, link, start_skew_ms
+from evenshard.measure.simulated.device_model import backward_ms, forward_ms
+from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
+from evenshard.measure.simulated.shard_work import ShardWork, WorkCounter
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.tables.reuse import FloatArray
+from evenshard.version import __version__
+
+CHUNK = 256  # placements at a time: 256 of 100 tables are 17 MB
+MAX_CACHED_TASKS = 1024
+QUARTILE_Z = 0.6744897501960817  # of the standard normal distribution
+
+PlacementJob = tuple[PlacementTask, Placement]
+
+
+@dataclass(frozen=True)
+class _TaskTables:
+    """What stays the same for all placements of a task.
+
+    Attributes:
+        task: kept, so that its id() stays its own.
+        columns_TC: work of its tables.
+        digest: tells tasks apart, by content.
+    """
+
+    task: PlacementTask
+    columns_TC: FloatArray
+    digest: bytes
+
+
+class SimulatedHardware:
+    """GPUs of one profile. Deterministic but for ``MeasureConfig.noise``; a pass always begins with a cold L2.
+
+    Noise is log-normal around the model's time, for each device's forward and backward compute time; the all-to-all
+    times stay those of the link model, as they do where one real device measures. It depends on the seed, the task, the
+    placement and how often that was measured before, and on nothing else.
+    """
+
+    def __init__(self, config: MeasureConfig) -> None:
+        name = config.hardware.removeprefix(SIMULATED)
+        self.profile: GpuProfile = gpu_profile(name)
+        link_name = self.profile.link if config.link == "auto" else config.link
+        self.link: Link = link(link_name)
+        self.counter = WorkCounter(self.profile)
+        self._tasks: OrderedDict[int, _TaskTables] = OrderedDict()
+        self._times_measured: dict[bytes, int] = {}
+        self._seed = config.seed
+        self._sigma = math.sqrt(math.log1p(config.noise**2))
+        self._opened = time.perf_counter()
+        self.provenance = Provenance(
+            hardware=f"simulated: {Path(name).stem if name.endswith(('.yaml', '.yml')) else name}",
+            driver="none",
+            versions=f"evenshard {__version__}",
+            link=link_name,
+            seed=config.seed,
+            repeats=config.repeats * config.visits,
+        )
+
+    @property
+    def time_share(self) -> TimeShare:
+        """No kernel runs; wall time since this hardware was opened."""
+        return TimeShare(0.0, time.perf_counter() - self._opened)
+
+    def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
+        """The simulated cost of one placement."""
+        return self.measure_many([(task, placement)])[0]
+
+    def measure_many(self, jobs: Sequence[PlacementJob]) -> list[PlacementCost]:
+        """The simulated cost of each (task, placement), as ``measure`` would give them one by one in this order."""
+        return [cost for chunk in _chunks(jobs) for cost in self._measure_chunk(chunk)]
+
+    def close(self) -> None:
+        """Forgets what was kept for speed."""
+        self._tasks.clear()
+
+    def shard_work(self, jobs: Sequence[PlacementJob]) -> ShardWork:
+        """The work of every device of every placement, in the order of the placements, then of the device ids."""
+        parts = []
+        for chunk in _chunks(jobs):
+            columns = [self._tables_of(task).columns_TC for task, _ in chunk]
+            devices = np.array([placement.num_devices for _, placement in chunk])
+            shard_of_T, num_shards = _shard_numbers(chunk, devices)
+            parts.append(self.counter.shard_work(np.concatenate(columns), shard_of_T, num_shards))
+        return ShardWork.concatenate(parts)
+
+    def _measure_chunk(self, jobs: Sequence[PlacementJob]) -> list[PlacementCost]:
+        work = self.shard_work(jobs)
+        fits_N = work.size_bytes <= self.profile.memory_bytes
+        times_N2 = np.stack([forward_ms(self.profile, work), backward_ms(self.profile, work)], axis=1)
+        if self._sigma:
+            times_N2 *= np.concatenate([self._noise(task, placement) for task, placement in jobs])
+        spread = math.exp(self._sigma * QUARTILE_Z) - math.exp(-self._sigma * QUARTILE_Z)
+        times, fits = times_N2.tolist(), fits_N.tolist()
+        costs, first = [], 0
+        for task, placement in jobs:
+            own = slice(first, first + placement.num_devices)
+            costs.append(self._placement_cost(task, placement, times[own], fits[own], spread))
+            first += placement.num_devices
+        return costs
+
+    def _placement_cost(
+        self,
+        task: PlacementTask,
+        placement: Placement,
+        times: Sequence[tuple[float, float]],
+        fits: Sequence[bool],
+        spread: float,
+    ) -> PlacementCost:
+        dims = [0] * placement.num_devices
+        for table, device in zip(task.tables, placement.device_of_table, strict=True):
+            dims[device] += table.embedding_dim
+        exchanges_ms = self.link.all_to_all_ms(dims, task.batch_size)
+        waits_ms = start_skew_ms([fwd if fit else math.inf for (fwd, _), fit in zip(times, fits, strict=True)])
+        devices = tuple(
+            DeviceCost(fwd, exchange, exchange, bwd, fwd * spread, bwd * spread, wait)
+            if fit
+            else DeviceCost.out_of_memory()
+            for (fwd, bwd), fit, exchange, wait in zip(times, fits, exchanges_ms, waits_ms, strict=True)
+        )
+        return PlacementCost(devices, "modelled")
+
+    def _noise(self, task: PlacementTask, placement: Placement) -> FloatArray:
+        """[D, 2] factors on the forward and backward times of each device."""
+        where = np.array(placement.device_of_table, dtype=np.int64).tobytes()
+        key = hashlib.blake2b(self._tables_of(task).digest + where, digest_size=16).digest()
+        visit = self._times_measured.get(key, 0)
+        self._times_measured[key] = visit + 1
+        rng = np.random.default_rng([self._seed, visit, int.from_bytes(key, "little")])
+        return np.exp(self._sigma * rng.standard_normal((placement.num_devices, 2)))
+
+    def _tables_of(self, task: PlacementTask) -> _TaskTables:
+        """Found by identity: hashing a task of many tables takes longer than simulating it."""
+        known = self._tasks.get(id(task))
+        if known is None:
+            columns_TC = self.counter.columns(task.tables, task.batch_size)
+            known = _TaskTables(task, columns_TC, hashlib.blake2b(repr(task).encode()).digest())
+            self._tasks[id(task)] = known
+            if len(self._tasks) > MAX_CACHED_TASKS:
+                self._tasks.popitem(last=False)
+        return known
+
+
+def _chunks(jobs: Sequence[PlacementJob]) -> Iterator[Sequence[PlacementJob]]:
+    for first in range(0, len(jobs), CHUNK):
+        yield jobs[first : first + CHUNK]
+
+
+def _shard_numbers(jobs: Sequence[PlacementJob], devices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
+    """[T] the shard of every table of every placement, counted over all placements; and how many shards there are."""
+    firsts = np.cumsum(devices) - devices
+    shard_of_T = [
+        np.array(placement.device_of_table, dtype=np.int64) + first
+        for (_, placement), first in zip(jobs, firsts.tolist(), strict=True)
+    ]
+    return np.concatenate(shard_of_T), int(devices.sum())

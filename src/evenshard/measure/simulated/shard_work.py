@@ -1,0 +1,238 @@
+"""How much work is a shard for a GPU? Lookups, bytes and cache misses of its tables, summed over the shard.
+
+Nothing here depends on the free constants of a profile, so that calibrating counts the work once. FBGEMM's kernels
+run over the bags table by table (bag t * B + b is sample b of table t), and over the gradients in the order of sorted
+rows, which is table by table too. A table therefore competes for the L2 with those tables only whose bags are in
+flight at the same time: all of the shard's at small batches, next to none at batch 65536.
+
+Legend: T tables, N shards, K = 17 reuse bins, C columns of a table's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.measure.simulated.gpu_profile import GpuProfile
+from evenshard.measure.simulated.l2_cache import missed_bytes
+from evenshard.tables.reuse import BIN_MEAN_COUNTS, NUM_REUSE_BINS, FloatArray, ReuseBins, feasible_reuse_bins
+from evenshard.tables.table import Table
+
+SECTOR_BYTES = 32
+REQUEST_BYTES = 128  # what one warp instruction fetches: a line
+PLAIN_BYTES = 4  # FP32 outputs and gradients, INT32 indices and offsets
+LOOKUPS_PER_WARP = 32  # FBGEMM gives rows with more lookups than this to a whole thread block
+MAX_CACHED_TABLES = 100_000
+_BINS = NUM_REUSE_BINS
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """What shards do in one training step, [N] each; an empty shard is all zero.
+
+    Attributes:
+        num_tables: tables.
+        size_bytes: weights.
+        num_rows: rows of all tables, which decide the bits to sort.
+        lookups: lookups in the batch.
+        bags: pooled lookups, samples times tables.
+        uniques: distinct rows.
+        unique_bytes: those rows, in whole 32-byte sectors.
+        row_bytes: all rows looked up, in whole sectors.
+        row_requests: 128-byte requests for them.
+        row_miss_bytes: part of ``row_bytes`` that the L2 misses.
+        output_bytes: pooled embeddings, FP32.
+        grad_bytes: gradient rows read in the backward pass, one for each lookup, in whole sectors.
+        grad_requests: 128-byte requests for them.
+        grad_miss_bytes: part of ``grad_bytes`` that the L2 misses.
+        grad_warps: warps that the backward kernel can keep busy at once, at most one for 32 lookups of a row.
+        hottest: lookups of the row that is looked up most.
+    """
+
+    num_tables: FloatArray
+    size_bytes: FloatArray
+    num_rows: FloatArray
+    lookups: FloatArray
+    bags: FloatArray
+    uniques: FloatArray
+    unique_bytes: FloatArray
+    row_bytes: FloatArray
+    row_requests: FloatArray
+    row_miss_bytes: FloatArray
+    output_bytes: FloatArray
+    grad_bytes: FloatArray
+    grad_requests: FloatArray
+    grad_miss_bytes: FloatArray
+    grad_warps: FloatArray
+    hottest: FloatArray
+
+    @staticmethod
+    def concatenate(parts: Iterable[ShardWork]) -> ShardWork:
+        """The shards of all parts, in their order."""
+        listed = list(parts)
+        return ShardWork(*(np.concatenate([getattr(part, name) for part in listed]) for name in _FIELDS))
+
+    def select(self, mask_or_indices: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> ShardWork:
+        """Some of the shards."""
+        return ShardWork(*(getattr(self, name)[mask_or_indices] for name in _FIELDS))
+
+
+_FIELDS = tuple(field.name for field in fields(ShardWork))
+# A table's columns: those of ShardWork (its row misses are with the L2 to itself), then [K] each: distinct rows,
+# lookups, bytes of the distinct rows, bytes of the lookups.
+NUM_WORK_COLUMNS = len(_FIELDS)
+HOTTEST, SIZE_BYTES, NUM_ROWS = (_FIELDS.index(name) for name in ("hottest", "size_bytes", "num_rows"))
+_ROW_MISSES, _TABLES, _BAGS = (_FIELDS.index(name) for name in ("row_miss_bytes", "num_tables", "bags"))
+
+
+class WorkCounter:
+    """Counts the work of shards on one GPU; remembers what it found out about a table."""
+
+    def __init__(self, profile: GpuProfile) -> None:
+        self._l2_bytes = profile.l2_bytes
+        self._resident_warps = profile.resident_warps
+        self._known: dict[tuple[Table, int], FloatArray] = {}
+
+    def columns(self, tables: Sequence[Table], batch_size: int) -> FloatArray:
+        """[T, C] work of each table on its own."""
+        missing = [table for table in dict.fromkeys(tables) if (table, batch_size) not in self._known]
+        if missing:
+            if len(self._known) + len(missing) > MAX_CACHED_TABLES:
+                self._known.clear()
+                missing = list(dict.fromkeys(tables))
+            found_TC = _table_columns(missing, batch_size, self._l2_bytes)
+            self._known.update({(table, batch_size): row for table, row in zip(missing, found_TC, strict=True)})
+        return np.array([self._known[table, batch_size] for table in tables])
+
+    def shard_work(self, columns_TC: FloatArray, shard_of_T: npt.NDArray[np.int64], num_shards: int) -> ShardWork:
+        """The work of shards.
+
+        Args:
+            columns_TC: [T, C] of ``columns``; a table may occur several times, in different shards.
+            shard_of_T: [T] the shard of each.
+            num_shards: N.
+        """
+        order_T = np.argsort(shard_of_T, kind="stable")
+        occupied_N, starts_N = np.unique(shard_of_T[order_T], return_index=True)
+        sorted_TC = columns_TC[order_T]
+        sums_NC = np.zeros((num_shards, columns_TC.shape[1]))
+        sums_NC[occupied_N] = np.add.reduceat(sorted_TC, starts_N, axis=0)
+        sums_NC[occupied_N, HOTTEST] = np.maximum.reduceat(sorted_TC[:, HOTTEST], starts_N)
+        return self.work_of_sums(sums_NC)
+
+    def work_of_sums(self, sums_NC: FloatArray) -> ShardWork:
+        """The work of shards, from the sums of their tables' columns.
+
+        Args:
+            sums_NC: [N, C] each column's sum over the shard, but its maximum in column ``HOTTEST``; 0 where the shard
+                is empty. The first ``NUM_WORK_COLUMNS`` alone make the same work but for ``row_miss_bytes``, which is
+                then that of tables that never compete for the L2: a little less.
+        """
+        work_CN = np.ascontiguousarray(sums_NC[:, :NUM_WORK_COLUMNS].T)
+        if sums_NC.shape[1] > NUM_WORK_COLUMNS:
+            several = np.flatnonzero(sums_NC[:, _TABLES] > 1)
+            work_CN[_ROW_MISSES, several] = self._row_misses(sums_NC[several])
+        return ShardWork(*work_CN)
+
+    def _row_misses(self, sums_NC: FloatArray) -> FloatArray:
+        """[N] between the misses of tables that have the L2 to themselves and of tables that all share it.
+
+        Args:
+            sums_NC: [N, C] of shards of at least two tables.
+        """
+        alone_N, tables_N = sums_NC[:, _ROW_MISSES], sums_NC[:, _TABLES]
+        sharing_N = np.minimum(self.tables_in_flight(sums_NC[:, _BAGS] / tables_N) / (tables_N - 1), 1.0)
+        uniques, lookups, unique_bytes, row_bytes = np.split(sums_NC[:, NUM_WORK_COLUMNS:], 4, axis=1)
+        counts = lookups / np.where(uniques > 0, uniques, 1.0)
+        counts[uniques <= 0] = 1.0
+        together_N = missed_bytes(unique_bytes, row_bytes, counts, np.full(len(sums_NC), self._l2_bytes))
+        return np.asarray(alone_N + sharing_N * np.maximum(together_N - alone_N, 0.0))
+
+    def tables_in_flight(self, batch_size: FloatArray | float) -> FloatArray | float:
+        """How many other tables' bags the GPU works on at the same time: it keeps one warp per bag resident."""
+        return self._resident_warps / batch_size
+
+
+def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float) -> FloatArray:
+    """[T, C] work of tables that have the GPU to themselves; see ``ShardWork`` for the columns."""
+    rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
+    dims_T = np.array([table.embedding_dim for table in tables], dtype=np.int64)
+    bits_T = np.array([table.weight_bits for table in tables], dtype=np.int64)
+    lookups_T = np.array([table.pooling_factor for table in tables]) * batch_size
+    bins_TK = np.array([_bins(table, lookups) for table, lookups in zip(tables, lookups_T.tolist(), strict=True)])
+
+    uniques_TK, counts_TK = _rows_and_counts(bins_TK, rows_T, lookups_T)
+    uniques_T = uniques_TK.sum(axis=1)
+    row_bytes_T = sector_bytes(dims_T * bits_T // 8)
+    unique_bytes_TK = uniques_TK * row_bytes_T[:, None]
+    looked_up_bytes_TK = unique_bytes_TK * counts_TK
+    capacity_T = np.full(len(tables), l2_bytes)
+    grad_row_bytes_T = sector_bytes(dims_T * PLAIN_BYTES)
+    columns = {
+        "num_tables": np.ones(len(tables)),
+        "size_bytes": np.array([table.size_bytes for table in tables], dtype=np.float64),
+        "num_rows": rows_T,
+        "lookups": lookups_T,
+        "bags": np.full(len(tables), float(batch_size)),
+        "uniques": uniques_T,
+        "unique_bytes": uniques_T * row_bytes_T,
+        "row_bytes": lookups_T * row_bytes_T,
+        "row_requests": lookups_T * -(-(dims_T * bits_T // 8) // REQUEST_BYTES),
+        "row_miss_bytes": missed_bytes(unique_bytes_TK, looked_up_bytes_TK, counts_TK, capacity_T),
+        "output_bytes": batch_size * dims_T * float(PLAIN_BYTES),
+        "grad_bytes": lookups_T * grad_row_bytes_T,
+        "grad_requests": lookups_T * -(-(dims_T * PLAIN_BYTES) // REQUEST_BYTES),
+        "grad_miss_bytes": _grad_misses(lookups_T, grad_row_bytes_T, batch_size, l2_bytes),
+        "grad_warps": (uniques_TK * np.maximum(counts_TK / LOOKUPS_PER_WARP, 1.0)).sum(axis=1),
+        "hottest": _hottest(uniques_TK, counts_TK),
+    }
+    plain_TC = np.stack([columns[name] for name in _FIELDS], axis=1)
+    return np.concatenate(
+        [plain_TC, uniques_TK, uniques_TK * counts_TK, unique_bytes_TK, looked_up_bytes_TK], axis=1, dtype=np.float64
+    )
+
+
+def _bins(table: Table, num_lookups: float) -> ReuseBins:
+    return table.reuse_bins or feasible_reuse_bins(table.num_rows, num_lookups)
+
+
+def _rows_and_counts(bins_TK: FloatArray, rows_T: FloatArray, lookups_T: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """[T, K] distinct rows of each bin, and [T, K] lookups of one of them, at least 1; together all the lookups.
+
+    A bin's mean count is that of ``reuse``; where that makes more distinct rows than there are, all rows are looked up,
+    each as much more often.
+    """
+    means_TK = np.minimum(BIN_MEAN_COUNTS, np.maximum(lookups_T, 1.0)[:, None])
+    shares_TK = bins_TK / bins_TK.sum(axis=1, keepdims=True)
+    mean_T = (shares_TK * means_TK).sum(axis=1)
+    uniques_T = np.minimum(lookups_T / mean_T, rows_T)
+    scale_T = np.where(uniques_T > 0, lookups_T / np.where(uniques_T > 0, uniques_T * mean_T, 1.0), 1.0)
+    return uniques_T[:, None] * shares_TK, means_TK * scale_T[:, None]
+
+
+def sector_bytes(row_bytes_T: npt.NDArray[np.int64]) -> FloatArray:
+    """[T] bytes of the 32-byte sectors that a row touches, on average over where rows begin."""
+    aligned_T = np.gcd(row_bytes_T, SECTOR_BYTES)
+    return np.asarray(((row_bytes_T - aligned_T) / SECTOR_BYTES + 1) * SECTOR_BYTES)
+
+
+def _grad_misses(lookups_T: FloatArray, grad_row_bytes_T: FloatArray, batch_size: int, l2_bytes: float) -> FloatArray:
+    """[T] bytes of gradient rows that come from memory.
+
+    The rows of a table are taken in sorted order, the samples they belong to are random: each gradient row is read once
+    for each lookup of its sample, at random moments, so ``l2_cache`` has a closed form.
+    """
+    read_T = np.minimum(lookups_T, batch_size)  # samples that look anything up
+    footprint_T = read_T * grad_row_bytes_T
+    forgotten_T = np.maximum(1 - l2_bytes / np.maximum(footprint_T, 1.0), 0.0)
+    return np.asarray(footprint_T + (lookups_T - read_T) * grad_row_bytes_T * forgotten_T)
+
+
+def _hottest(uniques_TK: FloatArray, counts_TK: FloatArray) -> FloatArray:
+    """[T] lookups of a row in the highest bin that holds at least half a row; 0 where nothing is looked up."""
+    populated_TK = uniques_TK >= 0.5
+    top_T = _BINS - 1 - np.argmax(populated_TK[:, ::-1], axis=1)
+    return np.where(populated_TK.any(axis=1), counts_TK[np.arange(len(top_T)), top_T], 0.0)

@@ -1,0 +1,219 @@
+"""Why can a task have no placement? The plain reasons, with numbers and what to do. Nothing is searched here.
+
+Not every impossible task has a plain reason: tables may fit by the numbers and not in pieces. Sharders that meet a dead
+end say so with the other errors below, and ``sharders/packing.py`` finds out whether there is a way around it.
+
+Legend: T tables, I items, D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.placement.placement import Items, caps_text, gb_text, legal_mask, names_text
+from evenshard.placement.task import PlacementTask
+from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.messages import cut as shortened
+from evenshard.utils.units import BYTES_PER_GB
+
+MORE_MEMORY = "Raise memory_cap_gb"
+MORE_ROOM = f"{MORE_MEMORY} or num_devices"
+"""What helps where memory is short. How much of it is for a search to say: what is missing alone may not be enough."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why no placement of a task can exist, and what to do: two sentences."""
+
+    problem: str
+    remedy: str
+
+
+def reason(task: PlacementTask, cut: Collection[int] = ()) -> Reason | None:
+    """Why no placement of the task can exist; None without a plain reason.
+
+    The most specific reason: constraints that contradict each other, then tables larger than each device they may live
+    on, then tables that overfill the few devices they may live on, then all of them together.
+
+    Args:
+        task: to place.
+        cut: positions of tables that may be cut into parts. Their optimizer state in the task is the least that all
+            their parts can have.
+    """
+    items = Items.of(task)
+    for found in (_contradictions(task, items), _too_large(task, items, cut), _overfull(task, items, cut)):
+        if (first := next(found, None)) is not None:
+            return first
+    return None
+
+
+def require_room(task: PlacementTask, cut: Collection[int] = ()) -> None:
+    """Raises InfeasibleTask if no placement of the task can exist for a plain reason; arguments as of ``reason``."""
+    if (why := reason(task, cut)) is not None:
+        raise InfeasibleTask(f"{shortened(task.task_id)}: {why.problem}", why.remedy)
+
+
+def no_room(task: PlacementTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
+    """The error of a sharder that finds no legal device for a table, or for tables that stay together.
+
+    Args:
+        task: that is placed.
+        tables: their positions in ``task.tables``.
+        used_bytes: what the devices hold, by device id.
+    """
+    items = Items.of(task)
+    allowed_D = items.allowed_ID[items.item_of_T[tables[0]]]
+    left = max(cap - used for cap, used, may in zip(task.caps_bytes, used_bytes, allowed_D, strict=True) if may)
+    where = "" if allowed_D.all() else f" of those allowed ({_devices(allowed_D)})"
+    problem, remedy = f"the freest device{where} has {gb_text(left)} left ({caps_text(task)}).", f"{MORE_ROOM}."
+    if legal_mask(0, _bytes(task, tables), left):
+        problem = "the devices with room hold tables that must stay apart from it."
+        remedy = "Raise num_devices or drop that rule."
+    return InfeasibleTask(
+        f"{shortened(task.task_id)}: {_subject(task, tables)} {_needs(task, tables)}; {problem}", remedy
+    )
+
+
+def no_placement_found(task: PlacementTask, why: str, cut: Collection[int] = ()) -> InfeasibleTask:
+    """The error of a sharder that knows no placement at all, with what the task needs and has.
+
+    Args:
+        task: that has none.
+        why: there is none, or none was found.
+        cut: as of ``reason``.
+    """
+    return InfeasibleTask(f"{shortened(task.task_id)}: {why}: {_needs_and_room(task, cut)}.", f"{MORE_ROOM}.")
+
+
+def _needs_and_room(task: PlacementTask, cut: Collection[int]) -> str:
+    """What the tables need, what the devices have and what the largest table needs, as a clause."""
+    sizes = task.table_bytes
+    room = f"{gb_text(sum(sizes))} of the {task.num_devices} devices' {gb_text(sum(task.caps_bytes))}"
+    if cut:
+        return f"the tables need at least {room} ({caps_text(task)}), however they are split by columns"
+    largest = max(range(len(sizes)), key=lambda position: sizes[position])
+    return (
+        f"the tables need {room} ({caps_text(task)}), the largest ({names_text(task, [largest])}) "
+        f"{gb_text(sizes[largest])}"
+    )
+
+
+def _contradictions(task: PlacementTask, items: Items) -> Iterator[Reason]:
+    devices = task.num_devices
+    allowed = task.constraints.allowed or (None,) * len(task.tables)
+    for item in np.flatnonzero(~items.allowed_ID.any(axis=1)).tolist():
+        for position in items.members[item]:
+            may_go = allowed[position]
+            if may_go is not None and not any(0 <= device < devices for device in may_go):
+                yield Reason(
+                    f"{_subject(task, [position])} may live on no device.",
+                    f"Allow it at least one of 0 to {devices - 1}.",
+                )
+        yield Reason(
+            f"tables {names_text(task, items.members[item])} must stay together, but no device is allowed for all of "
+            f"them.",
+            "Allow them a common device, or drop the rule.",
+        )
+    for kind, group in enumerate(task.constraints.apart, start=1):
+        for item in np.flatnonzero(items.needs_IR[:, kind] > 1).tolist():
+            both = [position for position in items.members[item] if position in group]
+            yield Reason(
+                f"tables {names_text(task, both)} must stay both together and apart.", "Drop one of the two rules."
+            )
+        for allowed_D, inside in _confined(items, np.flatnonzero(items.needs_IR[:, kind])):
+            if len(inside) > allowed_D.sum():
+                tables = [position for position in group if items.item_of_T[position] in inside]
+                room, remedy = f"there are {devices} devices", f"Raise num_devices to at least {len(inside)}"
+                if not allowed_D.all():
+                    room, remedy = f"may only live on {_devices(allowed_D)}", "Allow them more devices"
+                yield Reason(
+                    f"tables {names_text(task, tables)} must stay apart, but {room}.", f"{remedy}, or keep fewer apart."
+                )
+
+
+def _too_large(task: PlacementTask, items: Items, cut: Collection[int]) -> Iterator[Reason]:
+    needs_I, caps_D = items.needs_IR[:, 0], items.room_DR[:, 0]
+    most_I = np.where(items.allowed_ID, caps_D, np.iinfo(np.int64).min).max(axis=1)
+    whole_I = np.array([not set(members) & set(cut) for members in items.members])
+    too_large = np.flatnonzero(whole_I & ~legal_mask(0, needs_I, most_I))
+    if not len(too_large):
+        return
+    worst = int(too_large[needs_I[too_large].argmax()])
+    tables, allowed_D = items.members[worst], items.allowed_ID[worst]
+    need, room = int(needs_I[worst]), int(most_I[worst])
+    limit, remedy = f"a whole device ({caps_text(task)})", MORE_MEMORY
+    if not allowed_D.all():
+        limit = f"{_devices(allowed_D)} can hold ({gb_text(room)}), and it may live nowhere else"
+        remedy += ", or allow it a larger device"
+    subject = _subject(task, tables)
+    if len(tables) > 1:
+        subject, remedy = f"{subject}, which must stay together,", f"{remedy}, or do not keep them together"
+    missing = f"{gb_rounded_up(need - room)} GB is missing"
+    if len(too_large) > 1:
+        missing += f"; too large as well: {len(too_large) - 1} more"
+    yield Reason(f"{subject} {_needs(task, tables)}, more than {limit}: {missing}.", f"{remedy}.")
+
+
+def _overfull(task: PlacementTask, items: Items, cut: Collection[int]) -> Iterator[Reason]:
+    needs_I, caps_D = items.needs_IR[:, 0], items.room_DR[:, 0]
+    for allowed_D, inside in _confined(items, np.arange(len(needs_I))):
+        need, room = int(needs_I[inside].sum()), int(caps_D[allowed_D].sum())
+        if legal_mask(0, need, room):
+            continue
+        missing = f"{gb_rounded_up(need - room)} GB is missing"
+        tables = [position for item in inside for position in items.members[item]]
+        needs = _needs(task, tables, cut)
+        if allowed_D.all():
+            subject = "the tables" if len(tables) > 1 else _subject(task, tables)
+            yield Reason(
+                f"{subject} {needs}, the {task.num_devices} devices have {gb_text(room)} ({caps_text(task)}): "
+                f"{missing}.",
+                f"{MORE_ROOM}.",
+            )
+        else:
+            yield Reason(
+                f"{_subject(task, tables)} {needs} and may only live on {_devices(allowed_D)} with {gb_text(room)}: "
+                f"{missing}.",
+                f"{MORE_MEMORY}, or allow some of them elsewhere.",
+            )
+
+
+def _confined(
+    items: Items, among: npt.NDArray[np.int64]
+) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]]:
+    """[D] sets of devices, the smallest first, and which of some items may live nowhere else; all devices last."""
+    restricted = among[items.restricted_I[among]]
+    sets = np.unique(items.allowed_ID[restricted], axis=0) if len(restricted) else items.allowed_ID[:0]
+    for allowed_D in sets[sets.sum(axis=1).argsort(kind="stable")]:
+        yield allowed_D, among[~(items.allowed_ID[among] & ~allowed_D).any(axis=1)]
+    yield np.ones(len(items.room_DR), dtype=bool), among
+
+
+def _subject(task: PlacementTask, tables: Sequence[int]) -> str:
+    return f"table{'s' if len(tables) > 1 else ''} {names_text(task, tables)}"
+
+
+def _bytes(task: PlacementTask, tables: Sequence[int]) -> int:
+    return sum(task.table_bytes[position] for position in tables)
+
+
+def _needs(task: PlacementTask, tables: Sequence[int], cut: Collection[int] = ()) -> str:
+    """What tables take, with optimizer state apart where there is any."""
+    need, weights = _bytes(task, tables), sum(task.tables[position].size_bytes for position in tables)
+    parts = f" ({gb_text(weights)} of weights, {gb_text(need - weights)} of optimizer state)" if need > weights else ""
+    at_least = " at least" if set(tables) & set(cut) else ""
+    return f"need{'' if len(tables) > 1 else 's'}{at_least} {gb_text(need)}{parts}"
+
+
+def _devices(allowed_D: npt.NDArray[np.bool_]) -> str:
+    numbers = np.flatnonzero(allowed_D).tolist()
+    return f"device{'s' if len(numbers) > 1 else ''} {shortened(', '.join(map(str, numbers)))}"
+
+
+def gb_rounded_up(num_bytes: int) -> str:
+    """GB with two digits, rounded up: what is asked for is enough."""
+    return f"{-(-num_bytes * 100 // BYTES_PER_GB) / 100:.2f}"

@@ -1,0 +1,109 @@
+"""What does an answer know? Where every column lives, what that costs by the model, and where the answer comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from evenshard.measure.costs import PlacementCost
+from evenshard.placement.parts import Cuts, TablePart, TableShard, shards_of_parts
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.planner.request import PlacementRequest
+from evenshard.sharders.convex_search.prediction import PredictedDevice
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What another sharder's placement of the same tables would cost.
+
+    Attributes:
+        sharder: its name.
+        predicted_ms: by the same cost model; None where it found no placement.
+        measured_ms: on the hardware, where that was asked for.
+        note: why there is none, or which rules it breaks; empty otherwise.
+    """
+
+    sharder: str
+    predicted_ms: float | None
+    measured_ms: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class PlacementAnswer(Placement):
+    """A placement of ``parts`` with all that is known about it. Times are milliseconds of one training step.
+
+    Attributes:
+        device_of_table: device id of each of ``parts``.
+        num_devices: devices of the request.
+        request: what was asked.
+        parts: the tables in their order, those that are split in several parts.
+        alone_ms: for each of ``parts``: no device that holds it is predicted to take less, whatever else it holds.
+        adds_ms: for each of ``parts``: what its device would save without it.
+        devices: predicted times, by device id.
+        predicted_ms: of the slowest device.
+        low_ms, high_ms: the 90 % interval of that.
+        lower_bound_ms: no placement of these parts is predicted to cost less (memory and rules left aside).
+        warnings: where the request lies outside of what the model was trained on.
+        comparison: what other sharders would cost.
+        measured: the cost on the hardware, where that was asked for.
+        lineage: model, tables and code that made it; JSON.
+        link: that the exchanges of the training data went over, by name; empty where a file does not tell.
+        notes: what else to know before believing a time; a sentence or two each.
+    """
+
+    request: PlacementRequest
+    parts: tuple[TablePart, ...]
+    alone_ms: tuple[float, ...]
+    adds_ms: tuple[float, ...]
+    devices: tuple[PredictedDevice, ...]
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    lower_bound_ms: float
+    warnings: tuple[str, ...]
+    comparison: tuple[Rival, ...]
+    measured: PlacementCost | None
+    lineage: Mapping[str, Any]
+    link: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def table_shards(self) -> tuple[TableShard, ...]:
+        """Where the columns live, table after table."""
+        return shards_of_parts(self.parts, self)
+
+    @property
+    def cuts(self) -> Cuts:
+        """Columns before which tables are cut, by table; only those that are."""
+        cuts: dict[str, tuple[int, ...]] = {}
+        for part in self.parts:
+            if part.column_start:
+                cuts[part.whole] = (*cuts.get(part.whole, ()), part.column_start)
+        return cuts
+
+    @cached_property
+    def task(self) -> PlacementTask:
+        """The task of placing the parts."""
+        return self.request.task(self.cuts)[1]
+
+    @cached_property
+    def used_bytes(self) -> tuple[int, ...]:
+        """Memory that the tables take on each device: weights and optimizer state."""
+        used = [0] * self.num_devices
+        for device, size in zip(self.device_of_table, self.task.table_bytes, strict=True):
+            used[device] += size
+        return tuple(used)
+
+    @property
+    def uncertainty_ms(self) -> float:
+        """Half the width of the 90 % interval."""
+        return (self.high_ms - self.low_ms) / 2
+
+    @property
+    def gap_pct(self) -> float:
+        """How much worse than the best possible placement it is at most, by the model, per cent."""
+        return (self.predicted_ms / self.lower_bound_ms - 1) * 100

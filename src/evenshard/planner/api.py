@@ -1,0 +1,154 @@
+"""Where should my tables live? ``evenshard.place``: one call from tables to an answer, the same as the command's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenshard.measure import Hardware, MeasureConfig, open_hardware
+from evenshard.measure.costs import PlacementCost, combine_visits
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.model import model_of
+from evenshard.planner.place import PlaceConfig
+from evenshard.planner.place import place as place_request
+from evenshard.planner.request import PlacementRequest, Rules, caps_of
+from evenshard.sharders.convex_search.sharder import SearchConfig
+from evenshard.sharders.models import PlacementModel
+from evenshard.tables.assumptions import Assumption
+from evenshard.tables.sources import TableSet, tables_from, with_traffic, with_weight_bits
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.params import check_ranges
+from evenshard.utils.s3 import is_address, local
+from evenshard.utils.units import gb_to_bytes
+
+if TYPE_CHECKING:
+    from evenshard.planner.torchrec.tables import Collections
+
+DEFAULT_BATCH_SIZE = 65_536
+DEFAULT_HARDWARE = "simulated:h200"
+VISITS = 3
+
+
+def place(
+    tables: str | Path | Sequence[Table] | Collections,
+    num_devices: int = 8,
+    memory_cap_gb: float | Sequence[float] = 64.0,
+    *,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    hardware: str = DEFAULT_HARDWARE,
+    model: str | Path | PlacementModel | None = None,
+    optimizer: str = "sgd",
+    reserved_gb: float = 0.0,
+    pinned: Mapping[str, int | Sequence[int]] | None = None,
+    forbidden: Mapping[str, int | Sequence[int]] | None = None,
+    forbidden_devices: Sequence[int] = (),
+    together: Sequence[Sequence[str]] = (),
+    apart: Sequence[Sequence[str]] = (),
+    allow_column_split: bool = False,
+    traffic: str | Path | None = None,
+    embedding_dim: int | None = None,
+    weight_bits: int | None = None,
+    default_pooling_factor: float = 1.0,
+    compare: Sequence[str] = (),
+    num_measured: int = 0,
+    seed: int = 0,
+) -> PlacementAnswer:
+    """Where should these tables live?
+
+    Args:
+        tables: a table file, the name of a public set, a DLRM batch file or a folder of traffic, here or on S3
+            (s3://bucket/tables.parquet); or ``Table``s; or TorchRec's ``EmbeddingBagCollection``, a model with some, or
+            a list of ``EmbeddingBagConfig``.
+        num_devices: devices, equally fast.
+        memory_cap_gb: GB (1024**3 bytes) that a device may hold; one number, or one for each device.
+        batch_size: samples of a training step over all devices together.
+        hardware: that the answer is for: ``simulated:<profile>``, a device model, ``cpu`` or
+            ``cuda``. The first come with a cost model.
+        model: a folder, as a round of the loop leaves it, here or on S3; an MLflow URI such as
+            ``models:/evenshard-cost@champion``; or a loaded model. None: the one that comes with evenshard for
+            ``hardware``.
+        optimizer: whose state takes memory too: sgd, rowwise_adagrad, adagrad or adam.
+        reserved_gb: of each device, for everything that is no table.
+        pinned: the device, or devices, that a table may live on.
+        forbidden: the device, or devices, that a table may not live on.
+        forbidden_devices: devices that no table may live on.
+        together: groups of tables that live on one device.
+        apart: groups of tables of which a device holds one at most.
+        allow_column_split: tables may be split by columns.
+        traffic: a sample that tells pooling factors and histograms of the tables of a file or set.
+        embedding_dim: of all tables, where ``tables`` is a sample of traffic.
+        weight_bits: 8, 16 or 32 for all tables, whatever their own.
+        default_pooling_factor: of tables that have none; reported as assumed.
+        compare: other sharders to compare with; see ``evenshard.planner.rivals``.
+        num_measured: candidates to time on ``hardware`` (a simulated one simulates); the fastest is the answer. 0
+            trusts the model.
+        seed: of the search.
+
+    Returns:
+        The placement, with its predicted times, how sure they are, and a lower bound. The same arguments give the same.
+
+    Raises:
+        BadInput: if something of that cannot be used; the message says what to do.
+        InfeasibleTask: if there is no legal placement; the message says what is missing.
+    """
+    check_ranges(num_devices=num_devices, batch_size=batch_size, reserved_gb=reserved_gb, seed=seed)
+    check_ranges(default_pooling_factor=default_pooling_factor)
+    known = _tables(tables, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor)
+    request = PlacementRequest(
+        tables=known.tables,
+        caps_bytes=caps_of(memory_cap_gb, num_devices),
+        batch_size=batch_size,
+        reserved_bytes=gb_to_bytes(reserved_gb),
+        optimizer=optimizer,
+        rules=Rules.of(pinned, forbidden, forbidden_devices, together, apart),
+        allow_column_split=allow_column_split,
+        hardware=hardware,
+        assumptions=known.assumptions,
+    )
+    loaded = model if isinstance(model, PlacementModel) else model_of(model, hardware)
+    config = PlaceConfig(SearchConfig(seed=seed), tuple(compare), num_measured)
+    origin = str(tables) if isinstance(tables, str | Path) else None
+    if not num_measured:
+        return place_request(request, loaded, config, tables_from=origin)
+    with closing(open_hardware(MeasureConfig(hardware))) as opened:
+        return place_request(request, loaded, config, partial(_measure, opened), origin)
+
+
+def _measure(hardware: Hardware, jobs: Sequence[tuple[PlacementTask, Placement]]) -> list[PlacementCost]:
+    """Costs of a few placements, each measured at several moments: what disturbs one moment does not decide."""
+    visits = [[hardware.measure(task, placement) for task, placement in jobs] for _ in range(VISITS)]
+    return [combine_visits(of_one) for of_one in zip(*visits, strict=True)]
+
+
+def _tables(
+    tables: Any,
+    batch_size: int,
+    traffic: str | Path | None,
+    embedding_dim: int | None,
+    weight_bits: int | None,
+    default_pooling_factor: float,
+) -> TableSet:
+    if isinstance(tables, str | Path):
+        with local(tables) if is_address(tables) else nullcontext(tables) as here:
+            return tables_from(here, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor)
+    if embedding_dim is not None:
+        raise BadConfig(f"the tables have dims of their own. Leave embedding_dim ({embedding_dim}) out.")
+    if not isinstance(tables, Sequence) or not all(isinstance(table, Table) for table in tables):
+        from evenshard.planner.torchrec import tables_of
+
+        tables = tables_of(tables, default_pooling_factor=default_pooling_factor)
+        known = TableSet.of(tables)
+        text = f"{default_pooling_factor:g} for each feature, the default"
+        assumed = tuple(Assumption(table.name, "pooling_factor", text) for table in tables)
+        known = TableSet(known.tables, (*assumed, *known.assumptions))
+    else:
+        known = TableSet.of(tables)
+    if traffic is not None:
+        known = with_traffic(known, traffic, batch_size)
+    return known if weight_bits is None else with_weight_bits(known, weight_bits)

@@ -1,0 +1,1 @@
+"""What moves between two answers, and what that saves."""

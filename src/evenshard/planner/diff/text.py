@@ -1,0 +1,129 @@
+"""How does the terminal tell what moves between two placements? What it saves, what it takes, and the largest moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TextIO
+
+from rich.table import Table as Grid
+
+from evenshard.planner.diff.diff import ColumnMove, Difference, Renaming, Traffic
+from evenshard.planner.highlights import decimals, ms_text, names_text, pct_text, size_text
+from evenshard.sharders.convex_search.cost_model import ROUNDING
+from evenshard.utils.console import plain_console
+from evenshard.utils.messages import printable
+from evenshard.utils.units import bytes_to_gb
+
+NARROWEST = 80
+MAX_LINES = 32
+"""Moves and devices that are shown where there are more, the largest ones."""
+
+
+def print_difference(difference: Difference, file: TextIO | None = None) -> None:
+    """Prints it.
+
+    Args:
+        file: where to; None for stdout. Colours go to terminals only.
+    """
+    console = plain_console(file)
+    console.width = max(console.width, NARROWEST)
+    console.print(_times(difference), style="bold")
+    for line in _bytes(difference):
+        console.print(line)
+    for style, line in _remarks(difference):
+        console.print(line, style=style)
+    if difference.moves:
+        console.print()
+        console.print(_devices(difference.traffic))
+        console.print()
+        console.print(_moves(difference.moves))
+    if len(difference.moves) > MAX_LINES:
+        console.print(f"{len(difference.moves) - MAX_LINES:,} smaller moves are left out here (--json lists all).")
+
+
+def _times(difference: Difference) -> str:
+    times = difference.times
+    digits = decimals(max(times.old_ms, times.new_ms)) + 1
+    change = "as long as before"
+    if times.old_ms > 0 and abs(times.saves_ms) > ROUNDING * times.old_ms:
+        way = "less" if times.saves_ms > 0 else "MORE"
+        share = pct_text(abs(times.saves_ms) / times.old_ms * 100)
+        change = f"{abs(times.saves_ms):.{digits}f} ms ({share}) {way} than the {times.old_ms:.{digits}f} ms before"
+    return (
+        f"A step takes {times.new_ms:.{digits}f} ms, {change}. Lower bound {ms_text(times.lower_bound_ms)} ms. "
+        f"Predicted by {printable(times.predicted_by)}."
+    )
+
+
+def _bytes(difference: Difference) -> Iterator[str]:
+    if difference.old_num_devices != difference.new_num_devices:
+        yield f"{difference.old_num_devices} devices became {difference.new_num_devices}."
+    if not difference.moves:
+        yield "Nothing moves."
+    else:
+        tables = len({move.table for move in difference.moves})
+        yield (
+            f"Moves {size_text(difference.traffic.moved_bytes)} of {tables:,} table{'s' * (tables > 1)}; "
+            f"{size_text(difference.kept_bytes)} stay.{_seconds(difference.traffic)}"
+        )
+
+
+def _seconds(traffic: Traffic) -> str:
+    if traffic.seconds is None or not traffic.moved_bytes:
+        return ""
+    return f" {traffic.seconds:.3g} s at least, for the {size_text(traffic.busiest_bytes)} of the busiest device."
+
+
+def _remarks(difference: Difference) -> Iterator[tuple[str, str]]:
+    """A style and a line each."""
+    if difference.renaming is not None:
+        yield "bold yellow", _renaming(difference.renaming, difference.traffic)
+    for word, names in (("Added", difference.added), ("Removed", difference.removed)):
+        if names:
+            yield "cyan", f"{word}: {names_text(names)} ({len(names):,} table{'s' * (len(names) > 1)})."
+    if difference.changed:
+        shown = "; ".join(f"{printable(one.table)}: {one.what}" for one in difference.changed[:MAX_LINES])
+        more = len(difference.changed) - MAX_LINES
+        yield "cyan", f"Changed, and so not movable: {shown}{f'; {more:,} more' if more > 0 else ''}."
+    for note in difference.notes:
+        yield "dim", f"Note: {printable(note).rstrip('.')}."
+
+
+def _renaming(renaming: Renaming, traffic: Traffic) -> str:
+    names = ", ".join(f"{new} -> {name}" for new, name in enumerate(renaming.new_names) if new != name)
+    left = size_text(renaming.traffic.moved_bytes) if renaming.traffic.moved_bytes else "nothing"
+    return (
+        f"Device ids are names only: move {left} instead of {size_text(traffic.moved_bytes)}, for the same predicted "
+        f"time, with the new placement's devices renamed: {names}.{_seconds(renaming.traffic)}"
+    )
+
+
+def _devices(traffic: Traffic) -> Grid:
+    grid = _grid("device", "out, GB", "in, GB")
+    busiest = sorted(traffic.devices, key=lambda one: -max(one.out_bytes, one.in_bytes))[:MAX_LINES]
+    for one in sorted(busiest, key=lambda one: one.device):
+        grid.add_row(str(one.device), _gb(one.out_bytes), _gb(one.in_bytes))
+    return grid
+
+
+def _moves(moves: Iterable[ColumnMove]) -> Grid:
+    grid = _grid("from", "to", "GB", "columns")
+    grid.add_column("table")
+    for move in sorted(moves, key=lambda one: -(one.weight_bytes + one.state_bytes))[:MAX_LINES]:
+        size = _gb(move.weight_bytes + move.state_bytes)
+        columns = f"{move.column_start}:{move.column_stop}"
+        grid.add_row(str(move.from_device), str(move.to_device), size, columns, printable(move.table))
+    return grid
+
+
+def _grid(*heads: str) -> Grid:
+    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for head in heads:
+        grid.add_column(head, justify="right", no_wrap=True)
+    return grid
+
+
+def _gb(num_bytes: int) -> str:
+    """GB with two decimals; what is less than that in three digits."""
+    gigabytes = bytes_to_gb(num_bytes)
+    return f"{gigabytes:.2f}" if gigabytes >= 0.1 or not num_bytes else f"{gigabytes:.2g}"

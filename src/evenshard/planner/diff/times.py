@@ -1,0 +1,92 @@
+"""What do two answers cost, before and after? One model judges both on the new request, or their own figures stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.task import PlacementTask
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.request import TASK_ID
+from evenshard.sharders.convex_search.prediction import PredictedPlacement
+from evenshard.sharders.models import PlacementModel
+from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.process import one_thread
+
+OWN_FIGURES = "the files' own figures"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Predicted times of a step, ms.
+
+    Attributes:
+        predicted_by: the model that judged both, or ``OWN_FIGURES``.
+        old_ms, new_ms: of the slowest device.
+        saves_ms: the difference; below 0 where the new placement is slower.
+        lower_bound_ms: no placement of the new answer's parts is predicted to cost less.
+    """
+
+    predicted_by: str
+    old_ms: float
+    new_ms: float
+    saves_ms: float
+    lower_bound_ms: float
+
+
+@one_thread()
+def judged(old: PlacementAnswer, new: PlacementAnswer, model: PlacementModel | None) -> tuple[Times, tuple[str, ...]]:
+    """The times, and what to know about them.
+
+    Args:
+        model: judges both, which must be of the same tables; None: their own figures.
+    """
+    if model is None:
+        times = Times(
+            OWN_FIGURES, old.predicted_ms, new.predicted_ms, old.predicted_ms - new.predicted_ms, new.lower_bound_ms
+        )
+        return times, tuple(_unlike(old, new))
+    task, placement = _on_request(old, new)
+    before = PredictedPlacement.of(model.cost_model, task, placement)
+    after = PredictedPlacement.of(model.cost_model, new.task, Placement(new.device_of_table, new.num_devices))
+    saves_ms = before.predicted_ms - after.predicted_ms
+    times = Times(model.source, before.predicted_ms, after.predicted_ms, saves_ms, after.lower_bound_ms)
+    notes = [f"{one}; both are judged by the new one" for one in _other_loads(old, new)]
+    if old.num_devices == new.num_devices:
+        try:
+            check_placement(task, placement)
+        except InfeasibleTask as error:
+            notes.append(f"the old placement is not legal any more: {str(error).removeprefix(f'{TASK_ID}: ')}")
+    return times, tuple(notes)
+
+
+def _on_request(old: PlacementAnswer, new: PlacementAnswer) -> tuple[PlacementTask, Placement]:
+    """The old placement, and a task that asks for it as the new answer's request would."""
+    parts, task = new.request.task(old.cuts)
+    if old.num_devices != new.num_devices:  # rules and memory of the new devices say nothing about the old ones
+        task = PlacementTask(task.task_id, task.tables, old.num_devices, task.memory_cap_bytes, task.batch_size)
+    device_of = {(one.table, one.column_start): one.device for one in old.table_shards}
+    return task, Placement(tuple(device_of[part.whole, part.column_start] for part in parts), old.num_devices)
+
+
+def _other_loads(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
+    """What the two requests say differently about the work, in clauses."""
+    found = []
+    if old.request.batch_size != new.request.batch_size:
+        found.append(f"the batch was {old.request.batch_size:,} samples and is {new.request.batch_size:,}")
+    before = {table.name: (table.pooling_factor, table.reuse_bins) for table in old.request.tables}
+    now = {table.name: (table.pooling_factor, table.reuse_bins) for table in new.request.tables}
+    count = sum(before[name] != now[name] for name in before.keys() & now.keys())
+    if count:
+        found.append(f"{count:,} table{'s' * (count > 1)} changed pooling factors or histograms")
+    return found
+
+
+def _unlike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
+    """Why the answers' own figures say little beside each other."""
+    found = [f"{one}; each file's figure is for its own" for one in _other_loads(old, new)]
+    models = [one.lineage.get("model") for one in (old, new)]
+    digests = [one.get("sha256") if isinstance(one, dict) else None for one in models]
+    if digests[0] is None or digests[0] != digests[1]:
+        found.append("the files' figures are of different models")
+    return found

@@ -1,0 +1,1 @@
+"""Why each table lives where it does."""

@@ -1,0 +1,234 @@
+"""Where does a placement come from, and is all of that still there? The chain from placement.json to code and data.
+
+A link is ok where what it names was found and is the same, broken where it should be there and is not, and unchecked
+where nothing here can tell. What names nothing that could be looked up, such as the hardware, is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenshard.measure.cost_dataset import read_lineage
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.dvc_cache import StoredFiles
+from evenshard.planner.model import BUNDLED, model_of, named_model
+from evenshard.sharders.models import digest_of
+from evenshard.tracking import ModelVersion, find_run, model_version
+from evenshard.tracking.tags import (
+    COMMIT,
+    COSTS_DVC_MD5,
+    HARDWARE,
+    LIBRARIES,
+    PARAMS_HASH,
+    SHA256,
+    TABLES_SHA256,
+    VERSIONS,
+)
+from evenshard.utils.errors import BadInput, TrackingFailed
+from evenshard.utils.provenance import UNKNOWN, knows_commit, params_hash
+
+OK, BROKEN, UNCHECKED, TOLD = "ok", "BROKEN", "unchecked", "told"
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link of the chain.
+
+    Attributes:
+        what: model, MLflow model, MLflow run, costs, tables, settings, commit, hardware, ...
+        value: what the placement, or the link before, says.
+        state: OK, BROKEN, UNCHECKED or TOLD.
+        note: where it was found, or why not.
+    """
+
+    what: str
+    value: str
+    state: str
+    note: str = ""
+
+
+def lineage_of(answer: PlacementAnswer, data: Path) -> list[Link]:
+    """The chain of a placement, from its model to the code.
+
+    Args:
+        data: folder of cost datasets; ``work`` and DVC's cache are looked through too.
+
+    Raises:
+        BadConfig: if the placement names no model.
+    """
+    source, _ = named_model(answer)
+    model: Mapping[str, Any] = answer.lineage["model"]
+    trained_on = model.get("trained_on") or {}
+    in_mlflow, tags = _in_mlflow(model)
+    away = any(link.state == UNCHECKED for link in in_mlflow)
+    links = [
+        Link("evenshard", str(answer.lineage.get("evenshard_version", UNKNOWN)), TOLD, "that placed"),
+        _model(model, UNCHECKED if away else BROKEN),
+        *in_mlflow,
+    ]
+    stored = StoredFiles((data, Path("work")))
+    found, origins = _costs(trained_on.get("costs_sha256") or (), tags, data, stored)
+    links += found
+    links += _tables(answer, tags, data, stored)
+    links.append(_settings(tags, origins))
+    bundled = source is None
+    commits = {"model": trained_on.get("git_commit", UNKNOWN), "costs": _joined(origins, "git_commit")}
+    if COMMIT in tags:
+        commits = {"evaluation": tags[COMMIT], **commits}
+    links += [
+        _commit(of, commit, bundled) for of, some in commits.items() for commit in str(some).split("; ") if commit
+    ]
+    hardware = str(trained_on.get("hardware") or tags.get(HARDWARE) or UNKNOWN)
+    versions = str(trained_on.get("versions") or tags.get(VERSIONS) or UNKNOWN)
+    links.append(Link("hardware", hardware, TOLD, "that the model was trained on"))
+    links.append(Link("versions", versions, TOLD, "of what timed its placements"))
+    if LIBRARIES in tags:
+        links.append(Link("libraries", tags[LIBRARIES], TOLD, "of the evaluation"))
+    return links
+
+
+def _model(model: Mapping[str, Any], if_failed: str) -> Link:
+    """The model that placed: still there, and the same files?
+
+    Args:
+        if_failed: state where MLflow does not give the files.
+    """
+    source, digest = str(model["source"]), str(model.get("sha256"))
+    value = f"{source} (sha256 {digest[:12]})"
+    try:
+        if source.startswith(BUNDLED):
+            found = model_of(None, "simulated:" + source.removeprefix(BUNDLED)).digest
+        elif source.startswith("models:/"):
+            found = model_of(source, None).digest
+        else:
+            found = digest_of(Path(source)) if Path(source).is_dir() else ""
+    except (BadInput, TrackingFailed) as error:
+        return Link("model", value, if_failed if isinstance(error, TrackingFailed) else BROKEN, str(error))
+    if not found:
+        return Link("model", value, BROKEN, "there is no such folder any more")
+    if found != digest:
+        return Link("model", value, BROKEN, f"is another model now (sha256 {found[:12]})")
+    return Link("model", value, OK, "its files are the same")
+
+
+def _in_mlflow(model: Mapping[str, Any]) -> tuple[list[Link], Mapping[str, str]]:
+    """The version, its run and its policy's version, and the version's tags; nothing of a model from elsewhere."""
+    if "mlflow" not in model:
+        return [], {}
+    named = model["mlflow"]
+    version, tags = _registered("MLflow model", named, str(model.get("sha256")))
+    links = [version]
+    if named.get("run_id"):
+        links.append(_run(named["run_id"]))  # which may outlive the version
+    if "policy" in named:
+        links.append(_registered("MLflow policy", named["policy"], None)[0])
+    return links, tags
+
+
+def _registered(what: str, named: Mapping[str, str], digest: str | None) -> tuple[Link, Mapping[str, str]]:
+    """The version in MLflow, and its tags; ``digest`` that its files must have, None where nothing tells."""
+    uri = f"models:/{named['name']}/{named['version']}"
+    value = f"{uri} ({named.get('model_id') or 'no model id'})"
+    try:
+        version: ModelVersion = model_version(uri)
+    except (BadInput, TrackingFailed) as error:
+        return Link(what, value, _state(error), str(error)), {}
+    told = version.tags.get(SHA256)
+    if digest is not None and told not in (None, digest):
+        state, note = BROKEN, f"MLflow says sha256 {str(told)[:12]}"
+    elif version.model_id != named.get("model_id", ""):
+        state, note = BROKEN, f"is model {version.model_id or 'without an id'} now"
+    else:
+        state, note = OK, f"aliases: {', '.join(version.aliases) or 'none'}"
+    return Link(what, value, state, note), version.tags
+
+
+def _state(error: Exception) -> str:
+    """An MLflow that is away tells nothing about what it holds."""
+    return UNCHECKED if isinstance(error, TrackingFailed) else BROKEN
+
+
+def _run(run_id: str) -> Link:
+    try:
+        run = find_run(run_id)
+    except (BadInput, TrackingFailed) as error:
+        return Link("MLflow run", run_id, _state(error), str(error))
+    if run is None:
+        return Link("MLflow run", run_id, BROKEN, "MLflow has no such run")
+    return Link("MLflow run", run_id, OK, f"{run.name}, {run.status}")
+
+
+def _costs(
+    hashes: tuple[str, ...], tags: Mapping[str, str], data: Path, stored: StoredFiles
+) -> tuple[list[Link], list[dict[str, Any]]]:
+    """The cost datasets, and what those that were found say about their own origin."""
+    if not hashes:
+        note = "the model names none: its costs were made while it was trained"
+        return [Link("costs", "none", UNCHECKED, note)], []
+    md5s = tags.get(COSTS_DVC_MD5, "").split(",")
+    links, origins = [], []
+    for number, sha256 in enumerate(hashes):
+        md5 = md5s[number] if len(md5s) == len(hashes) else ""
+        value = f"sha256 {sha256[:12]}" + (f", DVC {md5[:12]}" if md5 else "")
+        path = stored.find(sha256, md5)
+        if path is None:
+            links.append(Link("costs", value, BROKEN, f"no such file in {data}, work or DVC's cache. Try `dvc pull`"))
+            continue
+        origins.append(read_lineage(path))
+        links.append(Link("costs", value, OK, str(path)))
+    return links, origins
+
+
+def _tables(answer: PlacementAnswer, tags: Mapping[str, str], data: Path, stored: StoredFiles) -> Iterator[Link]:
+    """Those that were placed stand in the file itself; those that the model learned from are a file of the loop."""
+    count = f"{len(answer.request.tables)} placed, from {answer.lineage.get('tables') or 'Python'}"
+    yield Link("tables", count, OK, "they stand in the placement's file")
+    if sha256 := tags.get(TABLES_SHA256):
+        path = stored.find(sha256)
+        where = f"no such file in {data} or work" if path is None else str(path)
+        yield Link("tables", f"of the training, sha256 {sha256[:12]}", UNCHECKED if path is None else OK, where)
+
+
+def _settings(tags: Mapping[str, str], origins: list[dict[str, Any]]) -> Link:
+    """The hash of params.yaml."""
+    told = tags.get(PARAMS_HASH) or _joined(origins, "params_hash") or UNKNOWN
+    value = "; ".join(f"sha256 {one[:12]}" if one != UNKNOWN else one for one in told.split("; "))
+    return Link("settings", value, *_compared_settings(told))
+
+
+def _compared_settings(told: str) -> tuple[str, str]:
+    from evenshard.utils.params import load_params
+
+    path = Path("params.yaml")
+    if told == UNKNOWN:
+        return UNCHECKED, "nothing here names them"
+    try:
+        here = params_hash(load_params(path)) if path.exists() else ""
+    except BadInput:
+        here = ""
+    if here and told == here:
+        return OK, "params.yaml here says the same"
+    return UNCHECKED, "params.yaml here says something else" if here else "there is no params.yaml here"
+
+
+def _commit(of: str, commit: str, bundled: bool) -> Link:
+    """Whether git knows the commit. A model that comes with the package was made in evenshard's own repository."""
+    what, bare = f"commit of {of}", commit.removesuffix("-dirty")
+    dirty = "with changed files, which no commit holds" if commit != bare else ""
+    if commit == UNKNOWN:
+        return Link(what, commit, UNCHECKED, "it was made outside of git")
+    known = knows_commit(bare)
+    if known is None:
+        return Link(what, commit, UNCHECKED, "no git repository here" + (f"; {dirty}" if dirty else ""))
+    if known:
+        return Link(what, commit, OK, dirty or "git knows it")
+    if bundled:
+        return Link(what, commit, UNCHECKED, "of evenshard's own repository")
+    return Link(what, commit, BROKEN, "git does not know it. Try `git fetch`")
+
+
+def _joined(origins: list[dict[str, Any]], name: str) -> str:
+    return "; ".join(sorted({str(one[name]) for one in origins if one.get(name)}))

@@ -1,0 +1,112 @@
+"""What does a registered model answer? Tables in, placement out: the code that MLflow stores beside the networks.
+
+``mlflow.pyfunc.load_model("models:/evenshard-cost@champion").predict(tables, params={"num_devices": 4})`` runs it. The
+columns are those of a table file. Each row of the answer says which columns of a table live on which device.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from mlflow.models import set_model
+from mlflow.pyfunc.model import PythonModel
+
+from evenshard.measure.costs import SIMULATED
+from evenshard.placement.parts import TableShard, whole_tables
+from evenshard.planner import api
+from evenshard.planner.request import PlacementRequest, caps_of
+from evenshard.sharders.checkpoint import load_network
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
+from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import shown
+from evenshard.utils.params import check_ranges
+from evenshard.utils.units import gb_to_bytes
+
+
+class ServedModel(PythonModel):
+    """``evenshard-cost`` searches as ``evenshard place`` does; ``evenshard-policy`` rolls the policy out."""
+
+    def load_context(self, context: Any) -> None:
+        """Reads the networks."""
+        folder = Path(context.artifacts["model"])
+        self._model = load_model(folder) if (folder / COST_MODEL).is_dir() else None
+        if self._model is None:
+            cost_net, normalizer = load_network(folder / COST_NET, DreamShardCostNet)
+            policy, _ = load_network(folder / POLICY, DreamShardPolicy)
+            self._policy = DreamShardSharder(cost_net, policy, normalizer)
+
+    def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        """One row for each part of a table: table, device, column_start, column_stop (the one behind the last).
+
+        Raises:
+            BadInput: if a table or a parameter makes no sense.
+            InfeasibleTask: if the tables do not fit.
+        """
+        tables = tables_of(model_input)
+        shards = self._searched(tables, **(params or {})) if self._model else self._rolled_out(tables, **(params or {}))
+        return pd.DataFrame([vars(one) for one in shards], columns=["table", "device", "column_start", "column_stop"])
+
+    def _searched(self, tables: tuple[Table, ...], **params: Any) -> tuple[TableShard, ...]:
+        assert self._model is not None
+        kind, _, device = self._model.trained_on.hardware.partition(": ")
+        hardware = f"{SIMULATED}{device}" if kind == SIMULATED.rstrip(":") else kind
+        return api.place(tables, model=self._model, hardware=hardware, **params).table_shards
+
+    def _rolled_out(
+        self,
+        tables: tuple[Table, ...],
+        num_devices: int = 8,
+        memory_cap_gb: float = 64.0,
+        batch_size: int = api.DEFAULT_BATCH_SIZE,
+        optimizer: str = "sgd",
+        reserved_gb: float = 0.0,
+        allow_column_split: bool = False,
+        seed: int = 0,  # the rollouts of a task are always the same
+    ) -> tuple[TableShard, ...]:
+        if allow_column_split:
+            raise BadConfig("evenshard-policy splits no table. Serve evenshard-cost, or leave allow_column_split out.")
+        check_ranges(reserved_gb=reserved_gb)
+        caps = caps_of(memory_cap_gb, num_devices)
+        request = PlacementRequest(tables, caps, batch_size, gb_to_bytes(reserved_gb), optimizer)
+        _, task = request.task({})
+        return whole_tables(self._policy.place(task), tables)
+
+
+def tables_of(rows: Any) -> tuple[Table, ...]:
+    """The rows of a table file as tables.
+
+    Raises:
+        BadConfig: if a row describes no table.
+    """
+    if missing := [name for name in ("name", "num_rows", "embedding_dim", "pooling_factor") if name not in rows]:
+        raise BadConfig(f"the tables have no column {missing[0]}. Give name, num_rows, embedding_dim, pooling_factor.")
+    tables = tuple(_table(row) for row in rows.to_dict("records"))
+    for table in tables:
+        if problem := table.problem():
+            raise BadConfig(f"table {shown(table.name)}: {problem}. Correct it.")
+    return tables
+
+
+def _table(row: dict[str, Any]) -> Table:
+    bins, bits = row.get("reuse_bins"), row.get("weight_bits")
+    return Table(
+        name=str(row["name"]),
+        num_rows=int(row["num_rows"]),
+        embedding_dim=int(row["embedding_dim"]),
+        pooling_factor=float(row["pooling_factor"]),
+        reuse_bins=None if _is_blank(bins) else tuple(float(share) for share in bins),  # type: ignore[union-attr]
+        weight_bits=32 if _is_blank(bits) else int(bits),  # type: ignore[arg-type]
+    )
+
+
+def _is_blank(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
+
+
+set_model(ServedModel())

@@ -1,0 +1,85 @@
+"""Which model answers: the one that is named, a registered one, or the one that made a placement before?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from evenshard.measure.costs import SIMULATED
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.sharders.models import ANY, PlacementModel, load_model
+from evenshard.tracking import POLICY, ModelVersion, download_model, model_version, version_of_files
+from evenshard.utils.errors import BadConfig, BadInput
+from evenshard.utils.s3 import is_address, local
+
+BUNDLED = "bundled:"
+REGISTERED = "models:/"
+
+
+def model_of(where: str | Path | None, hardware: str | None) -> PlacementModel:
+    """A model from a folder, S3, MLflow (``models:/name@alias`` or ``models:/name/version``), or a bundled one.
+
+    Args:
+        where: None is the bundled one for ``hardware``; ``bundled:h200`` names one.
+            On S3 it is a folder that ``evenshard.utils.s3.upload`` left there.
+        hardware: that the model must have been trained on, as for ``load_model``.
+
+    Raises:
+        BadInput: if there is none, it cannot be read, or it is of other hardware.
+        TrackingFailed: if MLflow cannot be reached.
+    """
+    if isinstance(where, str) and where.startswith(REGISTERED):
+        version = model_version(where)  # an alias may name another one tomorrow
+        registered: dict[str, Any] = {**_names(version), "run_id": version.run_id, "asked_for": where}
+        with download_model(version.uri) as folder:
+            try:
+                model = load_model(folder, hardware)
+            except BadInput as error:  # nobody knows the folder that it was fetched into
+                raise BadConfig(str(error).replace(str(folder), version.uri)) from None
+            if model.policy is not None and (policy := version_of_files(POLICY, folder, version.run_id)) is not None:
+                registered["policy"] = _names(policy)
+        return replace(model, source=version.uri, registered=registered)
+    if where is not None and is_address(where):
+        with local(where) as folder:
+            return replace(load_model(folder, hardware), source=str(where))
+    if isinstance(where, str) and where.startswith(BUNDLED):
+        of_model = SIMULATED + where.removeprefix(BUNDLED)
+        if hardware not in (None, ANY, of_model):
+            raise BadConfig(f"{where}: this model is for {of_model}, not for {hardware}. Name the other model.")
+        return load_model(None, of_model)
+    return load_model(where, hardware)
+
+
+def named_model(answer: PlacementAnswer) -> tuple[str | None, str]:
+    """The model that an answer names, as what ``model_of`` takes: where it is, and its hardware.
+
+    Raises:
+        BadConfig: if it names none.
+    """
+    source = _model(answer).get("source")
+    if not isinstance(source, str) or not source:
+        raise BadConfig("the lineage of this placement names no model. Name one (--model).")
+    if source.startswith(BUNDLED):
+        return None, SIMULATED + source.removeprefix(BUNDLED)
+    return source, ANY
+
+
+def other_model(answer: PlacementAnswer, model: PlacementModel) -> str | None:
+    """One line if the model is not the one that made the answer, or None."""
+    made_with = _model(answer)
+    if made_with.get("sha256") == model.digest:
+        return None
+    return (
+        f"{model.source} (sha256 {model.digest[:12]}) is not the model that this placement was made with: "
+        f"{made_with.get('source')} (sha256 {str(made_with.get('sha256'))[:12]}); its figures differ from the file's"
+    )
+
+
+def _names(version: ModelVersion) -> dict[str, str]:
+    return {"name": version.name, "version": version.version, "model_id": version.model_id}
+
+
+def _model(answer: PlacementAnswer) -> dict[str, object]:
+    model = answer.lineage.get("model")
+    return model if isinstance(model, dict) else {}

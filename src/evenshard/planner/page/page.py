@@ -1,0 +1,215 @@
+"""How does an answer become a page that a browser shows? One HTML file with everything in it, for ``--report``.
+
+The page asks for nothing from anywhere: styles and script stand in it, and it tells the browser to load nothing else.
+Names are the user's own and are escaped. ``page_charts.py`` says how long bars are, ``page.html.j2`` how it all looks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from evenshard.measure.costs import measured_or_simulated
+from evenshard.planner import highlights
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.highlights import ms_text, pct_text, size_text
+from evenshard.planner.page.charts import Axis, device_bars, rival_axis, rival_bars, time_axis
+from evenshard.planner.rivals import MIN_PARTITIONS, SPLITTING
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.messages import printable
+from evenshard.version import __version__
+
+MAX_ROWS = 32
+"""Devices that are drawn as rows with their numbers; more become columns."""
+MAX_OPEN = 40
+"""Tables that are listed at once; more are folded away."""
+NUM_SLOWEST, NUM_COSTLIEST = 8, 10
+"""Costliest tables of the slowest device, and of all."""
+LISTED = 12
+"""Tables that an assumption names."""
+
+
+def save_page(answer: PlacementAnswer, path: Path, missing: str = "") -> None:
+    """Writes the page as a whole or not at all."""
+    with atomic_path(path) as draft:
+        draft.write_text(page(answer, missing), encoding="utf-8")
+
+
+def page(answer: PlacementAnswer, missing: str = "") -> str:
+    """The page; the same answer gives the same text.
+
+    Args:
+        missing: why TorchRec's planner is not among the others, where it was asked for.
+    """
+    places = Environment(
+        loader=PackageLoader("evenshard.planner.page", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    places.filters.update(ms=ms_text, pct=pct_text, size=size_text, count=_count)
+    not_compared = highlights.not_compared_text(answer, missing)
+    return places.get_template("page.html.j2").render(not_compared=not_compared, **_view(answer))
+
+
+def _printable(value: Any) -> Any:
+    """Text without characters that hide or turn around what stands beside them."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "\n".join(printable(line) for line in value.split("\n"))
+
+
+def _count(number: float) -> str:
+    """Whole numbers with thousands, others with three digits."""
+    return f"{number:,.0f}" if number >= 1000 or number == int(number) else f"{number:.3g}"
+
+
+def _view(answer: PlacementAnswer) -> dict[str, Any]:
+    axis, rivals_axis = time_axis(answer), rival_axis(answer)
+    parts, slowest = highlights.placed_parts(answer), highlights.slowest_device(answer)
+    mean_ms = fmean(device.predicted_total_ms for device in answer.devices)
+    bars = device_bars(answer, axis)
+    best = highlights.best_rival(answer)
+    return {
+        "answer": answer,
+        "request": answer.request,
+        "version": __version__,
+        "setting": highlights.setting_text(answer),
+        "timed": highlights.timed(answer),
+        "learnt_from": measured_or_simulated(str(_trained_on(answer).get("hardware", ""))),
+        "title": f"{_plural(len(answer.request.tables), 'table')} on {_plural(answer.num_devices, 'device')}",
+        "best": best,
+        "best_name": None
+        if best is None
+        else highlights.sharder_text(best.sharder) + highlights.whole_tables_text(answer, best),
+        "best_difference": None if best is None else highlights.rival_difference(answer, best),
+        "advice": highlights.advice(answer),
+        "part_names": highlights.PARTS,
+        "axis": axis,
+        "bound_pct": axis.pct(answer.lower_bound_ms),
+        "low_pct": axis.pct(answer.low_ms),
+        "high_pct": axis.pct(answer.high_ms),
+        "bars": bars,
+        "as_rows": answer.num_devices <= MAX_ROWS,
+        "labels_every": max(answer.num_devices // 16, 1),
+        "slowest": slowest,
+        "digits": highlights.decimals(answer.predicted_ms),
+        "mean_ms": mean_ms,
+        "mean_pct": 100 * mean_ms / max(answer.predicted_ms, 1e-12),
+        "fullest": max(bars, key=lambda bar: bar.full_pct),
+        "total_bytes": sum(answer.used_bytes),
+        "room_bytes": sum(max(bar.cap_bytes - bar.reserved_bytes, 0) for bar in bars),
+        "memory_axis": Axis(max(answer.request.caps_bytes), 1.0),
+        "rivals_axis": rivals_axis,
+        "rivals": rival_bars(answer, rivals_axis),
+        "may_split": any(rival.sharder == SPLITTING for rival in answer.comparison),
+        "min_partitions": MIN_PARTITIONS,
+        "rival_measured": any(rival.measured_ms is not None for rival in answer.comparison),
+        "on_slowest": highlights.costliest([one for one in parts if one.device == slowest], NUM_SLOWEST),
+        "costliest": highlights.costliest(parts, NUM_COSTLIEST),
+        "splits": highlights.split_tables(answer),
+        "parts": parts,
+        "open_list": len(parts) <= MAX_OPEN,
+        "assumed": highlights.assumed_groups(answer),
+        "listed": LISTED,
+        "asked": _asked(answer),
+        "made_by": _made_by(answer),
+        "ranges": _ranges(answer),
+        "lineage": json.dumps(dict(answer.lineage), indent=1),
+    }
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+# Request and lineage --------------------------------------------------------------------------------------------------
+
+
+def _asked(answer: PlacementAnswer) -> list[tuple[str, str]]:
+    request, rules = answer.request, answer.request.rules
+    caps = sorted(set(request.caps_bytes))
+    cap = f"{size_text(caps[0])} each" if len(caps) == 1 else f"{size_text(caps[0])} to {size_text(caps[-1])}"
+    per_device = request.batch_size / request.num_devices
+    asked = [
+        ("Hardware", request.hardware),
+        ("Devices", f"{request.num_devices:,}, {cap}, of which {size_text(request.reserved_bytes)} reserved"),
+        ("Batch", f"{request.batch_size:,} samples, {_count(per_device)} on each device"),
+        ("Optimizer", request.optimizer),
+        ("Column splits", "allowed" if request.allow_column_split else "not allowed"),
+    ]
+    asked += [("Pinned", f"{name} to device {_listed(where)}") for name, where in rules.pinned.items()]
+    asked += [("Forbidden", f"{name} on device {_listed(where)}") for name, where in rules.forbidden.items()]
+    if rules.forbidden_devices:
+        asked.append(("Forbidden devices", _listed(rules.forbidden_devices)))
+    asked += [("Together", ", ".join(group)) for group in rules.together]
+    asked += [("Apart", ", ".join(group)) for group in rules.apart]
+    return asked
+
+
+def _listed(devices: Iterable[int]) -> str:
+    return ", ".join(str(device) for device in devices)
+
+
+def _made_by(answer: PlacementAnswer) -> list[tuple[str, str]]:
+    """What the lineage says that a reader looks for; all of it stands below in full."""
+    lineage = answer.lineage
+    model = _mapping(lineage.get("model"))
+    trained_on = _trained_on(answer)
+    found = [
+        ("evenshard", lineage.get("evenshard_version")),
+        ("Tables from", lineage.get("tables")),
+        ("Model", model.get("source")),
+        ("Model's sha256", model.get("sha256")),
+        ("Trained on", trained_on.get("hardware")),
+        ("Link", trained_on.get("link")),
+        (f"Placements {measured_or_simulated(str(trained_on.get('hardware')))}", trained_on.get("num_measured")),
+        ("Trained by", trained_on.get("evenshard_version")),
+        ("Commit", trained_on.get("git_commit")),
+    ]
+    return [(name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in found if value]
+
+
+def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
+    """What the model has seen, and what was asked, beside each other."""
+    seen = _trained_on(answer)
+    tables = answer.task.tables
+    shards = [[tables[position] for position in shard] for shard in answer.shards()]
+    dims = [sum(table.embedding_dim for table in shard) for shard in shards]
+    asked: list[tuple[str, str, Iterable[float]]] = [
+        ("Rows of a table", "num_rows", [table.num_rows for table in tables]),
+        ("Dim of a table", "embedding_dim", [table.embedding_dim for table in tables]),
+        ("Lookups per sample", "pooling_factor", [table.pooling_factor for table in tables]),
+        ("Tables", "tables_per_placement", [len(tables)]),
+        ("Devices", "num_devices", [answer.num_devices]),
+        ("Tables on a device", "tables_per_device", [len(shard) for shard in shards]),
+        ("Dims on a device", "dims_per_device", dims),
+        ("Batch, samples", "batch_size", [answer.request.batch_size]),
+    ]
+    return [(name, _range(seen[key]), _range(values)) for name, key, values in asked if _is_range(seen.get(key))]
+
+
+def _trained_on(answer: PlacementAnswer) -> Mapping[str, Any]:
+    return _mapping(_mapping(answer.lineage.get("model")).get("trained_on"))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(one, int | float) for one in value)
+
+
+def _range(values: Iterable[float]) -> str:
+    listed = list(values)
+    low, high = _count(min(listed)), _count(max(listed))
+    return low if low == high else f"{low} to {high}"

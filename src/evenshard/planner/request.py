@@ -1,0 +1,199 @@
+"""What does an engineer ask for? Whole tables by name, devices and their memory, and rules. Checked once, here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, product
+
+from evenshard.placement.constraints import Constraints
+from evenshard.placement.optimizer_state import state_bytes
+from evenshard.placement.parts import Cuts, TablePart, TableShard, by_table, parts_of
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.tables.assumptions import Assumption
+from evenshard.tables.table import Table, duplicate_name
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.limits import MAX_TABLES
+from evenshard.utils.messages import cut, shown
+from evenshard.utils.params import check_ranges
+from evenshard.utils.units import gb_to_bytes
+
+TASK_ID = "placement"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Where tables may and may not live, by name.
+
+    Attributes:
+        pinned: the devices that a table may live on; one device pins it.
+        forbidden: devices that a table may not live on.
+        forbidden_devices: devices that no table may live on.
+        together: groups of tables that live on one device.
+        apart: groups of tables of which a device holds one at most.
+    """
+
+    pinned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    forbidden: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    forbidden_devices: tuple[int, ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+    apart: tuple[tuple[str, ...], ...] = ()
+
+    @staticmethod
+    def of(
+        pinned: Mapping[str, int | Sequence[int]] | None = None,
+        forbidden: Mapping[str, int | Sequence[int]] | None = None,
+        forbidden_devices: Sequence[int] = (),
+        together: Sequence[Sequence[str]] = (),
+        apart: Sequence[Sequence[str]] = (),
+    ) -> Rules:
+        """Rules as a caller writes them down: one device or several."""
+
+        def devices(rules: Mapping[str, int | Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
+            return {name: (one,) if isinstance(one, int) else tuple(one) for name, one in (rules or {}).items()}
+
+        return Rules(
+            devices(pinned),
+            devices(forbidden),
+            tuple(forbidden_devices),
+            tuple(tuple(group) for group in together),
+            tuple(tuple(group) for group in apart),
+        )
+
+    def problem(self, names: Iterable[str], num_devices: int) -> str | None:
+        """Says in one sentence what makes the rules unusable for these tables and devices, or None."""
+        known = set(names)
+        groups = (*self.together, *self.apart)
+        for name in (*self.pinned, *self.forbidden, *(name for group in groups for name in group)):
+            if name not in known:
+                return f"a rule names table {shown(name)}, which is not among the tables. Correct its name."
+        for group in groups:
+            if len(set(group)) < max(len(group), 2):
+                return f"a rule groups {cut(', '.join(group))}. Name at least two tables, each once."
+        for name, devices in (*self.pinned.items(), *self.forbidden.items(), ("", self.forbidden_devices)):
+            wrong = next((device for device in devices if not 0 <= device < num_devices), None)
+            if wrong is not None:
+                of = f" for table {shown(name)}" if name else ""
+                devices_are = f"the devices are 0 to {num_devices - 1}"
+                return f"a rule{of} names device {shown(wrong)}, but {devices_are}. Correct it."
+        return None
+
+    def allowed(self, name: str, num_devices: int) -> frozenset[int] | None:
+        """The devices that a table may live on; None for any."""
+        devices = set(self.pinned.get(name, range(num_devices)))
+        devices -= {*self.forbidden.get(name, ()), *self.forbidden_devices}
+        return None if len(devices) == num_devices else frozenset(devices)
+
+
+@dataclass(frozen=True)
+class PlacementRequest:
+    """A question.
+
+    Attributes:
+        tables: whole, with distinct names.
+        caps_bytes: memory of each device, by device id.
+        batch_size: global batch, samples.
+        reserved_bytes: of each device, for everything that is no table.
+        optimizer: whose state is counted; see ``optimizer_state``.
+        rules: where tables may live.
+        allow_column_split: tables may be split by columns.
+        hardware: that the answer is for, such as ``simulated:h200``.
+        assumptions: what was not told about the tables.
+
+    Raises:
+        BadConfig: a value makes no sense.
+    """
+
+    tables: tuple[Table, ...]
+    caps_bytes: tuple[int, ...]
+    batch_size: int
+    reserved_bytes: int = 0
+    optimizer: str = "sgd"
+    rules: Rules = field(default_factory=Rules)
+    allow_column_split: bool = False
+    hardware: str = "simulated:h200"
+    assumptions: tuple[Assumption, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            raise BadConfig("there are no tables. Give at least one.")
+        if len(self.tables) > MAX_TABLES:
+            raise BadConfig(f"there are {len(self.tables):,} tables, more than {MAX_TABLES:,}. Give fewer.")
+        for table in self.tables:
+            if problem := table.problem():
+                raise BadConfig(f"table {shown(table.name)}: {problem}. Correct it.")
+        if (name := duplicate_name(self.tables)) is not None:
+            raise BadConfig(f"several tables are called {shown(name)}. Give each its own name.")
+        check_ranges(num_devices=self.num_devices, batch_size=self.batch_size)
+        if self.reserved_bytes < 0 or min(self.caps_bytes) < 0:
+            raise BadConfig("a memory cap or the reserved memory is below 0. Correct it.")
+        state_bytes(self.tables[0], self.optimizer)
+        if problem := self.rules.problem((table.name for table in self.tables), self.num_devices):
+            raise BadConfig(problem)
+
+    @property
+    def num_devices(self) -> int:
+        """How many there are."""
+        return len(self.caps_bytes)
+
+    def task(self, cuts: Cuts) -> tuple[tuple[TablePart, ...], PlacementTask]:
+        """The parts of the tables with these cuts, and the task of placing them, in the same order."""
+        parts = parts_of(self.tables, cuts)
+        tables = tuple(part.table for part in parts)
+        positions: dict[str, list[int]] = {}
+        for number, part in enumerate(parts):
+            positions.setdefault(part.whole, []).append(number)
+        rooms = tuple(max(cap - self.reserved_bytes, 0) for cap in self.caps_bytes)
+
+        state = tuple(state_bytes(table, self.optimizer) for table in tables)
+        allowed = tuple(self.rules.allowed(part.whole, self.num_devices) for part in parts)
+        constraints = Constraints(
+            device_caps_bytes=rooms if len(set(rooms)) > 1 else None,
+            state_bytes=state if any(state) else None,
+            allowed=allowed if any(devices is not None for devices in allowed) else None,
+            together=tuple(tuple(positions[name][0] for name in group) for group in self.rules.together),
+            apart=tuple(one for group in self.rules.apart for one in _apart([positions[name] for name in group])),
+        )
+        return parts, PlacementTask(TASK_ID, tables, self.num_devices, max(rooms), self.batch_size, constraints)
+
+    def placed(self, shards: Sequence[TableShard]) -> tuple[tuple[TablePart, ...], PlacementTask, Placement]:
+        """Parts, task and placement that put the columns where the shards, of anybody's plan, say.
+
+        Raises:
+            BadConfig: if the shards are not those of these tables on these devices.
+        """
+        of_table = by_table(shards, self.tables, self.num_devices)
+        cuts = {name: tuple(one.column_start for one in parts[1:]) for name, parts in of_table.items() if parts[1:]}
+        devices = tuple(one.device for parts in of_table.values() for one in parts)
+        return *self.task(cuts), Placement(devices, self.num_devices)
+
+    @property
+    def splittable(self) -> frozenset[str]:
+        """Tables that may be split: none of those that a rule keeps together."""
+        kept_whole = {name for group in self.rules.together for name in group}
+        return frozenset(table.name for table in self.tables if table.name not in kept_whole)
+
+
+def _apart(parts_of_table: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Groups that keep the parts of different tables apart; parts of one table may share a device."""
+    if all(len(parts) == 1 for parts in parts_of_table):
+        return (tuple(parts[0] for parts in parts_of_table),)
+    return tuple(pair for one, other in combinations(parts_of_table, 2) for pair in product(one, other))
+
+
+def caps_of(memory_cap_gb: float | Sequence[float], num_devices: int) -> tuple[int, ...]:
+    """Bytes of each device, from one cap for all or one for each.
+
+    Raises:
+        BadConfig: if the numbers make no sense.
+    """
+    check_ranges(num_devices=num_devices)
+    caps = list(memory_cap_gb) if isinstance(memory_cap_gb, Sequence) else [memory_cap_gb]
+    if len(caps) == 1:
+        caps *= num_devices
+    if len(caps) != num_devices:
+        raise BadConfig(f"memory_cap_gb has {len(caps)} numbers for {num_devices} devices. Give one, or one for each.")
+    for cap in caps:
+        check_ranges(memory_cap_gb=cap)
+    return tuple(gb_to_bytes(cap) for cap in caps)

@@ -1,0 +1,121 @@
+"""What would others do with the same tables? The rules of thumb and TorchRec's planner, judged by the same model.
+
+They place whole tables; where the request allows splits, TorchRec's planner can be asked for those too. A rival that
+knows nothing of a rule may break it, and is then marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from evenshard.measure import SIMULATED, MeasureConfig
+from evenshard.measure.hardware import Measure
+from evenshard.placement.optimizer_state import state_bytes
+from evenshard.placement.parts import COLUMN_STEP
+from evenshard.placement.placement import Placement, broken_constraints, check_memory
+from evenshard.placement.task import PlacementTask
+from evenshard.planner.answer import Rival
+from evenshard.planner.request import TASK_ID, PlacementRequest
+from evenshard.sharders.base import Sharder
+from evenshard.sharders.greedy import expert_sharders
+from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.random import RandomSharder
+from evenshard.sharders.torchrec_planner import Bandwidths, TorchRecSharder, bandwidths_of
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.messages import shown
+
+HEURISTICS = ("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy")
+TORCHREC = ("torchrec_planner", "torchrec_planner_perf")
+SPLITTING = "torchrec_planner_columns"
+"""TorchRec's planner where tables may be split by columns; it is left out where that is not allowed."""
+RIVALS = (*HEURISTICS, *TORCHREC, SPLITTING)
+MIN_PARTITIONS = (64, 32, 16)
+"""Columns of the narrowest part, which TorchRec must be told; the best of these plans is its answer."""
+MOST_SPLIT = 100
+"""Tables that it is asked to split: it takes seconds for 100 and minutes for 400."""
+
+
+def rivals(
+    request: PlacementRequest, model: PlacementModel, names: Sequence[str], measure: Measure | None = None
+) -> tuple[Rival, ...]:
+    """Each rival's answer, in the order of ``names``; without ``SPLITTING`` where that cannot be asked.
+
+    Args:
+        names: of ``RIVALS``.
+        measure: measures their placements too, where there is one.
+
+    Raises:
+        BadConfig: if a name is unknown, or TorchRec is asked for and not installed.
+    """
+    unknown = next((name for name in names if name not in RIVALS), None)
+    if unknown is not None:
+        raise BadConfig(f"there is no sharder {shown(unknown)} to compare with. Choose from {', '.join(RIVALS)}.")
+    found: list[Rival] = []
+    for name in names:
+        if name == SPLITTING and not asked_to_split(request):
+            continue
+        try:
+            placed = list(_split(request) if name == SPLITTING else _whole(name, request))
+        except InfeasibleTask as error:
+            found.append(Rival(name, None, None, str(error).removeprefix(f"{TASK_ID}: ")))
+            continue
+        judged = []
+        for task, placement in placed:
+            broken = "; ".join(broken_constraints(task, placement))
+            predicted_ms = float(model.cost_model.overall_ms(task, [placement])[0])
+            judged.append((bool(broken), predicted_ms, broken, (task, placement)))
+        _, predicted_ms, broken, best = min(judged, key=lambda one: one[:2])
+        measured_ms = None if measure is None else measure([best])[0].max_device_ms
+        found.append(Rival(name, predicted_ms, measured_ms, broken))
+    return tuple(found)
+
+
+def asked_to_split(request: PlacementRequest) -> bool:
+    """Whether TorchRec's planner can be asked to split tables."""
+    return request.allow_column_split and len(request.tables) <= MOST_SPLIT
+
+
+def _whole(name: str, request: PlacementRequest) -> Iterator[tuple[PlacementTask, Placement]]:
+    _, task = request.task({})
+    yield task, _sharder(name, request).place(task)
+
+
+def _split(request: PlacementRequest) -> Iterator[tuple[PlacementTask, Placement]]:
+    """TorchRec's plans, one for each of ``MIN_PARTITIONS`` with which it finds one.
+
+    Raises:
+        InfeasibleTask: if it finds none.
+    """
+
+    def size_of(part: Table) -> int:
+        return part.size_bytes + state_bytes(part, request.optimizer)
+
+    _, whole = request.task({})
+    names = {table.name for table in request.tables if table.embedding_dim % COLUMN_STEP == 0} & request.splittable
+    sharder, failures = _torchrec(request, "storage"), []
+    for columns in MIN_PARTITIONS:
+        try:
+            _, task, placement = request.placed(sharder.split(whole, names, columns, size_of))
+            check_memory(task, placement)
+        except InfeasibleTask as error:
+            failures.append(error)
+            continue
+        yield task, placement
+    if len(failures) == len(MIN_PARTITIONS):
+        raise failures[0]
+
+
+def _sharder(name: str, request: PlacementRequest) -> Sharder:
+    if name == "random":
+        return RandomSharder(seed=0)
+    if name in TORCHREC:
+        return _torchrec(request, "storage" if name == "torchrec_planner" else "perf")
+    return next(sharder for sharder in expert_sharders() if sharder.name == name)
+
+
+def _torchrec(request: PlacementRequest, sort_by: Literal["storage", "perf"]) -> TorchRecSharder:
+    known = request.hardware.startswith(SIMULATED)
+    bandwidths = bandwidths_of(MeasureConfig(request.hardware)) if known else Bandwidths()
+    return TorchRecSharder(bandwidths, sort_by)

@@ -1,0 +1,202 @@
+"""What does the terminal show of an answer? A headline, a table by device, and what to be wary of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TextIO, TypeVar
+
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from evenshard.planner import highlights
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.highlights import ms_text, size_text
+from evenshard.utils.console import plain_console
+from evenshard.utils.messages import printable
+from evenshard.utils.units import BYTES_PER_GB
+
+Number = TypeVar("Number", int, float)
+
+MAX_DEVICES = 32
+NUM_SLOWEST, NUM_FULLEST = 8, 4
+"""Devices that are shown where there are more."""
+MAX_SPLITS = 8
+STYLES = ("blue", "cyan", "yellow", "red")
+"""Of the four times in a bar, in the order of a step."""
+LEAST_BAR, MOST_BAR = 4, 40
+FULL, FULL_ASCII = "█", "#"
+SLOWEST, LEGEND = " *", "* slowest"
+HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "all-to-all", "backward", "ms")
+FULLNESS = HEADS.index("full")
+"""The column that narrow terminals can do without."""
+INDENT = 9
+"""Width of the first word of the lines below the table."""
+
+
+def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: str = "") -> None:
+    """Prints the summary.
+
+    Args:
+        file: where to; None for stdout. Colours go to terminals only.
+        missing: why TorchRec's planner is not among the others, where it was asked for.
+    """
+    console = plain_console(file)
+    compared, not_compared = highlights.rival_text(answer), highlights.not_compared_text(answer, missing)
+    _print_text(console, f"{highlights.setting_text(answer)}.", "dim")
+    for note in answer.notes:
+        _print_text(console, printable(note), "bold yellow")
+    console.print()
+    _print_text(console, f"{highlights.headline(answer)}.", "bold")
+    _print_text(console, " ".join(line for line in (f"{compared}." if compared else "", not_compared) if line))
+    console.print()
+    console.print(_devices(answer, console))
+    console.print()
+    for word, text, style in (*_rest(answer), *_splits(answer), *_troubles(answer)):
+        _print_text(console, text, word=word, word_style=style)
+
+
+def _print_text(console: Console, text: str, style: str = "", word: str = "", word_style: str = "") -> None:
+    """Wrapped text without spaces at the ends of lines; behind a word, it stands below itself."""
+    indent = INDENT if word else 0
+    for number, line in enumerate(Text(text, style).wrap(console, max(console.width - indent, 20)) if text else ()):
+        line.rstrip()
+        console.print(Text.assemble((f"{'' if number else word:{indent}}", word_style), line), soft_wrap=True)
+
+
+# Devices --------------------------------------------------------------------------------------------------------------
+
+
+def shown_devices(answer: PlacementAnswer) -> tuple[list[int], list[int]]:
+    """All devices; or of many, the slowest ones, and then the fullest of the others."""
+    everyone = list(range(answer.num_devices))
+    if answer.num_devices <= MAX_DEVICES:
+        return everyone, []
+    slowest = sorted(everyone, key=lambda device: -answer.devices[device].predicted_total_ms)[:NUM_SLOWEST]
+    others = [device for device in everyone if device not in slowest]
+    return slowest, sorted(others, key=lambda device: -_filled(answer, device))[:NUM_FULLEST]
+
+
+def _devices(answer: PlacementAnswer, console: Console) -> Grid:
+    slowest, fullest = shown_devices(answer)
+    heads = [head.format(unit=_memory_unit(answer)[0]) for head in HEADS]
+    heads += [] if answer.measured is None else [highlights.timed(answer)]
+    lines = {device: _cells(answer, device) for device in (*slowest, *fullest)}
+    if _left(console.width, heads, lines.values()) < LEAST_BAR:
+        for line in (heads, *lines.values()):
+            del line[FULLNESS]
+    bar_width = min(max(_left(console.width, heads, lines.values()), 0), MOST_BAR)
+    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for head in heads:
+        grid.add_column(head, justify="right", no_wrap=True)
+    grid.add_column(LEGEND if bar_width + len(SLOWEST) >= len(LEGEND) and answer.num_devices > 1 else "", no_wrap=True)
+    marked = highlights.slowest_device(answer)
+    for number, (device, line) in enumerate(lines.items()):
+        if number == len(slowest):
+            grid.add_row()
+        bar = _bar(answer, device, bar_width if bar_width >= LEAST_BAR else 0, console.options.ascii_only)
+        is_slowest = device == marked and answer.num_devices > 1
+        grid.add_row(*line, bar.append(SLOWEST if is_slowest else ""), style="bold" if is_slowest else None)
+    return grid
+
+
+def _cells(answer: PlacementAnswer, device: int) -> list[str]:
+    one = answer.devices[device]
+    exchange_ms = one.predicted_fwd_all_to_all_ms + one.predicted_bwd_all_to_all_ms
+    times = (one.predicted_fwd_compute_ms, exchange_ms, one.predicted_bwd_compute_ms, one.predicted_total_ms)
+    digits, unit = highlights.decimals(answer.predicted_ms), _memory_unit(answer)[1]
+    return [
+        str(device),
+        f"{answer.device_of_table.count(device):,}",
+        f"{answer.used_bytes[device] / unit:.2f} / {_room(answer, device) / unit:.4g}",
+        f"{_filled(answer, device) * 100:.0f} %",
+        *(f"{time_ms:.{digits}f}" for time_ms in times),
+        *([] if answer.measured is None else [ms_text(answer.measured.devices[device].total_ms)]),
+    ]
+
+
+def _left(width: int, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> int:
+    """Characters that a line leaves for the bar."""
+    columns = zip(heads, *lines, strict=True)
+    return width - sum(max(len(cell) for cell in column) + 2 for column in columns) - len(SLOWEST)
+
+
+def _bar(answer: PlacementAnswer, device: int, width: int, ascii_only: bool) -> Text:
+    """A device's four times; the slowest device's are ``width`` wide.
+
+    Rounding goes by the running total, so that four short times are as long as they are together.
+    """
+    one = answer.devices[device]
+    times = (
+        one.predicted_fwd_compute_ms,
+        one.predicted_fwd_all_to_all_ms,
+        one.predicted_bwd_all_to_all_ms,
+        one.predicted_bwd_compute_ms,
+    )
+    longest_ms = max(other.predicted_total_ms for other in answer.devices)
+    bar, total_ms, drawn = Text(), 0.0, 0
+    for time_ms, style in zip(times, STYLES, strict=True):
+        total_ms += time_ms
+        stop = round(total_ms / longest_ms * width) if longest_ms > 0 else 0
+        bar.append((FULL_ASCII if ascii_only else FULL) * (stop - drawn), style)
+        drawn = stop
+    return bar
+
+
+def _memory_unit(answer: PlacementAnswer) -> tuple[str, int]:
+    """GB, or MB where devices are smaller, and its bytes."""
+    return ("GB", BYTES_PER_GB) if max(answer.request.caps_bytes) >= BYTES_PER_GB else ("MB", 2**20)
+
+
+def _room(answer: PlacementAnswer, device: int) -> int:
+    return max(answer.request.caps_bytes[device] - answer.request.reserved_bytes, 0)
+
+
+def _filled(answer: PlacementAnswer, device: int) -> float:
+    room = _room(answer, device)
+    return answer.used_bytes[device] / room if room else 0.0
+
+
+# Below the table ------------------------------------------------------------------------------------------------------
+
+Line = tuple[str, str, str]
+"""Its first word, its text, and the style of the word."""
+
+
+def _rest(answer: PlacementAnswer) -> Iterator[Line]:
+    """What the table leaves out."""
+    shown = {device for group in shown_devices(answer) for device in group}
+    rest = [device for device in range(answer.num_devices) if device not in shown]
+    if rest:
+        counts = [answer.device_of_table.count(device) for device in rest]
+        times = [answer.devices[device].predicted_total_ms for device in rest]
+        sizes = [answer.used_bytes[device] for device in rest]
+        text = (
+            f"the {NUM_SLOWEST} slowest devices and the {NUM_FULLEST} fullest of the others. The {len(rest)} left: "
+            f"{_range(times, ms_text)} ms, {_range(sizes, size_text)}, {_range(counts, '{:,}'.format)} tables."
+        )
+        yield "shown", text, "dim"
+
+
+def _range(values: Sequence[Number], text: Callable[[Number], str]) -> str:
+    low, high = text(min(values)), text(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _splits(answer: PlacementAnswer) -> Iterator[Line]:
+    splits = highlights.split_tables(answer)
+    for name, parts in list(splits.items())[:MAX_SPLITS]:
+        where = ", ".join(f"{one.part.column_start}:{one.part.column_stop} on {one.device}" for one in parts)
+        yield "split", f"{printable(name)} by columns: {where}", "cyan"
+    if len(splits) > MAX_SPLITS:
+        yield "split", f"{len(splits) - MAX_SPLITS:,} more tables", "cyan"
+
+
+def _troubles(answer: PlacementAnswer) -> Iterator[Line]:
+    for line in highlights.advice(answer):
+        yield "note", printable(line), "green"
+    for group in highlights.assumed_groups(answer):
+        count, names = len(group.tables), highlights.names_text(group.tables)
+        yield "assumed", f"{group.column} of {count:,} table{'s' * (count > 1)}: {group.text} ({names})", "dim"
+    for warning in answer.warnings:
+        yield "warning", f"{printable(warning)}: the prediction is a guess.", "bold yellow"

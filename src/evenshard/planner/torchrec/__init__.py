@@ -1,0 +1,40 @@
+"""How do placements get into TorchRec and plans out of it?
+
+::
+
+    plan = EvenshardPlanner().collective_plan(model, sharders)                      # was: EmbeddingShardingPlanner()
+
+    answer = evenshard.place(model, num_devices=8, memory_cap_gb=64)                # the same, step by step
+    plan = sharding_plan(answer, model)                                             # for DistributedModelParallel
+    plan = load_plan("plan.json", model)                                            # from the command line, with
+                                                                                    # --format torchrec -o plan.json
+
+    tables = tables_of(model, pooling_factors={"user_id": 1.0, "clicks": 37.5})     # the model's tables
+    plan = sharding_plan(placement, tables, model)                                  # of any placement of theirs
+    placement = placement_of(plan, tables, num_devices=8)                           # a plan of TorchRec, as placement
+    predicted(plan, answer).predicted_ms                                            # what it would cost, to compare
+
+TorchRec is imported when one of these is called (``save_plan`` needs none). A split table is trained as TorchRec trains
+it: with row-wise Adagrad every part has its own state, so that losses differ a little from those of the whole table.
+"""
+
+from __future__ import annotations
+
+from evenshard.placement.parts import TableShard
+from evenshard.planner.torchrec.compare import predicted
+from evenshard.planner.torchrec.plan_file import load_plan, save_plan
+from evenshard.planner.torchrec.planner import EvenshardPlanner
+from evenshard.planner.torchrec.plans import placement_of, sharding_plan, shards_of
+from evenshard.planner.torchrec.tables import tables_of
+
+__all__ = [
+    "EvenshardPlanner",
+    "TableShard",
+    "load_plan",
+    "placement_of",
+    "predicted",
+    "save_plan",
+    "sharding_plan",
+    "shards_of",
+    "tables_of",
+]

@@ -1,0 +1,47 @@
+"""What would a plan of TorchRec cost? The same model judges it that judges an answer of evenshard.
+
+::
+
+    answer = evenshard.place(model, num_devices=8)
+    theirs = predicted(EmbeddingShardingPlanner(topology).plan(model, sharders), answer)
+    theirs.predicted_ms, answer.predicted_ms
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.torchrec.model import chosen_model
+from evenshard.planner.torchrec.plans import shards_of
+from evenshard.sharders.convex_search.prediction import PredictedPlacement
+from evenshard.sharders.models import PlacementModel
+
+if TYPE_CHECKING:
+    from torchrec.distributed.types import ShardingPlan
+
+
+def predicted(
+    plan: ShardingPlan,
+    asked: PlacementAnswer | PlacementRequest,
+    model: PlacementModel | str | Path | None = None,
+) -> PredictedPlacement:
+    """What the cost model says about a plan, whether it keeps memory and rules or not.
+
+    Args:
+        plan: TorchRec's or evenshard's; tables whole or split by columns.
+        asked: an answer for the same tables and devices, or its request. Tables are called as ``tables_of`` calls them.
+        model: as in ``evenshard.place``, the one that answered; None: the one that comes with evenshard.
+
+    Returns:
+        Its placement is one of parts where the plan splits tables; each part is counted as a table.
+
+    Raises:
+        BadInput: if the plan shards another way than by whole columns, is of other tables, or if there is no model.
+    """
+    request = asked.request if isinstance(asked, PlacementAnswer) else asked
+    _, task, placement = request.placed(shards_of(plan, request.tables))
+    loaded, _ = chosen_model(model, request.hardware, "cuda")
+    return PredictedPlacement.of(loaded.cost_model, task, placement)

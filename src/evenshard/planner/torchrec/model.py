@@ -1,0 +1,61 @@
+"""Which cost model answers for a TorchRec user? The one that is named, or the one of the GPU that the job runs on."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from evenshard.measure.costs import SIMULATED
+from evenshard.planner.model import model_of
+from evenshard.sharders.models import PlacementModel
+
+DEFAULT_HARDWARE = "simulated:h200"
+HARDWARE_OF_NAME = {
+    r"\bH200\b": "simulated:h200",
+    r"\bA100\b": "simulated:a100_80gb",
+    r"\bV100\b": "simulated:v100",
+    r"\b2080 Ti\b": "simulated:rtx_2080_ti",
+}
+"""What CUDA calls a GPU (a pattern), and its profile."""
+
+log = logging.getLogger(__name__)
+
+
+def chosen_model(
+    where: str | Path | PlacementModel | None, hardware: str | None, compute_device: str
+) -> tuple[PlacementModel, str]:
+    """A model and the hardware that it speaks of.
+
+    Args:
+        where: as in ``evenshard.place``; None: the one that comes with evenshard for the hardware.
+        hardware: None: the model's, or the GPU's if there is no model either.
+        compute_device: cuda or cpu.
+
+    Raises:
+        BadInput: if there is no such model, or it is of other hardware.
+    """
+    if hardware is None and where is None:
+        hardware = _hardware_here(compute_device)
+    model = where if isinstance(where, PlacementModel) else model_of(where, hardware)
+    return model, hardware or _told_hardware(model.trained_on.hardware)
+
+
+def _hardware_here(compute_device: str) -> str:
+    """By the name of the GPU; of others, and on the CPU, the default."""
+    import torch
+
+    if compute_device != "cuda" or not torch.cuda.is_available():
+        return DEFAULT_HARDWARE
+    name = torch.cuda.get_device_name()
+    for pattern, hardware in HARDWARE_OF_NAME.items():
+        if re.search(pattern, name):
+            return hardware
+    log.warning("no model is known for %s; it is placed as for %s. Name hardware or model.", name, DEFAULT_HARDWARE)
+    return DEFAULT_HARDWARE
+
+
+def _told_hardware(trained_on: str) -> str:
+    """ "simulated: h200" as it is asked for: simulated:h200; "cuda: NVIDIA H200" as cuda."""
+    kind, _, name = trained_on.partition(":")
+    return f"{SIMULATED}{name.strip()}" if f"{kind}:" == SIMULATED else kind

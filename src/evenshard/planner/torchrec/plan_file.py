@@ -1,0 +1,160 @@
+"""How does a plan get from the command line into a training job? As a JSON file; no pickle, so it is safe to read.
+
+``evenshard place ... --format torchrec -o plan.json`` knows tables only. Where they stand in the model is said when the
+plan is loaded::
+
+    plan = load_plan("plan.json", model)
+    model = DistributedModelParallel(model, plan=plan)
+
+``tables`` of the file are, one by one, what TorchRec's ``EmbeddingModuleShardingPlan`` serializes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from evenshard.placement.parts import TableShard, by_table
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.torchrec.entries import TableEntry, checked_local_world_size, table_entry
+from evenshard.planner.torchrec.plans import sharding_plan
+from evenshard.tables.table import Table
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.messages import shown
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ShardingPlan
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+REMEDY = "Write it with `evenshard place ... --format torchrec -o`."
+
+
+class PlanFile(BaseModel):
+    """A TorchRec plan by evenshard, of tables whose modules are not known yet."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: Literal[1]
+    world_size: int = Field(ge=1)
+    local_world_size: int = Field(ge=1, description="ranks of a node")
+    compute_device: Literal["cuda", "cpu"]
+    tables: dict[str, TableEntry]
+    lineage: dict[str, Any] = Field(description="as in placement.json")
+
+
+def save_plan(
+    answer: PlacementAnswer,
+    path: str | Path,
+    local_world_size: int | None = None,
+    compute_device: str = "cuda",
+) -> None:
+    """Writes the plan as a whole or not at all. TorchRec is not needed.
+
+    Args:
+        answer: of ``evenshard.place``; its devices become ranks.
+        path: of the file.
+        local_world_size: ranks of a node; all of them where it is left out.
+        compute_device: cuda or cpu.
+
+    Raises:
+        BadConfig: if ranks do not fill nodes, or if the kind of device is unknown.
+    """
+    local_world_size = checked_local_world_size(local_world_size, answer.num_devices, compute_device)
+    tables = answer.request.tables
+    parts_of_table = by_table(answer.table_shards, tables, answer.num_devices)
+    plan = PlanFile.model_validate(
+        {
+            "schema_version": 1,
+            "world_size": answer.num_devices,
+            "local_world_size": local_world_size,
+            "compute_device": compute_device,
+            "tables": {
+                table.name: table_entry(parts_of_table[table.name], table.num_rows, compute_device, local_world_size)
+                for table in tables
+            },
+            "lineage": dict(answer.lineage),
+        }
+    )
+    with atomic_path(path) as draft:
+        draft.write_text(json.dumps(plan.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
+
+
+def load_plan(
+    path: str | Path,
+    modules: nn.Module | Mapping[str, EmbeddingBagCollection],
+    *,
+    local_world_size: int | None = None,
+    compute_device: str | None = None,
+) -> ShardingPlan:
+    """The plan for a model, as ``DistributedModelParallel`` takes it.
+
+    Args:
+        path: of a file that ``save_plan`` wrote.
+        modules: the model that will be wrapped, or its collections by path. Tables are found by their names, those
+            that several collections have by path and name, as ``tables_of`` calls them.
+        local_world_size: ranks of a node, if they are not those of the file.
+        compute_device: cuda or cpu, if it is not that of the file.
+
+    Raises:
+        BadFile: if the file is missing, torn, or says something impossible.
+        BadConfig: if the model has other tables, TorchRec is not installed, or an argument makes no sense.
+    """
+    path = Path(path)
+    record = _read(path)
+    try:
+        tables, shards = _contents(record)
+    except BadConfig as error:
+        raise BadFile(path, str(error).rstrip("."), REMEDY) from None
+    return sharding_plan(
+        shards,
+        tables,
+        modules,
+        record.world_size,
+        compute_device=record.compute_device if compute_device is None else compute_device,
+        local_world_size=record.local_world_size if local_world_size is None else local_world_size,
+    )
+
+
+def _read(path: Path) -> PlanFile:
+    try:
+        return PlanFile.model_validate_json(path.read_text())
+    except FileNotFoundError:
+        raise BadFile(path, "no such file", REMEDY) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadFile(path, f"cannot be read ({error})", REMEDY) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"]) or None
+        raise BadFile(path, f"is no TorchRec plan: {first['msg']}", REMEDY, where) from None
+
+
+def _contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TableShard, ...]]:
+    """The tables, as far as a plan knows them, and where they live.
+
+    Raises:
+        BadConfig: if an entry is not what ``save_plan`` would write of it.
+    """
+    tables: list[Table] = []
+    shards: list[TableShard] = []
+    for name, entry in record.tables.items():
+        if not entry.shards or len(entry.ranks) != len(entry.shards):
+            raise BadConfig(f"table {shown(name)} has {len(entry.ranks)} ranks and {len(entry.shards)} shards")
+        parts = [
+            TableShard(name, rank, one.shard_offsets[1], one.shard_offsets[1] + one.shard_sizes[1])
+            for rank, one in zip(entry.ranks, entry.shards, strict=True)
+        ]
+        table = Table(name, entry.shards[0].shard_sizes[0], max(part.column_stop for part in parts), 1.0)
+        if problem := table.problem():
+            raise BadConfig(f"table {shown(name)}: {problem}")
+        whole = by_table(parts, [table], record.world_size)[name]
+        if entry != table_entry(whole, table.num_rows, record.compute_device, record.local_world_size):
+            raise BadConfig(f"the ranks, shards and types of table {shown(name)} contradict each other")
+        tables.append(table)
+        shards.extend(whole)
+    return tuple(tables), tuple(shards)

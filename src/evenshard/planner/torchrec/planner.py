@@ -1,0 +1,220 @@
+"""How does evenshard plan for a TorchRec model? With the interface of TorchRec's ``EmbeddingShardingPlanner``.
+
+::
+
+    plan = EvenshardPlanner().collective_plan(model, sharders)          # was: EmbeddingShardingPlanner()
+    model = DistributedModelParallel(model, plan=plan, sharders=sharders)
+
+What the model's traffic looks like is worth telling: ``EvenshardPlanner(pooling_factors={"clicks": 37.5})``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenshard.placement.parts import TableShard, whole_tables
+from evenshard.placement.placement import check_placement
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.place import PlaceConfig, place
+from evenshard.planner.request import PlacementRequest, Rules
+from evenshard.planner.torchrec.machine import machine_of
+from evenshard.planner.torchrec.model import DEFAULT_HARDWARE, chosen_model
+from evenshard.planner.torchrec.plans import sharding_plan
+from evenshard.planner.torchrec.tables import DEFAULT_POOLING_FACTOR, assumed_pooling, collections_in, tables_of
+from evenshard.sharders.base import Sharder
+from evenshard.sharders.convex_search.sharder import SearchConfig
+from evenshard.sharders.models import PlacementModel
+from evenshard.tables.sources import TableSet
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.params import check_ranges
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch import nn
+    from torchrec.distributed.planner.types import Topology
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+DEFAULT_BATCH_SIZE = 512
+"""Samples per rank; TorchRec's planner assumes the same."""
+
+log = logging.getLogger(__name__)
+
+
+class EvenshardPlanner:
+    """Plans a model's ``EmbeddingBagCollection``s, as ``evenshard.place`` does or with any sharder.
+
+    Attributes:
+        answer: all that is known about the last plan, on the rank that made it; None before, and with a sharder.
+    """
+
+    def __init__(
+        self,
+        sharder: Sharder | None = None,
+        *,
+        topology: Topology | None = None,
+        world_size: int | None = None,
+        local_world_size: int | None = None,
+        compute_device: str | None = None,
+        memory_cap_gb: float | Sequence[float] | None = None,
+        reserved_gb: float | None = None,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        pooling_factors: Mapping[str, float] | None = None,
+        default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
+        optimizer: str = "sgd",
+        pinned: Mapping[str, int | Sequence[int]] | None = None,
+        forbidden: Mapping[str, int | Sequence[int]] | None = None,
+        forbidden_devices: Sequence[int] = (),
+        together: Sequence[Sequence[str]] = (),
+        apart: Sequence[Sequence[str]] = (),
+        allow_column_split: bool | None = None,
+        hardware: str | None = None,
+        model: str | Path | PlacementModel | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Settles the machine; nothing is planned yet. Without arguments, the process group must have started.
+
+        Args:
+            sharder: decides instead of ``evenshard.place``; tables stay whole then.
+            topology: TorchRec's description of the machine; it stands for the next three arguments. Of its speeds
+                nothing is used: those are the cost model's.
+            world_size: ranks; those of the process group where left out.
+            local_world_size: ranks of a node. Where left out: what TorchRec finds (torchrun's ``LOCAL_WORLD_SIZE``, or
+                else 8) if the process group tells the ranks; otherwise all.
+            compute_device: cuda or cpu; cuda where left out, if there is one.
+            memory_cap_gb: GB (1024**3 bytes) of each rank; one number, or one for each. Where left out: those of the
+                topology, or what TorchRec assumes without one, which is 32 of a GPU, however large it is.
+            reserved_gb: of each, for everything that is no table. Where left out: nothing of ``memory_cap_gb``, and
+                15 % of what topology or TorchRec tell.
+            batch_size: samples per rank and step, as in TorchRec.
+            pooling_factors: by table or feature, as ``tables_of`` takes them.
+            default_pooling_factor: of each feature that is not named.
+            optimizer: whose state takes memory too: sgd, rowwise_adagrad, adagrad or adam.
+            pinned, forbidden, forbidden_devices, together, apart: rules, as in ``evenshard.place``; devices are ranks,
+                tables are called as ``tables_of`` calls them.
+            allow_column_split: tables may be split by columns; they may not where it is left out.
+            hardware: that is placed for, such as simulated:h200. Where left out: the model's, or that of this process'
+                GPU, or simulated:h200.
+            model: as in ``evenshard.place``.
+            seed: of the search.
+
+        Raises:
+            BadConfig: if ranks are unknown, something is told twice or makes no sense, or TorchRec is not installed.
+        """
+        if sharder is not None:
+            if not callable(getattr(sharder, "place", None)):
+                raise BadConfig(f"sharder is a {type(sharder).__name__}, which cannot place. Name other arguments.")
+            if (allow_column_split, hardware, model) != (None, None, None):
+                raise BadConfig("a sharder decides by itself. Leave out allow_column_split, hardware and model.")
+        check_ranges(batch_size=batch_size, seed=seed)
+        self._sharder = sharder
+        self._machine = machine_of(topology, world_size, local_world_size, compute_device, memory_cap_gb, reserved_gb)
+        self._batch_size, self._optimizer, self._seed = batch_size, optimizer, seed
+        self._pooling_factors, self._default_pooling_factor = dict(pooling_factors or {}), default_pooling_factor
+        self._rules = Rules.of(pinned, forbidden, forbidden_devices, together, apart)
+        self._allow_column_split, self._hardware, self._model = bool(allow_column_split), hardware, model
+        self.answer: PlacementAnswer | None = None
+
+    def plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None = None) -> ShardingPlan:
+        """The plan; empty for a model that has no collections. Of tables the model knows little of, it warns (logging).
+
+        Args:
+            module: the model, as ``DistributedModelParallel`` will get it.
+            sharders: of modules; TorchRec's default ones where left out.
+
+        Raises:
+            PlannerError: TorchRec's, with evenshard's message, if the tables find no room.
+            BadInput: if the model has tables that evenshard does not place, or there is no cost model.
+        """
+        from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
+        from torchrec.distributed.types import ShardingPlan
+
+        self.answer = None
+        collections = collections_in(module, sharders)
+        if not collections:
+            return ShardingPlan({})
+        request = self._request(collections)
+        try:
+            shards = self._answered(request) if self._sharder is None else _sharded(self._sharder, request)
+        except InfeasibleTask as error:
+            raise PlannerError(str(error), PlannerErrorType.INSUFFICIENT_STORAGE) from error
+        return sharding_plan(
+            shards,
+            request.tables,
+            collections,
+            request.num_devices,
+            compute_device=self._machine.compute_device,
+            local_world_size=self._machine.local_world_size,
+        )
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: Sequence[ModuleSharder[Any]] | None = None,
+        pg: dist.ProcessGroup | None = None,
+    ) -> ShardingPlan:
+        """The plan of rank 0, on every rank of the process group (the default one where left out).
+
+        Raises:
+            PlannerError: on all ranks, if rank 0 cannot plan. (TorchRec's planner would leave the others waiting.)
+            BadInput: on rank 0, as ``plan``, or if there is no group.
+        """
+        import torch.distributed as dist
+        from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
+
+        if pg is None and not dist.is_initialized():
+            raise BadConfig("there is no process group. Start it with init_process_group, or use plan().")
+        pg = dist.group.WORLD if pg is None else pg
+        failure: Exception | None = None
+        told: list[Any] = [None, None]  # the plan, or what went wrong
+        if dist.get_rank(pg) == 0:
+            try:
+                told[0] = self.plan(module, sharders)
+            except Exception as error:  # raised again below: the others wait for an answer
+                failure = error
+                told[1] = (str(error), getattr(error, "error_type", PlannerErrorType.OTHER))
+        dist.broadcast_object_list(told, group=pg, group_src=0)
+        if failure is not None:
+            raise failure
+        if told[1] is not None:
+            raise PlannerError(*told[1])
+        plan: ShardingPlan = told[0]
+        return plan
+
+    def _request(self, collections: Mapping[str, Any]) -> PlacementRequest:
+        known = TableSet.of(tables_of(collections, self._pooling_factors, self._default_pooling_factor))
+        machine = self._machine
+        return PlacementRequest(
+            tables=known.tables,
+            caps_bytes=machine.caps_bytes,
+            batch_size=self._batch_size * machine.world_size,
+            reserved_bytes=machine.reserved_bytes,
+            optimizer=self._optimizer,
+            rules=self._rules,
+            allow_column_split=self._allow_column_split,
+            hardware=self._hardware or DEFAULT_HARDWARE,
+            assumptions=(
+                *assumed_pooling(collections, self._pooling_factors, self._default_pooling_factor),
+                *known.assumptions,
+            ),
+        )
+
+    def _answered(self, request: PlacementRequest) -> Sequence[TableShard]:
+        """Where the columns live, as ``evenshard.place`` says."""
+        model, hardware = chosen_model(self._model, self._hardware, self._machine.compute_device)
+        config = PlaceConfig(SearchConfig(seed=self._seed))
+        self.answer = place(replace(request, hardware=hardware), model, config)
+        for warning in (*self.answer.notes, *self.answer.warnings):
+            log.warning("%s", warning)
+        return self.answer.table_shards
+
+
+def _sharded(sharder: Sharder, request: PlacementRequest) -> Sequence[TableShard]:
+    """The same by a sharder."""
+    task = replace(request.task({})[1], task_id="the model")
+    placement = sharder.place(task)
+    check_placement(task, placement)
+    return whole_tables(placement, task.tables)

@@ -1,0 +1,173 @@
+"""The placement MDP of AutoShard (KDD 2022, section 3.3), in slots that play episodes side by side.
+
+One episode places the tables of one task, one table per step, in descending predicted single-table cost.
+
+- State: the table to place and the share of the task's tables already placed.
+- Action: a device, seen as the sum of its tables' representations, its predicted compute cost and its used memory.
+- Legal are the devices whose memory still holds the table (``placement.legal_mask``). A table that none of them holds
+  ends the episode. With ``mask_illegal=False``, as published, every device of the task may be chosen.
+- Reward: none until the end, then the degree of balance, minus the overflow ratio. A dead end gets no balance, only
+  minus the overflow that the table would cause on the freest device, as a share of the largest device's memory.
+
+Each table is encoded once. A step changes one device per slot, and only that device is computed again.
+
+Legend: K tasks, T tables of the longest task, P distinct tables, B slots, D devices, H representation size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import torch
+
+from evenshard.placement.placement import legal_mask
+from evenshard.sharders.dreamshard.env import EpisodeBatch, placing_order
+from evenshard.sharders.reward import balance_reward_B, overflow_ratio_B
+from evenshard.utils.units import BYTES_PER_GB
+
+
+class ShardCostModel(Protocol):
+    """The cost function that drives the MDP."""
+
+    def encode(self, features: torch.Tensor) -> torch.Tensor:
+        """Table representations, [P, H] from normalised features [P, F]."""
+        ...
+
+    def shard_cost(self, sums: torch.Tensor) -> torch.Tensor:
+        """Predicted compute of shards in ms, [...] from summed representations [..., H]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the policy sees in every slot before a choice; [B, ...], or [U, B, ...] after ``stacked``.
+
+    Attributes:
+        table_BH: representation of the table to place.
+        step_ratio_B: share of the task's tables already placed, 0 to 1.
+        sums_BDH: summed representations of each device's tables.
+        costs_BD: predicted compute of each device, ms; 0 without tables.
+        used_gb_BD: weights on each device.
+        device_mask_BD: False for devices the task does not have.
+        legal_BD: devices that may be chosen; all of the task's in a slot that has nothing to place.
+        fresh_B: True at the first step of an episode, where nothing is remembered.
+    """
+
+    table_BH: torch.Tensor
+    step_ratio_B: torch.Tensor
+    sums_BDH: torch.Tensor
+    costs_BD: torch.Tensor
+    used_gb_BD: torch.Tensor
+    device_mask_BD: torch.Tensor
+    legal_BD: torch.Tensor
+    fresh_B: torch.Tensor
+
+    @staticmethod
+    def stacked(observations: Sequence[Observation]) -> Observation:
+        """One observation with a leading axis over those given."""
+        names = [field.name for field in fields(Observation)]
+        return Observation(*(torch.stack([getattr(one, name) for one in observations]) for name in names))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step brought to every slot, [B]: ``done_B`` where an episode ended; ``reward_B`` is 0 elsewhere."""
+
+    reward_B: torch.Tensor
+    done_B: torch.Tensor
+
+
+class BalanceEnv:
+    """Slots that play tasks of a batch; slot b begins with task b modulo K, and a finished one waits for ``restart``.
+
+    Attributes:
+        position_KT: positions in ``task.tables`` of each task in placing order; padding last.
+        step_B: tables placed so far.
+        active_B: False in a slot whose episode has ended.
+        used_BD: bytes on each device.
+    """
+
+    def __init__(
+        self, batch: EpisodeBatch, cost_net: ShardCostModel, num_slots: int, mask_illegal: bool = True
+    ) -> None:
+        self._cost_net = cost_net
+        self._mask_illegal = mask_illegal
+        with torch.no_grad():
+            self._repr_PH = cost_net.encode(batch.features_PF)
+            single_ms_P = cost_net.shard_cost(self._repr_PH)
+        self.position_KT = placing_order(batch, single_ms_P)
+        self._table_KT = batch.table_BT.gather(1, self.position_KT)
+        self._size_KT = batch.size_BT.gather(1, self.position_KT)
+        self._length_K = batch.present_BT.sum(dim=1)
+        self._device_mask_KD = batch.device_mask_BD
+        self._cap_KD, self._memory_cap_K = batch.cap_BD, batch.memory_cap_B
+        shape = (num_slots, batch.device_mask_BD.shape[1])
+        self._slot_B = torch.arange(num_slots)
+        self.task_B = torch.zeros(num_slots, dtype=torch.int64)
+        self.step_B = torch.zeros(num_slots, dtype=torch.int64)
+        self.active_B = torch.zeros(num_slots, dtype=torch.bool)
+        self.used_BD = torch.zeros(shape, dtype=torch.int64)
+        self._sums_BDH = torch.zeros(*shape, self._repr_PH.shape[1])
+        self._costs_BD = torch.zeros(shape)
+        self.restart(torch.ones(num_slots, dtype=torch.bool), self._slot_B % len(batch.table_BT))
+
+    def restart(self, slots_B: torch.Tensor, task_B: torch.Tensor) -> None:
+        """Begins an episode of the given task in each of the marked slots."""
+        self.task_B = torch.where(slots_B, task_B, self.task_B)
+        self.active_B = self.active_B | slots_B
+        self.step_B = self.step_B.masked_fill(slots_B, 0)
+        for per_device in (self.used_BD, self._sums_BDH, self._costs_BD):
+            per_device[slots_B] = 0
+
+    def observe(self) -> Observation:
+        """What every slot shows now; copies, which later steps do not change."""
+        length_B = self._length_K[self.task_B]
+        table_B = self._table_KT[self.task_B, self._row_B()]
+        return Observation(
+            table_BH=self._repr_PH[table_B],
+            step_ratio_B=self.step_B / length_B,
+            sums_BDH=self._sums_BDH.clone(),
+            costs_BD=self._costs_BD.clone(),
+            used_gb_BD=self.used_BD / BYTES_PER_GB,
+            device_mask_BD=self._device_mask_KD[self.task_B],
+            legal_BD=self._legal_BD(),
+            fresh_B=self.step_B == 0,
+        )
+
+    @torch.no_grad()
+    def step(self, device_B: torch.Tensor) -> Outcome:
+        """Puts the current table of each active slot on a device."""
+        table_B, size_B = (column[self.task_B, self._row_B()] for column in (self._table_KT, self._size_KT))
+        chosen = (self._slot_B, device_B)
+        self.used_BD[chosen] += size_B * self.active_B
+        self._sums_BDH[chosen] += self._repr_PH[table_B] * self.active_B[:, None]
+        changed_B = self._cost_net.shard_cost(self._sums_BDH[chosen])
+        self._costs_BD[chosen] = torch.where(self.active_B, changed_B, self._costs_BD[chosen])
+        self.step_B = self.step_B + self.active_B.long()
+
+        cap_B, mask_BD = self._memory_cap_K[self.task_B], self._device_mask_KD[self.task_B]
+        finished_B = self.active_B & (self.step_B == self._length_K[self.task_B])
+        dead_B = self.active_B & ~finished_B & ~self._legal_BD().any(dim=1)
+        reward_B = finished_B * balance_reward_B(self._costs_BD, self.used_BD, cap_B, mask_BD)
+        if dead_B.any():
+            freest_B = self.used_BD.masked_fill(~mask_BD, torch.iinfo(torch.int64).max).amin(dim=1)
+            needed_B = freest_B + self._size_KT[self.task_B, self._row_B()]
+            reward_B = torch.where(dead_B, -overflow_ratio_B(needed_B[:, None], cap_B), reward_B)
+        done_B = finished_B | dead_B
+        self.active_B = self.active_B & ~done_B
+        return Outcome(reward_B, done_B)
+
+    def _row_B(self) -> torch.Tensor:
+        """The step as an index; the last table's in a slot that has placed all of them."""
+        return self.step_B.clamp(max=self._table_KT.shape[1] - 1)
+
+    def _legal_BD(self) -> torch.Tensor:
+        mask_BD = self._device_mask_KD[self.task_B]
+        if not self._mask_illegal:
+            return mask_BD
+        size_B = self._size_KT[self.task_B, self._row_B()]
+        room_BD = legal_mask(self.used_BD, size_B[:, None], self._cap_KD[self.task_B])
+        legal_BD: torch.Tensor = mask_BD & (room_BD | ~self.active_B[:, None])
+        return legal_BD

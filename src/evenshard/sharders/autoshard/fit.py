@@ -1,0 +1,97 @@
+"""How does AutoShard's cost network learn? Mean squared error on measured shards (AutoShard, section 3.2).
+
+What was measured may be shards alone on one device or whole placements: every device with tables is a shard.
+
+Legend: N measured placements, S shards, P distinct tables, F features, M shards of a minibatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from evenshard.measure.costs import OK, MeasuredPlacement
+from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.dreamshard.fit import FitConfig
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.reward import compute_ms
+
+
+@dataclass(frozen=True)
+class ShardTensors:
+    """Measured shards, ready for learning.
+
+    Attributes:
+        features_PF: normalised features of the distinct tables.
+        holds_SP: 1 where a shard holds a table, float32.
+        cost_S: measured forward and backward compute, ms.
+    """
+
+    features_PF: torch.Tensor
+    holds_SP: torch.Tensor
+    cost_S: torch.Tensor
+
+    @staticmethod
+    def of(measured: Sequence[MeasuredPlacement], normalizer: FeatureNormalizer) -> ShardTensors:
+        """The shards of measured placements that share one batch size.
+
+        Left out are devices without tables, which cost nothing, and those that ran out of memory, which tell no time.
+        """
+        batch_sizes = {one.task.batch_size for one in measured}
+        assert len(batch_sizes) == 1, "the placements of one cost dataset share the batch size"
+        distinct = {
+            table: number
+            for number, table in enumerate(dict.fromkeys(table for one in measured for table in one.task.tables))
+        }
+        shards = [
+            ([distinct[one.task.tables[position]] for position in positions], compute_ms(cost))
+            for one in measured
+            for positions, cost in zip(one.placement.shards(), one.cost.devices, strict=True)
+            if positions and cost.status == OK
+        ]
+        assert shards, "no shard has tables and a time"
+        holds_SP = torch.zeros(len(shards), len(distinct))
+        for row, (tables, _) in enumerate(shards):
+            holds_SP[row, torch.tensor(tables)] = 1.0
+        return ShardTensors(
+            features_PF=normalizer(list(distinct), batch_sizes.pop()),
+            holds_SP=holds_SP,
+            cost_S=torch.tensor([cost_ms for _, cost_ms in shards]),
+        )
+
+
+def predict_shards(net: AutoShardCostNet, data: ShardTensors, rows_M: torch.Tensor) -> torch.Tensor:
+    """Predicted costs of some of the shards, ms, [M]."""
+    return net.shard_cost(data.holds_SP[rows_M] @ net.encode(data.features_PF))
+
+
+def fit_autoshard_net(
+    net: AutoShardCostNet,
+    optimizer: torch.optim.Optimizer,
+    data: ShardTensors,
+    config: FitConfig,
+    generator: torch.Generator,
+    track: Callable[[range], Iterable[int]] = iter,
+) -> list[float]:
+    """Trains the network in place. The learning rate falls linearly to 0: the last minibatches shall not stand out.
+
+    Args:
+        track: wraps the range of updates, for a progress bar.
+
+    Returns:
+        The mean squared error of every update, in units of the squared cost scale.
+    """
+    losses = []
+    for update in track(range(config.num_updates)):
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * (1 - update / config.num_updates)
+        rows_M = torch.randint(len(data.cost_S), (config.minibatch_size,), generator=generator)
+        error_M = (predict_shards(net, data, rows_M) - data.cost_S[rows_M]) / net.cost_scale_ms
+        loss = error_M.square().mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    return losses

@@ -1,0 +1,180 @@
+"""How does AutoShard's policy learn? IMPALA: actors that lag behind a learner, corrected by V-trace (section 3.4).
+
+The published version runs actors in processes of their own. Here all actors are slots of one batch in one process: a
+step of all of them is one product of matrices, the learner is what takes the time, and runs repeat exactly. What
+makes IMPALA off-policy is kept, and made explicit: the actors' weights are the learner's of up to ``sync_every - 1``
+updates ago.
+
+Legend: U steps of an unroll, B slots, D devices.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+
+from evenshard.sharders.autoshard.env import BalanceEnv, Observation
+from evenshard.sharders.autoshard.sharder import AutoShardPolicy, Judgement, Memory
+from evenshard.sharders.autoshard.vtrace import v_trace
+from evenshard.sharders.dreamshard.env import choose_sampled
+
+
+@dataclass(frozen=True)
+class ImpalaConfig:
+    """How long and how fast to learn; the defaults without a word are the published ones.
+
+    Attributes:
+        num_updates: gradient steps, each on one unroll of all slots; our choice.
+        num_slots: episodes played side by side; our choice.
+        unroll_length: steps of an unroll; episodes go on over its end.
+        sync_every: updates after which the actors get the learner's weights; our choice.
+        learning_rate: of Adam at the beginning; it falls linearly to 0.
+        max_gradient_norm: longer gradients are cut to it. Some seeds forget halfway and learn anew within the run.
+        entropy_weight: weight of the entropy bonus.
+        baseline_weight: weight of the value head's squared error.
+        discount: gamma.
+        mask_illegal: choose among devices with room only. Without it a full device may be chosen, as published, and
+            the overflow is taken off the reward.
+    """
+
+    num_updates: int = 300
+    num_slots: int = 16
+    unroll_length: int = 100
+    sync_every: int = 2
+    learning_rate: float = 1e-3
+    max_gradient_norm: float = 40.0
+    entropy_weight: float = 1e-3
+    baseline_weight: float = 0.5
+    discount: float = 1.0
+    mask_illegal: bool = True
+
+
+@dataclass(frozen=True)
+class Unroll:
+    """What the actors saw and did.
+
+    Attributes:
+        seen: stacked observations, U + 1 steps: the last one is where the next unroll begins.
+        device_UB: what was chosen.
+        acting_log_prob_UB: its log-probability under the actor, over the legal devices.
+        reward_UB: reward of the step.
+        done_UB: True where the episode ended with the step.
+        memory: of the LSTM before the first step.
+    """
+
+    seen: Observation
+    device_UB: torch.Tensor
+    acting_log_prob_UB: torch.Tensor
+    reward_UB: torch.Tensor
+    done_UB: torch.Tensor
+    memory: Memory
+
+
+class Actors:
+    """Slots that play on and on: a finished one begins another task, drawn at random."""
+
+    def __init__(self, env: BalanceEnv, policy: AutoShardPolicy, num_tasks: int, generator: torch.Generator) -> None:
+        self._env = env
+        self._num_tasks = num_tasks
+        self._generator = generator
+        self._choose = choose_sampled(generator)
+        self._memory = policy.blank_memory(len(env.step_B))
+        self._policy = copy.deepcopy(policy)
+        everywhere = torch.ones(len(env.step_B), dtype=torch.bool)
+        env.restart(everywhere, self._draw_tasks())
+
+    def synchronise(self, learner: AutoShardPolicy) -> None:
+        """Takes over the learner's weights."""
+        self._policy.load_state_dict(learner.state_dict())
+
+    @torch.no_grad()
+    def unroll(self, num_steps: int) -> Unroll:
+        """Plays ``num_steps`` steps in every slot, going on where the last unroll stopped."""
+        memory = self._memory
+        observations, devices, log_probs, outcomes = [self._env.observe()], [], [], []
+        for _ in range(num_steps):
+            judged = self._policy(Observation.stacked(observations[-1:]), self._memory)
+            self._memory = judged.memory
+            device_B = self._choose(judged.logits_UBD[0])
+            devices.append(device_B)
+            log_probs.append(chosen_log_probs(judged, device_B[None])[0])
+            outcomes.append(self._env.step(device_B))
+            self._env.restart(outcomes[-1].done_B, self._draw_tasks())
+            observations.append(self._env.observe())
+        return Unroll(
+            seen=Observation.stacked(observations),
+            device_UB=torch.stack(devices),
+            acting_log_prob_UB=torch.stack(log_probs),
+            reward_UB=torch.stack([outcome.reward_B for outcome in outcomes]),
+            done_UB=torch.stack([outcome.done_B for outcome in outcomes]),
+            memory=memory,
+        )
+
+    def _draw_tasks(self) -> torch.Tensor:
+        return torch.randint(self._num_tasks, self._env.step_B.shape, generator=self._generator)
+
+
+def chosen_log_probs(judged: Judgement, device_UB: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of the chosen devices among the legal ones, [U, B]; a last judged step may have no choice."""
+    log_probs_UBD = judged.logits_UBD[: len(device_UB)].log_softmax(dim=-1)
+    return log_probs_UBD.gather(-1, device_UB[..., None]).squeeze(-1)
+
+
+def impala_loss(policy: AutoShardPolicy, unroll: Unroll, config: ImpalaConfig) -> torch.Tensor:
+    """Policy gradient, squared value error and entropy bonus: sums over the steps and slots, as published."""
+    judged: Judgement = policy(unroll.seen, unroll.memory)
+    log_prob_UB = chosen_log_probs(judged, unroll.device_UB)
+    value_UB = judged.value_UB[:-1]
+    traced = v_trace(
+        log_ratio_UB=log_prob_UB - unroll.acting_log_prob_UB,
+        reward_UB=unroll.reward_UB,
+        discount_UB=config.discount * (~unroll.done_UB).float(),
+        value_UB=value_UB,
+        bootstrap_B=judged.value_UB[-1],
+    )
+    log_probs_UBD = judged.logits_UBD[:-1].log_softmax(dim=-1)
+    entropy = -(log_probs_UBD.exp() * log_probs_UBD.masked_fill(log_probs_UBD.isneginf(), 0.0)).sum()
+    gain = (traced.advantage_UB * log_prob_UB).sum()
+    value_error = 0.5 * (traced.target_UB - value_UB).square().sum()
+    return config.baseline_weight * value_error - gain - config.entropy_weight * entropy
+
+
+def train_impala(
+    policy: AutoShardPolicy,
+    optimizer: torch.optim.Optimizer,
+    env: BalanceEnv,
+    num_tasks: int,
+    config: ImpalaConfig,
+    generator: torch.Generator,
+    track: Callable[[range], Iterable[int]] = iter,
+) -> list[float]:
+    """Trains the policy in place.
+
+    Args:
+        env: of the train tasks, with ``config.num_slots`` slots.
+        num_tasks: how many they are.
+        track: wraps the range of updates, for a progress bar.
+
+    Returns:
+        Mean reward of the episodes that ended in each update; NaN where none did.
+    """
+    actors = Actors(env, policy, num_tasks, generator)
+    history = []
+    for update in track(range(config.num_updates)):
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * (1 - update / config.num_updates)
+        if update % config.sync_every == 0:
+            actors.synchronise(policy)
+        unroll = actors.unroll(config.unroll_length)
+        loss = impala_loss(policy, unroll, config)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_gradient_norm)
+        optimizer.step()
+        rewards = unroll.reward_UB[unroll.done_UB].tolist()
+        history.append(fmean(rewards) if rewards else float("nan"))
+    return history

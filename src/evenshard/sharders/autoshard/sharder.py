@@ -1,0 +1,168 @@
+"""AutoShard's policy (KDD 2022, section 3.3) and the sharder that follows it.
+
+Legend: U steps, B slots, D devices, H = 32 representation size, S = 64 state size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from evenshard.placement.feasibility import no_room, require_room
+from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.autoshard.env import BalanceEnv, Observation, ShardCostModel
+from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, mlp
+from evenshard.sharders.dreamshard.env import EpisodeBatch
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.utils.errors import InfeasibleTask
+
+STATE_SIZE = 2 * REPRESENTATION_SIZE
+LSTM_LAYERS = 2
+
+Memory = tuple[torch.Tensor, torch.Tensor]
+"""What the LSTM remembers of each slot: hidden and cell values, [layers, B, S] each."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the policy makes of an observation.
+
+    Attributes:
+        logits_UBD: of the devices; -inf where not legal.
+        value_UB: the expected reward.
+        memory: after the last step.
+    """
+
+    logits_UBD: torch.Tensor
+    value_UB: torch.Tensor
+    memory: Memory
+
+
+class AutoShardPolicy(nn.Module):
+    """One logit per device from what was placed so far and what each device holds; works for any number of either.
+
+    State s: LSTM of 2 layers of 64 over the steps, fed with the table's representation and the step ratio. Device a:
+    the sum of its tables' representations (frozen, the cost network's) and an embedding 2-64-32 of its predicted cost
+    and used memory. One head 192-128-128-64-1 reads (s, a, s * a) of every device. The value head reads s and the
+    mean and maximum of a over the devices: the state alone does not say what the devices hold.
+    """
+
+    cost_scale_ms: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(REPRESENTATION_SIZE + 1, STATE_SIZE, num_layers=LSTM_LAYERS)
+        self.load_mlp = nn.Sequential(mlp(2, 64, REPRESENTATION_SIZE), nn.ReLU())
+        # The head's first layer in two parts: that of the state is the same for all devices of a step.
+        self.head_of_state = nn.Linear(STATE_SIZE, 128)
+        self.head_of_device = nn.Linear(2 * STATE_SIZE, 128, bias=False)
+        self.head = nn.Sequential(nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), mlp(128, 64, 1))
+        self.value_head = mlp(3 * STATE_SIZE, 64, 1)
+        self.register_buffer("cost_scale_ms", torch.ones(()))
+
+    @staticmethod
+    def blank_memory(num_slots: int) -> Memory:
+        """The memory before the first step."""
+        return torch.zeros(LSTM_LAYERS, num_slots, STATE_SIZE), torch.zeros(LSTM_LAYERS, num_slots, STATE_SIZE)
+
+    def forward(self, seen: Observation, memory: Memory) -> Judgement:
+        """Judges U steps of B slots in a row.
+
+        Args:
+            seen: stacked observations, [U, B, ...].
+            memory: from the step before; forgotten wherever an episode begins.
+        """
+        state_UBS, memory = self._states(seen, memory)
+        load_UBD2 = torch.stack([seen.costs_BD / self.cost_scale_ms, seen.used_gb_BD], dim=-1)
+        device_UBDS = torch.cat([seen.sums_BDH, self.load_mlp(load_UBD2)], dim=-1)
+        device_part = self.head_of_device(torch.cat([device_UBDS, state_UBS[..., None, :] * device_UBDS], dim=-1))
+        logits_UBD = self.head(self.head_of_state(state_UBS)[..., None, :] + device_part).squeeze(-1)
+
+        outside_UBD1 = ~seen.device_mask_BD[..., None]
+        mean_UBS = device_UBDS.masked_fill(outside_UBD1, 0.0).sum(dim=-2) / (~outside_UBD1).sum(dim=-2)
+        most_UBS = device_UBDS.masked_fill(outside_UBD1, -torch.inf).amax(dim=-2)
+        value_UB = self.value_head(torch.cat([state_UBS, mean_UBS, most_UBS], dim=-1)).squeeze(-1)
+        return Judgement(logits_UBD.masked_fill(~seen.legal_BD, -torch.inf), value_UB, memory)
+
+    def _states(self, seen: Observation, memory: Memory) -> tuple[torch.Tensor, Memory]:
+        """[U, B, S] outputs of the LSTM, which runs in one go between the steps where an episode begins."""
+        inputs_UBF = torch.cat([seen.table_BH, seen.step_ratio_B[..., None]], dim=-1)
+        begins = seen.fresh_B.any(dim=1).nonzero().flatten().tolist()
+        cuts = [0, *(step for step in begins if step > 0), len(inputs_UBF)]
+        states = []
+        for first, last in pairwise(cuts):
+            keeps_1B1 = (~seen.fresh_B[first]).float()[None, :, None]
+            output, memory = self.lstm(inputs_UBF[first:last], (memory[0] * keeps_1B1, memory[1] * keeps_1B1))
+            states.append(output)
+        return torch.cat(states), memory
+
+
+class AutoShardSharder:
+    """Takes the policy's most probable device at every step; nothing is measured."""
+
+    name = "autoshard"
+
+    def __init__(self, cost_net: ShardCostModel, policy: AutoShardPolicy, normalizer: FeatureNormalizer) -> None:
+        self.cost_net = cost_net
+        self.policy = policy
+        self.normalizer = normalizer
+
+    def place(self, task: PlacementTask) -> Placement:
+        """The policy's placement.
+
+        Raises:
+            InfeasibleTask: if a table finds no room.
+        """
+        require_room(task)
+        (answer,) = self._play([task])
+        if isinstance(answer, InfeasibleTask):
+            raise answer
+        return answer
+
+    def place_many(self, tasks: Sequence[PlacementTask]) -> list[Placement | None]:
+        """The placements of tasks that share a batch size, played side by side; None where a table finds no room."""
+        feasible = [number for number, task in enumerate(tasks) if has_room(task)]
+        placements: list[Placement | None] = [None] * len(tasks)
+        for number, answer in zip(feasible, self._play([tasks[number] for number in feasible]), strict=True):
+            placements[number] = answer if isinstance(answer, Placement) else None
+        return placements
+
+    @torch.no_grad()
+    def _play(self, tasks: Sequence[PlacementTask]) -> list[Placement | InfeasibleTask]:
+        if not tasks:
+            return []
+        env = BalanceEnv(EpisodeBatch.of(tasks, self.normalizer), self.cost_net, num_slots=len(tasks))
+        memory = self.policy.blank_memory(len(tasks))
+        chosen = []
+        while env.active_B.any():
+            judged = self.policy(Observation.stacked([env.observe()]), memory)
+            memory = judged.memory
+            chosen.append(judged.logits_UBD[0].argmax(dim=1))
+            env.step(chosen[-1])
+        device_BT = torch.stack(chosen, dim=1)
+        return [_answer(env, device_BT[slot], slot, task) for slot, task in enumerate(tasks)]
+
+
+def has_room(task: PlacementTask) -> bool:
+    """Whether every table fits a device, and all of them together the devices."""
+    try:
+        require_room(task)
+    except InfeasibleTask:
+        return False
+    return True
+
+
+def _answer(env: BalanceEnv, device_T: torch.Tensor, slot: int, task: PlacementTask) -> Placement | InfeasibleTask:
+    placed, position_T = int(env.step_B[slot]), env.position_KT[slot]
+    if placed < len(task.tables):
+        return no_room(task, [int(position_T[placed])], env.used_BD[slot, : task.num_devices].tolist())
+    device_of_table = torch.empty(placed, dtype=torch.int64)
+    device_of_table[position_T[:placed]] = device_T[:placed]
+    placement = Placement(tuple(device_of_table.tolist()), task.num_devices)
+    check_placement(task, placement)
+    return placement

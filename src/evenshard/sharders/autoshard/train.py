@@ -1,0 +1,104 @@
+"""AutoShard from measured shards to a sharder: fit the cost network, then train the policy on its predictions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import numpy as np
+import torch
+
+from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
+from evenshard.measure.hardware import Hardware
+from evenshard.placement.placement import alone
+from evenshard.placement.task import PlacementTask, distinct_tables, sample_shards
+from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.env import BalanceEnv
+from evenshard.sharders.autoshard.fit import ShardTensors, fit_autoshard_net
+from evenshard.sharders.autoshard.impala import ImpalaConfig, train_impala
+from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder, has_room
+from evenshard.sharders.dreamshard.env import EpisodeBatch
+from evenshard.sharders.dreamshard.fit import FitConfig
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.utils.errors import InfeasibleTask
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AutoShardConfig:
+    """How to train AutoShard.
+
+    Attributes:
+        fit: of the cost network.
+        impala: of the policy.
+    """
+
+    fit: FitConfig = field(default_factory=lambda: FitConfig(num_updates=3000, minibatch_size=256, learning_rate=3e-3))
+    impala: ImpalaConfig = field(default_factory=ImpalaConfig)
+
+
+def measure_random_shards(
+    hardware: Hardware, tasks: Sequence[PlacementTask], count: int, seed: int
+) -> list[MeasuredPlacement]:
+    """Random shards of the tasks' tables, each measured alone on a device."""
+    like = tasks[0]
+    shards = sample_shards(
+        distinct_tables(tasks), count, like.batch_size, like.memory_cap_bytes, np.random.default_rng([seed, 3])
+    )
+    placements = [alone(shard) for shard in shards]
+    return [
+        MeasuredPlacement(
+            shard.task_id, 0, RANDOM_SHARD, shard, placement, hardware.measure(shard, placement), hardware.provenance
+        )
+        for shard, placement in zip(shards, placements, strict=True)
+    ]
+
+
+def train_autoshard(
+    tasks: Sequence[PlacementTask],
+    measured: Sequence[MeasuredPlacement],
+    config: AutoShardConfig,
+    seed: int,
+    track: Callable[[range], Iterable[int]] = iter,
+) -> AutoShardSharder:
+    """Trains both networks; the same arguments give the same sharder.
+
+    Args:
+        tasks: train tasks that share a batch size. Those that plainly do not fit their devices are left out.
+        measured: shards of their tables, see ``measure_random_shards``; whole placements do as well.
+        seed: of initial weights, minibatches and actors.
+        track: wraps the ranges of updates, for a progress bar.
+
+    Raises:
+        InfeasibleTask: if none of the tasks fits its devices.
+    """
+    feasible = [task for task in tasks if has_room(task)]
+    if not feasible:
+        raise InfeasibleTask("No train task fits its devices. Raise memory_cap_gb or num_devices.")
+    normalizer = FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        cost_net, policy = AutoShardCostNet(), AutoShardPolicy()
+
+    data = ShardTensors.of(measured, normalizer)
+    cost_net.cost_scale_ms.copy_(data.cost_S.mean().clamp(min=1e-9))
+    losses = fit_autoshard_net(cost_net, _adam(cost_net), data, config.fit, generator, track)
+    if losses:
+        log.info("cost network fitted to %d shards, relative error %.3f", len(data.cost_S), fmean(losses[-20:]) ** 0.5)
+
+    policy.cost_scale_ms.copy_(cost_net.cost_scale_ms)
+    batch = EpisodeBatch.of(feasible, normalizer)
+    env = BalanceEnv(batch, cost_net, config.impala.num_slots, config.impala.mask_illegal)
+    rewards = train_impala(policy, _adam(policy), env, len(feasible), config.impala, generator, track)
+    if rewards:
+        log.info("policy trained, reward %.3f", fmean(rewards[-10:]))
+    return AutoShardSharder(cost_net, policy, normalizer)
+
+
+def _adam(net: torch.nn.Module) -> torch.optim.Optimizer:
+    """Its learning rate is set by each training loop."""
+    return torch.optim.Adam(net.parameters(), fused=True)

@@ -1,0 +1,132 @@
+"""How do networks survive between stages? A folder: config.json, state.pt, optimizer.pt; no pickled code.
+
+A cost network has trained_on.json too. To place tables, config.json and state.pt are enough (``load_network``);
+training goes on from a whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import torch
+from torch import nn
+
+from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.sharder import AutoShardPolicy
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import BadFile
+from evenshard.utils.json_files import load_json
+from evenshard.utils.messages import cut
+from evenshard.utils.outputs import NETWORK
+from evenshard.utils.records import record_of
+from evenshard.utils.weights import load_adam, load_weights, reading_saved, save_adam, save_weights
+
+Net = TypeVar("Net", bound=nn.Module)
+KINDS: dict[str, type[nn.Module]] = {
+    "autoshard_cost_net": AutoShardCostNet,
+    "autoshard_policy": AutoShardPolicy,
+    "dreamshard_cost_net": DreamShardCostNet,
+    "dreamshard_policy": DreamShardPolicy,
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint(Generic[Net]):
+    """A network with all that is needed to use it and to train it further.
+
+    Attributes:
+        net: the network.
+        normalizer: of the pool it was trained on.
+        optimizer: Adam in the state it was left in.
+        round: rounds of the loop behind it.
+    """
+
+    net: Net
+    normalizer: FeatureNormalizer
+    optimizer: torch.optim.Optimizer
+    round: int
+
+
+def new_checkpoint(net: Net, normalizer: FeatureNormalizer) -> Checkpoint[Net]:
+    """An untrained network with a fresh Adam (its learning rate is set by each training loop)."""
+    return Checkpoint(net, normalizer, torch.optim.Adam(net.parameters(), fused=True), round=0)
+
+
+def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: TrainedOn | None = None) -> None:
+    """Writes the folder as a whole or not at all.
+
+    Raises:
+        TrainingFailed: if its training has diverged; an older folder stays as it was.
+
+    Args:
+        trained_on: the measurements that it learned from; None for a policy, which learns from a cost network.
+    """
+    with atomic_path(folder, NETWORK) as draft:
+        save_network(checkpoint.net, checkpoint.normalizer, draft, checkpoint.round)
+        if trained_on is not None:
+            trained_on.save(draft / TRAINED_ON)
+        save_adam(checkpoint.optimizer, draft / "optimizer.pt")
+
+
+def save_network(net: nn.Module, normalizer: FeatureNormalizer, folder: Path, round_number: int = 0) -> None:
+    """Writes the folder without the optimizer, as a whole or not at all: for networks that learn no more."""
+    kind = next(name for name, kind in KINDS.items() if isinstance(net, kind))
+    config = {"kind": kind, "round": round_number, "normalizer": asdict(normalizer)}
+    with atomic_path(folder, NETWORK) as draft:
+        draft.mkdir()
+        (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        save_weights(net, draft / "state.pt")
+
+
+def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:
+    """Reads a network of the given class, ready to be trained further.
+
+    Raises:
+        BadFile: if the folder is missing, torn, or holds another kind of network.
+    """
+    with _reading(folder):
+        net, normalizer, round_number = _read_network(folder, kind)
+        checkpoint = new_checkpoint(net, normalizer)
+        load_adam(checkpoint.optimizer, folder / "optimizer.pt")
+        return replace(checkpoint, round=round_number)
+
+
+def load_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer]:
+    """Reads a network of the given class to use it, whether or not its optimizer was kept.
+
+    Raises:
+        BadFile: if the folder is missing, torn, or holds another kind of network.
+    """
+    with _reading(folder):
+        return _read_network(folder, kind)[:2]
+
+
+def _reading(folder: Path) -> AbstractContextManager[None]:
+    return reading_saved(folder, "network", "Train it again with `evenshard train-cost` or `evenshard train-policy`.")
+
+
+def _read_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer, int]:
+    """The network, its normalizer, and the rounds behind it."""
+    config = record_of(_Config, load_json((folder / "config.json").read_bytes()))
+    if KINDS.get(config.kind) is not kind:
+        raise BadFile(folder, f"holds a {cut(config.kind)}, not a {kind.__name__}", "Name the other folder.")
+    if config.round < 0:
+        raise ValueError(f"round is {config.round}, below 0")
+    net = kind()
+    load_weights(net, folder / "state.pt")
+    return net, config.normalizer, config.round
+
+
+@dataclass(frozen=True)
+class _Config:
+    kind: str
+    round: int
+    normalizer: FeatureNormalizer

@@ -1,0 +1,301 @@
+"""A cost model that is convex in what adds up: it generalises to more tables and devices, and it gives lower bounds.
+
+A device's compute time is ``g(sum of its tables' representations) + lookups * p(rows)``. Representations are
+non-negative; ``g`` is convex and never falls (non-negative weights, ReLU), as kernels are: they take the longest of
+several additive limits, plus fixed overheads. ``p``, what the passes of the sort take, jumps up and never down. Hence,
+for tables with the sum S on D devices, whatever the placement (``lower_bound_ms``):
+
+- the slowest device takes at least ``g(S / D)`` (Jensen's inequality), and an equal share of the passes that cannot be
+  saved (a knapsack);
+- the device that holds table t takes at least what t takes on its own.
+
+The mean over the ensemble has this form as its members have. The network itself stands in ``convex_net.py``.
+
+The bounds hold for the model's own predictions. They say nothing sure about hardware where the model is wrong.
+
+All-to-all times need no network: latency plus bytes over bandwidth, with two fitted numbers.
+
+Ours; DreamShard's network (``dreamshard.py``) is neither convex nor bounded.
+
+Legend: T tables, K members, H representation size (column 0: dims; 1: rows; the others: inputs of the heads),
+N placements, D devices.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.convex_search.network import LOOKUPS, PASS_ROWS, ConvexNet, EnsembleSizes
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.tables.table import Table
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import BadFile, TrainingFailed
+from evenshard.utils.json_files import load_json
+from evenshard.utils.messages import cut
+from evenshard.utils.outputs import NETWORK
+from evenshard.utils.records import record_of
+from evenshard.utils.weights import load_weights, reading_saved, save_weights
+
+Number = float | torch.Tensor
+KIND = "convex_cost_model"
+BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
+CHUNK_ENTRIES = 2**24  # of the table-to-device matrices of ``placement_ms``: 64 MB at a time
+LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables say too little about tables that nobody has seen
+ROUNDING = 1e-5  # sums of float32 in another order differ by less, relatively
+
+
+@dataclass(frozen=True)
+class ExchangeTime:
+    """An all-to-all as a latency and the bytes of a device's busier direction over a bandwidth.
+
+    Attributes:
+        latency_ms: before the first byte arrives.
+        ms_per_byte: the inverse of the bandwidth.
+    """
+
+    latency_ms: float = 0.0
+    ms_per_byte: float = 0.0
+
+    def problem(self) -> str | None:
+        """Says in one clause what makes it impossible, or None."""
+        fine = 0 <= self.latency_ms < math.inf and 0 <= self.ms_per_byte < math.inf
+        return None if fine else f"an exchange takes {self.latency_ms:g} ms and {self.ms_per_byte:g} ms per byte"
+
+    def ms(self, own_dims: Number, total_dims: Number, num_devices: Number, batch_size: int) -> torch.Tensor:
+        """One all-to-all of a device that holds ``own_dims`` of ``total_dims``, ms; 0 where there is one device."""
+        own, devices = torch.as_tensor(own_dims), torch.as_tensor(num_devices)
+        num_bytes = exchanged_bytes(own, total_dims, devices, batch_size)
+        return torch.where(devices > 1, self.latency_ms + num_bytes * self.ms_per_byte, 0.0)
+
+
+def exchanged_bytes(own_dims: torch.Tensor, total_dims: Number, num_devices: Number, batch_size: int) -> torch.Tensor:
+    """Bytes that a device sends or receives, whichever is more; convex in ``own_dims``."""
+    busier = torch.maximum(own_dims * (num_devices - 1), total_dims - own_dims)
+    return busier * (batch_size / num_devices) * BYTES_PER_VALUE
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How far to trust the prediction of a placement: 90 % of the held-out ones lay within ``factor`` deviations.
+
+    A deviation, of the logarithm of the cost, is the members' spread and ``floor`` together, as independent errors.
+
+    Attributes:
+        factor: deviations to either side.
+        floor: the error that all members share.
+    """
+
+    factor: float = 1.645
+    floor: float = 0.05
+
+    def problem(self) -> str | None:
+        """Says in one clause what makes it impossible, or None."""
+        fine = 0 <= self.factor < math.inf and 0 < self.floor < math.inf
+        return None if fine else f"its intervals are {self.factor:g} deviations of at least {self.floor:g} wide"
+
+    def deviation_N(self, spread_N: torch.Tensor) -> torch.Tensor:
+        """[N] deviations of the logarithm of the cost."""
+        return (spread_N.square() + self.floor**2).sqrt()
+
+    def half_width_N(self, spread_N: torch.Tensor) -> torch.Tensor:
+        """[N] what the interval has to either side, of the logarithm of the cost."""
+        return (self.factor * self.deviation_N(spread_N)).clamp(min=LEAST_HALF_WIDTH)
+
+
+class ConvexCostModel(nn.Module):
+    """Predicts what devices and placements cost, in ms, how sure that is, and what no placement can do better than.
+
+    Args:
+        sizes: of the ensemble.
+        normalizer: of the 21 features.
+        generator: draws the initial weights.
+
+    Attributes:
+        net: the compute times.
+        exchange: the all-to-all times.
+        calibration: of the intervals.
+    """
+
+    def __init__(
+        self, sizes: EnsembleSizes, normalizer: FeatureNormalizer, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        self.net = ConvexNet(sizes, normalizer, generator)
+        self.exchange, self.calibration = ExchangeTime(), Calibration()
+
+    @torch.no_grad()
+    def represent(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
+        """Non-negative representations that add up over a device's tables, [T, H] float32: dims, rows, inputs."""
+        plain_T2 = torch.tensor([[float(table.embedding_dim), float(table.num_rows)] for table in tables])
+        return torch.cat([plain_T2, self.net.encode(*self.net.table_inputs(tables, batch_size))], dim=1)
+
+    # Devices ---------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def device_ms(self, sums: torch.Tensor, total_dims: Number, num_devices: Number, batch_size: int) -> torch.Tensor:
+        """Predicted total time of devices, [...] ms from sums of representations [..., H]: the members' mean.
+
+        0 where a device is empty: all it does is receive, which takes no longer than what some other device sends.
+        Of millions of devices, some ten thousand at a time are fastest.
+
+        Args:
+            total_dims: dims of all the task's tables; a number, or a tensor that broadcasts with [...].
+            num_devices: of the task; likewise.
+            batch_size: global batch, samples.
+        """
+        mix_O1 = self.net.sum_of_parts_OK().mean(dim=1, keepdim=True)
+        compute = self.net.mixed_ms(sums[..., 2:], sums[..., 1], mix_O1).squeeze(-1)
+        exchange = 2 * self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size)
+        return torch.where(sums[..., 0] > 0, compute + exchange, 0.0)
+
+    @torch.no_grad()
+    def member_device_ms(
+        self, sums: torch.Tensor, total_dims: Number, num_devices: Number, batch_size: int
+    ) -> torch.Tensor:
+        """Each member's ``device_ms``, [K, ...]."""
+        compute = self.net.mixed_ms(sums[..., 2:], sums[..., 1], self.net.sum_of_parts_OK()).movedim(-1, 0)
+        exchange = 2 * self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size)
+        return torch.where(sums[..., 0] > 0, compute + exchange, 0.0)
+
+    @torch.no_grad()
+    def parts_ms(self, sums: torch.Tensor, total_dims: Number, num_devices: Number, batch_size: int) -> torch.Tensor:
+        """The four times of devices, [..., 4] ms: forward compute, forward and backward all-to-all, backward compute.
+
+        They add up to ``device_ms``.
+        """
+        forward, backward = self.net.member_ms(sums[..., 2:], sums[..., 1]).mean(dim=-2).unbind(-1)
+        exchange = self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size).expand_as(forward)
+        parts = torch.stack([forward, exchange, exchange, backward], dim=-1)
+        return torch.where(sums[..., :1] > 0, parts, 0.0)
+
+    # Placements ------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def placement_ms(
+        self, task: PlacementTask, placements: Sequence[Placement]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Predicted overall costs of placements of one task, and their 90 % intervals: mean, low and high, [N] ms."""
+        mean_N, members_KN = self.overall_ms(task, placements)
+        half_N = self.calibration.half_width_N(log_spread_N(members_KN))
+        return mean_N, mean_N * torch.exp(-half_N), mean_N * torch.exp(half_N)
+
+    @torch.no_grad()
+    def overall_ms(self, task: PlacementTask, placements: Sequence[Placement]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slowest device of placements of one task: by the mean of the members [N], and by each of them [K, N]; ms."""
+        table_TH = self.represent(task.tables, task.batch_size)
+        total_dims = float(table_TH[:, 0].sum())
+        chunk = max(1, CHUNK_ENTRIES // (task.num_devices * len(task.tables)))
+        means_N, members_KN = [torch.zeros(0)], [torch.zeros(self.net.sizes.num_members, 0)]
+        for first in range(0, len(placements), chunk):
+            where_NT = torch.tensor([one.device_of_table for one in placements[first : first + chunk]])
+            holds_NDT = (where_NT[:, None, :] == torch.arange(task.num_devices)[:, None]).float()
+            context = (holds_NDT @ table_TH, total_dims, task.num_devices, task.batch_size)
+            means_N.append(self.device_ms(*context).amax(dim=-1))
+            members_KN.append(self.member_device_ms(*context).amax(dim=-1))
+        return torch.cat(means_N), torch.cat(members_KN, dim=1)
+
+    @torch.no_grad()
+    def lower_bound_ms(self, task: PlacementTask) -> float:
+        """What ``placement_ms`` predicts at least, as its mean, for every placement of the task; memory ignored.
+
+        The larger of the even split and the costliest table on its own. An exchange is shortest at the even share of
+        the dims, where sending and receiving balance; a table with fewer dims shares its device with others or waits
+        for what it receives. Lowered by what float32 may round.
+        """
+        table_TH = self.represent(task.tables, task.batch_size)
+        even_1H = table_TH.sum(dim=0, keepdim=True) / task.num_devices
+        total_dims = float(table_TH[:, 0].sum())
+        candidates = torch.cat([even_1H, table_TH])
+        candidates[0, 1] = 0.0  # no passes: how many a device needs does not follow from the sum
+        candidates[:, 0].clamp_(min=float(even_1H[0, 0]))
+        bounds = self.device_ms(candidates, total_dims, task.num_devices, task.batch_size)
+        bounds[0] += self._least_pass_ms(table_TH, task.num_devices) / task.num_devices
+        return float(bounds.max()) * (1 - ROUNDING)
+
+    def _least_pass_ms(self, table_TH: torch.Tensor, num_devices: int) -> float:
+        """What the passes of all devices take together, at least.
+
+        A pass is saved on the devices with less than so many rows. Together these have room for that many rows each
+        (all but one of them, if the tables have too many rows for all). The most lookups that fit in there are those
+        of the tables with the most lookups per row, the last one cut (the knapsack's relaxation).
+        """
+        num_rows_T, lookups_T = table_TH[:, 1].double().numpy(), table_TH[:, 2 + LOOKUPS].double().numpy()
+        densest_T = np.argsort(-lookups_T / num_rows_T)
+        mix_O1 = self.net.sum_of_parts_OK().mean(dim=1, keepdim=True)
+        total_ms = 0.0
+        for limit, weight_ms in zip(PASS_ROWS, (self.net.pass_weight @ mix_O1).flatten().tolist(), strict=True):
+            room = limit * (num_devices - (num_rows_T.sum() >= num_devices * limit))
+            small_T = densest_T[num_rows_T[densest_T] < limit]
+            rows = np.concatenate([[0.0], num_rows_T[small_T].cumsum()])
+            saved = np.interp(room, rows, np.concatenate([[0.0], lookups_T[small_T].cumsum()]))
+            total_ms += weight_ms * float(lookups_T.sum() - saved)
+        return total_ms
+
+    # Files -----------------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Writes a folder, config.json and state.pt, as a whole or not at all.
+
+        Raises:
+            TrainingFailed: if its training has diverged; an older folder stays as it was.
+        """
+        if problem := self.exchange.problem() or self.calibration.problem():
+            raise TrainingFailed(f"the training diverged: {problem}, so nothing was saved. Fit it to other costs.")
+        config = {
+            "kind": KIND,
+            "sizes": asdict(self.net.sizes),
+            "normalizer": asdict(self.net.normalizer),
+            "exchange": asdict(self.exchange),
+            "calibration": asdict(self.calibration),
+        }
+        with atomic_path(path, NETWORK) as draft:
+            draft.mkdir()
+            (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+            save_weights(self, draft / "state.pt")
+
+    @staticmethod
+    def load(path: Path) -> ConvexCostModel:
+        """Reads a folder that ``save`` wrote.
+
+        Raises:
+            BadFile: if it is missing, torn, or holds something else.
+        """
+        with reading_saved(path, "cost model", "Fit the cost model again."):
+            content = load_json((path / "config.json").read_bytes())
+            kind = content.get("kind") if isinstance(content, dict) else None
+            if kind != KIND:
+                raise BadFile(path, f"holds a {cut(str(kind))}, not a {KIND}", "Name the other folder.")
+            config = record_of(_Config, content)
+            if problem := config.exchange.problem() or config.calibration.problem():
+                raise ValueError(problem)
+            model = ConvexCostModel(config.sizes, config.normalizer)
+            model.exchange, model.calibration = config.exchange, config.calibration
+            load_weights(model, path / "state.pt")
+            if not model.net.is_convex():
+                raise ValueError("its weights are not those of a convex network")
+            return model
+
+
+@dataclass(frozen=True)
+class _Config:
+    kind: str
+    sizes: EnsembleSizes
+    normalizer: FeatureNormalizer
+    exchange: ExchangeTime
+    calibration: Calibration
+
+
+def log_spread_N(members_KN: torch.Tensor) -> torch.Tensor:
+    """[N] standard deviation of the members' logarithms; 0 for a single member."""
+    logs_KN = members_KN.log()
+    return ((logs_KN - logs_KN.mean(dim=0)).square().sum(dim=0) / max(len(logs_KN) - 1, 1)).sqrt()

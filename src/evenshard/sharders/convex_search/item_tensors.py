@@ -1,0 +1,79 @@
+"""What does a search on tensors know of a task's items? Their columns, what they take, and where they may go.
+
+Legend: I items, D devices, H columns, R kinds of room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from evenshard.placement.placement import Items, legal_mask
+from evenshard.placement.task import PlacementTask
+
+
+class ShardScorer(Protocol):
+    """What a device costs, as a function of the sum of its tables' columns.
+
+    Attributes:
+        columns_TH: of the task's tables.
+        empty_H: of a device without tables.
+    """
+
+    @property
+    def columns_TH(self) -> torch.Tensor: ...
+
+    @property
+    def empty_H(self) -> torch.Tensor: ...
+
+    def device_ms(self, sums: torch.Tensor) -> torch.Tensor:
+        """Cost of devices, [...] ms from ``empty_H`` plus their tables' columns [..., H]."""
+        ...
+
+
+@dataclass(frozen=True)
+class ItemTensors:
+    """The items of a task, for a scorer of its devices.
+
+    Attributes:
+        items: which tables they are.
+        columns_IH: sums of their tables' columns.
+        needs_RI: what they take, int64.
+        room_RD: what the devices have, int64.
+        allowed_ID: False where an item may not go; None where all may go everywhere.
+    """
+
+    items: Items
+    columns_IH: torch.Tensor
+    needs_RI: torch.Tensor
+    room_RD: torch.Tensor
+    allowed_ID: torch.Tensor | None
+
+    @staticmethod
+    def of(task: PlacementTask, scorer: ShardScorer) -> ItemTensors:
+        """The items of a task whose tables have the scorer's columns."""
+        items = Items.of(task)
+        columns_IH = scorer.columns_TH.new_zeros(len(items.members), scorer.columns_TH.shape[1])
+        columns_IH.index_add_(0, torch.from_numpy(items.item_of_T), scorer.columns_TH)
+        return ItemTensors(
+            items=items,
+            columns_IH=columns_IH,
+            needs_RI=torch.from_numpy(items.needs_IR).t().contiguous(),
+            room_RD=torch.from_numpy(items.room_DR).t().contiguous(),
+            allowed_ID=torch.from_numpy(items.allowed_ID) if items.restricted_I.any() else None,
+        )
+
+
+def has_room(over: torch.Tensor, needs: torch.Tensor) -> torch.Tensor:
+    """Whether all kinds of room suffice.
+
+    Args:
+        over: [R, ...] what a device holds beyond its room; what is still free is below 0.
+        needs: [R, ...] what would come; the dimensions behind R broadcast.
+    """
+    legal: torch.Tensor = legal_mask(over[0], needs[0], 0)
+    for kind in range(1, len(over)):
+        legal = legal & legal_mask(over[kind], needs[kind], 0)
+    return legal

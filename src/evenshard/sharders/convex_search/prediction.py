@@ -1,0 +1,75 @@
+"""What does an answer carry? Its predicted cost, how sure that is, and how much better any placement could be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+
+
+@dataclass(frozen=True)
+class PredictedDevice:
+    """Predicted times of one device in one training step, ms; zero where it holds no table."""
+
+    predicted_fwd_compute_ms: float
+    predicted_fwd_all_to_all_ms: float
+    predicted_bwd_all_to_all_ms: float
+    predicted_bwd_compute_ms: float
+
+    @property
+    def predicted_total_ms(self) -> float:
+        """The four times together."""
+        return (
+            self.predicted_fwd_compute_ms
+            + self.predicted_fwd_all_to_all_ms
+            + self.predicted_bwd_all_to_all_ms
+            + self.predicted_bwd_compute_ms
+        )
+
+
+@dataclass(frozen=True)
+class PredictedPlacement:
+    """A placement and what the cost model says about it.
+
+    Attributes:
+        placement: where the tables live.
+        devices: predicted times, by device id.
+        predicted_ms: of the slowest device.
+        low_ms, high_ms: the 90 % interval of that.
+        lower_bound_ms: no placement of the task is predicted to cost less (memory left aside).
+    """
+
+    placement: Placement
+    devices: tuple[PredictedDevice, ...]
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    lower_bound_ms: float
+
+    @staticmethod
+    def of(model: ConvexCostModel, task: PlacementTask, placement: Placement) -> PredictedPlacement:
+        """What the model says about any placement of a task."""
+        represented_TH = model.represent(task.tables, task.batch_size)
+        sums_DH = represented_TH.new_zeros(task.num_devices, represented_TH.shape[1])
+        sums_DH.index_add_(0, torch.tensor(placement.device_of_table), represented_TH)
+        total_dims = float(represented_TH[:, 0].sum())
+        parts = model.parts_ms(sums_DH, total_dims, task.num_devices, task.batch_size).tolist()
+        (mean,), (low,), (high,) = (column.tolist() for column in model.placement_ms(task, [placement]))
+        devices = tuple(PredictedDevice(*times) for times in parts)
+        return PredictedPlacement(placement, devices, mean, low, high, model.lower_bound_ms(task))
+
+    @property
+    def gap_pct(self) -> float:
+        """How much worse than the best possible placement it is at most, by the model, per cent."""
+        return (self.predicted_ms / self.lower_bound_ms - 1) * 100
+
+    def summary(self) -> str:
+        """One line for a person."""
+        return (
+            f"{self.predicted_ms:.3f} ms predicted (90 %: {self.low_ms:.3f} to {self.high_ms:.3f}), "
+            f"within {self.gap_pct:.1f} % of the best possible"
+        )

@@ -1,0 +1,199 @@
+"""evenshard's own sharder: everything that is known proposes, the cost model judges, a local search improves.
+
+Proposals are the greedy experts, greedy on the model's own costs (``marginal_greedy``), and rollouts of a trained
+policy where there is one. The most promising are improved by moves and swaps (``local_search``). All of them stay in
+the race, so the answer is never predicted worse than any of them. With a budget for measuring, the best few are
+measured, and the measured best wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from evenshard.measure.costs import PlacementCost
+from evenshard.measure.hardware import Measure
+from evenshard.placement.feasibility import require_room
+from evenshard.placement.placement import Items, Placement, broken_constraints, check_placement, renamed
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.local_search import LocalSearch, SearchEffort
+from evenshard.sharders.convex_search.marginal_greedy import MAX_SPLITS, marginal_greedy
+from evenshard.sharders.convex_search.prediction import PredictedPlacement
+from evenshard.sharders.convex_search.scorer import ConvexScorer
+from evenshard.sharders.dreamshard.sharder import DreamShardSharder
+from evenshard.sharders.greedy import expert_sharders
+from evenshard.sharders.packing import any_placement
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+
+MAX_ROLLOUT_CHOICES = 2**21  # tables times devices of all rollouts: what fits a core's caches, and a second
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How to look for a placement.
+
+    Attributes:
+        num_rollouts: sampled from the policy, fewer where tables and devices are many.
+        max_splits: how many numbers of devices with few rows ``marginal_greedy`` tries; 0 for none.
+        effort: of the local search.
+        seed: of rollouts and search.
+        packing_time_limit_s: for finding any legal placement where no proposal is one; see ``any_placement``.
+    """
+
+    num_rollouts: int = 64
+    max_splits: int = MAX_SPLITS
+    effort: SearchEffort = field(default_factory=SearchEffort)
+    seed: int = 0
+    packing_time_limit_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What the search found.
+
+    Attributes:
+        best: the answer.
+        candidates: all placements that were considered, lowest predicted cost first; ``best.placement`` is the first.
+        predicted_ms: of each.
+        expert: the experts' placement with the lowest predicted cost; None where none of them found room.
+    """
+
+    best: PredictedPlacement
+    candidates: tuple[Placement, ...]
+    predicted_ms: tuple[float, ...]
+    expert: Placement | None
+
+
+class EvenshardSharder:
+    """Places a task with a cost model, with or without a policy. The same arguments give the same placement.
+
+    (With ``SearchEffort.time_limit_s``, that holds as long as the limit is not reached.)
+    """
+
+    name = "evenshard"
+
+    def __init__(
+        self,
+        model: ConvexCostModel,
+        policy: DreamShardSharder | None = None,
+        config: SearchConfig | None = None,
+    ) -> None:
+        self.model = model
+        self._policy = policy
+        self._config = config or SearchConfig()
+
+    def place(self, task: PlacementTask) -> Placement:
+        """The placement with the lowest predicted cost that was found.
+
+        Raises:
+            InfeasibleTask: if there is no legal placement, or none was found.
+        """
+        return self.search(task).best.placement
+
+    def search(self, task: PlacementTask, known: Sequence[Placement] = ()) -> SearchResult:
+        """The same with all that is known about it.
+
+        Args:
+            task: to place.
+            known: legal placements; the answer is not predicted worse than any of them.
+
+        Raises:
+            InfeasibleTask: as ``place``.
+        """
+        require_room(task)
+        generator = torch.Generator().manual_seed(self._config.seed)
+        scorer = ConvexScorer(self.model, task)
+        experts, kinds = _experts(task), Items.of(task).device_kinds()
+        starts = distinct(
+            [
+                *known,
+                *experts,
+                *marginal_greedy(task, scorer, self._config.max_splits),
+                *self._rollouts(task, generator),
+            ],
+            kinds,
+        )
+        if not starts:
+            starts = [any_placement(task, self._config.seed, self._config.packing_time_limit_s)]
+        start_ms = self.model.overall_ms(task, starts)[0]
+        chosen = [starts[n] for n in start_ms.argsort(stable=True)[: self._config.effort.num_chains].tolist()]
+        search = LocalSearch(task, scorer, self._config.effort, generator)
+        candidates = distinct([*search.improve(chosen), *starts], kinds)
+        predicted_ms = self.model.overall_ms(task, candidates)[0]
+        order = predicted_ms.argsort(stable=True).tolist()
+        best = candidates[order[0]]
+        check_placement(task, best)
+        expert_ms = self.model.overall_ms(task, experts)[0]
+        return SearchResult(
+            best=PredictedPlacement.of(self.model, task, best),
+            candidates=tuple(candidates[n] for n in order),
+            predicted_ms=tuple(predicted_ms[order].tolist()),
+            expert=experts[int(expert_ms.argmin())] if experts else None,
+        )
+
+    def place_measured(
+        self, task: PlacementTask, measure: Measure, num_measured: int, found: SearchResult | None = None
+    ) -> tuple[PredictedPlacement, PlacementCost]:
+        """The best of a few candidates, by measuring them: the best predicted ones, and the best expert's.
+
+        Args:
+            measure: measures placements, such as ``SimulatedHardware.measure_many``.
+            num_measured: how many.
+            found: what ``search`` has found for the task already; None searches.
+
+        Raises:
+            InfeasibleTask: as ``place``, or if every candidate ran out of memory.
+            BadConfig: if nothing may be measured.
+        """
+        if num_measured < 1:
+            raise BadConfig(f"The measuring budget is {num_measured}. Make it at least 1 placement.")
+        found = found or self.search(task)
+        candidates = list(found.candidates[:num_measured])
+        if found.expert is not None and num_measured > 1:
+            kinds = Items.of(task).device_kinds()
+            candidates = distinct([*candidates[: num_measured - 1], found.expert, candidates[-1]], kinds)
+            candidates = candidates[:num_measured]
+        costs = measure([(task, placement) for placement in candidates])
+        placement, cost = min(zip(candidates, costs, strict=True), key=lambda pair: pair[1].max_device_ms)
+        if not cost.fits:
+            raise InfeasibleTask(
+                f"{task.task_id}: all {len(candidates)} candidates ran out of memory. Lower memory_cap_gb, "
+                f"so that what a device cannot hold is not tried, or raise num_devices."
+            )
+        return PredictedPlacement.of(self.model, task, placement), cost
+
+    def _rollouts(self, task: PlacementTask, generator: torch.Generator) -> list[Placement]:
+        if self._policy is None:
+            return []
+        most = max(1, MAX_ROLLOUT_CHOICES // (len(task.tables) * task.num_devices))
+        sampled = self._policy.sample_one(task, min(self._config.num_rollouts, most), generator)
+        # The policy knows memory, and no other constraint.
+        return [one for one in sampled if one is not None and not any(broken_constraints(task, one))]
+
+
+def _experts(task: PlacementTask) -> list[Placement]:
+    """The placements of those that found room."""
+    placements = []
+    for sharder in expert_sharders():
+        try:
+            placements.append(sharder.place(task))
+        except InfeasibleTask:  # a dead end of this one
+            continue
+    return placements
+
+
+def distinct(placements: Sequence[Placement], kinds: Sequence[int] | None = None) -> list[Placement]:
+    """The placements without those that differ from an earlier one in nothing but the names of like devices.
+
+    Args:
+        placements: of one task.
+        kinds: of its devices, as ``Items.device_kinds`` gives them; None: all are alike.
+    """
+    found: dict[tuple[int, ...], Placement] = {}
+    for one in placements:
+        names = renamed(one.device_of_table, kinds if kinds is not None else [0] * one.num_devices)
+        found.setdefault(tuple(names), one)
+    return list(found.values())

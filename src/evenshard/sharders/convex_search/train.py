@@ -1,0 +1,125 @@
+"""How is evenshard's cost model trained? On what DreamShard measured, on random shards, and on its own first answers.
+
+Placements of one kind of task show devices of one kind: with 25 tables each, no device of a random placement has few
+rows, and what such a device would save in the sort is never seen. Random shards of all sizes show it. And a search
+finds what a model is wrong about: some placements of its own, measured, correct it where it matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement, Provenance
+from evenshard.measure.hardware import Measure
+from evenshard.placement.placement import Placement, alone
+from evenshard.placement.task import PlacementTask, distinct_tables, sample_shards
+from evenshard.sharders.convex_search.calibration import calibrate_for_chosen
+from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.fit import ConvexFitConfig, ConvexFitMetrics, fit_convex_net
+from evenshard.sharders.convex_search.local_search import SearchEffort
+from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.dreamshard.sharder import DreamShardSharder
+from evenshard.utils.errors import InfeasibleTask
+
+
+@dataclass(frozen=True)
+class EvenshardConfig:
+    """What is measured beside the placements that are there, and how the model is fitted.
+
+    Attributes:
+        num_shards: random shards, each measured alone on a device.
+        own_placements: train tasks that a first model places; the placements are measured.
+        own_rounds: times that this is done, each time with the model that has learned from the times before.
+        fit: of each model; its seed is the training's.
+        search: by which the models place.
+    """
+
+    num_shards: int = 100
+    own_placements: int = 20
+    own_rounds: int = 1
+    fit: ConvexFitConfig = field(default_factory=ConvexFitConfig)
+    search: SearchConfig = field(default_factory=lambda: SearchConfig(effort=SearchEffort(scores_per_table=1000)))
+
+
+@dataclass(frozen=True)
+class TrainedEvenshard:
+    """What training leaves behind.
+
+    Attributes:
+        model: the cost model.
+        metrics: of its last fit.
+        measured: what was measured in addition, in order.
+    """
+
+    model: ConvexCostModel
+    metrics: ConvexFitMetrics
+    measured: tuple[MeasuredPlacement, ...]
+
+
+def train_evenshard(
+    tasks: Sequence[PlacementTask],
+    known: Sequence[MeasuredPlacement],
+    measure: Measure,
+    provenance: Provenance,
+    config: EvenshardConfig,
+    seed: int,
+    policy: DreamShardSharder | None = None,
+) -> TrainedEvenshard:
+    """Trains on ``tasks``; the same seed gives the same model where the costs are the same.
+
+    Args:
+        tasks: train tasks; they share the batch size unless ``config.fit.across_batches``.
+        known: placements of such tasks that have been measured, as by DreamShard's loop.
+        measure: measures placements, such as ``SimulatedHardware.measure_many``.
+        provenance: what measured them.
+        policy: whose rollouts are starts of the search, where there is one.
+    """
+    rng, fit = np.random.default_rng([seed, 7]), replace(config.fit, seed=seed)
+    round_number = 1 + max((one.round for one in known), default=0)
+    added: list[MeasuredPlacement] = []
+
+    def add(jobs: Sequence[tuple[PlacementTask, Placement]], who: str) -> None:
+        for (task, placement), cost in zip(jobs, measure(jobs), strict=True):
+            name = f"{who}-{len(added):05d}"
+            added.append(MeasuredPlacement(name, round_number, who, task, placement, cost, provenance))
+
+    if config.num_shards:
+        shards = _sample_shards(tasks, config.num_shards, rng)
+        add([(shard, alone(shard)) for shard in shards], RANDOM_SHARD)
+    model, metrics = fit_convex_net([*known, *added], fit)
+    for _ in range(config.own_rounds if config.own_placements else 0):
+        sharder = EvenshardSharder(model, policy, replace(config.search, seed=seed))
+        chosen = rng.choice(len(tasks), size=min(config.own_placements, len(tasks)), replace=False)
+        before = len(added)
+        add(_placed(sharder, [tasks[int(number)] for number in chosen]), sharder.name)
+        first = model
+        model, metrics = fit_convex_net([*known, *added], fit)
+        calibrate_for_chosen(model, first, [one for one in added[before:] if one.cost.fits])
+    return TrainedEvenshard(model, metrics, tuple(added))
+
+
+def _sample_shards(tasks: Sequence[PlacementTask], count: int, rng: np.random.Generator) -> list[PlacementTask]:
+    """Shards of all tasks' tables, at each batch size as many as it has tasks: a table's reuse belongs to its batch."""
+    with_batch: dict[int, list[PlacementTask]] = {}
+    for task in tasks:
+        with_batch.setdefault(task.batch_size, []).append(task)
+    shards: list[PlacementTask] = []
+    seen = 0
+    for batch_size, own in with_batch.items():
+        seen += len(own)
+        due = round(count * seen / len(tasks)) - len(shards)
+        shards.extend(sample_shards(distinct_tables(own), due, batch_size, own[0].memory_cap_bytes, rng))
+    return shards
+
+
+def _placed(sharder: EvenshardSharder, tasks: Sequence[PlacementTask]) -> list[tuple[PlacementTask, Placement]]:
+    jobs = []
+    for task in tasks:
+        try:
+            jobs.append((task, sharder.place(task)))
+        except InfeasibleTask:  # nothing can be learned from it
+            continue
+    return jobs

@@ -1,0 +1,282 @@
+"""The placement MDP of DreamShard, batched over episodes and tasks.
+
+One episode places the tables of one task, one table per step, in descending predicted single-table cost.
+
+- State of a device: the sum of its tables' representations under the policy, and its three predicted costs
+  (forward compute, backward all-to-all, backward compute). A device without tables has the zero representation.
+- Action: a device. Legal are the devices of the task whose memory still holds the table (``placement.legal_mask``).
+  Other constraints of a task are not known here: an episode may break them.
+- Reward: none until the end, then minus the predicted overall cost.
+
+Each table is encoded once per rollout. A step changes one device of each episode: only that device's
+sum, costs and logit are computed again. There is no loop over episodes or devices, only over steps, and a step does
+nothing that can be done for all steps at once afterwards: what the policy saw is put together only for learning.
+
+Legend: P distinct tables, B episodes, T steps = tables of the longest task, D devices, H representation size,
+C = 3 predicted costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from evenshard.placement.placement import Placement, legal_mask
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.features import FeatureNormalizer
+
+NUM_COSTS = 3
+
+
+class CostModel(Protocol):
+    """The cost function that drives the MDP."""
+
+    def encode(self, features: torch.Tensor) -> torch.Tensor:
+        """Table representations, [P, H] from normalised features [P, F]."""
+        ...
+
+    def device_costs(self, sums: torch.Tensor) -> torch.Tensor:
+        """Predicted costs of devices in ms, [..., C] from summed representations [..., H]."""
+        ...
+
+    def overall_cost(self, sums_BDH: torch.Tensor, device_mask_BD: torch.Tensor) -> torch.Tensor:
+        """Predicted overall cost in ms, [B]."""
+        ...
+
+
+class Policy(Protocol):
+    """Scores devices for the next table."""
+
+    def encode(self, features: torch.Tensor) -> torch.Tensor:
+        """Table representations, [P, H] from normalised features [P, F]."""
+        ...
+
+    def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        """One logit per device, [...] from summed representations [..., H] and predicted costs [..., C]."""
+        ...
+
+
+@dataclass(frozen=True)
+class EpisodeBatch:
+    """What B episodes have to place; shorter tasks are padded.
+
+    Attributes:
+        features_PF: normalised features of the distinct tables.
+        table_BT: which of the P tables stands at each position of each task; 0 in the padding.
+        present_BT: False in the padding.
+        size_BT: what the tables take, bytes.
+        device_mask_BD: False for devices a task does not have.
+        cap_BD: what the devices may hold, bytes; less than nothing where a task has no device.
+    """
+
+    features_PF: torch.Tensor
+    table_BT: torch.Tensor
+    present_BT: torch.Tensor
+    size_BT: torch.Tensor
+    device_mask_BD: torch.Tensor
+    cap_BD: torch.Tensor
+
+    @property
+    def memory_cap_B(self) -> torch.Tensor:
+        """What the largest device of each task may hold."""
+        return self.cap_BD.amax(dim=1)
+
+    @staticmethod
+    def of(tasks: Sequence[PlacementTask], normalizer: FeatureNormalizer) -> EpisodeBatch:
+        """One episode per task. All tasks must share the batch size, which the reuse features hold for.
+
+        Of the constraints it knows the memory of devices and what tables take of it.
+        """
+        assert len({task.batch_size for task in tasks}) == 1, "tasks of one batch share the batch size"
+        distinct = {
+            table: number for number, table in enumerate(dict.fromkeys(t for task in tasks for t in task.tables))
+        }
+        longest = max(len(task.tables) for task in tasks)
+        shape = (len(tasks), longest)
+        table_BT = torch.zeros(shape, dtype=torch.int64)
+        present_BT = torch.zeros(shape, dtype=torch.bool)
+        size_BT = torch.zeros(shape, dtype=torch.int64)
+        for row, task in enumerate(tasks):
+            length = len(task.tables)
+            table_BT[row, :length] = torch.tensor([distinct[table] for table in task.tables])
+            present_BT[row, :length] = True
+            size_BT[row, :length] = torch.tensor(task.table_bytes)
+        num_devices_B = torch.tensor([task.num_devices for task in tasks])
+        device_mask_BD = torch.arange(int(num_devices_B.max())) < num_devices_B[:, None]
+        cap_BD = torch.full(device_mask_BD.shape, -1)
+        for row, task in enumerate(tasks):
+            cap_BD[row, : task.num_devices] = torch.tensor(task.caps_bytes)
+        return EpisodeBatch(
+            features_PF=normalizer(list(distinct), tasks[0].batch_size),
+            table_BT=table_BT,
+            present_BT=present_BT,
+            size_BT=size_BT,
+            device_mask_BD=device_mask_BD,
+            cap_BD=cap_BD,
+        )
+
+    def repeat(self, episodes: int) -> EpisodeBatch:
+        """``episodes`` episodes of each task, those of one task side by side."""
+        return EpisodeBatch(
+            self.features_PF,
+            *(
+                column.repeat_interleave(episodes, dim=0)
+                for column in (self.table_BT, self.present_BT, self.size_BT, self.device_mask_BD, self.cap_BD)
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """What happened in B episodes. Steps are in placing order, not in the order of ``task.tables``.
+
+    Attributes:
+        position_BT: position in ``task.tables`` that was placed at each step.
+        table_BT: which of the P distinct tables that was.
+        device_BT: the device it went to; 0 in the padding and from a dead end on.
+        taken_BT: True where a table was really placed.
+        new_costs_BTC: predicted costs of that device with the table; meaningless where nothing was placed.
+        empty_costs_BC: predicted costs of a device without tables.
+        finished_B: False where some table found no legal device.
+        predicted_ms_B: predicted overall cost; infinite where the episode did not finish.
+    """
+
+    position_BT: torch.Tensor
+    table_BT: torch.Tensor
+    device_BT: torch.Tensor
+    taken_BT: torch.Tensor
+    new_costs_BTC: torch.Tensor
+    empty_costs_BC: torch.Tensor
+    finished_B: torch.Tensor
+    predicted_ms_B: torch.Tensor
+
+    def placement(self, episode: int, task: PlacementTask) -> Placement:
+        """The placement that a finished episode built."""
+        assert bool(self.finished_B[episode]), "the episode met a dead end"
+        num_tables = len(task.tables)
+        device_of_table = torch.empty(num_tables, dtype=torch.int64)
+        device_of_table[self.position_BT[episode, :num_tables]] = self.device_BT[episode, :num_tables]
+        return Placement(tuple(device_of_table.tolist()), task.num_devices)
+
+
+Choose = Callable[[torch.Tensor], torch.Tensor]
+
+
+def choose_best(logits_BD: torch.Tensor) -> torch.Tensor:
+    """The most probable device of each episode, [B]."""
+    return logits_BD.argmax(dim=1)
+
+
+def choose_sampled(generator: torch.Generator) -> Choose:
+    """Draws devices with the probabilities that the logits stand for (Gumbel-max, exact)."""
+
+    def choose(logits_BD: torch.Tensor) -> torch.Tensor:
+        uniform_BD = torch.rand(logits_BD.shape, generator=generator).clamp_(min=1e-20)
+        return (logits_BD - uniform_BD.log_().neg_().log_()).argmax(dim=1)
+
+    return choose
+
+
+@torch.no_grad()
+def rollout(batch: EpisodeBatch, cost_model: CostModel, policy: Policy, choose: Choose) -> Episodes:
+    """Plays B episodes to their ends at once."""
+    cost_repr_PH, policy_repr_PH = cost_model.encode(batch.features_PF), policy.encode(batch.features_PF)
+    repr_PH = torch.cat([cost_repr_PH, policy_repr_PH], dim=1)
+    num_tables, own = cost_repr_PH.shape  # the first columns are the cost model's own, the others the policy's
+    nothing_1H = repr_PH.new_zeros(1, repr_PH.shape[1])
+    repr_PH = torch.cat([repr_PH, nothing_1H])  # the padding has the last row
+    position_BT = placing_order(batch, cost_model.device_costs(cost_repr_PH).sum(dim=-1))
+    table_BT, size_BT = batch.table_BT.gather(1, position_BT), batch.size_BT.gather(1, position_BT)
+    present_BT = batch.present_BT.gather(1, position_BT)
+
+    # All devices of all episodes in one row: S slots.
+    num_episodes, num_devices = batch.device_mask_BD.shape
+    first_slot_B = torch.arange(num_episodes) * num_devices
+    cap_BD, barred = batch.cap_BD, torch.tensor(-torch.inf)
+    used_BD = torch.zeros_like(cap_BD)
+    sums_SH = nothing_1H.repeat(num_episodes * num_devices, 1)
+    costs_SC = cost_model.device_costs(sums_SH[:, :own])
+    logits_S = policy.device_logits(sums_SH[:, own:], costs_SC)
+    used_S1, logits_BD = used_BD.view(-1, 1), logits_S.view(num_episodes, num_devices)
+
+    repr_TBH = repr_PH[table_BT.where(present_BT, num_tables).t()]
+    chosen, had_room, new_costs = [], [], []
+    with torch.inference_mode():  # a step is a dozen tiny operations: the bookkeeping of gradients would be felt
+        for repr_BH, size_B1 in zip(repr_TBH.unbind(0), size_BT.t()[..., None].unbind(0), strict=True):
+            legal_BD = legal_mask(used_BD, size_B1, cap_BD)
+            device_B = choose(torch.where(legal_BD, logits_BD, barred))
+            slot_B = first_slot_B + device_B
+            used_S1.index_add_(0, slot_B, size_B1)
+            sums_SH.index_add_(0, slot_B, repr_BH)
+            sums_BH = sums_SH.index_select(0, slot_B)
+            costs_BC = cost_model.device_costs(sums_BH[:, :own])
+            logits_S.index_copy_(0, slot_B, policy.device_logits(sums_BH[:, own:], costs_BC))
+            chosen.append(device_B)
+            had_room.append(legal_BD.take(slot_B))
+            new_costs.append(costs_BC)
+
+    # Nothing counts from the first table on that found no room.
+    alive_BT = torch.stack(had_room, dim=1).cummin(dim=1).values
+    taken_BT, finished_B = alive_BT & present_BT, alive_BT[:, -1]
+    predicted_ms_B = cost_model.overall_cost(
+        sums_SH[:, :own].view(num_episodes, num_devices, own), batch.device_mask_BD
+    )
+    return Episodes(
+        position_BT=position_BT,
+        table_BT=table_BT,
+        device_BT=torch.stack(chosen, dim=1) * taken_BT,
+        taken_BT=taken_BT,
+        new_costs_BTC=torch.stack(new_costs, dim=1),
+        empty_costs_BC=costs_SC[first_slot_B],
+        finished_B=finished_B,
+        predicted_ms_B=predicted_ms_B.masked_fill(~finished_B, torch.inf),
+    )
+
+
+def placing_order(batch: EpisodeBatch, single_cost_P: torch.Tensor) -> torch.Tensor:
+    """Positions of each task by descending predicted single-table cost, padding last, [B, T]."""
+    cost_BT = single_cost_P[batch.table_BT].masked_fill(~batch.present_BT, -torch.inf)
+    return cost_BT.argsort(dim=1, descending=True, stable=True)
+
+
+def went_to_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
+    """True at the device where the table of each step was placed, nowhere if it was not."""
+    device_D = torch.arange(batch.device_mask_BD.shape[1])
+    return (episodes.device_BT[..., None] == device_D) & episodes.taken_BT[..., None]
+
+
+def acting_mask_BTD(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
+    """The devices that each choice was made among."""
+    size_BT1 = batch.size_BT.gather(1, episodes.position_BT)[..., None]
+    placed_BTD = went_to_BTD(batch, episodes) * size_BT1
+    used_before_BTD = placed_BTD.cumsum(dim=1) - placed_BTD
+    has_room_BTD: torch.Tensor = legal_mask(used_before_BTD, size_BT1, batch.cap_BD[:, None])
+    return has_room_BTD & batch.device_mask_BD[:, None]
+
+
+def seen_costs_BTDC(batch: EpisodeBatch, episodes: Episodes) -> torch.Tensor:
+    """The predicted device costs that the policy saw at each step: those since the device last got a table."""
+    known_BUC = torch.cat([episodes.empty_costs_BC[:, None], episodes.new_costs_BTC], dim=1)  # U = 1 + T
+    went_BTD = went_to_BTD(batch, episodes)
+    step_T1 = torch.arange(1, went_BTD.shape[1] + 1)[:, None]
+    since_BTD = (went_BTD * step_T1).cummax(dim=1).values.roll(1, dims=1)
+    since_BTD[:, 0] = 0
+    episode_B11 = torch.arange(len(known_BUC))[:, None, None]
+    return known_BUC[episode_B11, since_BTD]
+
+
+def replayed_logits_BTD(batch: EpisodeBatch, episodes: Episodes, policy: Policy) -> torch.Tensor:
+    """The logits of every choice, [B, T, D], with gradients, masked as they were when acting.
+
+    All steps are computed at once: the sums a device had before a step are the running sums of what went to it.
+    Steps where nothing was placed stay unmasked, so that no row is all -inf and gradients stay finite.
+    """
+    repr_BTH = policy.encode(batch.features_PF)[episodes.table_BT]
+    placed_BTDH = went_to_BTD(batch, episodes)[..., None] * repr_BTH[:, :, None, :]
+    before_BTDH = placed_BTDH.cumsum(dim=1) - placed_BTDH
+    logits_BTD = policy.device_logits(before_BTDH, seen_costs_BTDC(batch, episodes))
+    illegal_BTD = ~acting_mask_BTD(batch, episodes) & episodes.taken_BT[..., None]
+    return logits_BTD.masked_fill(illegal_BTD, -torch.inf)

@@ -1,0 +1,92 @@
+"""How does the policy learn? REINFORCE on the estimated MDP (DreamShard, section 3.3, Algorithm 1); no measuring.
+
+Legend: B episodes, T steps, D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from evenshard.sharders.dreamshard.env import (
+    CostModel,
+    EpisodeBatch,
+    Episodes,
+    Policy,
+    choose_sampled,
+    replayed_logits_BTD,
+    rollout,
+)
+from evenshard.sharders.dreamshard.sharder import lean_cost_model, lean_policy
+from evenshard.sharders.reward import negative_predicted_cost_B, standardised_B
+
+
+@dataclass(frozen=True)
+class ReinforceConfig:
+    """How long and how fast to learn.
+
+    Attributes:
+        num_updates: gradient steps, each on one task.
+        num_episodes: episodes per step.
+        learning_rate: of Adam, already decayed for this round.
+        entropy_weight: weight of the entropy bonus.
+    """
+
+    num_updates: int
+    num_episodes: int
+    learning_rate: float
+    entropy_weight: float
+
+
+def train_policy(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    cost_model: CostModel,
+    tasks: Sequence[EpisodeBatch],
+    config: ReinforceConfig,
+    generator: torch.Generator,
+    track: Callable[[range], Iterable[int]] = iter,
+) -> list[float]:
+    """Trains the policy in place, one randomly drawn task per update.
+
+    Args:
+        tasks: one single-episode batch per train task.
+        track: wraps the range of updates, for a progress bar.
+
+    Returns:
+        Mean predicted cost of the finished episodes of every update, ms; NaN where none finished.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = config.learning_rate
+    cost_model = lean_cost_model(cost_model)
+    history = []
+    for _ in track(range(config.num_updates)):
+        task = tasks[int(torch.randint(len(tasks), (), generator=generator))]
+        batch = task.repeat(config.num_episodes)
+        episodes = rollout(batch, cost_model, lean_policy(policy), choose_sampled(generator))
+        finished_B = episodes.finished_B
+        if finished_B.any():
+            loss = reinforce_loss(batch, episodes, policy, config.entropy_weight)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        history.append(float(episodes.predicted_ms_B[finished_B].mean()))
+    return history
+
+
+def reinforce_loss(batch: EpisodeBatch, episodes: Episodes, policy: Policy, entropy_weight: float) -> torch.Tensor:
+    """REINFORCE with standardised returns and an entropy bonus, over the finished episodes.
+
+    Log-probabilities are taken over the devices that were legal when acting, no others.
+    """
+    finished_B = episodes.finished_B
+    log_probs_BTD = replayed_logits_BTD(batch, episodes, policy).log_softmax(dim=-1)
+    chosen_BT = log_probs_BTD.gather(-1, episodes.device_BT[..., None]).squeeze(-1)
+    advantage_B = torch.zeros_like(episodes.predicted_ms_B)
+    advantage_B[finished_B] = standardised_B(negative_predicted_cost_B(episodes.predicted_ms_B[finished_B]))
+    counts_BT = episodes.taken_BT & finished_B[:, None]
+    entropy_BT = -(log_probs_BTD.exp() * log_probs_BTD.masked_fill(log_probs_BTD.isneginf(), 0.0)).sum(dim=-1)
+    gain_BT = advantage_B[:, None] * chosen_BT + entropy_weight * entropy_BT
+    return -torch.where(counts_BT, gain_BT, 0.0).sum() / counts_BT.sum()

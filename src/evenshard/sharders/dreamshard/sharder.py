@@ -1,0 +1,176 @@
+"""DreamShard's policy (NeurIPS 2022, section 3.3) and the sharder that follows it.
+
+Legend: P tables, F features, H = 32 representation size, C = 3 costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from evenshard.placement.feasibility import no_placement_found, require_room
+from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, DreamShardCostNet, linear_layers, mlp
+from evenshard.sharders.dreamshard.env import (
+    NUM_COSTS,
+    CostModel,
+    EpisodeBatch,
+    Policy,
+    choose_best,
+    choose_sampled,
+    rollout,
+)
+from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer
+
+RESCUE_ROLLOUTS = 64
+
+
+class DreamShardPolicy(nn.Module):
+    """One logit per device from the device's tables and predicted costs; works for any number of either.
+
+    Sizes: table MLP 21-128-32 (summed per device), cost MLP 3-64-32, one shared Linear(64, 1).
+    """
+
+    cost_scale_ms: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table_mlp = nn.Sequential(mlp(NUM_FEATURES, 128, REPRESENTATION_SIZE), nn.ReLU())
+        self.cost_mlp = nn.Sequential(mlp(NUM_COSTS, 64, REPRESENTATION_SIZE), nn.ReLU())
+        self.device_head = nn.Linear(2 * REPRESENTATION_SIZE, 1)
+        self.register_buffer("cost_scale_ms", torch.ones(()))
+
+    def encode(self, features: torch.Tensor) -> torch.Tensor:
+        """Table representations, [P, H] from normalised features [P, F]."""
+        representations: torch.Tensor = self.table_mlp(features)
+        return representations
+
+    def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        """Logits of devices, [...] from summed representations [..., H] and predicted costs in ms [..., C]."""
+        state = torch.cat([sums, self.cost_mlp(costs / self.cost_scale_ms)], dim=-1)
+        logits: torch.Tensor = self.device_head(state).squeeze(-1)
+        return logits
+
+
+# A rollout asks the networks once per table for one device of each episode. That is so little work that the calls
+# around it, the modules' own and one per head, take most of the time. The lean forms answer the same but for rounding,
+# without gradients and in one product per layer. They hold for the weights of the moment: make them for a rollout.
+
+
+def lean_cost_model(model: CostModel) -> CostModel:
+    """DreamShard's cost network with fewer calls; any other cost model as it is."""
+    return _LeanCostNet(model) if isinstance(model, DreamShardCostNet) else model
+
+
+def lean_policy(policy: Policy) -> Policy:
+    """DreamShard's policy with fewer calls; any other policy as it is."""
+    return _LeanPolicy(policy) if isinstance(policy, DreamShardPolicy) else policy
+
+
+class _LeanCostNet:
+    """Two products for the three heads."""
+
+    @torch.no_grad()
+    def __init__(self, net: DreamShardCostNet) -> None:
+        heads = [linear_layers(head) for head in (net.fwd_compute_head, net.bwd_all_to_all_head, net.bwd_compute_head)]
+        self.encode, self.overall_cost = net.encode, net.overall_cost
+        self._hidden = torch.cat([hidden.weight for hidden, _ in heads])
+        self._hidden_bias = torch.cat([hidden.bias for hidden, _ in heads])
+        outputs = torch.block_diag(*(output.weight for _, output in heads))  # type: ignore[no-untyped-call]
+        self._output = outputs * net.cost_scale_ms
+        self._output_bias = torch.cat([output.bias for _, output in heads]) * net.cost_scale_ms
+
+    def device_costs(self, sums: torch.Tensor) -> torch.Tensor:
+        hidden = linear(sums, self._hidden, self._hidden_bias).relu_()
+        return linear(hidden, self._output, self._output_bias)
+
+
+class _LeanPolicy:
+    """One product per layer."""
+
+    @torch.no_grad()
+    def __init__(self, policy: DreamShardPolicy) -> None:
+        first, second = linear_layers(policy.cost_mlp)
+        self.encode = policy.encode
+        self._first, self._first_bias = first.weight / policy.cost_scale_ms, first.bias
+        self._second, self._second_bias = second.weight, second.bias
+        self._head, self._head_bias = policy.device_head.weight, policy.device_head.bias
+
+    def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        hidden = linear(costs, self._first, self._first_bias).relu_()
+        seen_costs = linear(hidden, self._second, self._second_bias).relu_()
+        return linear(torch.cat([sums, seen_costs], dim=-1), self._head, self._head_bias).squeeze(-1)
+
+
+class DreamShardSharder:
+    """Follows the policy, and looks at more than one answer.
+
+    The candidates are the placement that takes the most probable device at every step (the published inference) and
+    ``num_rollouts`` sampled ones; the lowest predicted overall cost wins. Nothing is measured.
+    """
+
+    name = "dreamshard"
+
+    def __init__(
+        self, cost_model: CostModel, policy: Policy, normalizer: FeatureNormalizer, num_rollouts: int = 0
+    ) -> None:
+        self._cost_model = cost_model
+        self._policy = policy
+        self._normalizer = normalizer
+        self._num_rollouts = num_rollouts
+
+    def place(self, task: PlacementTask) -> Placement:
+        """The policy's placement.
+
+        Raises:
+            InfeasibleTask: if no rollout finds room for all tables, or if the best one breaks another constraint:
+                the policy knows memory alone.
+        """
+        require_room(task)
+        batch = EpisodeBatch.of([task], self._normalizer)
+        cost_model, policy = lean_cost_model(self._cost_model), lean_policy(self._policy)
+        greedy = rollout(batch, cost_model, policy, choose_best)
+        num_rollouts = self._num_rollouts if greedy.finished_B[0] else max(self._num_rollouts, RESCUE_ROLLOUTS)
+        best, episode = greedy, 0
+        if num_rollouts:
+            choose = choose_sampled(torch.Generator().manual_seed(0))
+            sampled = rollout(batch.repeat(num_rollouts), cost_model, policy, choose)
+            lowest = int(sampled.predicted_ms_B.argmin())
+            if sampled.predicted_ms_B[lowest] < greedy.predicted_ms_B[0]:
+                best, episode = sampled, lowest
+        if not best.finished_B[episode]:
+            raise no_placement_found(task, f"no placement found in {1 + num_rollouts} rollouts")
+        placement = best.placement(episode, task)
+        check_placement(task, placement)
+        return placement
+
+    def sample(self, tasks: Sequence[PlacementTask], generator: torch.Generator) -> list[Placement | None]:
+        """One sampled placement per task, for exploring; None where the rollout found no room."""
+        return self._sampled(EpisodeBatch.of(tasks, self._normalizer), tasks, generator)
+
+    def sample_one(self, task: PlacementTask, count: int, generator: torch.Generator) -> list[Placement | None]:
+        """Sampled placements of one task, which keep to the memory; None where the rollout found no room."""
+        return self._sampled(EpisodeBatch.of([task], self._normalizer).repeat(count), [task] * count, generator)
+
+    def _sampled(
+        self, batch: EpisodeBatch, tasks: Sequence[PlacementTask], generator: torch.Generator
+    ) -> list[Placement | None]:
+        cost_model, policy = lean_cost_model(self._cost_model), lean_policy(self._policy)
+        episodes = rollout(batch, cost_model, policy, choose_sampled(generator))
+        return [
+            episodes.placement(number, task) if episodes.finished_B[number] else None
+            for number, task in enumerate(tasks)
+        ]
+
+    def predicted_ms(self, task: PlacementTask, placement: Placement) -> float:
+        """Predicted overall cost of any placement of a task, ms."""
+        with torch.no_grad():
+            representations = self._cost_model.encode(self._normalizer(task.tables, task.batch_size))
+            sums = representations.new_zeros(task.num_devices, representations.shape[1])
+            sums.index_add_(0, torch.tensor(placement.device_of_table), representations)
+            mask = torch.ones(1, task.num_devices, dtype=torch.bool)
+            return float(self._cost_model.overall_cost(sums[None], mask))

@@ -1,0 +1,127 @@
+"""DreamShard's whole training in one call (NeurIPS 2022, Algorithm 1): measure, fit the cost network, train the policy.
+
+The stages do the same through files, one process per step. This one keeps everything in memory, for studies that train
+dozens of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+import torch
+
+from evenshard.measure.costs import MeasuredPlacement, Provenance
+from evenshard.measure.hardware import Measure
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask, distinct_tables
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.env import EpisodeBatch
+from evenshard.sharders.dreamshard.fit import CostTensors, FitConfig, fit_cost_net
+from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, train_policy
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.random import random_placement
+from evenshard.utils.errors import InfeasibleTask
+
+
+@dataclass(frozen=True)
+class DreamShardConfig:
+    """The paper's settings (section 4.1).
+
+    Attributes:
+        num_rounds: of measuring and training.
+        placements_per_round: placements measured in each.
+        cost_updates, minibatch_size: gradient steps of the cost network per round.
+        policy_updates, num_episodes: gradient steps of the policy per round, each on so many episodes of one task.
+        learning_rate: of both; falls linearly to 0 over the rounds.
+        entropy_weight: of the policy's entropy bonus.
+    """
+
+    num_rounds: int = 10
+    placements_per_round: int = 10
+    cost_updates: int = 300
+    minibatch_size: int = 64
+    policy_updates: int = 10
+    num_episodes: int = 10
+    learning_rate: float = 5e-4
+    entropy_weight: float = 1e-3
+
+
+@dataclass(frozen=True)
+class TrainedDreamShard:
+    """What the loop leaves behind.
+
+    Attributes:
+        cost_net, policy, normalizer: the networks of the last round, and what they see tables through.
+        measured: every placement that was measured on the way, in order.
+    """
+
+    cost_net: DreamShardCostNet
+    policy: DreamShardPolicy
+    normalizer: FeatureNormalizer
+    measured: tuple[MeasuredPlacement, ...]
+
+    def sharder(self, num_rollouts: int = 0) -> DreamShardSharder:
+        """The sharder; 0 rollouts are the published inference."""
+        return DreamShardSharder(self.cost_net, self.policy, self.normalizer, num_rollouts)
+
+
+def train_dreamshard(
+    tasks: Sequence[PlacementTask], measure: Measure, provenance: Provenance, config: DreamShardConfig, seed: int
+) -> TrainedDreamShard:
+    """Trains on ``tasks``; the same seed gives the same networks where the costs are the same.
+
+    Args:
+        measure: measures placements, such as ``SimulatedHardware.measure_many``.
+        provenance: what measured them.
+    """
+    normalizer = FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)
+    generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        cost_net, policy = DreamShardCostNet(), DreamShardPolicy()
+    cost_optimizer = torch.optim.Adam(cost_net.parameters(), fused=True)
+    policy_optimizer = torch.optim.Adam(policy.parameters(), fused=True)
+    episodes = [EpisodeBatch.of([task], normalizer) for task in tasks]
+    measured: list[MeasuredPlacement] = []
+    for number in range(1, config.num_rounds + 1):
+        chosen = [tasks[int(i)] for i in rng.choice(len(tasks), config.placements_per_round)]
+        sharder = DreamShardSharder(cost_net, policy, normalizer) if number > 1 else None
+        jobs = _proposed(chosen, sharder, generator, rng)
+        who = "dreamshard" if sharder else "random"
+        for (task, placement), cost in zip(jobs, measure(jobs), strict=True):
+            name = f"round{number}-{len(measured):05d}"
+            measured.append(MeasuredPlacement(name, number, who, task, placement, cost, provenance))
+        teaching = [one for one in measured if one.cost.fits]
+        if number == 1:
+            scale_ms = fmean(one.cost.max_device_ms for one in teaching)
+            cost_net.cost_scale_ms.fill_(scale_ms)
+            policy.cost_scale_ms.fill_(scale_ms)
+        rate = config.learning_rate * (1 - (number - 1) / config.num_rounds)
+        fit = FitConfig(config.cost_updates, config.minibatch_size, rate)
+        fit_cost_net(cost_net, cost_optimizer, CostTensors.of(teaching, normalizer), fit, generator)
+        learn = ReinforceConfig(config.policy_updates, config.num_episodes, rate, config.entropy_weight)
+        train_policy(policy, policy_optimizer, cost_net, episodes, learn, generator)
+    return TrainedDreamShard(cost_net, policy, normalizer, tuple(measured))
+
+
+def _proposed(
+    tasks: Sequence[PlacementTask],
+    sharder: DreamShardSharder | None,
+    generator: torch.Generator,
+    rng: np.random.Generator,
+) -> list[tuple[PlacementTask, Placement]]:
+    """Placements to measure: sampled from the policy; random without one, or where it found no room."""
+    sampled = sharder.sample(tasks, generator) if sharder else [None] * len(tasks)
+    jobs = []
+    for task, placement in zip(tasks, sampled, strict=True):
+        try:
+            jobs.append((task, placement or random_placement(task, rng)))
+        except InfeasibleTask:
+            continue
+    if not jobs:
+        raise InfeasibleTask("None of the train tasks fits its devices. Raise memory_cap_gb or num_devices.")
+    return jobs

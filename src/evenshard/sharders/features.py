@@ -1,0 +1,80 @@
+"""How does a network see a table? As 21 numbers (DreamShard, section 3.1), normalised over the training pool.
+
+Legend: T tables, F = 21 features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, tilt_to_feasible
+from evenshard.tables.table import Table
+
+NUM_FEATURES = 4 + NUM_REUSE_BINS
+
+
+def raw_features_TF(tables: Sequence[Table], batch_size: int) -> np.ndarray:
+    """Features before normalisation, [T, F] float64.
+
+    Embedding dim and pooling factor enter as square roots, row count and size in bytes as logarithms: they span up to
+    seven decades, and a z-score of the plain numbers leaves most tables indistinguishable next to the largest. The 17
+    reuse bins enter as they are; a table nobody has counted gets the stated default (``feasible_reuse_bins``).
+    """
+    scalars = np.array(
+        [
+            [np.sqrt(t.embedding_dim), np.log10(t.num_rows), np.sqrt(t.pooling_factor), np.log10(t.size_bytes)]
+            for t in tables
+        ]
+    ).reshape(-1, 4)
+    bins = np.array([t.reuse_bins or DLRM_2021_REUSE for t in tables]).reshape(-1, NUM_REUSE_BINS)
+    uncounted = [number for number, t in enumerate(tables) if not t.reuse_bins]
+    if uncounted:  # all at once, as one by one they take longer than everything else
+        rows = np.array([float(tables[number].num_rows) for number in uncounted])
+        lookups = np.array([float(round(tables[number].pooling_factor * batch_size)) for number in uncounted])
+        bins[uncounted] = tilt_to_feasible(bins[uncounted], rows, lookups)
+    return np.concatenate([scalars, bins], axis=1)
+
+
+@dataclass(frozen=True)
+class FeatureNormalizer:
+    """Z-scores with the training pool's mean and deviation; saved with the model that was trained on them.
+
+    Attributes:
+        mean: F numbers.
+        scale: F numbers, the deviation, or 1 where all training tables agree.
+
+    Raises:
+        ValueError: if there are not F of each, or one of them makes no sense.
+    """
+
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.mean) == len(self.scale) == NUM_FEATURES:
+            raise ValueError(f"its normalizer is not for {NUM_FEATURES} features")
+        if not all(map(math.isfinite, (*self.mean, *self.scale))) or min(self.scale) <= 0:
+            raise ValueError("its normalizer holds a mean that is not finite, or a scale that is not above 0")
+
+    @staticmethod
+    def fit(tables: Sequence[Table], batch_size: int) -> FeatureNormalizer:
+        """Takes mean and deviation over ``tables``. A feature they all share is only centred, never divided by 0.
+
+        The reuse bins are shares between 0 and 1 already and stay as they are: the upper ones are so rare that a
+        z-score would make an unseen table that has any of them an outlier of many deviations.
+        """
+        features_TF = raw_features_TF(tables, batch_size)
+        mean, deviation = features_TF.mean(axis=0), features_TF.std(axis=0)
+        scale = np.where(deviation > 1e-6, deviation, 1.0)
+        mean[-NUM_REUSE_BINS:], scale[-NUM_REUSE_BINS:] = 0.0, 1.0
+        return FeatureNormalizer(tuple(mean.tolist()), tuple(scale.tolist()))
+
+    def __call__(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
+        """Normalised features, [T, F] float32."""
+        features_TF = (raw_features_TF(tables, batch_size) - np.array(self.mean)) / np.array(self.scale)
+        return torch.from_numpy(features_TF.astype(np.float32))

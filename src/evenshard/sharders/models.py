@@ -1,0 +1,170 @@
+"""What does ``evenshard place`` load? A model: a folder with a cost model and, where there is one, a policy.
+
+::
+
+    cost_model/   the convex cost model (config.json, state.pt) and trained_on.json, the ranges of its training data
+    cost_net/     DreamShard's cost network, which its policy needs     (with policy/, or not at all)
+    policy/       DreamShard's policy, whose rollouts are starts of the search
+
+A round of the loop leaves such a folder (``work/round_3``). For each simulated profile one comes with the package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from evenshard.measure.costs import SIMULATED
+from evenshard.sharders.checkpoint import load_network, save_network
+from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.messages import shown
+from evenshard.utils.outputs import MODEL, MODEL_PARTS, NETWORK
+
+PARTS = COST_MODEL, COST_NET, POLICY = MODEL_PARTS
+ANY = "auto"
+"""The hardware that fits every model."""
+
+
+@dataclass(frozen=True)
+class PlacementModel:
+    """What places tables.
+
+    Attributes:
+        cost_model: predicts what placements cost.
+        policy: proposes some; None where there is none.
+        trained_on: what the cost model has seen.
+        source: where it was loaded from: "bundled:h200", or the folder.
+        digest: SHA-256 of its files (``digest_of``).
+        registered: what MLflow calls it, if it came from there: name, version, model_id, run_id, and the names of its
+            policy's own version.
+    """
+
+    cost_model: ConvexCostModel
+    policy: DreamShardSharder | None
+    trained_on: TrainedOn
+    source: str
+    digest: str
+    registered: Mapping[str, Any] | None = None
+
+
+def load_model(where: str | Path | None = None, hardware: str | None = None) -> PlacementModel:
+    """The model in a folder, or the one that comes with the package.
+
+    Args:
+        where: the folder; None for the one of ``hardware`` that comes with the package.
+        hardware: simulated:<profile>, cpu or cuda. With a folder, the kind that its model must have been trained on;
+            None or auto for any.
+
+    Raises:
+        BadConfig: if no model comes with the package for this hardware, or the folder's is for another one.
+        BadFile: if the folder is missing, torn, or holds something else.
+    """
+    if where is None:
+        folder = _bundled_folder(hardware)
+        return _load(folder, f"bundled:{folder.name}")
+    model = _load(Path(where), str(where))
+    if not _same_hardware(hardware, model.trained_on.hardware):
+        raise BadConfig(
+            f"{where}: this model was trained on {model.trained_on.hardware}, not on {hardware}. Name the other model, "
+            f"or leave the hardware out."
+        )
+    return model
+
+
+def bundled_models() -> tuple[str, ...]:
+    """Names of the simulated profiles whose model comes with the package."""
+    folder = _bundle_root()
+    if not folder.is_dir():
+        return ()
+    return tuple(sorted(entry.name for entry in folder.iterdir() if (entry / COST_MODEL / TRAINED_ON).is_file()))
+
+
+def save_model(
+    folder: Path,
+    cost_model: ConvexCostModel,
+    trained_on: TrainedOn,
+    policy: tuple[DreamShardCostNet, DreamShardPolicy, FeatureNormalizer] | None = None,
+) -> None:
+    """Writes a model's folder as a whole or not at all.
+
+    Args:
+        policy: DreamShard's two networks and what they see tables through, if there are any.
+    """
+    with atomic_path(folder, MODEL) as draft:
+        draft.mkdir()
+        save_cost_model(draft / COST_MODEL, cost_model, trained_on)
+        if policy is not None:
+            cost_net, policy_net, normalizer = policy
+            save_network(cost_net, normalizer, draft / COST_NET)
+            save_network(policy_net, normalizer, draft / POLICY)
+
+
+def save_cost_model(folder: Path, cost_model: ConvexCostModel, trained_on: TrainedOn) -> None:
+    """Writes the ``cost_model`` of a model's folder, as a whole or not at all."""
+    with atomic_path(folder, NETWORK) as draft:
+        cost_model.save(draft)
+        trained_on.save(draft / TRAINED_ON)
+
+
+def digest_of(folder: Path) -> str:
+    """SHA-256 over names and contents of the files of a model's three parts, in the order of their names."""
+    digest = hashlib.sha256()
+    files = [path for part in PARTS for path in (folder / part).rglob("*") if path.is_file()]
+    for path in sorted(files, key=lambda one: one.relative_to(folder).as_posix()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _load(folder: Path, source: str) -> PlacementModel:
+    if not folder.is_dir():
+        raise BadFile(
+            folder, "no such folder", "Name the folder of a round, such as work/round_3; `make run` trains it."
+        )
+    cost_model = ConvexCostModel.load(folder / COST_MODEL)
+    trained_on = TrainedOn.load(folder / COST_MODEL / TRAINED_ON)
+    return PlacementModel(cost_model, _policy(folder), trained_on, source, digest_of(folder))
+
+
+def _policy(folder: Path) -> DreamShardSharder | None:
+    """The policy, if the folder has one; half of one is torn."""
+    if not (folder / COST_NET).exists() and not (folder / POLICY).exists():
+        return None
+    cost_net, normalizer = load_network(folder / COST_NET, DreamShardCostNet)
+    policy, _ = load_network(folder / POLICY, DreamShardPolicy)
+    return DreamShardSharder(cost_net, policy, normalizer)
+
+
+def _bundle_root() -> Path:
+    return Path(str(resources.files("evenshard.sharders").joinpath("bundled")))
+
+
+def _bundled_folder(hardware: str | None) -> Path:
+    profile = (hardware or "").removeprefix(SIMULATED)
+    if hardware is None or not hardware.startswith(SIMULATED) or profile not in bundled_models():
+        names = ", ".join(f"{SIMULATED}{name}" for name in bundled_models())
+        raise BadConfig(
+            f"there is no model for hardware {shown(hardware)}. Train one with `make run` and name its folder (--model "
+            f"work/round_3), or use one that comes with evenshard: {names or 'none'}."
+        )
+    return _bundle_root() / profile
+
+
+def _same_hardware(asked: str | None, trained: str) -> bool:
+    """Whether "simulated:h200" was meant with "simulated: h200", or "cuda" with "cuda: NVIDIA H200"."""
+    if asked is None or asked == ANY:
+        return True
+    kind, _, name = asked.partition(":")
+    trained_kind, _, trained_name = trained.partition(":")
+    return kind == trained_kind and (not name or Path(name).name.split(".")[0] == trained_name.strip())

@@ -1,0 +1,73 @@
+"""What does a policy get for a finished placement, and how good is one? Every reward of the project, as pure functions.
+
+Legend: B episodes, D devices.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from evenshard.measure.costs import DeviceCost, PlacementCost
+
+# DreamShard ----------------------------------------------------------------------------------------------------------
+
+
+def negative_predicted_cost_B(predicted_ms_B: torch.Tensor) -> torch.Tensor:
+    """Minus the predicted overall cost, [B] (DreamShard, section 3.3): the only reward, given at the end."""
+    return -predicted_ms_B
+
+
+def standardised_B(returns_B: torch.Tensor) -> torch.Tensor:
+    """Returns minus their mean, over their deviation, [B]; zeros if all episodes ended alike."""
+    centred_B = returns_B - returns_B.mean()
+    return centred_B / (centred_B.square().mean().sqrt() + 1e-8)
+
+
+# AutoShard -----------------------------------------------------------------------------------------------------------
+
+
+def degree_of_balance_B(costs_BD: torch.Tensor, device_mask_BD: torch.Tensor) -> torch.Tensor:
+    """Cost of the cheapest device over that of the dearest, [B], 0 to 1 (AutoShard, section 2).
+
+    A predicted cost below 0 counts as 0. Devices that all cost nothing are balanced: 1.
+    """
+    costs_BD = costs_BD.clamp(min=0.0)
+    least_B = costs_BD.masked_fill(~device_mask_BD, torch.inf).amin(dim=1)
+    most_B = costs_BD.masked_fill(~device_mask_BD, 0.0).amax(dim=1)
+    return torch.where(most_B > 0, least_B / most_B.clamp(min=torch.finfo(costs_BD.dtype).tiny), 1.0)
+
+
+def overflow_ratio_B(used_bytes_BD: torch.Tensor, memory_cap_B: torch.Tensor) -> torch.Tensor:
+    """By how much the fullest device exceeds its memory, as a share of that memory, [B]; 0 where all is within."""
+    excess_B = used_bytes_BD.amax(dim=1) - memory_cap_B
+    return excess_B.clamp(min=0) / memory_cap_B
+
+
+def balance_reward_B(
+    costs_BD: torch.Tensor, used_bytes_BD: torch.Tensor, memory_cap_B: torch.Tensor, device_mask_BD: torch.Tensor
+) -> torch.Tensor:
+    """Degree of balance minus the worst device's overflow ratio, [B] (AutoShard, section 3.3), given at the end."""
+    return degree_of_balance_B(costs_BD, device_mask_BD) - overflow_ratio_B(used_bytes_BD, memory_cap_B)
+
+
+def compute_ms(device: DeviceCost) -> float:
+    """What AutoShard balances, ms: forward and backward compute, without the exchange; infinite out of memory."""
+    return device.fwd_compute_ms + device.bwd_compute_ms
+
+
+def measured_balance(cost: PlacementCost) -> float:
+    """The degree of balance of a measured placement, 0 to 1; 0 if a device ran out of memory."""
+    if not cost.fits:
+        return 0.0
+    times_ms = [compute_ms(device) for device in cost.devices]
+    return min(times_ms) / max(times_ms) if max(times_ms) > 0 else 1.0
+
+
+def compute_speedup(cost: PlacementCost, reference: PlacementCost) -> float:
+    """How many times as long the slowest device computes under ``reference`` as under ``cost`` (AutoShard, 4.1).
+
+    0 if ``cost`` ran out of memory. The reference must have fitted: nothing is faster than never by a number.
+    """
+    assert reference.fits, "the reference of a speedup ran out of memory"
+    slowest_ms = max(compute_ms(device) for device in cost.devices)
+    return max(compute_ms(device) for device in reference.devices) / slowest_ms if slowest_ms > 0 else 1.0

@@ -1,0 +1,259 @@
+"""What has a model seen? The ranges of its training data, where they come from, and what lies outside of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from evenshard.measure.costs import MeasuredPlacement
+from evenshard.placement.task import PlacementTask, distinct_tables
+from evenshard.tables.reuse import mean_counts
+from evenshard.tables.table import Table
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.json_files import load_json
+from evenshard.utils.messages import cut
+from evenshard.utils.provenance import UNKNOWN, sha256_of
+from evenshard.utils.records import record_of
+from evenshard.utils.weights import reading_saved
+from evenshard.version import __version__
+
+TRAINED_ON = "trained_on.json"
+"""Beside the weights of a network."""
+Range = tuple[float, float]
+TABLE_SLACK = 1.25  # factor beyond a range that says nothing yet, where a table or the batch is concerned
+DEVICE_SLACK = 2.0  # likewise, of what the model adds up by design: devices, and tables and dims on one
+QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+"""Shares of the tables; what ``TrainedOn`` keeps of their distribution."""
+_REMEDY = "Train the model again."
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """The training data of a model, as the smallest and the largest that occurred.
+
+    Attributes:
+        hardware, link, versions: of the measurements (``costs.Provenance``).
+        num_measured: measured placements, shards that were measured alone included.
+        batch_size: global batch, samples.
+        num_rows, embedding_dim, pooling_factor: of a table.
+        tables_per_placement, num_devices: of a measured placement.
+        tables_per_device, dims_per_device: of a device that held tables.
+        weight_bits: those that occurred.
+        git_commit, evenshard_version: of the code that trained.
+        costs_sha256: of each file of measured costs; empty where there is none.
+        num_rows_quantiles, embedding_dim_quantiles, pooling_factor_quantiles: of the distinct tables, at ``QUANTILES``;
+            empty in files from before they were kept.
+        reuse_quantiles: likewise, of the mean lookups of an index that a batch looks up; empty too where no table has a
+            histogram.
+    """
+
+    hardware: str
+    link: str
+    versions: str
+    num_measured: int
+    batch_size: Range
+    num_rows: Range
+    embedding_dim: Range
+    pooling_factor: Range
+    tables_per_placement: Range
+    num_devices: Range
+    tables_per_device: Range
+    dims_per_device: Range
+    weight_bits: tuple[int, ...]
+    git_commit: str = UNKNOWN
+    evenshard_version: str = __version__
+    costs_sha256: tuple[str, ...] = ()
+    num_rows_quantiles: tuple[float, ...] = ()
+    embedding_dim_quantiles: tuple[float, ...] = ()
+    pooling_factor_quantiles: tuple[float, ...] = ()
+    reuse_quantiles: tuple[float, ...] = ()
+
+    @staticmethod
+    def of(measured: Sequence[MeasuredPlacement], git_commit: str = UNKNOWN, costs: Sequence[Path] = ()) -> TrainedOn:
+        """What ``measured``, which must not be empty, holds.
+
+        Args:
+            git_commit: of the code (``lineage.git_commit``).
+            costs: the files it was read from, if it was.
+        """
+        # Memory may have left a shard unmeasured; a search may still ask for it.
+        tables = distinct_tables([one.task for one in measured])
+        counted = dict.fromkeys((table, one.task.batch_size) for one in measured for table in one.task.tables)
+        reuse = [found for table, batch_size in counted if (found := mean_reuse(table, batch_size)) is not None]
+        shards = [
+            [one.task.tables[position] for position in shard]
+            for one in measured
+            for shard in one.placement.shards()
+            if shard
+        ]
+        return TrainedOn(
+            hardware=_joined(one.provenance.hardware for one in measured),
+            link=_joined(one.provenance.link for one in measured),
+            versions=_joined(one.provenance.versions for one in measured),
+            num_measured=len(measured),
+            batch_size=_range(one.task.batch_size for one in measured),
+            num_rows=_range(table.num_rows for table in tables),
+            embedding_dim=_range(table.embedding_dim for table in tables),
+            pooling_factor=_range(table.pooling_factor for table in tables),
+            tables_per_placement=_range(len(one.task.tables) for one in measured),
+            num_devices=_range(one.task.num_devices for one in measured),
+            tables_per_device=_range(len(shard) for shard in shards),
+            dims_per_device=_range(sum(table.embedding_dim for table in shard) for shard in shards),
+            weight_bits=tuple(sorted({table.weight_bits for table in tables})),
+            git_commit=git_commit,
+            costs_sha256=tuple(sha256_of(path) for path in costs),
+            num_rows_quantiles=_quantiles([table.num_rows for table in tables]),
+            embedding_dim_quantiles=_quantiles([table.embedding_dim for table in tables]),
+            pooling_factor_quantiles=_quantiles([table.pooling_factor for table in tables]),
+            reuse_quantiles=_quantiles(reuse),
+        )
+
+    def problem(self) -> str | None:
+        """Says in one clause what makes it impossible, or None."""
+        for name in _RANGES:
+            low, high = getattr(self, name)
+            if not 0 <= low <= high < math.inf:
+                return f"{name} is from {low:g} to {high:g}"
+        for name in _QUANTILES:
+            values = getattr(self, name)
+            if len(values) not in (0, len(QUANTILES)) or not all(0 <= value < math.inf for value in values):
+                return f"{name} is not {len(QUANTILES)} finite numbers"
+        return None if self.weight_bits else "weight_bits is empty"
+
+    def outside(self, task: PlacementTask) -> tuple[str, ...]:
+        """What of a task the model has seen nothing like: one line for each kind of trouble, none where all is well.
+
+        Predictions of such a task are guesses. A little beyond a range is no trouble: see the two slacks. Of tables and
+        dims on a device, which only a placement knows, the mean counts.
+        """
+        return (
+            *self.batch_outside(task.batch_size),
+            *self.tables_outside(task.tables),
+            *self.devices_outside(task.tables, task.num_devices),
+        )
+
+    def batch_outside(self, batch_size: int) -> list[str]:
+        """The part of ``outside`` that a global batch, samples, decides."""
+        low, high = self.batch_size
+        batch = f"the global batch of {batch_size:,} samples"
+        if batch_size > high * TABLE_SLACK:
+            return [f"{batch} is larger than the {high:,.0f} the model was trained on"]
+        if batch_size * TABLE_SLACK < low:
+            return [f"{batch} is smaller than the {low:,.0f} the model was trained on"]
+        return []
+
+    def tables_outside(self, tables: Sequence[Table]) -> list[str]:
+        """The part of ``outside`` that the tables decide."""
+        # A table that nobody looks up costs nothing, which needs no training.
+        read = [table for table in tables if table.pooling_factor > 0]
+        found = [
+            *_beyond(tables, self.num_rows, lambda table: table.num_rows, "more rows", "fewer rows"),
+            *_beyond(tables, self.embedding_dim, lambda table: table.embedding_dim, "a larger dim", "a smaller dim"),
+            *_beyond(read, self.pooling_factor, lambda table: table.pooling_factor, "more lookups", "fewer lookups"),
+        ]
+        unseen = [table for table in tables if table.weight_bits not in self.weight_bits]
+        if unseen:
+            seen = " or ".join(str(bits) for bits in self.weight_bits)
+            bits = " or ".join(str(one) for one in sorted({table.weight_bits for table in unseen}))
+            first = cut(unseen[0].name)
+            found.append(f"{_count(unseen)} weights of {bits} bits, the model was trained on {seen} (first: {first})")
+        return found
+
+    def devices_outside(self, tables: Sequence[Table], num_devices: int) -> list[str]:
+        """The part of ``outside`` that the devices decide."""
+        dims = sum(table.embedding_dim for table in tables)
+        mean_tables, mean_dims = len(tables) / num_devices, dims / num_devices
+        found = []
+        for value, (_, high), what in (
+            (float(num_devices), self.num_devices, "{0:,.0f} devices are"),
+            (mean_tables, self.tables_per_device, "{0:,.0f} tables on a mean device are"),
+            (mean_dims, self.dims_per_device, "dims of {0:,.0f} on a mean device are"),
+        ):
+            if value > high * DEVICE_SLACK:
+                found.append(f"{what.format(value)} far more than the {high:,.0f} the model was trained on")
+        return found
+
+    def save(self, path: Path) -> None:
+        """Writes JSON, as a whole or not at all."""
+        with atomic_path(path) as draft:
+            draft.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @staticmethod
+    def load(path: Path) -> TrainedOn:
+        """Reads what ``save`` wrote.
+
+        Raises:
+            BadFile: if it is missing, torn, or something else.
+        """
+        with reading_saved(path, "description of training data", _REMEDY):
+            content = load_json(path.read_bytes())
+            found = record_of(TrainedOn, content)
+            missing = {field.name for field in fields(TrainedOn)} - {*content, *_QUANTILES}
+            if missing:  # a default would speak of the code that reads
+                raise ValueError(f"missing: {', '.join(sorted(missing))}")
+            if problem := found.problem():
+                raise ValueError(problem)
+            return found
+
+
+_QUANTILES = ("num_rows_quantiles", "embedding_dim_quantiles", "pooling_factor_quantiles", "reuse_quantiles")
+"""The first files did not have them."""
+_RANGES = tuple(field.name for field in fields(TrainedOn) if field.type == "Range")
+
+
+def mean_reuse(table: Table, batch_size: int) -> float | None:
+    """Mean lookups of an index that a batch looks up; None where nobody has counted."""
+    if table.reuse_bins is None:
+        return None
+    bins, lookups = np.array([table.reuse_bins]), np.array([table.pooling_factor * batch_size])
+    return float(mean_counts(bins / bins.sum(), lookups)[0])
+
+
+def beyond(value: float, seen: Range) -> int:
+    """1 above the range, -1 below it, 0 inside or a little (``TABLE_SLACK``) beyond."""
+    low, high = seen
+    return 1 if value > high * TABLE_SLACK else -1 if value * TABLE_SLACK < low else 0
+
+
+def _beyond(tables: Sequence[Table], seen: Range, of: Callable[[Table], float], more: str, fewer: str) -> list[str]:
+    """A line for the tables above the range, and one for those below it."""
+    low, high = seen
+    lines = []
+    if above := [table for table in tables if beyond(of(table), seen) > 0]:
+        most = max(above, key=of)
+        lines.append(f"{_count(above)} {more} than {_limit(high)} (largest: {cut(most.name)}, {_number(of(most))})")
+    if below := [table for table in tables if beyond(of(table), seen) < 0]:
+        least = min(below, key=of)
+        lines.append(f"{_count(below)} {fewer} than {_limit(low)} (smallest: {cut(least.name)}, {_number(of(least))})")
+    return lines
+
+
+def _limit(value: float) -> str:
+    return f"the {_number(value)} the model was trained on"
+
+
+def _count(tables: Sequence[Table]) -> str:
+    return "1 table has" if len(tables) == 1 else f"{len(tables):,} tables have"
+
+
+def _number(value: float) -> str:
+    """Whole numbers in full, others with three digits."""
+    return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.3g}"
+
+
+def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(np.quantile(values, QUANTILES, method="inverted_cdf").tolist()) if values else ()
+
+
+def _range(values: Iterable[float]) -> Range:
+    listed = list(values)
+    return min(listed), max(listed)
+
+
+def _joined(values: Iterable[str]) -> str:
+    return "; ".join(sorted(set(values)))

@@ -1,0 +1,224 @@
+"""Does a model still cover today's tables? They are compared with the tables that it was trained on.
+
+Two things can be wrong with a table. It lies *outside* of a range: the model has seen nothing like it. Or it lies where
+hardly any training table was: a range is as wide as its two most extreme tables. What lies outside counts by its load,
+that is lookups times dim: a table that is hardly read costs hardly anything. What is rare counts by tables, because
+heavy tables are the rare ones of every set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from evenshard.sharders.trained_on import QUANTILES, Range, TrainedOn, beyond, mean_reuse
+from evenshard.tables.table import Table
+
+NEAR = 1.6
+"""Factor within which two tables are alike in a quantity."""
+RARE = 0.005
+"""A table is rare if fewer of the training tables than this share are like it."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Smallest, middle and largest; the middle is None where a model does not tell it."""
+
+    low: float
+    median: float | None
+    high: float
+
+
+@dataclass(frozen=True)
+class QuantityDrift:
+    """One quantity of the tables.
+
+    Attributes:
+        name: num_rows, embedding_dim, pooling_factor, or reuse: mean lookups of an index that a batch looks up.
+        trained_on: of the training tables; None where the model does not tell.
+        now: of today's; None where no table tells.
+        num_outside: tables outside of the range the model was trained on.
+        outside_load_pct: their part of the load, per cent.
+        num_rare: of the others, those that are like hardly any training table; None where the model does not tell.
+    """
+
+    name: str
+    trained_on: Spread | None
+    now: Spread | None
+    num_outside: int
+    outside_load_pct: float
+    num_rare: int | None
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What has become of a model's ground.
+
+    Attributes:
+        retrain_due: the model does not cover the tables.
+        reasons: why, one clause each; none where no retraining is due.
+        remarks: what the model has seen nothing like but does not matter enough, and what it does not tell.
+        num_tables: today's.
+        outside_load_pct: part of the load in tables outside of any range, per cent.
+        rare_pct: part of the tables that are rare in any quantity, per cent; None where the model does not tell.
+        quantities: one by one.
+    """
+
+    retrain_due: bool
+    reasons: tuple[str, ...]
+    remarks: tuple[str, ...]
+    num_tables: int
+    outside_load_pct: float
+    rare_pct: float | None
+    quantities: tuple[QuantityDrift, ...]
+
+
+def drift_of(
+    seen: TrainedOn,
+    tables: Sequence[Table],
+    batch_size: int,
+    num_devices: int | None = None,
+    tolerated_pct: float = 5.0,
+) -> Drift:
+    """Compares today's tables with the training data of a model.
+
+    Args:
+        seen: that data.
+        tables: at least one.
+        batch_size: today's global batch, samples.
+        num_devices: that the tables live on; None leaves devices aside.
+        tolerated_pct: so much of the load may lie outside, and so many of the tables may be rare, per cent.
+    """
+    loads = np.array([table.pooling_factor * table.embedding_dim for table in tables])
+    loads /= max(loads.sum(), 1e-300)
+    checked = [_checked(one, seen, tables, loads) for one in _quantities(batch_size)]
+    other_bits = np.array([table.weight_bits not in seen.weight_bits for table in tables])
+    outside = np.any([other_bits, *(one.outside for one in checked)], axis=0)
+    outside_load_pct = 100 * float(loads[outside].sum())
+    told = [one.rare for one in checked if one.rare is not None]
+    rare_pct = 100 * float((np.any(told, axis=0) & ~outside).mean()) if told else None
+
+    of_tables = [*seen.tables_outside(tables), *_reuse_line(checked[-1].drift)]
+    reasons = [*seen.batch_outside(batch_size)]
+    if num_devices is not None:
+        reasons += seen.devices_outside(tables, num_devices)
+    remarks = []
+    if outside_load_pct > tolerated_pct:
+        reasons += [
+            f"{outside_load_pct:.0f} % of the load is in {_tables(int(outside.sum()))} that the model has seen nothing "
+            f"like",
+            *of_tables,
+        ]
+    else:
+        remarks += [f"{line}: {outside_load_pct:.1f} % of the load altogether" for line in of_tables]
+    if rare_pct is None:
+        remarks.append("the model tells the ranges of its training data alone, not how many tables were where")
+    elif rare_pct > tolerated_pct:
+        reasons.append(f"{rare_pct:.0f} % of the tables are like hardly any table the model was trained on")
+    return Drift(
+        retrain_due=bool(reasons),
+        reasons=tuple(reasons),
+        remarks=tuple(remarks),
+        num_tables=len(tables),
+        outside_load_pct=outside_load_pct,
+        rare_pct=rare_pct,
+        quantities=tuple(one.drift for one in checked),
+    )
+
+
+def _reuse_line(reuse: QuantityDrift) -> list[str]:
+    if not reuse.num_outside or reuse.trained_on is None:
+        return []
+    low, high = reuse.trained_on.low, reuse.trained_on.high
+    have = "1 table has" if reuse.num_outside == 1 else f"{reuse.num_outside:,} tables have"
+    return [f"{have} an index reuse outside of the {low:.3g} to {high:.3g} lookups the model was trained on"]
+
+
+@dataclass(frozen=True)
+class _Quantity:
+    """How to read it: of a table, None where that does not tell; and of the training data: quantiles, or a range."""
+
+    name: str
+    of_table: Callable[[Table], float | None]
+    quantiles: Callable[[TrainedOn], tuple[float, ...]]
+    range: Callable[[TrainedOn], Range | None]
+
+
+def _quantities(batch_size: int) -> tuple[_Quantity, ...]:
+    def pooling(table: Table) -> float | None:
+        return table.pooling_factor or None  # a table that nobody looks up costs nothing, which needs no training
+
+    return (
+        _Quantity("num_rows", lambda one: one.num_rows, lambda s: s.num_rows_quantiles, lambda s: s.num_rows),
+        _Quantity(
+            "embedding_dim",
+            lambda one: one.embedding_dim,
+            lambda s: s.embedding_dim_quantiles,
+            lambda s: s.embedding_dim,
+        ),
+        _Quantity("pooling_factor", pooling, lambda s: s.pooling_factor_quantiles, lambda s: s.pooling_factor),
+        _Quantity(
+            "reuse",
+            lambda one: mean_reuse(one, batch_size) if one.pooling_factor else None,
+            lambda s: s.reuse_quantiles,
+            lambda s: (s.reuse_quantiles[0], s.reuse_quantiles[-1]) if s.reuse_quantiles else None,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """One quantity, table by table."""
+
+    drift: QuantityDrift
+    outside: np.ndarray
+    rare: np.ndarray | None
+
+
+def _checked(quantity: _Quantity, seen: TrainedOn, tables: Sequence[Table], loads: np.ndarray) -> _Checked:
+    values = [quantity.of_table(table) for table in tables]
+    known = [value for value in values if value is not None]
+    trained_range, quantiles = quantity.range(seen), quantity.quantiles(seen)
+    outside = np.array(
+        [value is not None and trained_range is not None and beyond(value, trained_range) != 0 for value in values]
+    )
+    rare = None
+    if quantiles:
+        rare = np.array([value is not None and _share_like(value, quantiles) < RARE for value in values]) & ~outside
+    middle = quantiles[QUANTILES.index(0.5)] if quantiles else None
+    drift = QuantityDrift(
+        name=quantity.name,
+        trained_on=None if trained_range is None else Spread(trained_range[0], middle, trained_range[1]),
+        now=Spread(min(known), median(known), max(known)) if known else None,
+        num_outside=int(outside.sum()),
+        outside_load_pct=100 * float(loads[outside].sum()),
+        num_rare=None if rare is None else int(rare.sum()),
+    )
+    return _Checked(drift, outside, rare)
+
+
+def _share_like(value: float, quantiles: Sequence[float]) -> float:
+    """Which share of the training tables lies within a factor ``NEAR``; between quantiles, along the logarithm."""
+    logs = np.log(np.maximum(quantiles, 1e-9))
+    ends = np.log(max(value, 1e-9)) + np.log(NEAR) * np.array([-1.0, 1.0])
+    below, above = _share_below(ends[0], logs, "left"), _share_below(ends[1], logs, "right")
+    return above - below
+
+
+def _share_below(log_value: float, logs: np.ndarray, side: str) -> float:
+    """The distribution function; at a value that many tables have, without those ("left") or with them ("right")."""
+    at = int(np.searchsorted(logs, log_value, side=side))  # type: ignore[call-overload]
+    if at == 0:
+        return 0.0
+    if at == len(logs):
+        return 1.0
+    low, high = logs[at - 1], logs[at]
+    part = (log_value - low) / (high - low) if high > low else 0.0
+    return QUANTILES[at - 1] + part * (QUANTILES[at] - QUANTILES[at - 1])
+
+
+def _tables(count: int) -> str:
+    return "1 table" if count == 1 else f"{count:,} tables"

@@ -1,0 +1,199 @@
+"""Does the candidate become the champion? Only if it is better, or as good and learned from fewer measurements.
+
+Both have placed the same held-out tasks, and one run has measured both: the differences are paired. What the measuring
+noise alone could bring is no difference (docs/decisions/0011). What the 95 % interval does not exclude may be a
+regression, and "as good" must exclude one that is worth mentioning (``Rules.tolerance_pct``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+
+from evenshard.measure.noise import Noise
+from evenshard.stages.standings import Interval
+
+
+class Verdict(StrEnum):
+    """What the measurements allow to say about the candidate."""
+
+    BETTER = "better"
+    EQUAL = "equal"
+    WORSE = "worse"
+    UNCLEAR = "unclear"
+
+
+@dataclass(frozen=True)
+class PairedTask:
+    """One held-out task.
+
+    Attributes:
+        task_id: its name.
+        candidate_ms, champion_ms: measured cost of a step; infinite where there is no placement, or where it ran out of
+            memory.
+        same_placement: both put the same tables together. It was measured once.
+    """
+
+    task_id: str
+    candidate_ms: float
+    champion_ms: float
+    same_placement: bool = False
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What counts as good enough.
+
+    Attributes:
+        tolerance_pct: a candidate is as good if it is slower by at most so much, per cent, with 95 % confidence.
+    """
+
+    tolerance_pct: float = 1.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether the champion changes, and why.
+
+    Attributes:
+        promote: it does.
+        verdict: about the cost of placements.
+        reason: in one sentence.
+        candidate_ms, champion_ms: mean measured cost over the tasks that both could place; NaN without one.
+        difference_pct: paired, per cent of the champion's mean; below 0 the candidate is faster. NaN likewise.
+        noise_pct: a mean difference below this is no more than measuring noise.
+        num_common: tasks that both could place.
+        num_same: of those, with the same placement.
+        num_candidate_missed, num_champion_missed: tasks that each could not place.
+        only_candidate, only_champion: tasks that only one of them could place.
+        candidate_measured, champion_measured: measured placements that each was trained on.
+    """
+
+    promote: bool
+    verdict: Verdict
+    reason: str
+    candidate_ms: float
+    champion_ms: float
+    difference_pct: Interval
+    noise_pct: float
+    num_common: int
+    num_same: int
+    num_candidate_missed: int
+    num_champion_missed: int
+    only_candidate: tuple[str, ...]
+    only_champion: tuple[str, ...]
+    candidate_measured: int
+    champion_measured: int
+
+
+def decide(
+    tasks: Sequence[PairedTask],
+    noise: Noise,
+    candidate_measured: int,
+    champion_measured: int,
+    rules: Rules | None = None,
+) -> Decision:
+    """The decision about one candidate.
+
+    Args:
+        tasks: held out; at least one.
+        noise: of the measurements.
+        candidate_measured, champion_measured: measured placements that each model was trained on.
+    """
+    rules = rules or Rules()
+    common = [one for one in tasks if math.isfinite(one.candidate_ms) and math.isfinite(one.champion_ms)]
+    only_champion = tuple(one.task_id for one in tasks if math.isinf(one.candidate_ms) and one.champion_ms < math.inf)
+    only_candidate = tuple(one.task_id for one in tasks if math.isinf(one.champion_ms) and one.candidate_ms < math.inf)
+    num_same = sum(one.same_placement for one in common)
+    difference_pct, noise_pct = _difference_pct(common), _noise_pct(noise, len(common), num_same)
+    verdict = _verdict(difference_pct, noise_pct, rules)
+    promote, reason = _conclusion(
+        verdict,
+        difference_pct,
+        noise_pct,
+        (len(only_candidate), len(only_champion)),
+        (candidate_measured, champion_measured),
+        rules,
+    )
+    return Decision(
+        promote=promote,
+        verdict=verdict,
+        reason=reason,
+        candidate_ms=fmean(one.candidate_ms for one in common) if common else math.nan,
+        champion_ms=fmean(one.champion_ms for one in common) if common else math.nan,
+        difference_pct=difference_pct,
+        noise_pct=noise_pct,
+        num_common=len(common),
+        num_same=num_same,
+        num_candidate_missed=sum(math.isinf(one.candidate_ms) for one in tasks),
+        num_champion_missed=sum(math.isinf(one.champion_ms) for one in tasks),
+        only_candidate=only_candidate,
+        only_champion=only_champion,
+        candidate_measured=candidate_measured,
+        champion_measured=champion_measured,
+    )
+
+
+def _difference_pct(common: Sequence[PairedTask]) -> Interval:
+    if not common:
+        return Interval(math.nan, math.nan, math.nan)
+    if all(one.same_placement for one in common):  # nothing is left to chance
+        return Interval(0.0, 0.0, 0.0)
+    scale = 100 / fmean(one.champion_ms for one in common)
+    return Interval.of([(one.candidate_ms - one.champion_ms) * scale for one in common])
+
+
+def _noise_pct(noise: Noise, num_common: int, num_same: int) -> float:
+    """The noise floor of the mean over all common tasks, to which equal placements bring none."""
+    return noise.difference_pct(num_common) * math.sqrt((num_common - num_same) / max(num_common, 1))
+
+
+def _verdict(difference_pct: Interval, noise_pct: float, rules: Rules) -> Verdict:
+    if difference_pct.high < 0 and difference_pct.mean < -noise_pct:
+        return Verdict.BETTER
+    if difference_pct.low > 0 and difference_pct.mean > noise_pct:
+        return Verdict.WORSE
+    return Verdict.EQUAL if difference_pct.high <= rules.tolerance_pct else Verdict.UNCLEAR
+
+
+def _conclusion(
+    verdict: Verdict,
+    difference_pct: Interval,
+    noise_pct: float,
+    only: tuple[int, int],
+    num_measured: tuple[int, int],
+    rules: Rules,
+) -> tuple[bool, str]:
+    """Whether to promote, and why; the pairs are of the candidate and of the champion."""
+    mean, high = difference_pct.mean, difference_pct.high
+    if only[1]:
+        return False, f"it finds no placement for {_tasks(only[1])} that the champion places"
+    if math.isnan(mean):
+        return False, "there is no task that both can place"
+    if verdict is Verdict.BETTER:
+        return True, f"its placements are {-mean:.2g} % faster, and at least {-high:.2g} % with 95 % confidence"
+    if verdict is Verdict.WORSE:
+        return False, f"its placements are {mean:.2g} % slower, which is more than noise ({noise_pct:.2g} %)"
+    if verdict is Verdict.UNCLEAR:
+        may_be = "nobody can tell how much" if math.isinf(high) else f"{high:.2g} %"
+        return False, (
+            f"its placements may be slower by {may_be}, and {rules.tolerance_pct:g} % is tolerated. Take more tasks"
+        )
+    if only[0]:
+        return True, f"its placements cost the same, and it places {_tasks(only[0])} that the champion does not"
+    if num_measured[0] < num_measured[1]:
+        return True, (
+            f"its placements cost the same, and it learned from {num_measured[0]:,} placements instead of "
+            f"{num_measured[1]:,}"
+        )
+    return False, (
+        f"its placements cost the same, and it learned from no fewer placements ({num_measured[0]:,}, the "
+        f"champion {num_measured[1]:,})"
+    )
+
+
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"

@@ -1,0 +1,66 @@
+"""What would a new placement of today's tables move, and what would it save? The old request, with the new tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff.diff import Difference, diff
+from evenshard.planner.place import PlaceConfig, place
+from evenshard.planner.request import PlacementRequest, Rules
+from evenshard.sharders.models import PlacementModel
+from evenshard.tables.sources import TableSet
+
+
+@dataclass(frozen=True)
+class Replan:
+    """A new placement beside the old one.
+
+    Attributes:
+        answer: the new one.
+        difference: what moves, and what that saves.
+    """
+
+    answer: PlacementAnswer
+    difference: Difference
+
+
+def replan(
+    old: PlacementAnswer,
+    tables: TableSet,
+    model: PlacementModel,
+    batch_size: int,
+    config: PlaceConfig | None = None,
+    link_gb_s: float | None = None,
+    tables_from: str | None = None,
+) -> Replan:
+    """Places today's tables on the devices, and by the rules, of an old answer.
+
+    Args:
+        batch_size: today's global batch, samples.
+
+    Raises:
+        InfeasibleTask: if they do not fit there any more.
+    """
+    answer = place(request_now(old.request, tables, batch_size), model, config, tables_from=tables_from)
+    return Replan(answer, diff(old, answer, model, link_gb_s))
+
+
+def request_now(old: PlacementRequest, tables: TableSet, batch_size: int) -> PlacementRequest:
+    """The old request with today's tables; rules about tables that are gone go with them."""
+    names = {table.name for table in tables.tables}
+    rules = old.rules
+    kept = Rules(
+        pinned={name: devices for name, devices in rules.pinned.items() if name in names},
+        forbidden={name: devices for name, devices in rules.forbidden.items() if name in names},
+        forbidden_devices=rules.forbidden_devices,
+        together=_groups(rules.together, names),
+        apart=_groups(rules.apart, names),
+    )
+    return replace(old, tables=tables.tables, assumptions=tables.assumptions, rules=kept, batch_size=batch_size)
+
+
+def _groups(groups: Iterable[tuple[str, ...]], names: set[str]) -> tuple[tuple[str, ...], ...]:
+    left = (tuple(name for name in group if name in names) for group in groups)
+    return tuple(group for group in left if len(group) > 1)

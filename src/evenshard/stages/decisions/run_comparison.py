@@ -1,0 +1,189 @@
+"""How do loops differ? In their settings, and in what their placements of the same held-out tasks cost.
+
+Loops are measured at different times, so a machine that is slower as a whole that day matters here: the noise is that
+between runs (docs/decisions/0011), which more tasks do not average away. Loops with other tasks or on other hardware
+stand side by side without a difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from evenshard.stages.standings import Interval
+
+TASKS_DEPEND_ON = "generate_tables."
+COSTS_DEPEND_ON = ("measure.link", "measure.recorded_batch")
+"""Settings that change what the same placement costs on the same hardware."""
+NOISE = "noise."
+MEAN = ".mean_measured_ms"
+
+
+@dataclass(frozen=True)
+class LoopRun:
+    """One loop.
+
+    Attributes:
+        name: of the run.
+        run_id: of MLflow.
+        settings: by section and key, such as ``train_policy.entropy_weight``.
+        metrics: headline metrics by name, such as ``evenshard.mean_measured_ms``.
+        hardware: that it was evaluated on; empty where that is not told.
+        tables: hash of the tables that its tasks are made of; empty where that is not told.
+        costs_ms: of each sharder, measured cost by task id; infinite where there was no placement or no memory. Empty
+            where the loop was not evaluated.
+    """
+
+    name: str
+    run_id: str
+    settings: Mapping[str, str]
+    metrics: Mapping[str, float]
+    hardware: str
+    costs_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tables: str = ""
+
+
+@dataclass(frozen=True)
+class SharderDifference:
+    """A sharder of one loop against the same of the first loop.
+
+    Attributes:
+        difference_pct: paired over the tasks that it could place in both, per cent of the first loop's mean; below 0 is
+            faster.
+        noise_pct: a difference below this is no more than noise; NaN where the noise between runs is unknown.
+        verdict: in words.
+    """
+
+    difference_pct: Interval
+    noise_pct: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class SharderRow:
+    """One sharder in all loops; None where a loop has not measured it.
+
+    Attributes:
+        mean_ms: over the tasks that it could place in that loop.
+        num_infeasible: tasks that it could not place.
+        against_first: None for the first loop, and where nothing can be compared.
+    """
+
+    sharder: str
+    mean_ms: tuple[float | None, ...]
+    num_infeasible: tuple[int | None, ...]
+    against_first: tuple[SharderDifference | None, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several loops.
+
+    Attributes:
+        runs: their names and ids.
+        hardware: that each was evaluated on; empty where that is not told.
+        settings: those that differ: a value for each loop, None where a loop does not have it.
+        metrics: all but the means of the sharders: a value for each loop.
+        sharders: fastest of the first loop first.
+        remarks: why loops cannot be compared.
+    """
+
+    runs: tuple[tuple[str, str], ...]
+    hardware: tuple[str, ...]
+    settings: Mapping[str, tuple[str | None, ...]]
+    metrics: Mapping[str, tuple[float | None, ...]]
+    sharders: tuple[SharderRow, ...]
+    remarks: tuple[str, ...]
+
+
+def compare(runs: Sequence[LoopRun]) -> Comparison:
+    """Compares loops with the first of them."""
+    first = runs[0]
+    obstacles = [None if run is first else _obstacle(first, run) for run in runs]
+    names = dict.fromkeys(name for run in runs for name in run.costs_ms)
+    rows = [_row(name, runs, obstacles) for name in names]
+    keys = sorted({key for run in runs for key in run.settings})
+    metrics = dict.fromkeys(key for run in runs for key in run.metrics if not key.endswith(MEAN))
+    return Comparison(
+        runs=tuple((run.name, run.run_id) for run in runs),
+        hardware=tuple(run.hardware for run in runs),
+        settings={key: values for key in keys if len(set(values := tuple(run.settings.get(key) for run in runs))) > 1},
+        metrics={key: tuple(run.metrics.get(key) for run in runs) for key in metrics},
+        sharders=tuple(sorted(rows, key=lambda row: math.inf if row.mean_ms[0] is None else row.mean_ms[0])),
+        remarks=tuple(f"{run.name}: {why}" for run, why in zip(runs, obstacles, strict=True) if why),
+    )
+
+
+def _obstacle(first: LoopRun, other: LoopRun) -> str | None:
+    """Why the costs of two loops say nothing about each other."""
+    for run, who in ((first, "the first loop"), (other, "it")):
+        if not run.costs_ms:
+            return f"{who} was not evaluated"
+    if first.hardware != other.hardware:
+        return f"evaluated on {other.hardware or 'unknown hardware'}, the first loop on {first.hardware or 'unknown'}"
+    for key in COSTS_DEPEND_ON:
+        if first.settings.get(key) != other.settings.get(key):
+            return f"evaluated with {key} {other.settings.get(key)}, the first loop with {first.settings.get(key)}"
+    keys = {key for run in (first, other) for key in run.settings if key.startswith(TASKS_DEPEND_ON)}
+    changed = sorted(key for key in keys if first.settings.get(key) != other.settings.get(key))
+    if changed:
+        return f"its tasks are others than the first loop's ({', '.join(changed)})"
+    if first.tables and other.tables and first.tables != other.tables:
+        return "the file of its tables is another than the first loop's"
+    if _tasks(first) != _tasks(other):
+        return "its tasks are others than the first loop's"
+    return None
+
+
+def _tasks(run: LoopRun) -> set[str]:
+    return {task_id for costs in run.costs_ms.values() for task_id in costs}
+
+
+def _row(sharder: str, runs: Sequence[LoopRun], obstacles: Sequence[str | None]) -> SharderRow:
+    means, missed, against = [], [], []
+    for run, obstacle in zip(runs, obstacles, strict=True):
+        costs = run.costs_ms.get(sharder)
+        placed = [cost for cost in costs.values() if math.isfinite(cost)] if costs else []
+        means.append(fmean(placed) if placed else None)
+        missed.append(None if costs is None else len(costs) - len(placed))
+        comparable = run is not runs[0] and obstacle is None
+        against.append(_difference(runs[0], run, sharder) if comparable else None)
+    return SharderRow(sharder, tuple(means), tuple(missed), tuple(against))
+
+
+def _difference(first: LoopRun, other: LoopRun, sharder: str) -> SharderDifference | None:
+    before, after = first.costs_ms.get(sharder, {}), other.costs_ms.get(sharder, {})
+    common = [t for t in before if math.isfinite(before[t]) and math.isfinite(after.get(t, math.inf))]
+    if not common:
+        return None
+    scale = 100 / fmean(before[task] for task in common)
+    difference = Interval.of([(after[task] - before[task]) * scale for task in common])
+    noise_pct = between_runs_pct(first, other, len(common))
+    return SharderDifference(difference, noise_pct, _verdict(difference, noise_pct))
+
+
+def between_runs_pct(first: LoopRun, other: LoopRun, num_tasks: int) -> float:
+    """Below this, a mean difference between two loops is no more than noise (95 %); NaN where that is unknown.
+
+    What shifts a whole run stays; what scatters within a run is averaged over the tasks.
+    """
+    variance = 0.0
+    for run in (first, other):
+        within, between = run.metrics.get(f"{NOISE}within_run_pct"), run.metrics.get(f"{NOISE}between_run_pct")
+        if within is None or between is None:
+            return math.nan
+        variance += between**2 + within**2 / num_tasks
+    return 1.96 * math.sqrt(variance)
+
+
+def _verdict(difference_pct: Interval, noise_pct: float) -> str:
+    if difference_pct.mean == 0:
+        return "equal"
+    if abs(difference_pct.mean) <= noise_pct:
+        return "equal (within the noise)"
+    caution = ", if not by noise, which is unknown" if math.isnan(noise_pct) else ""
+    if difference_pct.high < 0:
+        return f"faster{caution}"
+    return f"slower{caution}" if difference_pct.low > 0 else "not separable"

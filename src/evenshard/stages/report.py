@@ -1,0 +1,277 @@
+"""What does a person get to see? The tables and pictures of an evaluation."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from evenshard.measure.costs import (
+    CONTROL,
+    OK,
+    RANDOM_SHARD,
+    MeasuredPlacement,
+    PlacementCost,
+    measured_or_simulated,
+)
+from evenshard.measure.noise import Noise
+from evenshard.stages.standings import Interval, NetworkAccuracy, Result, Standing
+from evenshard.utils.atomic import atomic_path
+
+CSV_COLUMNS = (
+    "task_id",
+    "sharder",
+    "status",
+    "reason",
+    "max_device_ms",
+    "predicted_ms",
+    "device_id",
+    "num_tables",
+    "fwd_compute_ms",
+    "fwd_all_to_all_ms",
+    "bwd_all_to_all_ms",
+    "bwd_compute_ms",
+    "fwd_compute_spread_ms",
+    "bwd_compute_spread_ms",
+    "fwd_wait_ms",
+    "all_to_all",
+    "hardware",
+)
+PARTS = {
+    "fwd_compute_ms": ("forward", "#4c78a8"),
+    "fwd_all_to_all_ms": ("all-to-all forward", "#f2b447"),
+    "bwd_all_to_all_ms": ("all-to-all backward", "#e4813b"),
+    "bwd_compute_ms": ("backward", "#8a5a9e"),
+}
+
+POLICY, SEARCH = "the policy", "evenshard's search"
+PROPOSED = {POLICY: ("#4c78a8", "#8a5a9e", 0.0), SEARCH: ("#f2b447", "#e4813b", 0.12)}
+"""Colour of the dots and of the mean, and where they stand beside the round's number."""
+
+
+def write_text(text: str, path: Path) -> None:
+    """A text file with a final newline."""
+    with atomic_path(path) as draft:
+        draft.write_text(text + "\n")
+
+
+def write_csv(results: Sequence[Result], path: Path) -> None:
+    """One row per task, sharder and device; an infeasible answer is one row with its reason."""
+    with atomic_path(path) as draft, draft.open("w", newline="") as file:
+        writer = csv.DictWriter(file, CSV_COLUMNS, restval="")
+        writer.writeheader()
+        for result in results:
+            writer.writerows(_csv_rows(result))
+
+
+def _csv_rows(result: Result) -> list[dict[str, object]]:
+    answer = result.answer
+    head: dict[str, object] = {"task_id": answer.task.task_id, "sharder": answer.sharder}
+    one = result.measured
+    if answer.placement is None or one is None:
+        return [{**head, "status": "infeasible", "reason": answer.reason}]
+    shards = answer.placement.shards()
+    return [
+        {
+            **head,
+            "max_device_ms": one.cost.max_device_ms if one.cost.fits else "",
+            "predicted_ms": answer.predicted_ms,
+            "device_id": device_id,
+            "num_tables": len(shards[device_id]),
+            **(asdict(cost) if cost.status == OK else {}),
+            "status": "measured" if cost.status == OK else cost.status,
+            "all_to_all": one.cost.all_to_all,
+            "hardware": one.provenance.hardware,
+        }
+        for device_id, cost in enumerate(one.cost.devices)
+    ]
+
+
+def metrics(
+    standings: Sequence[Standing],
+    accuracy: NetworkAccuracy,
+    num_tasks: int,
+    num_infeasible: int,
+    noise: Noise,
+    origin: Mapping[str, Any],
+    model_accuracy: NetworkAccuracy | None = None,
+) -> dict[str, Any]:
+    """The contents of ``metrics.json``.
+
+    Args:
+        accuracy: of DreamShard's cost network.
+        model_accuracy: of evenshard's cost model; None where there is none.
+    """
+    return {
+        **origin,
+        "noise": {**asdict(noise), "equal_below_pct": _json_number(noise.difference_pct(num_tasks - num_infeasible))},
+        "num_test_tasks": num_tasks,
+        "num_infeasible": num_infeasible,
+        "sharders": {
+            one.sharder: {
+                "mean_measured_ms": _json_number(one.measured_ms.mean),
+                "ci95_ms": _json_interval(one.measured_ms),
+                "difference_to_best_heuristic_pct": _json_number(one.against_best_pct.mean),
+                "difference_ci95_pct": _json_interval(one.against_best_pct),
+                "num_infeasible": one.num_infeasible,
+                "privileged": one.privileged,
+                "verdict": one.verdict,
+            }
+            for one in standings
+        },
+        "cost_network": _json_accuracy(accuracy),
+        **({"cost_model": _json_accuracy(model_accuracy)} if model_accuracy else {}),
+    }
+
+
+def _json_accuracy(accuracy: NetworkAccuracy) -> dict[str, float | None]:
+    return {
+        "median_abs_pct_error": _json_number(accuracy.median_abs_pct_error),
+        "kendall_tau": _json_number(accuracy.kendall_tau),
+    }
+
+
+def _json_number(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None
+
+
+def _json_interval(interval: Interval) -> list[float | None]:
+    return [_json_number(interval.low), _json_number(interval.high)]
+
+
+def text_table(standings: Sequence[Standing], num_tasks: int, noise: Noise, hardware: str) -> str:
+    """The standings as a table for the terminal, fastest first.
+
+    Args:
+        hardware: whose times they are.
+    """
+    timed = measured_or_simulated(hardware)
+    lines = [f"{'sharder':<22}{f'mean {timed} ms':>17}{'to the best heuristic':>36}  verdict"]
+    for one in sorted(standings, key=lambda one: one.measured_ms.mean):
+        against = one.against_best_pct
+        difference = f"{against.mean:+.1f} % [{against.low:+.1f}, {against.high:+.1f}]"
+        if one.is_best_heuristic:
+            difference = "0"
+        missed = f"; {one.num_infeasible} of {num_tasks} tasks infeasible" if one.num_infeasible else ""
+        mark = " *" if one.privileged else ""
+        lines.append(f"{one.sharder + mark:<22}{one.measured_ms.mean:>17.3f}{difference:>36}  {one.verdict}{missed}")
+    if any(one.privileged for one in standings):
+        lines.append(f"* privileged: it has {timed} every table of the test tasks by itself before placing them")
+    lines.append(f"{num_tasks} held-out tasks of unseen tables, paired; intervals are 95 %")
+    if noise.within_run_pct is not None:
+        between = f" and {noise.between_run_pct:.1f} % between runs" if noise.between_run_pct is not None else ""
+        if noise.relative_between_run_pct is not None:
+            between += f" ({noise.relative_between_run_pct:.1f} % relative to each other)"
+        equal_below = max(one.noise_pct for one in standings)
+        lines.append(
+            f"noise: repeated placements spread by {noise.within_run_pct:.1f} % within a run{between} (standard "
+            f"deviation); differences below {equal_below:.1f} % are called equal"
+        )
+    return "\n".join(lines)
+
+
+def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot.subplots(
+        1, max(1, columns), figsize=(width, height), sharey=columns > 1, layout="constrained", squeeze=False
+    )
+
+
+def _save(figure: Any, path: Path) -> None:
+    from matplotlib import pyplot
+
+    with atomic_path(path) as draft:
+        figure.savefig(draft, dpi=130, format="png", metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def plot_device_costs(costs: Mapping[str, PlacementCost], title: str, path: Path) -> None:
+    """Stacked bars of every device's four times, one panel per sharder, with the step time they wait for."""
+    figure, axes = _figure(1.2 + 3.1 * len(costs), 3.8, len(costs))
+    for axis, (sharder, cost) in zip(axes[0], costs.items(), strict=False):  # an empty panel if there is no cost
+        bottom = [0.0] * len(cost.devices)
+        devices = range(len(cost.devices))
+        for part, (label, colour) in PARTS.items():
+            heights = [getattr(device, part) for device in cost.devices]
+            axis.bar(devices, heights, bottom=bottom, label=label, color=colour, width=0.7)
+            bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
+        axis.axhline(cost.max_device_ms, color="#333333", linewidth=1, linestyle="--")
+        axis.set_title(f"{sharder}: {cost.max_device_ms:.2f} ms", fontsize=11)
+        axis.set_xlabel("device")
+        axis.set_xticks(list(devices))
+        axis.margins(y=0.08)
+        axis.spines[["top", "right"]].set_visible(False)
+    modelled = any(cost.all_to_all == "modelled" for cost in costs.values())
+    axes[0][0].set_ylabel("ms per step" + (", all-to-all modelled" if modelled else ""))
+    figure.suptitle(title, fontsize=11)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    _save(figure, path)
+
+
+def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccuracy, hardware: str, path: Path) -> None:
+    """Predicted against measured or simulated overall cost of every measured placement of the held-out tasks."""
+    figure, axes = _figure(5.6, 5.0)
+    axis = axes[0][0]
+    measured = [result for result in results if math.isfinite(result.measured_ms)]
+    for sharder in dict.fromkeys(result.answer.sharder for result in measured):
+        own = [result for result in measured if result.answer.sharder == sharder]
+        axis.scatter(
+            [r.measured_ms for r in own], [r.answer.predicted_ms for r in own], s=14, alpha=0.75, label=sharder
+        )
+    if measured:
+        values = [v for r in measured for v in (r.measured_ms, r.answer.predicted_ms)]
+        ends = (min(values) * 0.95, max(values) * 1.05)
+        axis.plot(ends, ends, color="#333333", linewidth=1, linestyle="--")
+        axis.set(xlim=ends, ylim=ends)
+        axis.legend(frameon=False, fontsize=8)
+    axis.set(xlabel=f"{measured_or_simulated(hardware)} ms per step", ylabel="predicted ms per step")
+    axis.set_title(
+        f"unseen tables: median error {accuracy.median_abs_pct_error:.1f} %, Kendall's tau {accuracy.kendall_tau:.2f}",
+        fontsize=11,
+    )
+    axis.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> None:
+    """Measured or simulated cost of the placements each round tried, with the 95 % interval of the round's mean.
+
+    What a search proposed is drawn beside the rest; random shards are no placements.
+    """
+    figure, axes = _figure(5.6, 3.8)
+    axis = axes[0][0]
+    by_round: dict[str, dict[int, list[float]]] = {label: {} for label in PROPOSED}
+    for one in measured:
+        if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD):
+            by_round[_proposed(one)].setdefault(one.round, []).append(one.cost.max_device_ms)
+    for label, costs in by_round.items():
+        if not costs:
+            continue
+        dots, line, offset = PROPOSED[label]
+        rounds = sorted(costs)
+        places = [number + offset for number in rounds]
+        means = [fmean(costs[number]) for number in rounds]
+        errors = [1.96 * stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for v in (costs[r] for r in rounds)]
+        for number, place in zip(rounds, places, strict=True):
+            axis.scatter([place] * len(costs[number]), costs[number], s=10, alpha=0.35, color=dots)
+        axis.errorbar(places, means, yerr=errors, marker="o", color=line, capsize=4, label=f"{label}: mean, 95 %")
+    ticks = sorted({number for costs in by_round.values() for number in costs})
+    timed = measured_or_simulated(", ".join({one.provenance.hardware for one in measured}))
+    axis.set(xlabel="round (round 1 places at random)", ylabel=f"{timed} ms per step", xticks=ticks)
+    axis.set_ylim(bottom=0)
+    if ticks:
+        axis.legend(frameon=False)
+    axis.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def _proposed(one: MeasuredPlacement) -> str:
+    return SEARCH if one.proposed_by == "evenshard" else POLICY

@@ -1,0 +1,178 @@
+"""A recorded batch of real lookups, in the format of facebookresearch/dlrm_datasets.
+
+The file is what ``torch.save((indices, offsets, lengths))`` writes, often gzipped: table after table, sample after
+sample.
+
+Legend: T tables, B samples, L lookups of all tables together.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from evenshard.tables.reuse import reuse_bins_of_counts
+from evenshard.tables.table import WEIGHT_BITS, Table
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.messages import reason_of
+from evenshard.utils.tensor_files import is_gzipped, load_tensors, not_integers, unpack
+
+_FETCH_AGAIN = "Fetch the file again; it must hold (indices, offsets, lengths) as facebookresearch/dlrm_datasets does."
+
+
+@dataclass(frozen=True, eq=False)
+class DlrmBatch:
+    """Lookups of one batch in all tables.
+
+    Attributes:
+        indices: [L] int64 row numbers.
+        offsets: [T*B+1] int64; lookups of table t and sample b are ``indices[offsets[t*B+b] : offsets[t*B+b+1]]``.
+        lengths: [T, B] lookups of each table and sample, of the file's own integer type.
+    """
+
+    indices: torch.Tensor
+    offsets: torch.Tensor
+    lengths: torch.Tensor
+
+    @property
+    def num_tables(self) -> int:
+        return self.lengths.shape[0]
+
+    @property
+    def batch_size(self) -> int:
+        return self.lengths.shape[1]
+
+    def lookups(self, table_index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the batch reads from one table: ([lookups of the table] int64 indices, [B] lengths), both views.
+
+        Raises:
+            IndexError: there is no such table.
+        """
+        if not 0 <= table_index < self.num_tables:
+            raise IndexError(f"table {table_index} of {self.num_tables}")
+        first = table_index * self.batch_size
+        begin, end = int(self.offsets[first]), int(self.offsets[first + self.batch_size])
+        return self.indices[begin:end], self.lengths[table_index]
+
+
+def read_dlrm_batch(path: str | PathLike[str]) -> DlrmBatch:
+    """Reads and checks a ``.pt`` or gzipped ``.pt.gz`` file. A gzipped one is unpacked into the temporary folder first.
+
+    Raises:
+        BadFile: the file is missing, torn, or its tensors contradict each other.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise BadFile(path, "is not a file" if path.exists() else "no such file", "Check the path.")
+    content = _load(path)
+    if not isinstance(content, tuple | list) or len(content) != 3:
+        raise BadFile(path, f"holds a {type(content).__name__}, not three tensors", _FETCH_AGAIN)
+    for name, value, num_dims in zip(("indices", "offsets", "lengths"), content, (1, 1, 2), strict=True):
+        if problem := not_integers(value):
+            raise BadFile(path, f"{name} {problem}", _FETCH_AGAIN)
+        if value.dim() != num_dims:
+            raise BadFile(path, f"{name} has {value.dim()} dimensions, not {num_dims}", _FETCH_AGAIN)
+    indices, offsets, lengths = content
+    batch = DlrmBatch(indices.to(torch.int64), offsets.to(torch.int64), lengths)
+    _check(path, batch)
+    return batch
+
+
+def tables_from_batch(
+    batch: DlrmBatch,
+    embedding_dims: Sequence[int],
+    seed: int,
+    weight_bits: int = 32,
+    task_batch_size: int | None = None,
+) -> tuple[Table, ...]:
+    """The tables as far as the batch shows them.
+
+    A table has as many rows as its largest index tells (the true table may have more) and the mean lookups per sample
+    and the reuse histogram of this batch. A table that the batch never reads has 1 row, pooling factor 0 and no
+    histogram. Dims are not recorded; they are drawn.
+
+    Args:
+        batch: as ``read_dlrm_batch`` returns it.
+        embedding_dims: dims to draw from, each equally likely.
+        seed: of the draw.
+        weight_bits: 8, 16 or 32, the same for all tables.
+        task_batch_size: samples of the tasks the tables are for, where that is fewer than recorded: pooling factor and
+            reuse histogram are then those of the first so many samples. None takes the whole batch.
+
+    Raises:
+        BadConfig: no dim to draw from, or impossible weight bits.
+    """
+    if not embedding_dims or min(embedding_dims) < 1:
+        raise BadConfig(f"embedding_dims is {list(embedding_dims)}. List at least one dim, each at least 1.")
+    if weight_bits not in WEIGHT_BITS:
+        raise BadConfig(f"weight_bits is {weight_bits}. Choose one of {WEIGHT_BITS}.")
+    num_samples = batch.batch_size if task_batch_size is None else task_batch_size
+    if not 1 <= num_samples <= batch.batch_size:
+        raise BadConfig(
+            f"batch_size is {num_samples}, but the recorded batch has {batch.batch_size} samples. Lower it."
+        )
+    dims = np.random.default_rng(seed).choice(np.array(embedding_dims), size=batch.num_tables)
+    return tuple(_table(batch, number, int(dim), weight_bits, num_samples) for number, dim in enumerate(dims))
+
+
+def recorded_name(table_index: int) -> str:
+    """The name of the table at a position of the recorded batch."""
+    return f"t{table_index:03d}"
+
+
+def _table(batch: DlrmBatch, number: int, dim: int, weight_bits: int, num_samples: int) -> Table:
+    name = recorded_name(number)
+    indices, lengths = batch.lookups(number)
+    if indices.numel() == 0:
+        return Table(name, 1, dim, 0.0, None, weight_bits)
+    num_rows = int(indices.max()) + 1
+    indices = indices[: int(lengths[:num_samples].sum())]
+    if indices.numel() == 0:
+        return Table(name, num_rows, dim, 0.0, None, weight_bits)
+    _, counts = torch.unique(indices, return_counts=True)
+    return Table(name, num_rows, dim, indices.numel() / num_samples, reuse_bins_of_counts(counts), weight_bits)
+
+
+def _load(path: Path) -> Any:
+    try:
+        if not is_gzipped(path):
+            return load_tensors(path)
+        # torch seeks back and forth, and each step back in a gzip stream starts over at the first byte.
+        with tempfile.TemporaryFile() as unpacked:
+            unpack(path, unpacked)
+            unpacked.seek(0)
+            return load_tensors(path, unpacked)
+    except OSError as error:
+        raise BadFile(path, f"cannot be read ({reason_of(error)})", _FETCH_AGAIN) from None
+
+
+def _check(path: Path, batch: DlrmBatch) -> None:
+    """Raises BadFile unless the three tensors agree. One table at a time, for real files hold a billion indices."""
+    num_tables, batch_size = batch.num_tables, batch.batch_size
+    offsets, num_indices = batch.offsets, batch.indices.numel()
+    if num_tables == 0 or batch_size == 0:
+        raise BadFile(path, f"holds {num_tables} tables and {batch_size} samples", _FETCH_AGAIN)
+    if offsets.numel() != num_tables * batch_size + 1:
+        expected = f"{num_tables} tables x {batch_size} samples + 1"
+        raise BadFile(path, f"has {offsets.numel()} offsets, not {expected}", _FETCH_AGAIN)
+    if int(offsets[0]) != 0 or int(offsets[-1]) != num_indices:
+        problem = f"offsets run from {int(offsets[0])} to {int(offsets[-1])}, but there are {num_indices} indices"
+        raise BadFile(path, problem, _FETCH_AGAIN)
+    for number in range(num_tables):
+        where = f"table {number}"
+        first = number * batch_size
+        steps = offsets[first : first + batch_size + 1].diff()
+        if bool((batch.lengths[number] < 0).any()):
+            raise BadFile(path, "a sample has a negative number of lookups", _FETCH_AGAIN, where)
+        if not bool((steps == batch.lengths[number]).all()):
+            raise BadFile(path, "offsets do not match the lengths", _FETCH_AGAIN, where)
+        indices, _ = batch.lookups(number)
+        if indices.numel() and int(indices.min()) < 0:
+            raise BadFile(path, f"index {int(indices.min())} is negative", _FETCH_AGAIN, where)

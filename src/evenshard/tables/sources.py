@@ -1,0 +1,215 @@
+"""What may a user hand over as "my tables"? A table file, a public set, or a sample of traffic.
+
+================  =======================================================  =================================
+source            looks like                                               traffic may be given beside it
+================  =======================================================  =================================
+public set        a name of ``catalog_names()``                            yes
+table file        .yaml, .yml, .json, .csv, .parquet                       yes
+DLRM batch file   .pt, .pt.gz                                              no, it is traffic
+traffic folder    a folder of .parquet files or of .pt files               no, it is traffic
+================  =======================================================  =================================
+
+A single Parquet file is a table file. A sample of traffic in one Parquet file stands in a folder of its own, or is
+named as the traffic of a table file.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from os import PathLike
+from pathlib import Path
+
+from evenshard.tables.assumptions import Assumption, assumed_reuse_bins, assumed_weight_bits
+from evenshard.tables.catalog import catalog_names, load_catalog
+from evenshard.tables.files import load_tables_with_assumptions
+from evenshard.tables.formats import COLUMNS, REUSE_COLUMNS, TABLE_SUFFIXES
+from evenshard.tables.reuse import feasible_reuse_bins
+from evenshard.tables.table import WEIGHT_BITS, Table
+from evenshard.tables.traffic import tables_from_traffic
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.messages import cut, shown
+from evenshard.utils.params import check_ranges
+
+BATCH_SUFFIXES = (".pt", ".pt.gz")
+_COUNTED = ("pooling_factor", "reuse_bins")
+"""Columns that a sample of traffic tells."""
+
+
+class SourceKind(Enum):
+    """See the table at the top."""
+
+    CATALOG = "public set"
+    TABLE_FILE = "table file"
+    BATCH_FILE = "DLRM batch file"
+    TRAFFIC_FOLDER = "traffic folder"
+
+
+@dataclass(frozen=True)
+class TableSet:
+    """Tables, and what nobody told about them.
+
+    Attributes:
+        tables: with distinct names.
+        assumptions: in the order of the tables.
+    """
+
+    tables: tuple[Table, ...]
+    assumptions: tuple[Assumption, ...] = ()
+
+    @staticmethod
+    def of(tables: Sequence[Table]) -> TableSet:
+        """Tables made in Python: only a histogram can be missing."""
+        return TableSet(tuple(tables), tuple(assumed_reuse_bins(one.name) for one in tables if one.reuse_bins is None))
+
+
+def kind_of_source(source: str | PathLike[str]) -> SourceKind | None:
+    """Tells by name and suffix, and whether it is a folder; nothing is opened. None if it is nothing of the kind."""
+    if str(source) in catalog_names():
+        return SourceKind.CATALOG
+    # Before the suffix, as Spark writes folders called sample.parquet. An empty path would be the present folder.
+    if str(source) and Path(source).is_dir():
+        return SourceKind.TRAFFIC_FOLDER
+    name = Path(source).name
+    if name.lower().endswith(TABLE_SUFFIXES):
+        return SourceKind.TABLE_FILE
+    return SourceKind.BATCH_FILE if name.endswith(BATCH_SUFFIXES) else None
+
+
+def tables_from(
+    source: str | PathLike[str],
+    batch_size: int,
+    traffic: str | PathLike[str] | None = None,
+    embedding_dim: int | None = None,
+    weight_bits: int | None = None,
+    default_pooling_factor: float = 1.0,
+) -> TableSet:
+    """The user's tables, with a stated default wherever the source is silent.
+
+    Args:
+        source: see the table at the top.
+        batch_size: samples per batch that the reuse histograms shall hold for.
+        traffic: a sample whose pooling factors and histograms replace those of a table file or a public set. Tables
+            that it does not hold keep what they have; what it holds beyond the tables is not read.
+        embedding_dim: of all tables: must be given with a sample of traffic alone, may be with a public set that has
+            one dim for all.
+        weight_bits: 8, 16 or 32, in place of what the source says; None keeps that.
+        default_pooling_factor: lookups per sample where neither file nor traffic tells.
+
+    Raises:
+        BadConfig: no such source, or settings that contradict it.
+        BadFile: a file cannot be used.
+    """
+    check_ranges(batch_size=batch_size)
+    if embedding_dim is not None:
+        check_ranges(embedding_dim=embedding_dim)
+    if weight_bits is not None:
+        _check_weight_bits(weight_bits)  # before a long sample is counted
+    match kind_of_source(source):
+        case SourceKind.CATALOG:
+            table_set = _public_set(str(source), batch_size, embedding_dim)
+        case SourceKind.TABLE_FILE:
+            if embedding_dim is not None:
+                raise BadConfig(f"{source} tells each table's dim. Leave embedding_dim ({embedding_dim}) out.")
+            table_set = _of_table_file(Path(source), default_pooling_factor)
+        case SourceKind.BATCH_FILE | SourceKind.TRAFFIC_FOLDER:
+            if traffic is not None:
+                raise BadConfig(f"{source} is a sample of traffic itself. Leave traffic ({traffic}) out.")
+            table_set = _of_traffic(Path(source), batch_size, embedding_dim)
+        case None:
+            raise _unknown(source)
+    if traffic is not None:
+        table_set = with_traffic(table_set, traffic, batch_size)
+    return table_set if weight_bits is None else with_weight_bits(table_set, weight_bits)
+
+
+def with_traffic(table_set: TableSet, traffic: str | PathLike[str], batch_size: int) -> TableSet:
+    """The tables with the pooling factors and histograms of a sample; those it does not hold stay as they are.
+
+    Raises:
+        BadConfig: batch size below 1, or two tables of one name.
+        BadFile: the sample cannot be read, contradicts the tables, or holds none of them.
+    """
+    found = tables_from_traffic(traffic, batch_size, table_set.tables, ignore_unmatched=True)
+    told = {table.name for table in found.tables}
+    # Only of a table that is not in the sample does it leave the pooling factor open.
+    told -= {assumption.table for assumption in found.assumptions if assumption.column == "pooling_factor"}
+    before = [one for one in table_set.assumptions if one.table not in told or one.column not in _COUNTED]
+    # "As given" would be untrue of a value that the file did not give either.
+    open_before = {(one.table, one.column) for one in before}
+    after = [one for one in found.assumptions if (one.table, one.column) not in open_before]
+    position = {table.name: number for number, table in enumerate(found.tables)}
+    ordered = sorted(before + after, key=lambda one: (position[one.table], COLUMNS.index(one.column)))
+    return TableSet(found.tables, tuple(ordered))
+
+
+def with_weight_bits(table_set: TableSet, weight_bits: int) -> TableSet:
+    """The tables in another precision.
+
+    Raises:
+        BadConfig: none of 8, 16 and 32 bits.
+    """
+    _check_weight_bits(weight_bits)
+    tables = tuple(replace(table, weight_bits=weight_bits) for table in table_set.tables)
+    return TableSet(tables, tuple(one for one in table_set.assumptions if one.column != "weight_bits"))
+
+
+def _check_weight_bits(weight_bits: int) -> None:
+    if weight_bits not in WEIGHT_BITS:
+        raise BadConfig(f"weight_bits is {weight_bits}. Choose one of {WEIGHT_BITS}.")
+
+
+def _public_set(name: str, batch_size: int, embedding_dim: int | None) -> TableSet:
+    tables = load_catalog(name, batch_size, embedding_dim)
+    assumptions: list[Assumption] = []
+    for table in tables:
+        if table.reuse_bins == feasible_reuse_bins(table.num_rows, table.pooling_factor * batch_size):
+            assumptions.append(assumed_reuse_bins(table.name))
+        assumptions.append(assumed_weight_bits(table.name, table.weight_bits))
+    return TableSet(tables, tuple(assumptions))
+
+
+def _of_table_file(path: Path, default_pooling_factor: float) -> TableSet:
+    if path.suffix.lower() == ".parquet":
+        _check_is_no_traffic(path)
+    return TableSet(*load_tables_with_assumptions(path, default_pooling_factor))
+
+
+def _check_is_no_traffic(path: Path) -> None:
+    """Raises BadFile for a Parquet file with none of a table file's columns, before all of it is read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        columns = set(pq.read_schema(path).names)
+    except (pa.ArrowException, OSError, ValueError):
+        return  # load_tables says what is wrong
+    if columns and not columns & {*COLUMNS, *REUSE_COLUMNS}:
+        problem = f"holds none of a table file's columns ({', '.join(COLUMNS)})"
+        remedy = (
+            "If it is a sample of traffic, put it into a folder of its own, or name it as the traffic of a table file."
+        )
+        raise BadFile(path, problem, remedy)
+
+
+def _of_traffic(path: Path, batch_size: int, embedding_dim: int | None) -> TableSet:
+    if embedding_dim is None:
+        raise BadConfig(
+            f"{path} is a sample of traffic, which does not tell the dims. "
+            "Give embedding_dim, or a table file with the sample as its traffic."
+        )
+    found = tables_from_traffic(path, batch_size, embedding_dim=embedding_dim)
+    return TableSet(found.tables, found.assumptions)
+
+
+def _unknown(source: str | PathLike[str]) -> BadConfig:
+    known = catalog_names()
+    close = difflib.get_close_matches(cut(str(source)), known, n=1)
+    hint = f"Did you mean {close[0]}? " if close else ""
+    kinds = f"a table file ({', '.join(TABLE_SUFFIXES)}), a DLRM batch file ({', '.join(BATCH_SUFFIXES)})"
+    return BadConfig(
+        f"{shown(str(source))} is no source of tables. {hint}Give {kinds}, a folder of traffic or one of "
+        f"{', '.join(known)}."
+    )

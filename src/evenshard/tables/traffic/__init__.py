@@ -1,0 +1,17 @@
+"""How do real lookups read the tables? Pooling factors and reuse histograms from a sample of traffic.
+
+``tables_from_traffic`` reads a directory of Parquet files or of ``.pt`` batches, or one such file, in one pass and with
+bounded memory::
+
+    sample.py           blocks of samples; what every kind of file must offer
+    parquet.py          one row per sample, one column per table
+    torch_batches.py    .pt files: (indices, offsets, lengths), or keys, values and lengths
+    sources.py          a path -> the kind of files it holds
+    counts.py           lookups -> histograms, window by window
+    tables.py           puts the figures into tables and says what was assumed
+"""
+
+from evenshard.tables.assumptions import Assumption
+from evenshard.tables.traffic.tables import TrafficTables, tables_from_traffic
+
+__all__ = ["Assumption", "TrafficTables", "tables_from_traffic"]

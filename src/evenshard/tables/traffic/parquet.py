@@ -1,0 +1,155 @@
+"""Traffic in Parquet files: one row per sample, one column per table.
+
+A column holds lists of row numbers, or one row number per sample. A null and an empty list are no lookup.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evenshard.tables.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
+from evenshard.utils.errors import BadFile
+from evenshard.utils.messages import reason_of, shown
+
+READ_BUFFER_BYTES = 1 << 20
+"""Pages are decoded from a buffer of this size. Without one, or with pyarrow's pre-buffering, whole column chunks of a
+row group are held in memory."""
+MAX_LOOKUPS_UNSEEN, MAX_LOOKUPS_PER_BYTE = 1 << 24, 100
+"""Lookups in the lists of a column of a row group that are read whatever they take, and beyond that, in one byte; the
+commonest row of real traffic takes a bit for each lookup."""
+_REMEDY = "A column must hold row numbers or lists of them; write it anew or remove it."
+
+
+class ParquetSample:
+    """See ``Sample``.
+
+    Args:
+        paths: at least one file.
+
+    Raises:
+        BadFile: the first file is torn or has no column.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = tuple(paths)
+        with _opened(self._paths[0]) as file:
+            self.names = _names(self._paths[0], file)
+
+    def survey(self, names: Sequence[str]) -> Survey:
+        parts: list[Part] = []
+        num_samples, num_lookups = 0, dict.fromkeys(names, 0)
+        for path in self._paths:
+            with _opened(path) as file:
+                check_same_tables(path, _names(path, file), self.names, self._paths[0])
+                for name in names:
+                    _check_type(path, name, file.schema_arrow.field(name).type)
+                _check_size(path, file.metadata)
+                num_samples += file.metadata.num_rows
+                parts += [Part(path, number) for number in range(file.metadata.num_row_groups)]
+                for name, num_values in _num_values(file).items():
+                    if name in num_lookups:
+                        num_lookups[name] += num_values
+        return Survey(num_samples, num_lookups, tuple(parts))
+
+    def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
+        import pyarrow as pa
+
+        with _opened(part.path) as file:
+            try:
+                for batch in file.iter_batches(max_samples, row_groups=[part.row_group], columns=list(names)):
+                    yield Block(batch.num_rows, {name: _lookups(part.path, name, batch.column(name)) for name in names})
+            except (pa.ArrowException, OSError) as error:
+                raise _torn(part.path, error) from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path, buffer_size=READ_BUFFER_BYTES, pre_buffer=False)
+    except (pa.ArrowException, OSError) as error:
+        raise _torn(path, error) from error
+    with file:
+        yield file
+
+
+def _torn(path: Path, error: Exception) -> BadFile:
+    return BadFile(path, f"cannot be read as Parquet ({reason_of(error)})", "Write or fetch the file anew.")
+
+
+def _names(path: Path, file: Any) -> tuple[str, ...]:
+    names = tuple(file.schema_arrow.names)
+    if not names:
+        raise BadFile(path, "has no column", "Give it one column per table.")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise BadFile(path, f"has several columns {shown(twice)}", "Give each table its own name.")
+    return names
+
+
+def _check_type(path: Path, name: str, kind: Any) -> None:
+    import pyarrow.types as pt
+
+    is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
+    value = kind.value_type if is_list else kind
+    # A column of nothing but nulls or empty lists is written without a type of its own.
+    if pt.is_integer(value) or pt.is_null(value):
+        return
+    hint = " pandas makes floats of whole numbers beside nulls: use its Int64." if pt.is_floating(value) else ""
+    raise BadFile(path, f"holds {kind}, not row numbers", _REMEDY + hint, f"column {shown(name)}")
+
+
+def _check_size(path: Path, metadata: Any) -> None:
+    """Real lookups differ; a list that repeats one row a billion times takes a few bytes, and all memory to read."""
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for number in range(group.num_columns):
+            column = group.column(number)
+            in_lists = column.num_values - group.num_rows
+            if in_lists > MAX_LOOKUPS_UNSEEN and in_lists > MAX_LOOKUPS_PER_BYTE * column.total_uncompressed_size:
+                problem = f"holds {column.num_values:,} lookups in {column.total_uncompressed_size:,} bytes"
+                raise BadFile(path, problem, "No real traffic does; write the file again.")
+
+
+def _num_values(file: Any) -> dict[str, int]:
+    """Values of each column in the whole file, nulls and empty lists included."""
+    metadata, names = file.metadata, set(file.schema_arrow.names)
+    column_of_leaf: list[str | None] = []
+    for number in range(metadata.num_columns):
+        path = metadata.schema.column(number).path  # "ads" or "ads.list.element"; the name may hold dots of its own
+        while path and path not in names:
+            path = path.rpartition(".")[0]
+        column_of_leaf.append(path or None)
+    num_values = dict.fromkeys(names, 0)
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for number, name in enumerate(column_of_leaf):
+            if name is not None:
+                num_values[name] += row_group.column(number).num_values
+    return num_values
+
+
+def _lookups(path: Path, name: str, column: Any) -> TableLookups:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as pt
+
+    where = f"column {shown(name)}"
+    if pt.is_integer(column.type) or pt.is_null(column.type):
+        lengths, values = column.is_valid(), column.drop_null()
+    else:
+        lengths, values = pc.fill_null(pc.list_value_length(column), 0), column.flatten()
+        if values.null_count:
+            raise BadFile(path, "a list holds a null", "Leave nulls out of the lists.", where)
+    try:
+        rows = values.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid as error:
+        raise BadFile(path, f"row numbers exceed 2**63 - 1 ({reason_of(error)})", _REMEDY, where) from error
+    return TableLookups.of_lengths(rows, lengths.to_numpy(zero_copy_only=False).astype(np.int64))

@@ -1,0 +1,226 @@
+"""Which tables does a sample of traffic show? Fills pooling factors and reuse histograms in, or makes the tables up.
+
+The histogram belongs to a batch size (docs/decisions/0002), so the sample is cut into windows of that many successive
+samples, from file to file. All tables' lookups of one window may be too many to hold at once; then the tables are read
+in groups, one after the other, and each group reads its own part of the files only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from evenshard.tables.assumptions import Assumption, assumed_weight_bits
+from evenshard.tables.reuse import feasible_reuse_bins
+from evenshard.tables.table import WEIGHT_BITS, Table, duplicate_name
+from evenshard.tables.traffic.counts import TableCounts, WindowedCounts
+from evenshard.tables.traffic.sample import Sample, Survey
+from evenshard.tables.traffic.sources import opened_sample
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.messages import shown
+from evenshard.utils.params import check_ranges
+from evenshard.utils.progress import progress
+
+GROUP_LOOKUPS = 1 << 24
+"""Expected lookups of one window in the tables that are read together: 128 MiB."""
+BLOCK_LOOKUPS = 1 << 21
+"""Expected lookups and samples that are read at a time."""
+
+
+@dataclass(frozen=True)
+class TrafficTables:
+    """Tables as a sample of traffic shows them.
+
+    Attributes:
+        tables: in the order of the given ones, or of the sample.
+        assumptions: what the sample did not tell, in the order of the tables.
+        num_samples: of the whole sample.
+        num_windows: full batches among them.
+    """
+
+    tables: tuple[Table, ...]
+    assumptions: tuple[Assumption, ...]
+    num_samples: int
+    num_windows: int
+
+
+def tables_from_traffic(
+    source: str | PathLike[str],
+    batch_size: int,
+    tables: Sequence[Table] | None = None,
+    embedding_dim: int | Mapping[str, int] | None = None,
+    weight_bits: int | None = None,
+    ignore_unmatched: bool = False,
+) -> TrafficTables:
+    """Counts a sample of traffic.
+
+    Pooling factors are lookups per sample of the whole sample. Histograms are those of windows of ``batch_size``
+    samples; an incomplete last window counts only for tables that no full one reads. A table that is never looked up
+    has pooling factor 0 and no histogram.
+
+    Args:
+        source: a folder of Parquet files or of ``.pt`` files, read in the order of their names, or one such file.
+        batch_size: samples of the task that the tables are for.
+        tables: the tables whose pooling factors and histograms are to be replaced, as ``load_tables`` reads them. None
+            makes tables of all that the sample holds, with as many rows as the largest index tells.
+        embedding_dim: without ``tables``: one for all, or one for each.
+        weight_bits: without ``tables``: 8, 16 or 32; 32 is assumed where left out.
+        ignore_unmatched: tables without traffic stay as they are, traffic without a table is not read.
+
+    Raises:
+        BadConfig: settings that contradict each other or make no sense.
+        BadFile: the sample cannot be read, contradicts itself or the tables, or holds no sample.
+    """
+    source = Path(source)
+    _check_settings(batch_size, tables, embedding_dim, weight_bits)
+    with opened_sample(source) as sample:
+        names = _wanted(source, sample, tables, embedding_dim, ignore_unmatched)
+        num_rows = {table.name: table.num_rows for table in tables or ()}
+        survey = sample.survey(names)
+        if survey.num_samples == 0:
+            raise BadFile(source, "holds no sample", "Give at least one batch.")
+        counts = {name: TableCounts(name, num_rows.get(name)) for name in names}
+        _count(sample, survey, counts, batch_size)
+    if tables is None:
+        assert embedding_dim is not None
+        dims = embedding_dim if isinstance(embedding_dim, Mapping) else dict.fromkeys(names, embedding_dim)
+        tables = [
+            Table(name, counts[name].largest_row + 1 or 1, dims[name], 0.0, None, weight_bits or 32) for name in names
+        ]
+        assumptions = _assumed_sizes(tables, counts, weight_bits)
+    else:
+        assumptions = []
+    filled: list[Table] = []
+    for table in tables:
+        filled.append(_filled(table, counts.get(table.name), survey.num_samples, batch_size, assumptions))
+    position = {table.name: number for number, table in enumerate(filled)}
+    assumptions.sort(key=lambda assumption: position[assumption.table])
+    return TrafficTables(tuple(filled), tuple(assumptions), survey.num_samples, survey.num_samples // batch_size)
+
+
+def _check_settings(
+    batch_size: int,
+    tables: Sequence[Table] | None,
+    embedding_dim: int | Mapping[str, int] | None,
+    weight_bits: int | None,
+) -> None:
+    check_ranges(batch_size=batch_size)
+    if tables is not None:
+        if embedding_dim is not None or weight_bits is not None:
+            raise BadConfig("embedding_dim and weight_bits come with the tables. Leave them out.")
+        name = duplicate_name(tables)
+        if name is not None:
+            raise BadConfig(f"Several tables are called {shown(name)}. Give each its own name.")
+        return
+    if embedding_dim is None:
+        raise BadConfig("A sample of traffic does not tell the dims. Give a table file or embedding_dim.")
+    for dim in embedding_dim.values() if isinstance(embedding_dim, Mapping) else [embedding_dim]:
+        check_ranges(embedding_dim=dim)
+    if weight_bits is not None and weight_bits not in WEIGHT_BITS:
+        raise BadConfig(f"weight_bits is {weight_bits}. Choose one of {WEIGHT_BITS}.")
+
+
+def _wanted(
+    source: Path,
+    sample: Sample,
+    tables: Sequence[Table] | None,
+    embedding_dim: int | Mapping[str, int] | None,
+    ignore_unmatched: bool,
+) -> list[str]:
+    """The tables of the sample to count. Raises BadFile if some table and some traffic do not find each other."""
+    if tables is not None:
+        known = {table.name for table in tables}
+    elif isinstance(embedding_dim, Mapping):
+        known = set(embedding_dim)
+    else:
+        return list(sample.names)
+    without_table = [name for name in sample.names if name not in known]
+    without_traffic = sorted(known - set(sample.names))
+    if without_table and not ignore_unmatched:
+        raise BadFile(
+            source, f"holds traffic of {_some(without_table)}", "Add the table, or ignore what does not match."
+        )
+    if without_traffic and not ignore_unmatched:
+        problem = f"holds no traffic of {_some(without_traffic)}; it holds {_some(sample.names)}"
+        raise BadFile(source, problem, "Use the sample's names for the tables, or ignore what does not match.")
+    names = [name for name in sample.names if name in known]
+    if not names:
+        problem = f"holds {_some(sample.names)}, none of the tables"
+        raise BadFile(source, problem, "Use the sample's names for the tables.")
+    return names
+
+
+def _some(names: Sequence[str]) -> str:
+    first = ", ".join(map(shown, names[:3]))
+    return f"table {first}" if len(names) == 1 else f"tables {first}" + f" and {len(names) - 3} more" * (len(names) > 3)
+
+
+def _count(sample: Sample, survey: Survey, counts: Mapping[str, TableCounts], batch_size: int) -> None:
+    steps = [(names, part) for names in _groups(survey, batch_size) for part in survey.parts]
+    for names, part in progress(steps, "counting lookups"):
+        if part is survey.parts[0]:
+            windows = WindowedCounts([counts[name] for name in names], batch_size)
+            per_sample = sum(1 + survey.num_lookups[name] / survey.num_samples for name in names)
+        for block in sample.blocks(part, names, max(1, int(BLOCK_LOOKUPS / per_sample))):
+            windows.add(block, part.path)
+        if part is survey.parts[-1]:
+            windows.finish()
+
+
+def _groups(survey: Survey, batch_size: int) -> list[list[str]]:
+    """Tables to read together: each group's lookups of a mean window fit into ``GROUP_LOOKUPS``, if more than one."""
+    window_samples = min(batch_size, survey.num_samples)
+    groups: list[list[str]] = []
+    room = 0.0
+    for name, num_lookups in survey.num_lookups.items():
+        size = num_lookups / survey.num_samples * window_samples
+        if not groups or size > room:
+            groups.append([])
+            room = GROUP_LOOKUPS
+        groups[-1].append(name)
+        room -= size
+    return groups
+
+
+# From counts to tables ------------------------------------------------------------------------------------------------
+
+
+def _assumed_sizes(
+    tables: Sequence[Table], counts: Mapping[str, TableCounts], weight_bits: int | None
+) -> list[Assumption]:
+    assumptions = []
+    for table in tables:
+        seen = counts[table.name].largest_row >= 0
+        text = f"{table.num_rows}, the largest index seen + 1" if seen else "1, since no row was looked up"
+        assumptions.append(Assumption(table.name, "num_rows", text))
+        if weight_bits is None:
+            assumptions.append(assumed_weight_bits(table.name, table.weight_bits))
+    return assumptions
+
+
+def _filled(
+    table: Table, counts: TableCounts | None, num_samples: int, batch_size: int, assumptions: list[Assumption]
+) -> Table:
+    """The table with the figures of the sample; what they do not tell is added to ``assumptions``."""
+    if counts is None:
+        text = "as given, since the sample does not hold the table"
+        assumptions += [Assumption(table.name, column, text) for column in ("pooling_factor", "reuse_bins")]
+        return table
+    if counts.num_lookups == 0:
+        assumptions.append(Assumption(table.name, "reuse_bins", "none, since no row was looked up"))
+        return replace(table, pooling_factor=0.0, reuse_bins=None)
+    pooling_factor = counts.num_lookups / num_samples
+    total = int(counts.unique_K.sum())
+    if total:
+        return replace(table, pooling_factor=pooling_factor, reuse_bins=tuple((counts.unique_K / total).tolist()))
+    # Fewer samples than a batch come back to fewer rows. The histogram is moved only as far as a whole batch's lookups
+    # need to fit into the rows at all.
+    rest_K = tuple((counts.rest_K / np.sum(counts.rest_K)).tolist())
+    reuse_bins = feasible_reuse_bins(table.num_rows, pooling_factor * batch_size, base=rest_K)
+    text = f"those of {num_samples % batch_size} samples; a batch of {batch_size} comes back to rows more often"
+    assumptions.append(Assumption(table.name, "reuse_bins", text))
+    return replace(table, pooling_factor=pooling_factor, reuse_bins=reuse_bins)

@@ -1,0 +1,195 @@
+"""Traffic in ``.pt`` files, one batch each, as ``torch.save`` writes them.
+
+Either the tuple (indices, offsets, lengths) of facebookresearch/dlrm_datasets, whose tables are called t000, t001 and
+so on, or a dict ``{"keys": names, "values": [L], "lengths": [T*B] or [T, B]}`` with the content of a TorchRec
+KeyedJaggedTensor; other entries of the dict are not looked at.
+
+Legend: T tables, B samples of a file, L lookups of all tables together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenshard.tables.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
+from evenshard.utils.errors import BadFile
+from evenshard.utils.messages import reason_of, shown
+from evenshard.utils.progress import progress
+from evenshard.utils.tensor_files import load_tensors, not_integers
+
+if TYPE_CHECKING:  # torch takes a second to import
+    import torch
+
+_ZIP_MAGIC = b"PK\x03\x04"
+_KEYS = ("keys", "values", "lengths")
+_REMEDY = 'It must hold (indices, offsets, lengths) or {"keys": names, "values": tensor, "lengths": tensor}.'
+_SAVE_ANEW = "Save the file anew."
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """One file. Its tensors are mapped, not read: only what is touched comes into memory.
+
+    Attributes:
+        names: T tables.
+        values: [L] row numbers, table after table, sample after sample.
+        lengths_TB: lookups of each table and sample.
+        offsets: [T*B+1], or None where the file has none.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    values: torch.Tensor
+    lengths_TB: torch.Tensor
+    offsets: torch.Tensor | None
+
+    @property
+    def num_samples(self) -> int:
+        return self.lengths_TB.shape[1]
+
+    def begins(self) -> dict[str, int]:
+        """Where each table's values begin; under "" where the last one's end.
+
+        Raises:
+            BadFile: lengths or offsets do not match the values.
+        """
+        num_samples, num_values = self.num_samples, self.values.numel()
+        begins, end = {}, 0
+        for number, name in enumerate(self.names):
+            begins[name] = end
+            if self.offsets is None:
+                lengths_B = self.lengths_TB[number]
+                if num_samples and int(lengths_B.min()) < 0:
+                    raise self.problem("a sample has a negative number of lookups", name)
+                end += int(lengths_B.sum())
+            else:
+                end = int(self.offsets[(number + 1) * num_samples])
+                if end < begins[name]:
+                    raise self.problem("offsets fall", name)
+        if end != num_values:
+            what = "lengths add up to" if self.offsets is None else "offsets end at"
+            raise BadFile(self.path, f"{what} {end}, but there are {num_values} row numbers", _SAVE_ANEW)
+        return begins | {"": end}
+
+    def lookups(self, name: str, first: int, last: int, begin: int) -> TableLookups:
+        """Samples ``first`` to ``last`` of one table, copied; the first one's values begin at ``begin``.
+
+        Raises:
+            BadFile: offsets do not match the lengths.
+        """
+        number = self.names.index(name)
+        lengths_B = self.lengths_TB[number, first:last].long()
+        if self.offsets is not None:
+            start = number * self.num_samples
+            steps_B = self.offsets[start + first : start + last + 1].long().diff()
+            if not steps_B.equal(lengths_B) or (len(steps_B) and int(lengths_B.min()) < 0):
+                raise self.problem("offsets do not match the lengths", name)
+        # A copy, since a view would keep the whole file mapped.
+        values = self.values[begin : begin + int(lengths_B.sum())].long().numpy().copy()
+        return TableLookups.of_lengths(values, lengths_B.numpy())
+
+    def problem(self, problem: str, name: str) -> BadFile:
+        return BadFile(self.path, problem, _SAVE_ANEW, f"table {shown(name)}")
+
+
+class TorchSample:
+    """See ``Sample``.
+
+    Args:
+        paths: at least one file.
+        unpacked: what is read instead of the only file, where that is gzipped.
+
+    Raises:
+        BadFile: the first file is torn or holds something else.
+    """
+
+    def __init__(self, paths: Sequence[Path], unpacked: Path | None = None) -> None:
+        self._paths, self._unpacked = tuple(paths), unpacked
+        self.names = self._load(self._paths[0]).names
+
+    def _load(self, path: Path) -> _Batch:
+        return _load(path, self._unpacked or path)
+
+    def survey(self, names: Sequence[str]) -> Survey:
+        num_samples, num_lookups = 0, dict.fromkeys(names, 0)
+        for path in progress(self._paths, "looking at the files"):
+            batch = self._load(path)
+            check_same_tables(path, batch.names, self.names, self._paths[0])
+            num_samples += batch.num_samples
+            begins = batch.begins()
+            ends = list(begins.values())[1:]
+            for name, end in zip(batch.names, ends, strict=True):
+                if name in num_lookups:
+                    num_lookups[name] += end - begins[name]
+        return Survey(num_samples, num_lookups, tuple(map(Part, self._paths)))
+
+    def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
+        whole = self._load(part.path)
+        begins, num_samples = whole.begins(), whole.num_samples
+        del whole  # what was touched stays in memory as long as the file is mapped, so each block maps it anew
+        for first in range(0, num_samples, max_samples):
+            last = min(first + max_samples, num_samples)
+            batch = self._load(part.path)
+            lookups = {name: batch.lookups(name, first, last, begins[name]) for name in names}
+            del batch
+            for name in names:
+                begins[name] += len(lookups[name].rows)
+            yield Block(last - first, lookups)
+
+
+def _load(path: Path, source: Path) -> _Batch:
+    """The batch in ``source``, which the user knows as ``path``; raises BadFile unless its shapes agree."""
+    try:
+        with source.open("rb") as file:
+            # Files of torch before 1.6 cannot be mapped; they are read whole, one at a time.
+            can_map = file.read(4) == _ZIP_MAGIC
+    except OSError as error:
+        raise BadFile(path, f"cannot be read ({reason_of(error)})", _REMEDY) from None
+    content = load_tensors(path, source, can_map)
+    if isinstance(content, dict) and all(key in content for key in _KEYS):
+        return _from_dict(path, content)
+    if isinstance(content, tuple | list) and len(content) == 3:
+        return _from_tuple(path, content)
+    keys = f" with {', '.join(sorted(map(shown, content))[:5])}" if isinstance(content, dict) else ""
+    raise BadFile(path, f"holds a {type(content).__name__}{keys}", _REMEDY)
+
+
+def _from_dict(path: Path, content: dict[str, Any]) -> _Batch:
+    keys, (values, lengths) = content["keys"], (_integers(path, content, key) for key in _KEYS[1:])
+    if not isinstance(keys, list | tuple) or not keys or not all(isinstance(key, str) and key for key in keys):
+        raise BadFile(path, "keys is not a list of table names", _REMEDY)
+    twice = next((key for key, count in Counter(keys).items() if count > 1), None)
+    if twice is not None:
+        raise BadFile(path, f"keys holds {shown(twice)} twice", "Give each table its own name.")
+    shape = list(lengths.shape)
+    if lengths.dim() not in (1, 2) or (lengths.dim() == 2 and shape[0] != len(keys)) or lengths.numel() % len(keys):
+        raise BadFile(path, f"lengths of shape {shape} cannot be shared among {len(keys)} tables", _REMEDY)
+    return _Batch(path, tuple(keys), values, lengths.reshape(len(keys), -1), None)
+
+
+def _from_tuple(path: Path, content: Sequence[Any]) -> _Batch:
+    from evenshard.tables.dlrm_batch import recorded_name
+
+    named = dict(zip(("indices", "offsets", "lengths"), content, strict=True))
+    indices, offsets, lengths = (_integers(path, named, key) for key in named)
+    if lengths.dim() != 2 or lengths.numel() == 0:
+        raise BadFile(path, f"lengths has shape {list(lengths.shape)}, not [tables, samples]", _REMEDY)
+    if offsets.dim() != 1 or offsets.numel() != lengths.numel() + 1 or int(offsets[0]) != 0:
+        problem = (
+            f"offsets of shape {list(offsets.shape)} do not start at 0 with one more than {lengths.numel()} values"
+        )
+        raise BadFile(path, problem, _REMEDY)
+    return _Batch(path, tuple(map(recorded_name, range(lengths.shape[0]))), indices, lengths, offsets)
+
+
+def _integers(path: Path, content: dict[str, Any], key: str) -> torch.Tensor:
+    value: torch.Tensor = content[key]
+    if problem := not_integers(value):
+        raise BadFile(path, f"{key} {problem}", _REMEDY)
+    if key in ("values", "indices") and value.dim() != 1:
+        raise BadFile(path, f"{key} has {value.dim()} dimensions, not 1", _REMEDY)
+    return value

@@ -1,0 +1,87 @@
+"""Which folder of data/ is a cost dataset's own? One for each hardware and collection."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import shown
+
+DATA = Path("data")
+_HARDWARE, _COLLECTION = "hardware=", "collection="
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+@dataclass(frozen=True, order=True)
+class Partition:
+    """A cost dataset's place.
+
+    Attributes:
+        hardware: as in the folder's name: "h200", "cpu", "simulated-h200".
+        collection: what was measured, such as "reference".
+    """
+
+    hardware: str
+    collection: str
+
+    @staticmethod
+    def of(hardware: str, collection: str) -> Partition:
+        """From what a user types: "simulated:h200" and "Simulated-H200" are one.
+
+        Raises:
+            BadConfig: a name cannot be a folder's.
+        """
+        partition = Partition(folder_name(hardware), collection.lower())
+        for flag, name in (("--hardware", partition.hardware), ("--collection", partition.collection)):
+            if not _NAME.fullmatch(name):
+                raise BadConfig(f"{flag} is {shown(name)}. Use letters, digits, dots, dashes and underscores.")
+        return partition
+
+    @staticmethod
+    def of_path(path: str) -> Partition | None:
+        """From a path below data/ ("hardware=h200/collection=x/costs.parquet"); None if it is none of a dataset."""
+        parts = path.split("/")
+        if len(parts) < 3 or not parts[0].startswith(_HARDWARE) or not parts[1].startswith(_COLLECTION):
+            return None
+        return Partition(parts[0].removeprefix(_HARDWARE), parts[1].removeprefix(_COLLECTION))
+
+    @property
+    def folder(self) -> Path:
+        """Below the root of the repository."""
+        return DATA / f"{_HARDWARE}{self.hardware}" / f"{_COLLECTION}{self.collection}"
+
+    @property
+    def simulated(self) -> bool:
+        """Whether no device has measured it."""
+        return self.hardware.startswith("simulated-")
+
+    def require_hardware(self, measured_on: Iterable[str]) -> None:
+        """Refuses costs of other hardware, and simulated ones under the name of a device.
+
+        Args:
+            measured_on: column ``hardware`` of the costs, such as "cuda: NVIDIA H200" or "simulated: h200".
+
+        Raises:
+            BadConfig: they do not fit this partition.
+        """
+        wanted = set(self.hardware.split("-"))
+        for hardware in sorted(set(measured_on)):
+            words = set(re.findall(r"[a-z0-9]+", hardware.lower()))
+            simulated = hardware.startswith("simulated")
+            if simulated != self.simulated or not wanted <= words:
+                name = folder_name(hardware) if simulated else "the device's name"
+                raise BadConfig(
+                    f"the costs are of {shown(hardware)}, which is not hardware {shown(self.hardware)}. "
+                    f"Publish them with --hardware {name}."
+                )
+
+    def __str__(self) -> str:
+        return f"{self.hardware}/{self.collection}"
+
+
+def folder_name(hardware: str) -> str:
+    """ "simulated:h200" as part of a folder's name."""
+    return re.sub(r"[\s:]+", "-", hardware.strip().lower())

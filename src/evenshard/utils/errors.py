@@ -1,0 +1,87 @@
+"""Everything that can go wrong, as one tree.
+
+::
+
+    EvenshardError
+    |-- BadInput              the user can repair it: what, where, what to do      (exit code 2)
+    |   |-- BadFile           a file is missing, torn, or holds a wrong value
+    |   +-- BadConfig         a setting in params.yaml or a flag makes no sense
+    |-- InfeasibleTask        the tables do not fit the devices' memory            (exit code 2 when asked
+    |                         for one placement; a row of the report in a study)
+    |-- MeasurementFailed     a kernel or a device failed while being measured     (exit code 1)
+    |-- TrainingFailed        a network's numbers are not finite any more          (exit code 1)
+    |-- PipelineFailed        a run of a pipeline failed, or its server is down    (exit code 1)
+    |-- TrackingFailed        MLflow did not take something, or a lineage is broken (exit code 1)
+    +-- StorageFailed         S3 is down or full, or bytes arrived damaged         (exit code 1)
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+
+from evenshard.utils.messages import one_line
+
+
+class EvenshardError(Exception):
+    """Base of every error evenshard raises on purpose; its message is one printable line without passwords."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+class BadInput(EvenshardError):
+    """Input that its author can repair; the message is one line that names the remedy."""
+
+
+class BadFile(BadInput):
+    """A file that cannot be used.
+
+    Args:
+        path: the file.
+        problem: what is wrong with it.
+        remedy: what the user can do.
+        where: the row, record or key inside the file, if it is known.
+    """
+
+    def __init__(self, path: str | PathLike[str], problem: str, remedy: str, where: str | None = None) -> None:
+        place = f"{path}, {where}" if where else f"{path}"
+        super().__init__(f"{place}: {problem}. {remedy}")
+        self.path = str(path)
+
+
+class BadConfig(BadInput):
+    """A setting that makes no sense."""
+
+
+class InfeasibleTask(EvenshardError):
+    """No device has room left for a table; the message carries the numbers.
+
+    Args:
+        problem: what has no room, as a sentence.
+        remedy: what the user can do, as a sentence; empty where the problem says it.
+    """
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(f"{problem} {remedy}" if remedy else problem)
+        self.problem = problem
+        self.remedy = remedy
+
+
+class MeasurementFailed(EvenshardError):
+    """A measurement could not be taken."""
+
+
+class TrainingFailed(EvenshardError):
+    """A network cannot be used, as its training has diverged."""
+
+
+class PipelineFailed(EvenshardError):
+    """A run of a pipeline has failed, or the server that runs it does not answer."""
+
+
+class TrackingFailed(EvenshardError):
+    """MLflow did not take something, or a link of a placement's lineage leads nowhere."""
+
+
+class StorageFailed(EvenshardError):
+    """Something could not be stored or fetched, and may well be on another try."""

@@ -1,0 +1,101 @@
+"""JSON that others wrote, read as values that JSON itself knows, within limits, and without a key that stands twice.
+
+Python's reader takes NaN and 1e400 (as infinity), keeps the last of two equal keys, and ends deep nesting in a
+``RecursionError``. Here each of them is an error in one line; what comes back has finite numbers and can be written
+again as UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from evenshard.utils.limits import MAX_LEVELS, MAX_TEXT_BYTES, MAX_VALUES
+from evenshard.utils.messages import reason_of, shown
+
+MAX_DIGITS = 300  # of a whole number: it still is a float
+
+
+def load_json(source: str | bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
+    """The content of a document.
+
+    Args:
+        source: the document; bytes must be UTF-8.
+        max_bytes: that it may have.
+
+    Raises:
+        ValueError: if it is not JSON, or too large or too deep, or holds a number that is not finite, or a key twice;
+            one line.
+    """
+    if len(source) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes / 1024**2:,.0f} MB")
+    try:
+        text = source if isinstance(source, str) else source.decode("utf-8-sig")
+        if text.count(",") + text.count("[") + text.count("{") > MAX_VALUES:  # each value but one follows one of them
+            raise ValueError(f"it holds more than {MAX_VALUES:,} values")
+        content = json.loads(
+            text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_float, parse_int=_whole_number
+        )
+        _check_depth(content)
+        if "\\u" in text:  # an escape may name half a character, which neither files nor terminals take
+            json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 (byte {error.start + 1:,})") from None
+    except UnicodeEncodeError:
+        raise ValueError("it holds half of a character (a lone surrogate)") from None
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({reason_of(error)})") from None
+    return content
+
+
+_TOO_DEEP = f"it is nested more than {MAX_LEVELS} levels deep"
+
+
+def _check_depth(content: Any) -> None:
+    level = [content]
+    for _ in range(MAX_LEVELS):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        raise ValueError(f"the key {shown(twice)} stands there twice")
+    return found
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def _whole_number(text: str) -> int:
+    return int(text) if len(text) <= MAX_DIGITS else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{shown(text)} is not a valid number")
+
+
+def finite(value: Any) -> Any:
+    """What JSON can write of a value: the same with None for infinite numbers and NaN, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(one) for key, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list | tuple) else value

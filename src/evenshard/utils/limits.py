@@ -1,0 +1,66 @@
+"""How large may be what a user gives? One range for each number, by its name, and the sizes of files.
+
+The ranges are far beyond what anybody places today; within them, every sum of bytes stays below 2**63 and no search
+runs for hours because of a typing error. They hold for every way in: files, flags, params.yaml, Python and pipelines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from evenshard.utils.messages import shown
+
+MAX_TABLES = 100_000
+MAX_TABLE_BYTES = 2**50
+MAX_TOTAL_BYTES = 2**62
+"""Of all tables with their optimizer state, and of all devices together: numpy's whole numbers end at 2**63."""
+MAX_TEXT_BYTES = 64 * 2**20
+"""Of a file of text: YAML, JSON or CSV."""
+MAX_VALUES = 4_000_000
+"""In a JSON document, and in a Parquet file of tables: 100,000 tables with histograms have three million."""
+MAX_YAML_VALUES = 1_000_000
+"""YAML is read at a tenth of the speed."""
+MAX_LEVELS = 100
+"""Of lists and mappings in each other in a YAML or JSON document; Python's own readers fail at some 990."""
+MAX_DECODED_BYTES = 512 * 2**20
+"""Of a Parquet file of tables, in memory."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that a number may have.
+
+    Attributes:
+        least, most: both are allowed, but for a ``least`` that must be exceeded.
+        whole: it counts something.
+        above: it must exceed ``least``.
+    """
+
+    least: float
+    most: float
+    whole: bool = False
+    above: bool = False
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with a value, as a clause such as "is -1, not a whole number from 1 to 4,096"; or None."""
+        right_kind = isinstance(value, Integral if self.whole else Real) and not isinstance(value, bool)
+        if right_kind and self.least <= value <= self.most and not (self.above and value == self.least):
+            return None
+        limits = f"{'above' if self.above else 'from'} {self.least:,} {'and at most' if self.above else 'to'}"
+        return f"is {shown(value)}, not a {'whole ' * self.whole}number {limits} {self.most:,}"
+
+
+RANGES: Mapping[str, Range] = {
+    "num_devices": Range(1, 4_096, whole=True),
+    "batch_size": Range(1, 2**31 - 1, whole=True),
+    "memory_cap_gb": Range(0, 2**20, above=True),
+    "reserved_gb": Range(0, 2**20),
+    "seed": Range(0, 2**31 - 1, whole=True),
+    "num_rows": Range(1, MAX_TABLE_BYTES, whole=True),
+    "embedding_dim": Range(1, 2**16, whole=True),
+    "pooling_factor": Range(0, 1_000_000),
+    "default_pooling_factor": Range(0, 1_000_000),
+}

@@ -1,0 +1,95 @@
+"""How do settings get from params.yaml into the stages? One section per dataclass, checked once, here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from difflib import get_close_matches
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.limits import RANGES
+from evenshard.utils.messages import cut, shown
+from evenshard.utils.text_files import read_text
+from evenshard.utils.yaml_files import load_yaml
+
+Config = TypeVar("Config")
+CORRECT_IT = "Correct it in params.yaml, or in the file of --params."
+
+
+def load_params(path: Path) -> dict[str, Any]:
+    """The sections of a params.yaml.
+
+    Raises:
+        BadFile: if it is missing or no YAML mapping.
+    """
+    try:
+        params = load_yaml(read_text(path))
+    except FileNotFoundError:
+        raise BadFile(path, "no such file", "Name one with --params.") from None
+    except (OSError, ValueError) as error:
+        raise BadFile(path, f"not readable as YAML ({error})", "Repair it.") from None
+    if not isinstance(params, dict):
+        raise BadFile(path, "is no mapping of sections", "Start from the params.yaml of the repository.")
+    odd = next(_odd_keys(params), None)
+    if odd is not None:
+        raise BadFile(path, f"key {shown(odd)} is not a text", "Put it in quotes, or remove it.")
+    return params
+
+
+def _odd_keys(content: Any) -> Iterator[Any]:
+    """Keys that are no text, at any depth: they can be neither sorted nor written as JSON."""
+    if isinstance(content, dict):
+        yield from (key for key in content if not isinstance(key, str))
+        content = list(content.values())
+    if isinstance(content, list):
+        for inner in content:
+            yield from _odd_keys(inner)
+
+
+def section(params: dict[str, Any], name: str, kind: type[Config], **overrides: Any) -> Config:
+    """One section as its dataclass; ``overrides`` that are not None (command-line flags) win.
+
+    Raises:
+        BadConfig: if a key is unknown or missing, or a value is of the wrong type or not finite; the message names
+            section and key.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    values = params.get(name, {})
+    if not isinstance(values, dict):
+        raise BadConfig(f"params section {name} is no mapping. Write `key: value` lines under it.")
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            close = get_close_matches(cut(str(key)), known, n=1) or known
+            raise BadConfig(f"params section {name}: unknown key {shown(key)}. Did you mean {close[0]!r}?")
+    values = {**values, **{key: value for key, value in overrides.items() if value is not None}}
+    try:
+        config = TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "?"
+        raise BadConfig(f"params section {name}: {key}: {first['msg']}. {CORRECT_IT}") from None
+    for key in known:  # YAML knows .nan and .inf
+        value = getattr(config, key)
+        if isinstance(value, float) and not isfinite(value):
+            raise BadConfig(f"params section {name}: {key} is {value}, not a finite number. {CORRECT_IT}")
+        if key in RANGES and isinstance(value, int | float) and (problem := RANGES[key].problem(value)):
+            raise BadConfig(f"params section {name}: {key} {problem}. {CORRECT_IT}")
+    return config
+
+
+def check_ranges(**values: Any) -> None:
+    """Raises BadConfig for the first of some values that is outside of the range of its name; see ``limits.py``."""
+    for name, value in values.items():
+        if problem := RANGES[name].problem(value):
+            raise BadConfig(f"{name} {problem}. Correct it.")
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises BadConfig with ``message`` unless the condition holds."""
+    if not condition:
+        raise BadConfig(message)

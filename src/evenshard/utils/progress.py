@@ -1,0 +1,71 @@
+"""How does long work show that it is alive? A progress bar on a terminal, a log line now and then elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Collection, Iterator
+from typing import TypeVar
+
+from evenshard.utils.messages import without_credentials
+
+Item = TypeVar("Item")
+LOG_EVERY_S = 10.0
+log = logging.getLogger(__name__)
+
+
+def progress(items: Collection[Item], description: str) -> Iterator[Item]:
+    """Yields the items under a progress bar on stderr; where stderr is no terminal, logs a line every ten seconds."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield from _logged(items, description)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield from bar.track(items, description=description)
+
+
+def _logged(items: Collection[Item], description: str) -> Iterator[Item]:
+    last = time.monotonic()
+    for number, item in enumerate(items):
+        if time.monotonic() - last > LOG_EVERY_S:
+            last = time.monotonic()
+            log.info("%s: %d of %d", description, number, len(items))
+        yield item
+
+
+class _WithoutCredentials(logging.Formatter):
+    """For what libraries log too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_credentials(super().format(record))
+
+
+def log_to_stderr() -> None:
+    """Our own log lines go to stderr with the time; other libraries are heard from WARNING on (FBGEMM tells a lot)."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_WithoutCredentials("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("evenshard").setLevel(logging.INFO)
+    for chatty in ("mlflow", "alembic"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # of each retry
+    logging.captureWarnings(True)
+    os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # its own handlers would pass ours by

@@ -1,0 +1,71 @@
+"""Which code, settings and files made this? The git commit, and hashes of the parameters and of files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenshard.version import __version__
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a file comes from.
+
+    Attributes:
+        git_commit: 40 hex digits, with "-dirty" behind them if tracked files were changed; "unknown" outside of git.
+        params_hash: SHA-256 of all of params.yaml, "unknown" where there was none.
+        evenshard_version: of the code that wrote the file.
+    """
+
+    git_commit: str = UNKNOWN
+    params_hash: str = UNKNOWN
+    evenshard_version: str = __version__
+
+    @staticmethod
+    def here(params: Mapping[str, Any]) -> Lineage:
+        """The lineage of what runs now with these parameters."""
+        return Lineage(git_commit(), params_hash(params))
+
+
+def params_hash(params: Mapping[str, Any]) -> str:
+    """SHA-256 of parameters, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(params, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def git_commit(folder: Path | None = None) -> str:
+    """The commit that ``folder`` (default: the working directory) has checked out; see ``Lineage``."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+
+    try:
+        dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
+        return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return UNKNOWN
+
+
+def knows_commit(commit: str, folder: Path | None = None) -> bool | None:
+    """Whether git has this commit; None outside of a repository, or where git is missing."""
+    words = ["git", "cat-file", "-e", f"{commit}^{{commit}}"]
+    try:
+        if git_commit(folder) == UNKNOWN:
+            return None
+        return subprocess.run(words, cwd=folder, capture_output=True, timeout=10).returncode == 0
+    except (OSError, subprocess.SubprocessError):
+        return None

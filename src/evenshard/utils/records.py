@@ -1,0 +1,93 @@
+"""How do plain values, as JSON and YAML give them, become records? Each has the type that a dataclass states.
+
+Only types are checked here; what values make sense is for the dataclass to say.
+"""
+
+from __future__ import annotations
+
+import types
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from evenshard.utils.messages import shown
+
+Record = TypeVar("Record")
+_WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", type(None): "null"}
+_OTHER = object()
+
+
+def record_of(kind: type[Record], content: Any) -> Record:
+    """A dataclass made of an object, whose fields may have defaults.
+
+    Lists become tuples. A whole number may stand where a float is stated, and stays whole.
+
+    Raises:
+        ValueError: if a field is missing, unknown or of another type; one line that names it.
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"{shown(content)} is not an object with fields")
+    stated = _stated(kind)  # type: ignore[arg-type]  # mypy: a type variable of types is not hashable
+    unknown = next((name for name in content if name not in stated), None)
+    if unknown is not None:
+        raise ValueError(f"{shown(unknown)} is unknown")
+    missing = next((name for name, (_, required) in stated.items() if required and name not in content), None)
+    if missing is not None:
+        raise ValueError(f"{missing} is missing")
+    return kind(**{name: typed(value, stated[name][0], name) for name, value in content.items()})
+
+
+def typed(value: Any, kind: Any, name: str) -> Any:
+    """A value as a type such as ``tuple[int, ...] | None``; see ``record_of``.
+
+    Args:
+        name: of the value, for the error.
+
+    Raises:
+        ValueError: if it has another type; one line.
+    """
+    found = _typed(value, kind, name)
+    if found is _OTHER:
+        raise ValueError(f"{name} is {shown(value)}, not {_in_words(kind)}")
+    return found
+
+
+def _typed(value: Any, kind: Any, name: str) -> Any:
+    """The value, or ``_OTHER``."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin is types.UnionType:
+        return next((found for part in parts if (found := _typed(value, part, name)) is not _OTHER), _OTHER)
+    if origin is tuple and isinstance(value, list):
+        inner = parts[:1] * len(value) if parts[1:] == (...,) else parts
+        if len(inner) != len(value):
+            return _OTHER
+        return tuple(typed(one, part, f"{name}[{at}]") for at, (one, part) in enumerate(zip(value, inner, strict=True)))
+    if origin is dict and isinstance(value, dict):
+        return {key: typed(one, parts[1], f"{name}.{key}") for key, one in value.items()}
+    if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
+        return record_of(kind, value)
+    if kind not in _WORDS or isinstance(value, bool) != (kind is bool):
+        return _OTHER
+    return value if isinstance(value, int | float if kind is float else kind) else _OTHER
+
+
+def _in_words(kind: Any) -> str:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is types.UnionType:
+        return " or ".join(map(_in_words, parts))
+    if origin is tuple and parts[1:] != (...,):
+        return f"a list of {len(parts)}"
+    return "a list" if origin is tuple else _WORDS.get(kind, "an object with fields")
+
+
+@cache
+def _stated(kind: type) -> dict[str, tuple[Any, bool]]:
+    """Of each field, its type and whether a record must have it."""
+    hints = get_type_hints(kind)
+    return {field.name: (hints[field.name], _required(field)) for field in fields(kind)}
+
+
+def _required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING

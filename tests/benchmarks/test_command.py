@@ -1,0 +1,93 @@
+"""``python -m benchmarks study`` as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.studies import study
+from benchmarks.studies.rows import ROWS, left_out, rows
+from benchmarks.studies.summary import Measured, standings
+from evenshard.tracking import StageRun
+from evenshard.utils.errors import BadConfig
+from support.tracking_builders import empty_mlflow, runs_of
+
+STUDY = {
+    "study": "mixed",
+    "hardware": "simulated:h200",
+    "num_seeds": 1,
+    "commit": "0" * 40,
+    "left_out": {},
+    "settings": {
+        "6x2": {
+            **standings({"dim_greedy": Measured(((2.0, 4.0),)), "evenshard": Measured(((1.0, 3.0),))}),
+            "num_test_tasks": 2,
+            "cost_networks": {},
+            "seconds": {"training": {}, "placing_one_task": {}},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["mixed", "--settings", "40"], "'40' is not a valid setting"),
+        (["mixed", "--settings", "40x0"], "'40x0' is not a valid setting"),
+        (["mixed", "--settings", "40x4,"], "'' is not a valid setting"),
+        (["mixed", "--settings", "500x4"], "tables_per_task is 500"),
+        (["mixed", "--hardware", "tpu"], "hardware is 'tpu'"),
+        (["mixed", "--hardware", "simulated:nothing"], "nothing"),
+        (["mixed", "--skip", "nobody"], "'nobody' is no row"),
+        (["autoshard", "--skip", "best_known"], "'best_known' is no row"),
+        (["mixed", "--json", "out.md"], "markdown"),
+        (["mixed", *[word for name in ROWS["mixed"] for word in ("--skip", name)]], "leaves no row"),
+    ],
+)
+def test_bad_flags_are_one_line(
+    flags: list[str], says: str, workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
+    more = [] if "--json" in flags else ["--json", "out.json"]
+    assert main(["study", *flags, *more]) == 2
+    message = capsys.readouterr().err
+    assert says in message
+    assert len([line for line in message.splitlines() if line.startswith("evenshard bench:")]) == 1
+    assert not (workdir / "work").exists()
+
+
+@pytest.mark.parametrize("flags", [["nothing"], ["mixed", "--seeds", "0"], ["mixed", "--test-tasks", "x"], ["mixed"]])
+def test_flags_that_the_parser_refuses_exit_with_2(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["study", *flags])
+    assert caught.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_row_whose_package_is_missing_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.studies.rows.find_spec", lambda name: None if name == "torchrec" else object())
+    out = left_out("dlrm", True, ["random"])
+    missing = "needs torchrec, which is not installed"
+    assert out == {"random": "skipped", "torchrec_planner": missing, "torchrec_planner_perf": missing}
+    assert "torchrec_planner" not in rows("dlrm", out)
+    with pytest.raises(BadConfig, match="no row"):
+        left_out("generalize", True, ["torchrec_planner"])
+
+
+def test_the_command_writes_json_and_markdown_and_logs_one_run_outside_of_the_loop(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = empty_mlflow(workdir)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
+    monkeypatch.setattr(study, "run_study", lambda chosen: STUDY)
+    assert main(["study", "mixed", "--json", "deep/out.json"]) == 0
+    assert json.loads(Path("deep/out.json").read_text()) == STUDY
+    assert Path("deep/out.md").read_text().startswith("# Study mixed on simulated:h200")
+    assert "held-out tasks" in capsys.readouterr().out
+    run = runs_of(client)["bench_mixed"]
+    assert run.info.status == "FINISHED" and "mlflow.parentRunId" not in run.data.tags
+    assert run.data.metrics["6x2.evenshard.mean_ms"] == 2.0
+    assert [one.path for one in client.list_artifacts(run.info.run_id)] == ["out.json", "out.md"]

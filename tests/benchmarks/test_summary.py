@@ -1,0 +1,209 @@
+"""The statistics of a study, on numbers small enough for a pocket calculator."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from benchmarks.studies.networks import network_accuracy, own_placements
+from benchmarks.studies.summary import Measured, common_tasks, standings
+from benchmarks.studies.table import markdown, text_table
+
+INF = math.inf
+T_2 = 4.302652729749464  # Student's t of 2 degrees of freedom, 97.5 %
+
+
+def of(*seeds: tuple[float, ...]) -> Measured:
+    return Measured(seeds)
+
+
+def test_mean_interval_and_speedup_by_hand() -> None:
+    found = standings({"random": of((2.0, 4.0, 6.0)), "dim_greedy": of((1.0, 2.0, 3.0))})["sharders"]
+    row = found["dim_greedy"]
+    assert row["mean_ms"] == 2.0
+    half = T_2 * 1.0 / math.sqrt(3)
+    assert row["ci95_ms"] == pytest.approx([2 - half, 2 + half])
+    assert row["speedup_over_random_pct"] == pytest.approx(100.0)
+    assert found["random"]["speedup_over_random_pct"] == 0.0
+    assert row["seed_deviation_ms"] is None
+
+
+def test_a_trained_sharder_counts_with_its_mean_over_the_seeds() -> None:
+    found = standings({"dim_greedy": of((4.0, 4.0)), "dreamshard": of((1.0, 3.0), (3.0, 7.0))})["sharders"]
+    row = found["dreamshard"]
+    assert (row["mean_ms"], row["num_seeds"]) == (3.5, 2)
+    assert row["seed_deviation_ms"] == pytest.approx(3 / math.sqrt(2))  # of 2 and 5
+    assert row["difference_to_best_heuristic_pct"] == pytest.approx(-12.5)
+    # Paired, by task: 2 and 5 against 4, which is -50 and +25 %.
+    t_1 = 12.706204736432095
+    assert row["difference_ci95_pct"] == pytest.approx([-12.5 - 37.5 * t_1, -12.5 + 37.5 * t_1])
+
+
+def test_means_are_over_the_tasks_that_all_seeds_of_all_sharders_placed() -> None:
+    measured = {
+        "random": of((1.0, 10.0, 100.0, 5.0)),
+        "size_greedy": of((1.0, 10.0, INF, 5.0)),
+        "dreamshard": of((1.0, 20.0, 100.0, 5.0), (1.0, INF, 100.0, 5.0)),
+    }
+    assert common_tasks(measured) == [0, 3]
+    found = standings(measured)
+    assert found["num_common_tasks"] == 2
+    assert [row["mean_ms"] for row in found["sharders"].values()] == [3.0, 3.0, 3.0]
+    assert [row["infeasible"] for row in found["sharders"].values()] == [0, 1, 1]
+
+
+def test_without_a_common_task_nothing_is_compared_but_the_infeasible_ones_are_counted() -> None:
+    found = standings({"random": of((INF, 1.0)), "dim_greedy": of((1.0, INF))})
+    assert (found["num_common_tasks"], found["best_heuristic"]) == (0, None)
+    row = found["sharders"]["dim_greedy"]
+    assert row["infeasible"] == 1
+    assert row["mean_ms"] is row["ci95_ms"] is row["speedup_over_random_pct"] is row["gap_to_best_known_pct"] is None
+    assert row["difference_to_best_heuristic_pct"] is None
+
+
+def test_the_best_heuristic_is_the_best_expert_and_never_random_or_a_privileged_one() -> None:
+    measured = {
+        "random": of((1.0, 1.0)),
+        "size_greedy": of((4.0, 4.0)),
+        "lookup_greedy": of((3.0, 4.0)),
+        "single_cost_greedy": of((2.0, 2.0)),
+    }
+    found = standings(measured)
+    assert found["best_heuristic"] == "lookup_greedy"
+    assert [row["privileged"] for row in found["sharders"].values()] == [False, False, False, True]
+    assert found["sharders"]["lookup_greedy"]["difference_to_best_heuristic_pct"] == 0.0
+
+
+def test_gap_and_comparisons_with_named_peers() -> None:
+    measured = {
+        "dim_greedy": of((10.0, 10.0)),
+        "torchrec_planner": of((8.0, 8.0)),
+        "evenshard": of((6.0, 6.0)),
+        "best_known": of((5.0, 5.0)),
+    }
+    row = standings(measured)["sharders"]["evenshard"]
+    assert row["gap_to_best_known_pct"] == pytest.approx(20.0)
+    assert row["difference_to_torchrec_planner_pct"] == pytest.approx(-25.0)
+    assert row["difference_to_torchrec_planner_ci95_pct"] == pytest.approx([-25.0, -25.0])
+    assert standings(measured)["sharders"]["best_known"]["privileged"]
+    assert "difference_to_single_cost_greedy_pct" not in row
+
+
+def test_one_task_has_a_mean_and_no_interval() -> None:
+    row = standings({"random": of((2.0,)), "dim_greedy": of((1.0,))})["sharders"]["dim_greedy"]
+    assert (row["mean_ms"], row["ci95_ms"], row["difference_ci95_pct"]) == (1.0, None, None)
+
+
+def test_the_drop_of_transferred_networks_is_paired_with_those_trained_for_the_size() -> None:
+    measured = {"evenshard": of((4.0, 6.0, 8.0)), "evenshard_transferred": of((5.0, 6.0, 10.0))}
+    row = standings(measured)["sharders"]["evenshard_transferred"]
+    assert row["drop_ms"] == pytest.approx(1.0)
+    assert row["drop_pct"] == pytest.approx(100 / 6)
+    half = T_2 / math.sqrt(3)  # the differences 1, 0, 2 deviate by 1
+    assert row["drop_ci95_ms"] == pytest.approx([1 - half, 1 + half])
+    assert "drop_ms" not in standings(measured)["sharders"]["evenshard"]
+
+
+def test_balance_and_compute_speedup_are_means_over_seeds_and_common_tasks() -> None:
+    rows = [
+        {"ms": [1.0, None], "balance": [0.5, None], "compute_speedup": [2.0, None]},
+        {"ms": [1.0, 1.0], "balance": [0.7, 0.1], "compute_speedup": [4.0, 9.0]},
+    ]
+    measured = {"autoshard": Measured.of(rows), "random": of((1.0, 1.0))}
+    measured["random"] = Measured(((1.0, 1.0),), ((0.1, 0.1),), ((1.0, 1.0),))
+    row = standings(measured, balance=True)["sharders"]["autoshard"]
+    assert row["degree_of_balance"] == pytest.approx(0.6)
+    assert row["compute_speedup"] == pytest.approx(3.0)
+    assert row["infeasible"] == 1
+    assert "degree_of_balance" not in standings(measured)["sharders"]["autoshard"]
+
+
+# Cost networks -------------------------------------------------------------------------------------------------------
+
+
+def test_network_accuracy_by_hand() -> None:
+    samples = [[{"ms": 1.0}, {"ms": 2.0}, {"ms": None}, {"ms": 4.0}], [{"ms": 10.0}, {"ms": 20.0}]]
+    placing = {
+        "predictions": [
+            {  # errors 10, 50 and 25 %; the order of the last two is wrong
+                "dreamshard": [1.1, 3.0, 9.0, 3.0 - 1e-9],
+                "convex": [1.0, 2.0, 9.0, 4.0],
+                "convex_low": [0.9, 2.1, 0.0, 3.9],
+                "convex_high": [1.1, 2.2, 1.0, 4.0],
+            },
+            {"dreamshard": [10.0, 20.0], "convex": [10.0, 20.0], "convex_low": [9.0, 9.0], "convex_high": [11.0, 19.0]},
+        ]
+    }
+    found = network_accuracy(samples, [placing, placing])
+    assert found["dreamshard"]["num_placements"] == 10
+    assert found["dreamshard"]["median_abs_pct_error"] == pytest.approx(10.0)  # of 0, 0, 10, 25, 50 %
+    assert found["dreamshard"]["kendall_tau"] == pytest.approx((1 / 3 + 1) / 2)
+    assert found["convex"]["kendall_tau"] == pytest.approx(1.0)
+    assert found["convex"]["share_in_90_pct_interval"] == pytest.approx(3 / 5)
+
+
+def test_no_sample_gives_no_accuracy() -> None:
+    nothing: dict[str, list[float]] = {"dreamshard": [], "convex": [], "convex_low": [], "convex_high": []}
+    found = network_accuracy([[]], [{"predictions": [nothing]}])
+    assert found["convex"]["median_abs_pct_error"] is found["convex"]["share_in_90_pct_interval"] is None
+
+
+def test_own_placements_against_their_intervals_and_bounds() -> None:
+    said = {"predicted_ms": 11.0, "low_ms": 9.0, "high_ms": 12.0, "lower_bound_ms": 10.0}
+    found = own_placements([[said, said, {"infeasible": "full"}], [said, said, said]], [[10.0, 13.0, INF]] * 2)
+    assert found["share_in_90_pct_interval"] == 0.5
+    assert found["predicted_above_bound_pct"] == pytest.approx(10.0)
+    assert found["median_abs_pct_error"] == pytest.approx((10 + 200 / 13) / 2)
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+def study(**settings: Any) -> dict[str, Any]:
+    return {
+        "study": "mixed",
+        "hardware": "simulated:h200",
+        "num_seeds": 2,
+        "commit": "0" * 40,
+        "left_out": {"autoshard": "skipped"},
+        "settings": {
+            name: {
+                **standings(measured),
+                "num_test_tasks": 3,
+                "cost_networks": {},
+                "seconds": {"training": {}, "placing_one_task": {}},
+            }
+            for name, measured in settings.items()
+        },
+    }
+
+
+def test_the_markdown_has_sharders_as_rows_and_settings_as_columns() -> None:
+    measured = {"random": of((2.0, 4.0, 6.0)), "dim_greedy": of((1.0, 2.0, 3.0)), "best_known": of((1.0, 1.0, 1.0))}
+    text = markdown(study(**{"40x4": measured, "80x8": measured}), "evenshard bench mixed")
+    lines = text.splitlines()
+    assert "| sharder | 40x4 | 80x8 |" in lines
+    cell = "2.000 [-0.484, 4.484] (+100.0 %)"
+    assert f"| dim_greedy | {cell} | {cell} |" in lines
+    assert any(line.startswith("| best_known \\* |") for line in lines)
+    assert "`evenshard bench mixed`" in text
+    assert "Left out: autoshard (skipped)." in lines
+    assert "## 80x8" in lines
+
+
+def test_only_studies_on_real_hardware_have_measured() -> None:
+    one = study(**{"40x4": {"random": of((2.0, 4.0, 6.0))}})
+    for hardware, word, other in (("cpu", "measured", "simulated"), ("simulated:h200", "simulated", "measured")):
+        for text in (text_table({**one, "hardware": hardware}), markdown({**one, "hardware": hardware}, "evenshard")):
+            assert f"* {word} the test tables" in text.replace("\\", "") and other not in text
+            assert word in text.replace(hardware, "")
+
+
+def test_what_is_not_known_is_a_dash_and_columns_of_dashes_are_left_out() -> None:
+    text = text_table(study(**{"40x4": {"random": of((INF, INF, INF)), "dim_greedy": of((1.0, 2.0, INF))}}))
+    assert "0 of 3 held-out tasks" in text
+    table = next(block for block in text.split("\n\n") if block.startswith("40x4"))
+    assert "gap %" not in table
+    assert table.splitlines()[-1].split() == ["dim_greedy", "1"]

@@ -1,0 +1,171 @@
+"""Measuring from the command line: journals, budgets, plans for bare boxes, simulated hardware, and describe."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from evenshard.cli import main
+from evenshard.measure.__main__ import main as bare_main
+from evenshard.tracking import StageRun
+
+POOL = ["--tables", "t.parquet", "--tasks", "tasks.json"]
+GENERATE = ["generate-tables", "--tables-out", "t.parquet", "--tasks-out", "tasks.json"]
+SIMULATED = ["--hardware", "simulated:h200"]
+BENCHMARK = ["benchmark", *POOL, "--out", "costs.parquet"]
+
+
+@pytest.fixture(autouse=True)
+def untracked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
+    monkeypatch.setattr("evenshard.tracking.log_to_parent", lambda *args: None)
+
+
+@pytest.fixture
+def pool(workdir: Path) -> Path:
+    assert main(GENERATE) == 0
+    return workdir
+
+
+def settings(change: Callable[[dict[str, Any]], None]) -> None:
+    params = yaml.safe_load(Path("params.yaml").read_text())
+    change(params)
+    Path("params.yaml").write_text(yaml.safe_dump(params))
+
+
+def rows(name: str = "costs.parquet") -> list[dict[str, Any]]:
+    return list(pq.read_table(name).to_pylist())
+
+
+def visits(name: str) -> list[tuple[str, int]]:
+    lines = [json.loads(line) for line in Path(name).read_text().splitlines()]
+    return [(line["job"], line["visit"]) for line in lines if "job" in line]
+
+
+# The journal ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_benchmark_resumes_and_measures_nothing_twice(pool: Path) -> None:
+    """4 placements and 2 controls of 2 repeats, each in 2 visits; then 6 shards more."""
+    settings(lambda p: p["measure"].update(control_repeats=2))
+    with_journal = [*BENCHMARK, "--journal", "j.jsonl"]
+    assert main(with_journal) == 0
+    assert len(visits("j.jsonl")) == 16
+    first = {row["measurement_id"]: row["max_device_ms"] for row in rows()}
+    assert main([*with_journal, "--metrics", "again.json"]) == 0
+    assert len(visits("j.jsonl")) == 16
+    assert {row["measurement_id"]: row["max_device_ms"] for row in rows()} == first
+    assert json.loads(Path("again.json").read_text())["kernel_share_of_wall_time"] == 0
+    assert main([*with_journal, "--shards", "6"]) == 0
+    assert len(visits("j.jsonl")) == len(set(visits("j.jsonl"))) == 28
+    assert {row["measurement_id"]: row["max_device_ms"] for row in rows()}.items() >= first.items()
+
+
+def test_a_budget_stops_the_benchmark_and_zero_only_reads_the_journal(
+    pool: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = [*BENCHMARK, "--placements", "0", "--shards", "400", "--journal", "j.jsonl"]
+    assert main([*some, "--budget-minutes", "0.01"]) == 0
+    done = {row["measurement_id"] for row in rows()}
+    assert 0 < len(done) < 400
+    monkeypatch.setattr("evenshard.stages.benchmark.open_hardware", lambda measure: pytest.fail("opened"))
+    assert main([*some[:-4], "--shards", "400", "--journal", "j.jsonl", "--budget-minutes", "0"]) == 0
+    assert {row["measurement_id"] for row in rows()} == done
+    assert main([*BENCHMARK, "--journal", "none.jsonl", "--budget-minutes", "0"]) == 2
+    assert "none.jsonl: no such file" in capsys.readouterr().err
+
+
+def test_without_a_journal_a_failed_benchmark_goes_on_where_it_was(
+    pool: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from evenshard.measure.simulated.hardware import SimulatedHardware
+    from evenshard.utils.errors import MeasurementFailed
+
+    measure, calls = SimulatedHardware.measure, []
+
+    def fail_at_the_tenth(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 10:
+            raise MeasurementFailed("the neighbour pulled the plug")
+        return measure(*args)
+
+    monkeypatch.setattr(SimulatedHardware, "measure", fail_at_the_tenth)
+    assert main([*BENCHMARK, *SIMULATED]) == 1
+    assert not Path("costs.parquet").exists() and Path(".costs.parquet.journal").exists()
+    with caplog.at_level(logging.INFO):
+        assert main([*BENCHMARK, *SIMULATED]) == 0
+    assert "9 timings of an earlier run" in caplog.text
+    assert len(calls) == 2 * (4 + 8) + 1
+    assert not Path(".costs.parquet.journal").exists()
+
+
+# A bare box ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_measured_elsewhere_and_comes_back_as_costs(
+    pool: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = [*BENCHMARK, *SIMULATED, "--shards", "5"]
+    assert main([*some, "--plan-out", "plan.json"]) == 0
+    assert not Path("costs.parquet").exists()
+    assert bare_main(["plan.json", "--journal", "box.jsonl"]) == 0
+    monkeypatch.setattr("evenshard.stages.benchmark.open_hardware", lambda measure: pytest.fail("opened"))
+    assert main([*some, "--journal", "box.jsonl", "--budget-minutes", "0"]) == 0
+    assert len({row["measurement_id"] for row in rows()}) == 4 + 8 + 5
+    assert {row["hardware"] for row in rows()} == {"simulated: h200"}
+    assert bare_main(["none.json", "--journal", "box.jsonl"]) == 2
+    assert bare_main(["plan.json", "--journal", "box.jsonl", "--hardware", "abacus"]) == 2
+    assert "abacus" in capsys.readouterr().err
+
+
+# One word for the hardware -------------------------------------------------------------------------------------------
+
+
+def test_the_whole_loop_on_simulated_devices(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The setting alone; no flag. Without noise the controls agree to the last digit."""
+    settings(lambda p: p["measure"].update(hardware="simulated:a100_80gb"))
+    assert main(BENCHMARK) == 0
+    assert main(["train-cost", *POOL, "--costs", "costs.parquet", "--out", "cost"]) == 0
+    assert main(["train-policy", *POOL, "--cost-net", "cost", "--out", "policy"]) == 0
+    networks = ["--cost-net", "cost", "--policy", "policy"]
+    assert main(["evaluate", *POOL, "--costs", "costs.parquet", *networks, "--out", "reports"]) == 0
+    assert "dreamshard" in capsys.readouterr().out
+    metrics = json.loads(Path("reports/metrics.json").read_text())
+    assert metrics["hardware"] == "simulated: a100_80gb" and metrics["link"] == "nvlink_a100"
+    assert metrics["noise"]["within_run_pct"] == 0 and metrics["noise"]["num_runs"] == 2
+    assert {row["status"] for row in rows("reports/evaluation_costs.parquet")} == {"ok"}
+    assert not list(pool.glob(".*.journal"))
+
+
+@pytest.mark.parametrize(
+    ("hardware", "words"),
+    [("simulated:abacus", "abacus"), ("simulated:none.yaml", "none.yaml"), ("simulated", "simulated:<profile>")],
+)
+def test_an_unknown_simulated_device_is_named(
+    pool: Path, capsys: pytest.CaptureFixture[str], hardware: str, words: str
+) -> None:
+    assert main([*BENCHMARK, "--hardware", hardware]) == 2
+    said = capsys.readouterr().err
+    assert words in said and len(said.splitlines()) == 1
+
+
+# Describe ------------------------------------------------------------------------------------------------------------
+
+
+def test_describe_in_words_and_as_json(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BENCHMARK, *SIMULATED]) == 0
+    capsys.readouterr()
+    assert main(["describe", "costs.parquet"]) == 0
+    assert "simulated: h200" in capsys.readouterr().out
+    assert main(["describe", "costs.parquet", "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["datasets"]
+    assert one["measurements"] == 12 and len(one["params_hash"]) == 64
+    assert main(["describe", "none.parquet"]) == 2
+    assert "none.parquet: no such file" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""Every component is laid out alike, thin, and compiles by itself."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+import textwrap
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import yaml
+from kfp import compiler
+
+from evenshard.kubeflow.cluster import STAGES
+from evenshard.kubeflow.image import DEFAULT_IMAGE
+from evenshard_components.readme import component, component_names, readme_of
+from support.repository import ROOT
+
+NAMES = component_names()
+
+
+def test_there_is_one_for_each_stage_that_the_cluster_settings_know() -> None:
+    assert set(NAMES) == set(STAGES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_readme_fits_the_docstring(name: str) -> None:
+    assert (ROOT / "components" / name / "README.md").read_text() == readme_of(name), "run: python components/readme.py"
+
+
+def test_the_script_says_when_one_does_not() -> None:
+    done = subprocess.run([sys.executable, "components/readme.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_folder_has_metadata_and_both_tests(name: str) -> None:
+    folder = ROOT / "components" / name
+    metadata = yaml.safe_load((folder / "metadata.yaml").read_text())
+    assert metadata["name"] == name
+    assert metadata["stability"] in ("alpha", "beta", "stable")
+    assert {one["name"] for one in metadata["dependencies"]["kubeflow"]} == {"Pipelines"}
+    assert len(metadata["tags"]) == len(set(metadata["tags"])) > 1
+    assert isinstance(metadata["lastVerified"], datetime)
+    for kind in ("unit", "local"):
+        assert (folder / f"tests/test_component_{kind}.py").is_file()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_body_is_thin_and_calls_evenshard(name: str) -> None:
+    (function,) = ast.parse(textwrap.dedent(inspect.getsource(component(name).python_func))).body
+    assert isinstance(function, ast.FunctionDef)
+    body = function.body[1:]  # after the docstring
+    imports = [one for one in body if isinstance(one, ast.ImportFrom)]
+    statements = ast.unparse([one for one in body if one not in imports]).splitlines()  # type: ignore[arg-type]
+    assert 1 <= len(statements) <= 15 and len(imports) + len(statements) <= 15
+    assert {str(one.module).partition(".")[0] for one in imports} == {"pathlib", "evenshard"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_compiles_by_itself_and_installs_nothing(name: str, tmp_path: Path) -> None:
+    compiler.Compiler().compile(component(name), str(tmp_path / "component.yaml"))
+    spec = yaml.safe_load((tmp_path / "component.yaml").read_text())
+    (executor,) = spec["deploymentSpec"]["executors"].values()
+    assert executor["container"]["image"] == DEFAULT_IMAGE
+    assert "pip install" not in (tmp_path / "component.yaml").read_text()

@@ -1,0 +1,130 @@
+"""The image, and the pipelines in containers of it: real kernels, real files, and a stage that fails.
+
+``make test-containers`` runs these; ``make test`` does not, as the image takes minutes to build.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from evenshard.measure.cost_dataset import read_rows
+from evenshard.planner.file import load_answer
+from evenshard.sharders.models import load_model
+from support import podman
+from support.kubeflow_builders import SMALL_PARAMS
+
+pytestmark = pytest.mark.containers
+ON_KERNELS = {**SMALL_PARAMS, "measure": {**SMALL_PARAMS["measure"], "hardware": "cpu", "repeats": 1}}
+
+
+@dataclass(frozen=True)
+class Here:
+    """podman on this machine, with the image."""
+
+    environment: dict[str, str]
+    image: str
+
+    def in_image(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command in a container with a root file system that cannot be written."""
+        start = ["podman", "run", "--rm", "--read-only", "--tmpfs", "/tmp", self.image]
+        return subprocess.run([*start, *words], env=self.environment, capture_output=True, text=True)
+
+    def evenshard(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """evenshard on this machine, which starts containers."""
+        start = [sys.executable, "-m", "evenshard"]
+        return subprocess.run([*start, *words], env=self.environment, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
+    folder = tmp_path_factory.mktemp("podman")
+    try:
+        environment = podman.containers_conf(folder)
+    except podman.NoPodman as reason:
+        pytest.skip(str(reason))
+    image = podman.build_image(environment, folder)
+    with podman.docker_api(environment, folder) as address:
+        variables = {"DOCKER_HOST": address, "EVENSHARD_IMAGE": image}
+        yield Here({**os.environ, **environment, **variables}, image)
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    rows = [{"name": f"t{n}", "num_rows": 200 * (n + 1), "embedding_dim": 16, "pooling_factor": 2.0} for n in range(12)]
+    pd.DataFrame(rows).to_csv(tmp_path / "own.csv", index=False)
+    return tmp_path
+
+
+def test_the_image_holds_what_stages_need_and_no_build_tools(here: Here) -> None:
+    assert here.in_image("evenshard", "--version").stdout.startswith("evenshard ")
+    assert here.in_image("id", "-u").stdout.strip() == "10001"
+    for tool in ("pip", "gcc", "git"):
+        assert here.in_image("sh", "-c", f"command -v {tool}").returncode != 0, tool
+    assert here.in_image("python3", "-c", "import pip").returncode != 0
+    assert here.in_image("env", "_KFP_RUNTIME=true", "python3", "-m", "kfp.dsl.executor_main", "--help").returncode == 0
+    placed = here.in_image("evenshard", "place", "criteo_kaggle", "--devices", "2", "-o", "/tmp/placement.json")
+    assert placed.returncode == 0, placed.stderr
+
+
+def test_every_stage_runs_in_containers_on_real_kernels(here: Here, workdir: Path) -> None:
+    Path("params.yaml").write_text(yaml.safe_dump(ON_KERNELS))
+    done = here.evenshard("pipeline", "run", "--runner", "container", "--num-parts", "2")
+    assert done.returncode == 0, done.stderr
+    assert "single_cost_greedy *" in done.stdout
+    (folder,) = Path("work/kubeflow").glob("evenshard-train-*")
+    rounds = [read_rows(path).rows for path in sorted((folder / "merge-costs-2/costs").iterdir())]
+    assert [{row["round"] for row in one} for one in rounds] == [{1}, {2}]
+    assert all(row["hardware"].startswith("cpu: ") for one in rounds for row in one)
+    assert {"evenshard", "dreamshard"} <= {row["proposed_by"] for row in rounds[1]}
+    metrics = json.loads((folder / "evaluate/report/metrics.json").read_text())
+    assert metrics["num_test_tasks"] == 2 and metrics["sharders"]["evenshard"]["mean_measured_ms"] > 0
+    assert "data:image/png;base64," in (folder / "evaluate/page").read_text()
+    assert load_model(folder / "evaluate/model", "cpu").trained_on.num_measured == 8
+    assert json.loads((folder / "record-outcome/outcome").read_text())["state"] == "SUCCEEDED"
+
+    request = "request={num_devices: 2, memory_cap_gb: 0.01, batch_size: 32, hardware: cpu}"
+    words = ["--pipeline", "place", "--set", "tables=own.csv", "--set", request]
+    done = here.evenshard(
+        *("pipeline", "run", "--runner", "container", *words, "--set", f"model={folder / 'evaluate/model'}")
+    )
+    assert done.returncode == 0, done.stderr
+    (placement,) = Path("work/kubeflow").glob("evenshard-place-*/place*/placement/placement.json")
+    answer = load_answer(placement)
+    assert len(answer.request.tables) == 12 and max(answer.device_of_table) == 1
+
+    words = ["--pipeline", "retrain", "--set", "tables=own.csv", "--set", "model_uri=bundled:h200"]
+    done = here.evenshard("pipeline", "run", "--runner", "container", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("The 12 tables are covered by bundled:h200.\n") and "sharder" not in done.stdout
+
+
+def test_a_stage_that_fails_in_its_container_fails_the_run(here: Here, workdir: Path) -> None:
+    generate: dict[str, Any] = {**SMALL_PARAMS["generate_tables"], "source": "own.csv", "memory_cap_gb": 1e-9}
+    Path("params.yaml").write_text(yaml.safe_dump({**SMALL_PARAMS, "generate_tables": generate}))
+    done = here.evenshard("pipeline", "run", "--runner", "container")
+    assert done.returncode == 1 and done.stdout == ""
+    (folder,) = Path("work/kubeflow").glob("evenshard-train-*")
+    assert (folder / "generate-tables/tasks").exists()
+    assert not list(folder.glob("train-cost*/cost_net")) and not (folder / "evaluate").exists()
+    assert json.loads((folder / "record-outcome/outcome").read_text())["state"] == "FAILED"
+
+
+def test_an_image_that_is_not_there_is_bad_input(here: Here, workdir: Path) -> None:
+    Path("params.yaml").write_text(yaml.safe_dump(SMALL_PARAMS))
+    missing = {**here.environment, "EVENSHARD_IMAGE": "localhost/evenshard-test:none-1"}
+    done = Here(missing, here.image).evenshard("pipeline", "run", "--runner", "container")
+    assert done.returncode == 2
+    assert "is neither on this machine nor can it be pulled" in done.stderr.splitlines()[-1]

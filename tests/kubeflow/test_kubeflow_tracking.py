@@ -1,0 +1,130 @@
+"""The stages of a pipeline share no file: in MLflow they find their loop by its id."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from evenshard.kubeflow.pod import end_loop, log_to_parent, record, round_costs, stage_run
+from evenshard.stages.loop import LoopConfig
+from evenshard.tracking.parents import Parent, ensure_parent
+
+
+@pytest.mark.tracked
+def test_pods_of_one_run_have_one_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    for loop, stages in (("wf-1", ("generate_tables", "benchmark_1")), ("wf-2", ("generate_tables",))):
+        monkeypatch.setenv("EVENSHARD_LOOP_ID", loop)
+        for stage in stages:
+            (tmp_path / loop / stage).mkdir(parents=True)
+            monkeypatch.chdir(tmp_path / loop / stage)
+            with stage_run(stage, LoopConfig(3)) as run:
+                run.metrics({"one": 1.0})
+    log_to_parent({"evenshard.mean_measured_ms": 2.5})
+    end_loop("FAILED", "http://kubeflow/#/runs/details/1")
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("evenshard")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    parents = {run.data.tags["evenshard.loop_id"]: run for run in runs if "evenshard.loop_id" in run.data.tags}
+    assert parents.keys() == {"wf-1", "wf-2"}
+    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    by_parent = sorted((run.data.tags["mlflow.parentRunId"], run.info.run_name) for run in children)
+    expected = [("wf-1", "benchmark_1"), ("wf-1", "generate_tables"), ("wf-2", "generate_tables")]
+    assert by_parent == sorted((parents[loop].info.run_id, stage) for loop, stage in expected)
+    ended = parents["wf-2"]
+    assert (ended.info.status, ended.data.tags["evenshard.outcome"]) == ("FAILED", "FAILED")
+    assert ended.data.params == {"loop.num_rounds": "3"}
+    assert ended.data.metrics["evenshard.mean_measured_ms"] == 2.5
+    assert (parents["wf-1"].info.status, parents["wf-1"].data.tags.get("evenshard.outcome")) == ("FINISHED", None)
+    for run in runs:
+        assert run.data.tags["evenshard.git_commit"] and "torch " in run.data.tags["evenshard.libraries"]
+    assert "evenshard.params_hash" not in ended.data.tags  # of all sections, which no pod knows
+    assert not list(tmp_path.glob("wf-*/*/work"))
+
+
+@pytest.mark.tracked
+def test_the_run_that_kubeflow_made_says_which_code_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    client = MlflowClient(uri)
+    injected = client.create_run("0", tags={"evenshard.git_commit": "told before"}).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", injected)
+    monkeypatch.chdir(tmp_path)
+    with stage_run("generate_tables", LoopConfig(3)):
+        pass
+    tags = client.get_run(injected).data.tags
+    assert "torch " in tags["evenshard.libraries"] and tags["evenshard.git_commit"] == "told before"
+
+
+def test_pods_that_make_a_parent_at_once_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Info:
+        def __init__(self, run_id: str, start_time: int) -> None:
+            self.run_id, self.start_time = run_id, start_time
+
+    class Run:
+        def __init__(self, run_id: str, start_time: int) -> None:
+            self.info = Info(run_id, start_time)
+
+    class Client:
+        """Another pod's run appears while this one makes its own."""
+
+        deleted: list[str] = []  # noqa: RUF012
+        runs: list[Run] = []  # noqa: RUF012
+
+        def search_runs(self, experiments: list[str], filter_string: str) -> list[Run]:
+            return list(self.runs)
+
+        def create_run(self, experiment: str, start_ms: int, tags: dict[str, str], name: str) -> Run:
+            assert (tags, name) == ({"evenshard.loop_id": "wf-1"}, "loop-wf-1")
+            mine = Run("mine", 5)
+            self.runs = [mine, Run("theirs", 4)]
+            return mine
+
+        def set_terminated(self, run_id: str, status: str) -> None: ...
+
+        def delete_run(self, run_id: str) -> None:
+            self.deleted.append(run_id)
+
+    client = Client()
+    parent = Parent(tag="evenshard.loop_id", value="wf-1", name="loop-wf-1")
+    assert ensure_parent(client, "0", parent, 5) == "theirs"
+    assert client.deleted == ["mine"]
+
+
+def test_metrics_that_are_no_numbers_are_left_out() -> None:
+    logged: dict[str, float] = {}
+
+    class Metrics:
+        def log_metric(self, name: str, value: float) -> None:
+            logged[name] = value
+
+    record(None, Metrics(), {"one": 1, "none": None, "nan": math.nan, "infinite": math.inf})
+    assert logged == {"one": 1.0}
+
+
+def test_the_costs_of_rounds_are_in_their_order(tmp_path: Path) -> None:
+    for name in ("round_010.parquet", "round_002.parquet", "round_001.parquet", "other.parquet"):
+        (tmp_path / name).write_text(name)
+    assert [path.name[6:9] for path in round_costs(tmp_path)] == ["001", "002", "010"]
+
+
+@pytest.mark.parametrize("uri", [None, ""])
+def test_without_a_server_nothing_is_tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str | None) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if uri is not None:  # a ConfigMap that has the key alone
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with stage_run("train_cost_1", LoopConfig(3)) as run:
+        run.metrics({"one": 1.0})
+    log_to_parent({"one": 1.0})
+    end_loop("SUCCEEDED", "1")
+    assert not list(tmp_path.iterdir())

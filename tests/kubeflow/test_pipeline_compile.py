@@ -1,0 +1,373 @@
+"""What a compiled pipeline holds: the stages of dvc.yaml, and what each task gets of the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from evenshard.cli import main
+from evenshard.kubeflow.image import DEFAULT_IMAGE
+from evenshard.kubeflow.package import PIPELINES, data_hash, default_cluster, pipeline_documents, require_fits
+from evenshard.tracking import LOOP_ID
+from evenshard.utils.errors import BadConfig
+from evenshard_pipelines.dvc_rounds import unrolled
+from support.kubeflow_builders import SMALL_PARAMS, Task, compiled, edges_of, tasks_of
+from support.repository import ROOT
+
+GOLDEN = Path(__file__).parent / "golden"
+Edges = set[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("compiled")
+    (made / "params.yaml").write_text(yaml.safe_dump(SMALL_PARAMS))
+    return made
+
+
+@pytest.fixture(scope="module")
+def packages(folder: Path) -> dict[str, Path]:
+    cluster = default_cluster().with_gpus(2)
+    return {name: compiled(name, folder / "params.yaml", folder / f"{name}.yaml", cluster) for name in PIPELINES}
+
+
+def pods(package: Path) -> list[Task]:
+    return [task for task in tasks_of(package) if not task.imports]
+
+
+def closure(edges: Edges) -> Edges:
+    """Everything that comes before something, however far."""
+    found = set(edges)
+    while more := {(a, d) for a, b in found for c, d in found if b == c} - found:
+        found |= more
+    return found
+
+
+@pytest.mark.parametrize("num_parts", [1, 4])
+def test_the_stages_are_those_of_dvc_yaml(folder: Path, num_parts: int) -> None:
+    package = compiled(
+        "train", folder / "params.yaml", folder / "t.yaml", replace(default_cluster(), num_parts=num_parts)
+    )
+
+    def stage(task: str) -> str:
+        return task.replace("merge_costs", "benchmark").replace("generate-tables", "generate_tables")
+
+    stages = unrolled(SMALL_PARAMS)["stages"]
+    made_by = {out: name for name, one in stages.items() for out in one["outs"]}
+    of_dvc = {(made_by[dep], name) for name, one in stages.items() for dep in one.get("deps", [])}
+    of_kubeflow = {(stage(a), stage(b)) for a, b in edges_of(package) if stage(a) != stage(b)}
+    assert closure(of_kubeflow) == closure(of_dvc)
+    names = {task.name.rpartition("/")[2] for task in pods(package)}
+    assert {stage(name) for name in names} == {*stages, "record-outcome"}
+    assert any(name.startswith("merge") for name in names) == (num_parts > 1)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/kubeflow.md"])
+def test_the_picture_shows_these_stages(page: str) -> None:
+    stages = dict.fromkeys(re.sub(r"_\d+$", "", name) for name in unrolled(SMALL_PARAMS)["stages"])
+    assert " -> ".join(stages) in (ROOT / page).read_text()
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_shape_is_the_one_on_file(packages: dict[str, Path], name: str) -> None:
+    """After a change that is meant: EVENSHARD_WRITE_GOLDEN=1 pytest tests/test_pipeline_compile.py."""
+    shape = {
+        "tasks": sorted(task.name for task in tasks_of(packages[name])),
+        "edges": sorted(f"{a} -> {b}" for a, b in edges_of(packages[name])),
+    }
+    golden = GOLDEN / f"pipeline_{name}.json"
+    if os.environ.get("EVENSHARD_WRITE_GOLDEN"):
+        golden.write_text(json.dumps(shape, indent=1) + "\n")
+    assert shape == json.loads(golden.read_text())
+
+
+@pytest.mark.parametrize("name", ["train", "retrain"])
+def test_each_stage_gets_its_own_section(packages: dict[str, Path], name: str) -> None:
+    for task in pods(packages[name]):
+        stage = task.name.rpartition("/")[2].rstrip("_12").replace("-", "_")
+        given = {key: one.get("componentInputParameter", "") for key, one in task.spec["inputs"]["parameters"].items()}
+        if "config" in given:
+            assert given["config"].endswith(f"--{stage}_config")
+        if "measure" in given:
+            assert given["measure"].endswith("--measure_config")
+
+
+@pytest.mark.parametrize("num_rounds", [1, 3])
+def test_rounds_are_unrolled(folder: Path, num_rounds: int) -> None:
+    params = folder / f"{num_rounds}.yaml"
+    params.write_text(yaml.safe_dump({**SMALL_PARAMS, "loop": {"num_rounds": num_rounds}}))
+    names = {task.name.rpartition("/")[2] for task in tasks_of(compiled("train", params, folder / "p.yaml"))}
+    for stage in ("benchmark", "merge_costs", "train_cost", "train_policy"):
+        assert {name for name in names if name.startswith(f"{stage}_")} == {
+            f"{stage}_{k}" for k in range(1, num_rounds + 1)
+        }
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_pod_has_image_resources_retries_and_a_timeout(packages: dict[str, Path], name: str) -> None:
+    for task in pods(packages[name]):
+        container = task.executor["container"]
+        assert container["image"] == DEFAULT_IMAGE
+        for bound in ("Request", "Limit"):
+            assert container["resources"][f"resourceCpu{bound}"] and container["resources"][f"resourceMemory{bound}"]
+        assert task.spec["retryPolicy"]["maxRetryCount"] == 2 and task.spec["retryPolicy"]["backoffFactor"] == 2
+        assert {"name": "EVENSHARD_RETRY_PAUSES", "value": "60 120"} in container["env"]
+        minutes = {one.timeout_minutes for one in default_cluster().stages.values()}
+        assert int(task.platform["activeDeadlineSeconds"]) in {60 * one for one in minutes}
+        assert "pip install" not in json.dumps(container)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_pod_gets_its_keys_from_secrets(packages: dict[str, Path], name: str) -> None:
+    for task in pods(packages[name]):
+        found = {one["secretName"]: {key["envVar"] for key in one["keyToEnv"]} for one in task.platform["secretAsEnv"]}
+        assert found == {
+            "evenshard-s3": {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"},
+            "evenshard-mlflow-client": {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"},
+        }
+        (endpoints,) = task.platform["configMapAsEnv"]
+        assert "MLFLOW_TRACKING_URI" in {one["envVar"] for one in endpoints["keyToEnv"]}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_no_pod_is_root_and_all_of_a_run_know_it_by_one_name(packages: dict[str, Path], name: str) -> None:
+    for task in pods(packages[name]):
+        assert task.platform["securityContext"] == {"runAsNonRoot": True}
+        (field,) = task.platform["fieldPathAsEnv"]
+        assert field["name"] == LOOP_ID and "workflows.argoproj.io/workflow" in field["fieldPath"]
+
+
+def test_only_what_measures_on_gpus_asks_for_them(packages: dict[str, Path]) -> None:
+    for task in pods(packages["train"]):
+        measures = "/benchmark_" in task.name or task.name.endswith("/evaluate")
+        accelerator = task.executor["container"]["resources"].get("accelerator")
+        assert (accelerator is not None) == measures
+        assert ("tolerations" in task.platform and "nodeSelector" in task.platform) == measures
+        if accelerator:
+            assert (accelerator["resourceType"], accelerator["resourceCount"]) == ("nvidia.com/gpu", "2")
+            assert task.spec["inputs"]["parameters"]["num_gpus"]["runtimeValue"]["constant"] == 2.0
+        mounts = task.platform.get("emptyDirMounts", [])
+        assert bool(mounts) == measures
+        assert all((one["medium"], one["mountPath"]) == ("Memory", "/dev/shm") for one in mounts)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_settings_for_a_small_cluster_leave_half_of_four_cpus_to_others(folder: Path, name: str) -> None:
+    """A task may run beside every other that neither waits for it nor is waited for, as often as there are parts."""
+    cluster = default_cluster(small=True)
+    package = compiled(name, folder / "params.yaml", folder / "small.yaml", cluster)
+    order = closure({(a, b) for a, b in edges_of(package)})
+    tasks = {task.name.rpartition("/")[2]: task.executor["container"]["resources"] for task in pods(package)}
+    tasks.pop("record-outcome", None)  # after all others
+    if "drift" in tasks:  # the others wait for what it says
+        order |= {("drift", other) for other in tasks}
+    for one in tasks:
+        beside = [other for other in tasks if not {(one, other), (other, one)} & order]
+        asked = [tasks[other] for other in beside for _ in range(cluster.num_parts if "benchmark" in other else 1)]
+        assert sum(float(each["resourceCpuRequest"]) for each in asked) <= 2
+        assert sum(float(each["resourceMemoryRequest"].removesuffix("Gi")) for each in asked) <= 4
+
+
+def test_a_small_cluster_has_a_name(workdir: Path) -> None:
+    assert main(["pipeline", "compile", "--cluster", "small", "-o", "small.yaml"]) == 0
+    names = {task.name.rpartition("/")[2] for task in pods(Path("small.yaml"))}
+    assert "benchmark_1" in names and "merge_costs_1" not in names
+
+
+def cached(package: Path) -> dict[str, bool]:
+    return {
+        task.name.rpartition("/")[2]: task.spec["cachingOptions"].get("enableCache", False) for task in pods(package)
+    }
+
+
+def test_nothing_is_measured_from_memory_unless_asked(folder: Path, packages: dict[str, Path]) -> None:
+    of_train = cached(packages["train"])
+    assert {name for name, yes in of_train.items() if not yes} == {
+        "benchmark_1",
+        "benchmark_2",
+        "evaluate",
+        "record-outcome",
+    }
+    asked = default_cluster().measured_again(True)
+    again = cached(compiled("train", folder / "params.yaml", folder / "again.yaml", asked))
+    assert {name for name, yes in again.items() if not yes} == {"record-outcome"}
+    assert "cacheKey" not in packages["train"].read_text()
+
+
+def test_the_outcome_is_recorded_whatever_happens(packages: dict[str, Path]) -> None:
+    for name in ("train", "retrain"):  # place logs nothing to MLflow that could be told
+        (outcome,) = [task for task in pods(packages[name]) if task.name == "record-outcome"]
+        assert outcome.spec["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
+        assert outcome.spec["inputs"]["parameters"]["run_id"]["runtimeValue"]["constant"] == "{{$.pipeline_job_uuid}}"
+
+
+def test_a_retrain_is_the_loop_on_todays_tables_if_drift_says_so(packages: dict[str, Path]) -> None:
+    def names(package: Path, prefix: str) -> set[str]:
+        return {task.name.removeprefix(prefix) for task in pods(package) if task.name.startswith(prefix)}
+
+    assert names(packages["retrain"], "watch/retrain-due/") == names(packages["train"], "loop/")
+    edges = edges_of(packages["retrain"])
+    assert edges == edges_of(packages["train"])
+    today = {
+        task.name.rpartition("/")[2]: one["componentInputParameter"].removeprefix("pipelinechannel--")
+        for task in pods(packages["retrain"])
+        for name, one in task.spec["inputs"]["parameters"].items()
+        if name in ("tables_address", "source_address")
+    }
+    assert today == {"drift": "tables", "generate-tables": "tables"}
+    components = pipeline_documents(packages["retrain"])[0]["components"].values()
+    tasks = [task for one in components for task in one.get("dag", {}).get("tasks", {}).values()]
+    (branch,) = [task["triggerPolicy"]["condition"] for task in tasks if "condition" in task.get("triggerPolicy", {})]
+    assert branch == "inputs.parameter_values['pipelinechannel--drift-Output'] == true"
+    assert not {"drift", "generate-tables"} & {name for name, yes in cached(packages["retrain"]).items() if yes}
+
+
+def test_own_tables_are_read_by_the_task_and_their_hash_is_part_of_the_key(folder: Path) -> None:
+    own = folder / "own.csv"
+    own.write_text("name,num_rows,embedding_dim,pooling_factor\na,10,4,1.0\n")
+    params = folder / "own.yaml"
+    generate = {**SMALL_PARAMS["generate_tables"], "source": str(own)}
+    params.write_text(yaml.safe_dump({**SMALL_PARAMS, "generate_tables": generate}))
+    package = compiled("train", params, folder / "own_train.yaml")
+    (generates,) = [task for task in tasks_of(package) if task.name == "loop/generate-tables"]
+    given = generates.spec["inputs"]["parameters"]
+    assert given["source_address"] == {"componentInputParameter": "pipelinechannel--source"}
+    assert given["data_hash"] == {"componentInputParameter": "pipelinechannel--data_hash"}
+    defaults = pipeline_documents(package)[0]["root"]["inputDefinitions"]["parameters"]
+    assert defaults["data_hash"]["defaultValue"] == data_hash(str(own))
+    assert defaults["source"]["defaultValue"] == str(own)
+    assert cached(package)["generate-tables"]
+    generate["source"] = "s3://bucket/tables.parquet"  # nobody here knows what is in there today
+    params.write_text(yaml.safe_dump({**SMALL_PARAMS, "generate_tables": generate}))
+    assert not cached(compiled("train", params, folder / "far.yaml"))["generate-tables"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "brings"),
+    [
+        ("place", {"tables": "minio://mlpipeline/t.csv"}, {("importer", "place")}),
+        (
+            "place",
+            {"tables": "gs://b/t.csv", "model": "minio://b/m"},
+            {("importer", "place"), ("importer-2", "place")},
+        ),
+        ("place", {"tables": "s3://b/t.csv", "model": "minio://b/m"}, {("importer", "place")}),
+        ("place", {"tables": "s3://b/t.csv", "model": "s3://b/m"}, set()),
+        ("retrain", {"tables": "minio://b/t.csv"}, {("importer", "drift"), ("importer", "generate-tables")}),
+        ("train", {"source": "minio://b/t.csv"}, {("importer", "generate-tables")}),
+        ("train", {"source": "s3://b/t.csv"}, set()),
+    ],
+)
+def test_kubeflow_brings_what_pods_cannot_read_themselves(
+    folder: Path, name: str, values: dict[str, Any], brings: Edges
+) -> None:
+    package = compiled(name, folder / "params.yaml", folder / "brought.yaml", **values)
+    assert {edge for edge in edges_of(package) if "importer" in edge[0]} == brings
+
+
+def test_an_address_that_a_compiled_pipeline_cannot_take_is_refused(folder: Path) -> None:
+    theirs, ours = ({"tables": address} for address in ("minio://b/t.csv", "s3://b/t.csv"))
+    for given, other, why in ((ours, theirs, "has to bring this"), (theirs, ours, "was compiled for tables that")):
+        package = compiled("place", folder / "params.yaml", folder / "given.yaml", **given)
+        require_fits(package, {**given, "model_uri": "models:/m/1"})
+        with pytest.raises(BadConfig, match=why):
+            require_fits(package, other)
+    with pytest.raises(BadConfig, match=r"'https://b/t.csv': pipelines read s3://"):
+        compiled("place", folder / "params.yaml", folder / "given.yaml", tables="https://b/t.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "section"),
+    [
+        ("place", "request", "place"),
+        ("retrain", "drift_request", "drift"),
+        ("retrain", "evaluate_config", "evaluate"),
+        ("train", "generate_tables_config", "generate_tables"),
+        ("train", "measure_config", "measure"),
+        ("train", "benchmark_config", "benchmark"),
+        ("train", "train_cost_config", "train_cost"),
+        ("train", "train_policy_config", "train_policy"),
+    ],
+)
+def test_a_typo_in_a_request_is_found_before_the_pod(folder: Path, name: str, parameter: str, section: str) -> None:
+    for value in ({"num_device": 4}, "four"):
+        with pytest.raises(BadConfig, match=f"section {section}"):
+            compiled(name, folder / "params.yaml", folder / "typo.yaml", **{parameter: value})
+    if parameter in ("request", "drift_request"):
+        package = compiled(name, folder / "params.yaml", folder / "good.yaml")
+        with pytest.raises(BadConfig, match=r"'num_device'\. Did you mean 'num_devices'"):
+            require_fits(package, {parameter: {"num_device": 4}})
+        with pytest.raises(BadConfig, match="no parameter 'tabels'"):
+            require_fits(package, {"tabels": "s3://b/t.csv"})
+
+
+def test_a_local_image_is_warned_of(workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["pipeline", "compile", "--pipeline", "place", "-o", "place.yaml"]) == 0
+    assert "a cluster cannot pull this image" in caplog.text
+
+
+def test_the_hash_of_data_is_that_of_dvc_where_there_is_one(tmp_path: Path) -> None:
+    own = tmp_path / "own.csv"
+    own.write_text("one")
+    first = data_hash(str(own))
+    own.write_text("two")
+    assert first.startswith("sha256:") and data_hash(str(own)) != first
+    (tmp_path / "own.csv.dvc").write_text("outs:\n- md5: abc\n  path: own.csv\n")
+    assert data_hash(str(own)) == "md5:abc"
+    assert data_hash("minio://bucket/own.csv") == ""
+
+
+def refused(folder: Path, cluster: Any = None, name: str = "train", **changes: Any) -> str:
+    params = folder / "bad.yaml"
+    params.write_text(yaml.safe_dump({**SMALL_PARAMS, **changes}))
+    with pytest.raises(BadConfig) as caught:
+        compiled(name, params, folder / "bad.out.yaml", cluster)
+    return str(caught.value)
+
+
+def test_what_could_not_run_is_not_compiled(folder: Path) -> None:
+    assert "train_cost: unknown key 'num_update'" in refused(folder, train_cost={"num_update": 3})
+    assert "'link.yaml', which pods do not have" in refused(folder, measure={"link": "link.yaml"})
+    assert "at most 4" in refused(folder, replace(default_cluster(), num_parts=5))
+    assert "num_rounds is 0" in refused(folder, loop={"num_rounds": 0})
+    assert "drift: unknown key 'device'" in refused(folder, name="retrain", drift={"device": 4})
+    assert "gets 3 GPUs, but generate_tables.num_devices is 2" in refused(folder, default_cluster().with_gpus(3))
+
+
+def test_the_command_writes_package_and_platform_in_one_file(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "compile", "--pipeline", "train", "-o", "out/pipeline.yaml", "--num-parts", "2"]) == 0
+    assert capsys.readouterr().out == "saved: out/pipeline.yaml\n"
+    documents = list(yaml.safe_load_all(Path("out/pipeline.yaml").read_text()))
+    assert [sorted(one)[0] for one in documents] == ["components", "platforms"]
+    assert main(["pipeline", "compile", "-o", "gpus.yaml", "--num-parts", "2", "--gpus", "1"]) == 0
+    asks = [task.name for task in pods(Path("gpus.yaml")) if "accelerator" in task.executor["container"]["resources"]]
+    assert asks == ["loop/evaluate", "loop/parts_1/benchmark_1", "loop/parts_2/benchmark_2"]
+    words = ["pipeline", "compile", "--pipeline", "place", "-o", "place.yaml"]
+    assert main([*words, "--set", "tables=s3://b/t.csv", "--set", "request={num_devices: 4}"]) == 0
+    defaults = pipeline_documents(Path("place.yaml"))[0]["root"]["inputDefinitions"]["parameters"]
+    assert defaults["tables"]["defaultValue"] == "s3://b/t.csv"
+    assert defaults["request"]["defaultValue"] == {"num_devices": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["-o", "pipeline.json"], "a compiled pipeline is YAML"),
+        (["-o", "p.yaml", "--params", "none.yaml"], "none.yaml: no such file"),
+        (["-o", "p.yaml", "--cluster", "none.yaml"], "none.yaml: no such file"),
+        (["-o", "p.yaml", "--set", "tabels=x"], "the pipeline has no parameter 'tabels'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    workdir: Path, capsys: pytest.CaptureFixture[str], words: list[str], why: str
+) -> None:
+    assert main(["pipeline", "compile", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert why in line

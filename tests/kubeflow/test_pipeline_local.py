@@ -1,0 +1,182 @@
+"""The pipelines on this machine, each task a process: what they leave, and what happens when a stage fails.
+
+Files tell, not what the runner says about itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from kfp.local import docker_task_handler
+
+from evenshard.cli import main
+from evenshard.kubeflow import containers, local
+from evenshard.measure.cost_dataset import read_rows
+from evenshard.planner.file import load_answer
+from evenshard.sharders.models import load_model
+from support.kubeflow_builders import SMALL_PARAMS
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(SMALL_PARAMS))
+    (tmp_path / "mine.txt").write_text("not to be removed")
+    rows = [{"name": f"t{n}", "num_rows": 200 * (n + 1), "embedding_dim": 16, "pooling_factor": 2.0} for n in range(12)]
+    pd.DataFrame(rows).to_csv(tmp_path / "own.csv", index=False)
+    return tmp_path
+
+
+def the_run(workdir: Path, pipeline: str) -> Path:
+    (folder,) = (workdir / "work/kubeflow").glob(f"evenshard-{pipeline}-*")
+    return folder
+
+
+def test_the_loop_and_a_placement_with_its_model(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "run", "--num-parts", "2"]) == 0
+    out = capsys.readouterr().out
+    folder = the_run(workdir, "train")
+    assert "single_cost_greedy *" in out
+    assert out.endswith(f"\nsaved: work/kubeflow/{folder.name}/evaluate/report/metrics.json\n")
+    parts = [read_rows(path).rows for path in folder.glob("for-loop-*/benchmark*/costs/*.parquet")]
+    assert len(parts) == 4 and all(len({row["measurement_id"] for row in part}) == 2 + 2 for part in parts)
+    rounds = [read_rows(path).rows for path in sorted((folder / "merge-costs-2/costs").iterdir())]
+    assert [{row["round"] for row in one} for one in rounds] == [{1}, {2}]
+    assert "evenshard" in {row["proposed_by"] for row in rounds[1]}
+    metrics = json.loads((folder / "evaluate/report/metrics.json").read_text())
+    assert metrics["noise"]["num_runs"] == 3 and metrics["num_test_tasks"] == 2
+    model = load_model(folder / "evaluate/model", "simulated:h200")
+    assert model.trained_on.num_measured == 8 and len(model.trained_on.costs_sha256) == 2
+    assert json.loads((folder / "record-outcome/outcome").read_text())["state"] == "SUCCEEDED"
+    assert Path("mine.txt").exists()
+
+    request = "request={num_devices: 2, memory_cap_gb: 0.01, batch_size: 32}"
+    words = ["pipeline", "run", "--pipeline", "place", "--set", "tables=own.csv", "--set", request]
+    assert main([*words, "--set", f"model={folder / 'evaluate/model'}"]) == 0
+    assert "/place/placement/placement.json" in capsys.readouterr().out
+    answer = load_answer(next(the_run(workdir, "place").glob("place/placement/placement.json")))
+    assert answer.num_devices == 2 and len(answer.request.tables) == 12
+    assert answer.lineage["model"]["sha256"] == model.digest
+
+
+def test_a_stage_that_fails_stops_the_run_and_is_recorded(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = {"source": str(workdir / "own.csv"), "memory_cap_gb": 1e-9}  # no task can fit, which only benchmark sees
+    params = {**SMALL_PARAMS, "generate_tables": {**SMALL_PARAMS["generate_tables"], **own}}
+    Path("params.yaml").write_text(yaml.safe_dump(params))
+    assert main(["pipeline", "run"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = [line for line in captured.err.splitlines() if line.startswith("evenshard pipeline failed: ")]
+    assert "Inner task failed: 'benchmark'" in line and "\x1b" not in line
+    folder = the_run(workdir, "train")
+    assert (folder / "generate-tables/tasks").exists()
+    assert not list(folder.glob("train-cost*/cost_net"))
+    assert not (folder / "evaluate").exists()
+    assert json.loads((folder / "record-outcome/outcome").read_text())["state"] == "FAILED"
+
+
+def test_a_retrain_begins_where_the_model_does_not_cover_the_tables(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["pipeline", "run", "--pipeline", "retrain", "--set", "tables=own.csv", "--set", "model_uri=bundled:h200"]
+    assert main([*words, "--out", "covered"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("The 12 tables are covered by bundled:h200.\n") and "saved: covered/" in out
+    (folder,) = Path("covered").iterdir()
+    assert (folder / "drift/summary").exists() and not (folder / "generate-tables").exists()
+
+    too_few = {**SMALL_PARAMS["generate_tables"], "tables_per_task": 100}  # the loop itself is that of train
+    assert (
+        main(
+            [
+                *words,
+                "--set",
+                "drift_request={batch_size: 1000000}",
+                "--set",
+                f"generate_tables_config={json.dumps(too_few)}",
+                "--out",
+                "due",
+            ]
+        )
+        == 1
+    )
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Inner task failed: 'generate-tables'" in captured.err
+    (folder,) = Path("due").iterdir()
+    assert "Retrain: bundled:h200 does not cover" in (folder / "drift/summary").read_text()
+    assert json.loads((folder / "record-outcome/outcome").read_text())["state"] == "FAILED"
+
+
+def test_place_needs_tables_of_this_machine(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["pipeline", "run", "--pipeline", "place"]
+    assert main(place) == 2
+    assert "--set tables=FILE" in capsys.readouterr().err
+    assert main([*place, "--set", "tables=none.csv"]) == 2
+    assert "none.csv: no such file" in capsys.readouterr().err
+
+
+def test_containers_need_a_docker_api(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{workdir}/nobody.sock")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # docker leaves a socket open that found nobody
+        assert main(["pipeline", "run", "--runner", "container"]) == 2
+        gc.collect()
+    assert "found no Docker API" in capsys.readouterr().err
+
+
+def test_a_run_that_leaves_nothing_has_failed(workdir: Path) -> None:
+    def pipeline(**values: Any) -> None:
+        (workdir / "out/evenshard-train-1/evaluate").mkdir(parents=True)
+
+    with pytest.raises(local.PipelineFailed, match="lacks evaluate/report/metrics"):
+        local.run_here(pipeline, {}, "subprocess", workdir / "out", "evaluate/report/metrics.json")
+
+
+def test_a_container_stays_until_its_exit_code_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """kubeflow/pipelines#13332: one that is gone before would be a success."""
+    done: list[str] = []
+
+    class Container:
+        def logs(self, stream: bool) -> list[bytes]:
+            return [b"no memory\n"]
+
+        def wait(self) -> dict[str, int]:
+            assert not done
+            return {"StatusCode": 137}
+
+        def remove(self, force: bool) -> None:
+            done.append("removed")
+
+    class Client:
+        def __init__(self) -> None:
+            self.containers, self.options = self, dict[str, Any]()
+
+        def run(self, **options: Any) -> Container:
+            self.options = options
+            return Container()
+
+    client = Client()
+    own = {"/own.csv": {"bind": "/own.csv", "mode": "ro"}}
+    assert containers.run_container(client, "e:1", ["true"], {"/work": {}}, own, user="0:0") == 137
+    assert done == ["removed"] and capsys.readouterr().out == "no memory\n"
+    assert client.options["user"] == "0:0" and not client.options.get("auto_remove")
+    assert client.options["volumes"] == {"/work": {}, **own}
+
+
+def test_containers_see_the_files_that_the_user_has_named(tmp_path: Path) -> None:
+    theirs = docker_task_handler.run_docker_container
+    with containers.containers_as_here([tmp_path]):
+        ours: Any = docker_task_handler.run_docker_container
+        assert ours.func is containers.run_container
+        assert ours.keywords == {"mounts": {str(tmp_path): {"bind": str(tmp_path), "mode": "ro"}}}
+    assert docker_task_handler.run_docker_container is theirs

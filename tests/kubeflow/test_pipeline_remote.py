@@ -1,0 +1,402 @@
+"""Wire-shape tests: what evenshard sends to Kubeflow Pipelines' v2beta1 API, and what it says about each answer.
+
+The server is a stand-in (kfp_server.py): no cluster is behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+
+from evenshard.cli import main
+from evenshard.kubeflow import remote
+from support import http_serving, kfp_server
+from support.kfp_server import FakePipelines, nodes_of, serving
+from support.kubeflow_builders import SMALL_PARAMS, compiled
+
+SUBMIT = ["pipeline", "submit", "--namespace", "team-a", "--package", "pipeline.yaml"]
+STATUS = ["pipeline", "status", "r1", "--namespace", "team-a"]
+POD = "evenshard-place-ptvzd-retry-system-container-impl-2412005322"
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package")
+    (folder / "params.yaml").write_text(yaml.safe_dump(SMALL_PARAMS))
+    return compiled("train", folder / "params.yaml", folder / "pipeline.yaml")
+
+
+@pytest.fixture
+def fake(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePipelines]:
+    """The server; the working directory holds pipeline.yaml, and home is nobody's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("KF_PIPELINES_ENDPOINT", "KF_PIPELINES_SA_TOKEN_PATH", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "pipeline.yaml").write_bytes(package.read_bytes())
+    monkeypatch.setattr(remote.Endpoint, "__init__", _impatient(remote.Endpoint.__init__))
+    with serving(FakePipelines()) as server:
+        yield server
+
+
+def _impatient(original: Any) -> Any:
+    """No pauses between tries."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **{**kwargs, "pauses_s": (0.0, 0.0, 0.0)})
+
+    return init
+
+
+def run(fake: FakePipelines, words: list[str], *more: str) -> int:
+    return main([*words, "--endpoint", fake.url, *more])
+
+
+def the_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says; log lines reach stderr too where an earlier test has set up logging."""
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evenshard ")]
+    return line
+
+
+def test_submit_makes_the_experiment_and_the_run(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--experiment", "tables", "--run-name", "first", "--set", "evaluate_config={num_rollouts: 8}"]
+    assert run(fake, SUBMIT, *words) == 0
+    assert capsys.readouterr().out == f"run: r1\n{fake.url}/#/runs/details/r1\n"
+    (looked,) = fake.asked("GET", "/experiments")
+    assert looked.query["namespace"] == "team-a"
+    (experiment,) = fake.asked("POST", "/experiments")
+    assert (experiment.body["display_name"], experiment.body["namespace"]) == ("tables", "team-a")
+    (sent,) = fake.asked("POST", "/runs")
+    assert (sent.body["experiment_id"], sent.body["display_name"]) == ("e1", "first")
+    assert sent.body["service_account"] == "evenshard-runner"
+    assert sent.body["runtime_config"]["parameters"] == {"evaluate_config": {"num_rollouts": 8}}
+    assert sent.body["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "evenshard-train"
+    assert "kubernetes" in sent.body["pipeline_spec"]["platform_spec"]["platforms"]
+    assert not Path("home").exists()  # the SDK would keep the namespace there
+
+
+def test_an_experiment_of_the_name_is_used_again(fake: FakePipelines) -> None:
+    assert run(fake, SUBMIT) == 0 and run(fake, SUBMIT) == 0
+    assert len(fake.asked("POST", "/experiments")) == 1
+    assert {one.body["experiment_id"] for one in fake.asked("POST", "/runs")} == {"e1"}
+
+
+def test_without_a_package_the_settings_are_compiled(fake: FakePipelines, caplog: pytest.LogCaptureFixture) -> None:
+    Path("params.yaml").write_text(yaml.safe_dump({**SMALL_PARAMS, "loop": {"num_rounds": 1}}))
+    assert run(fake, SUBMIT[:4], "--num-parts", "2") == 0
+    (sent,) = fake.asked("POST", "/runs")
+    tasks = sent.body["pipeline_spec"]["pipeline_spec"]["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+    assert "merge-costs" in tasks and "merge-costs-2" not in tasks
+    assert "a cluster cannot pull this image" in caplog.text
+
+
+@pytest.mark.parametrize("state", ["FAILED", "CANCELED"])
+def test_wait_ends_as_the_run_does(fake: FakePipelines, capsys: pytest.CaptureFixture[str], state: str) -> None:
+    wait = ["--wait", "--poll-seconds", "0.01", "--patience-minutes", "5"]
+    fake.states = ["PENDING", "RUNNING", "SUCCEEDED"]
+    assert run(fake, SUBMIT, *wait) == 0
+    assert len(fake.asked("GET", "/runs/r1")) == 3
+    assert "SUCCEEDED: a run" in capsys.readouterr().out
+    fake.states = ["RUNNING", state]
+    assert run(fake, SUBMIT, *wait) == 1
+    line = the_line(capsys)
+    assert f"run r1 ended as {state}. place failed in the pod whose name ends with 2412005322:" in line
+    assert line.endswith(f"See {fake.url}/#/runs/details/r1")
+
+
+def test_patience_has_an_end(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.states = ["RUNNING"]
+    words = ["--wait", "--poll-seconds", "0.01", "--patience-minutes", "0.001"]
+    assert run(fake, SUBMIT, *words) == 1
+    assert "is RUNNING after 0.06 s. It goes on" in the_line(capsys)
+
+
+def test_a_schedule_is_a_recurring_run(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["pipeline", "schedule", *SUBMIT[2:], "--run-name", "weekly", "--cron"]
+    assert run(fake, [*words, "0 3 * * 0"]) == 0
+    assert "recurring run: rr1" in capsys.readouterr().out
+    (sent,) = fake.asked("POST", "/recurringruns")
+    assert sent.body["trigger"]["cron_schedule"]["cron"] == "0 0 3 * * 0"  # Kubeflow's begin with the seconds
+    assert int(sent.body["max_concurrency"]) == 1 and sent.body["no_catchup"] is True
+    assert (sent.body["display_name"], sent.body["experiment_id"]) == ("weekly", "e1")
+    assert sent.body["service_account"] == "evenshard-runner"
+    assert run(fake, [*words, "weekly"]) == 2
+    assert "has 1 fields" in the_line(capsys)
+
+
+def test_status_tells_the_state_and_the_tasks(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.states, page = ["RUNNING"], f"{fake.url}/#/runs/details/r1"
+    assert run(fake, STATUS) == 0
+    done = "done: generate-tables, benchmark (2), merge-costs, train-cost, train-policy"
+    assert capsys.readouterr().out == f"RUNNING: a run\n{done}; running: benchmark-2 (2)\n{page}\n"
+    assert run(fake, STATUS, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["recorded_until"], found["url"]) == ("RUNNING", None, page)
+    assert (found["tasks"][-1]["name"], found["tasks"][-1]["state"]) == ("benchmark-2", "RUNNING")
+    fake.states = ["SUCCEEDED"]
+    assert run(fake, STATUS) == 0
+    assert capsys.readouterr().out == f"SUCCEEDED: a run\ndone: importer, place, record-outcome\n{page}\n"
+    fake.states = ["PENDING"]
+    assert run(fake, STATUS) == 0
+    assert capsys.readouterr().out == f"PENDING: a run\n{page}\n"
+
+
+def test_a_failed_task_has_a_command_for_its_log(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.states = ["FAILED"]
+    assert run(fake, STATUS) == 1
+    command = "kubectl -n team-a logs -c main $(kubectl -n team-a get pods -o name | grep 2412005322)"
+    assert the_line(capsys) == (
+        f"evenshard pipeline failed: run r1 ended as FAILED. place failed in the pod whose name ends with 2412005322: "
+        f"`{command}`. See {fake.url}/#/runs/details/r1"
+    )
+
+
+def test_a_pod_that_does_not_start_is_told(
+    fake: FakePipelines, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 60.0)
+    assert run(fake, STATUS) == 0
+    out = capsys.readouterr().out
+    assert "done: importer; waiting: place\n" in out and "minutes" not in out
+    fake.running = ("place_failed", "04:17:25", 360.0)
+    note = "place has not been seen to start for 6 minutes: its pod may fit no node, or its image is on its way."
+    note += " Look with `kubectl -n team-a get events --field-selector type=Warning`"
+    assert run(fake, STATUS) == 0
+    assert f"\n{note}\n" in capsys.readouterr().out
+    fake.states = ["RUNNING", "RUNNING", "SUCCEEDED"]
+    assert run(fake, SUBMIT, "--wait", "--poll-seconds", "0.01") == 0
+    told = [record.message for record in caplog.records if record.name == "evenshard.cli.pipeline"]
+    assert told == ["done: importer; waiting: place", note]
+
+
+def test_what_prepares_a_group_is_named_only_if_it_does_not_start(
+    fake: FakePipelines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.states, fake.running = ["RUNNING"], ("place_failed", "04:16:25", 0.0)
+    assert run(fake, STATUS) == 0
+    assert "root" not in capsys.readouterr().out
+    fake.running = ("place_failed", "04:16:25", 360.0)
+    assert run(fake, STATUS) == 0
+    assert "waiting: root-driver\nroot-driver has not been seen to start for 6 minutes" in capsys.readouterr().out
+
+
+def test_a_record_that_ends_is_told(
+    fake: FakePipelines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run of many nodes Kubeflow Pipelines keeps no more, while its pods go on."""
+    fake.states, fake.running = ["RUNNING"], ("train_succeeded", "04:46:30", 0.0)
+    assert run(fake, STATUS) == 0
+    out = capsys.readouterr().out
+    assert "Kubeflow Pipelines has noted nothing of the tasks since " in out
+    assert "seen to start" not in out  # it may have
+    nodes = nodes_of("train_succeeded")
+    monkeypatch.setattr(kfp_server, "nodes_of", lambda run: nodes)
+    fake.states = ["SUCCEEDED"]
+    assert run(fake, STATUS) == 0
+    out = capsys.readouterr().out
+    assert "merge-costs-2\nKubeflow Pipelines has noted nothing" in out and "minutes" not in out
+    fake.states = ["FAILED"]
+    assert run(fake, STATUS) == 1
+    assert "ended as FAILED. Kubeflow Pipelines has noted nothing of the tasks since" in the_line(capsys)
+
+
+@pytest.fixture
+def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Kubernetes' API, which a kubeconfig leads to; what it says of the one pod that it has."""
+    status: dict[str, Any] = {}
+
+    class Handler(http_serving.Silent):
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            asked = parts.path, parse_qs(parts.query)["labelSelector"]
+            assert asked == ("/api/v1/namespaces/team-a/pods", ["workflows.argoproj.io/workflow=evenshard-place-ptvzd"])
+            pod = {"metadata": {"name": POD}, "spec": {"containers": []}, "status": status}
+            body = json.dumps({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with http_serving.serving(Handler) as url:
+        named = {"clusters": {"server": url}, "users": {}, "contexts": {"cluster": "one", "user": "one"}}
+        config = {key: [{"name": "one", key.removesuffix("s"): value}] for key, value in named.items()}
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump({**config, "current-context": "one"}))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        yield status
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                             "message": "0/1 nodes are available: 1 Insufficient cpu."}]},
+            "Unschedulable: 0/1 nodes are available: 1 Insufficient cpu",
+        ),
+        (
+            {"containerStatuses": [{"name": "main", "image": "", "imageID": "", "ready": False, "restartCount": 0,
+                                    "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}]},
+            "ImagePullBackOff: not found",
+        ),
+    ],
+)  # fmt: skip
+def test_kubernetes_says_why_a_pod_does_not_start(
+    fake: FakePipelines,
+    kubernetes: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    says: dict[str, Any],
+    why: str,
+) -> None:
+    fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 360.0)
+    kubernetes.update(phase="Pending", **says)
+    assert run(fake, STATUS) == 0
+    assert f"place has not started for 6 minutes. Its pod {POD}: {why}\n" in capsys.readouterr().out
+    kubernetes.clear()
+    kubernetes.update(phase="Running")  # which Kubeflow Pipelines has not noted yet
+    assert run(fake, STATUS) == 0
+    assert "running: place\nhttp" in capsys.readouterr().out
+
+
+def test_kubernetes_knows_the_name_of_a_failed_pod(
+    fake: FakePipelines, kubernetes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    main_container = {"name": "main", "image": "", "imageID": "", "ready": False, "restartCount": 0, "state": ended}
+    kubernetes.update(phase="Failed", containerStatuses=[main_container])
+    fake.states = ["FAILED"]
+    assert run(fake, STATUS) == 1
+    found = f"place failed in pod {POD} (OOMKilled, exit code 137): `kubectl -n team-a logs {POD} -c main`. See"
+    assert found in the_line(capsys)
+    kubernetes["containerStatuses"] = "torn"  # an answer that cannot be read is none
+    assert run(fake, STATUS) == 1
+    assert "whose name ends with 2412005322" in the_line(capsys)
+
+
+def test_the_token_is_read_anew_for_each_call(fake: FakePipelines, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    fake.token = "first"
+    endpoint = remote.Endpoint(fake.url, "team-a", token)
+    connected = remote.Remote(endpoint)
+    assert connected.status("r1").state == "SUCCEEDED"
+    token.write_text("second")
+    fake.token = "second"
+    assert connected.status("r1").state == "SUCCEEDED"
+
+
+def test_a_pod_brings_its_own_token(fake: FakePipelines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "projected").write_text("of the pod")
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "projected"))
+    fake.token = "of the pod"
+    assert run(fake, STATUS) == 0
+
+
+def test_an_expired_token_is_named(fake: FakePipelines, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.token = "new"
+    (tmp_path / "old").write_text("old")
+    assert run(fake, STATUS, "--token-file", "old") == 2
+    line = the_line(capsys)
+    assert "does not accept the token in old (401): token has expired" in line and "--token-file" in line
+    assert run(fake, STATUS) == 2
+    assert "a call without a token (401)" in the_line(capsys)
+    assert len(fake.requests) == 2  # nothing was tried again
+    (tmp_path / "two").write_text("not one\n")
+    assert run(fake, STATUS, "--token-file", "two") == 2
+    assert "holds no token" in the_line(capsys) and len(fake.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "why"),
+    [
+        (400, 2, "refuses it (400): told to answer 400. Correct what it names"),
+        (403, 2, "not allowed in namespace team-a (403)"),
+        (404, 2, "not found at"),
+    ],
+)
+def test_a_refusal_is_bad_input(
+    fake: FakePipelines, capsys: pytest.CaptureFixture[str], status: int, code: int, why: str
+) -> None:
+    fake.failures["POST /runs"] = [status]
+    assert run(fake, SUBMIT) == code
+    assert why in the_line(capsys)
+    assert len(fake.asked("POST", "/runs")) == 1
+
+
+def test_a_run_that_is_not_there(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(fake, ["pipeline", "status", "r9", "--namespace", "team-a"]) == 2
+    assert "run r9: not found" in the_line(capsys)
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+def test_looking_is_tried_again(fake: FakePipelines, capsys: pytest.CaptureFixture[str], status: int) -> None:
+    fake.failures["GET /runs/r1"] = [status] * 3
+    assert run(fake, STATUS) == 0
+    fake.failures["GET /runs/r1"] = [status] * 4
+    assert run(fake, STATUS) == 1
+    assert f"is in trouble ({status}): told to answer {status}" in the_line(capsys)
+
+
+def test_a_run_is_started_again_only_if_it_was_not_begun(
+    fake: FakePipelines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.failures["POST /runs"] = [503, 502]
+    assert run(fake, SUBMIT) == 0
+    assert len(fake.asked("POST", "/runs")) == 3
+    fake.failures["POST /runs"] = [500]
+    assert run(fake, SUBMIT) == 1
+    assert len(fake.asked("POST", "/runs")) == 4
+    assert "is in trouble (500)" in the_line(capsys)
+
+
+def test_a_silent_server_is_given_up(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.failures["POST /runs"] = [0]
+    assert run(fake, SUBMIT, "--timeout-seconds", "0.2") == 1
+    line = the_line(capsys)
+    assert "did not answer in time. It may have been done" in line
+    assert len(fake.asked("POST", "/runs")) == 1
+    fake.failures["GET /runs/r1"] = [0]
+    assert run(fake, STATUS, "--timeout-seconds", "0.2") == 0
+    asked = len(fake.asked("GET", "/runs/r1"))
+    fake.failures["GET /runs/r1"] = [0] * 20
+    assert run(fake, STATUS, "--timeout-seconds", "0.2") == 1
+    assert len(fake.asked("GET", "/runs/r1")) == asked + 4, "nobody but us tries again"
+
+
+def test_a_login_page_is_no_api(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.login_page = True
+    assert run(fake, SUBMIT) == 2
+    assert "answers, but not as Kubeflow Pipelines does" in the_line(capsys)
+
+
+def test_nobody_at_the_address(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert main([*SUBMIT, "--endpoint", f"http://127.0.0.1:{port}"]) == 1
+    assert f"http://127.0.0.1:{port} cannot be reached" in the_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (SUBMIT, "no endpoint"),
+        ([*SUBMIT, "--endpoint", "kubeflow.example.com"], "is no address"),
+        ([*SUBMIT, "--endpoint", "http://h", "--token-file", "none"], "no token can be read"),
+        ([*SUBMIT, "--endpoint", "http://h", "--token-file", "pipeline.yaml"], "holds no token"),
+        ([*SUBMIT[:-1], "none.yaml", "--endpoint", "http://h"], "none.yaml: no such file"),
+    ],
+)
+def test_bad_input_is_told_before_anything_is_sent(
+    fake: FakePipelines, capsys: pytest.CaptureFixture[str], words: list[str], why: str
+) -> None:
+    assert main(words) == 2
+    assert why in the_line(capsys)
+    assert fake.requests == []

@@ -1,0 +1,95 @@
+"""The pipelines read tables and models on a real S3 that is not Amazon's, each task in a process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from evenshard.cli import main
+from evenshard.kubeflow.package import build, default_cluster
+from evenshard.planner.file import load_answer
+from evenshard.sharders import models
+from evenshard.tables.files import load_tables
+from evenshard.utils.s3 import content_hash, upload
+from evenshard.utils.s3.client import s3_client
+from support.kubeflow_builders import SMALL_PARAMS
+from support.servers import S3
+
+
+@pytest.fixture
+def at(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A folder on S3 with tables.csv; the environment of a pod that knows the endpoint and the keys."""
+    for name, value in s3.settings().items():
+        monkeypatch.setenv(name, value)
+    s3_client.cache_clear()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    address = f"s3://{s3.bucket}/{request.node.name}"
+    put_tables(address)
+    generate = {**SMALL_PARAMS["generate_tables"], "source": f"{address}/tables.csv"}
+    Path("params.yaml").write_text(yaml.safe_dump({**SMALL_PARAMS, "generate_tables": generate}))
+    return address
+
+
+def put_tables(address: str, num_tables: int = 12) -> None:
+    like = {"embedding_dim": 16, "pooling_factor": 2.0}
+    rows = [{"name": f"t{n}", "num_rows": 200 * (n + 1), **like} for n in range(num_tables)]
+    pd.DataFrame(rows).to_csv("tables.csv", index=False)
+    upload(Path("tables.csv"), f"{address}/tables.csv")
+    Path("tables.csv").unlink()
+
+
+def the_run() -> Path:
+    (folder,) = Path("work/kubeflow").iterdir()
+    return folder
+
+
+def test_place_reads_tables_and_a_model(at: str) -> None:
+    upload(Path(models.__file__).parent / "bundled/h200", f"{at}/model")
+    words = ["pipeline", "run", "--pipeline", "place", "--set", f"tables={at}/tables.csv"]
+    assert main([*words, "--set", f"model={at}/model", "--set", "request={num_devices: 2, batch_size: 32}"]) == 0
+    answer = load_answer(the_run() / "place/placement/placement.json")
+    assert len(answer.request.tables) == 12
+    assert answer.lineage["model"]["source"] == f"{at}/model"
+    assert f"{at}/tables.csv" in json.dumps(answer.lineage)
+
+
+def test_train_learns_from_tables(at: str, capsys: pytest.CaptureFixture[str]) -> None:
+    params: dict[str, Any] = yaml.safe_load(Path("params.yaml").read_text())
+    Path("params.yaml").write_text(yaml.safe_dump({**params, "loop": {"num_rounds": 1}}))
+    assert main(["pipeline", "run"]) == 0
+    assert [one.name for one in load_tables(the_run() / "generate-tables/tables/tables.parquet")][-1] == "t11"
+    assert (the_run() / "evaluate/report/metrics.json").exists()
+
+
+def test_retrain_watches_tables(at: str, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["pipeline", "run", "--pipeline", "retrain", "--set", "model_uri=bundled:h200", "--set"]
+    assert main([*words, f"tables={at}/tables.csv"]) == 0
+    assert "The 12 tables are covered by bundled:h200." in capfd.readouterr().out
+    assert main([*words, f"tables={at}/none.csv"]) == 1
+    assert f"{at}/none.csv: no such file, and no folder that was uploaded" in capfd.readouterr().err
+
+
+def generating(runs_now: bool = True) -> dict[str, Any]:
+    """The task that reads the tables, and what it is given as their hash."""
+    pipeline, _ = build("train", Path("params.yaml"), default_cluster(), runs_now=runs_now)
+    spec = pipeline.pipeline_spec
+    task = spec.components["comp-exit-handler-1"].dag.tasks["generate-tables"]
+    given = spec.root.input_definitions.parameters["data_hash"].default_value.string_value
+    return {"cached": task.caching_options.enable_cache, "hash": given}
+
+
+def test_the_content_decides_whether_an_earlier_result_will_do(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = generating()
+    assert before == {"cached": True, "hash": content_hash(f"{at}/tables.csv")} and before == generating()
+    put_tables(at, num_tables=13)
+    assert generating()["hash"] not in ("", before["hash"])
+    assert generating(runs_now=False) == {"cached": False, "hash": ""}  # another file may be there by then
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    s3_client.cache_clear()
+    assert generating() == {"cached": False, "hash": ""}

@@ -1,0 +1,91 @@
+"""Argo's nodes, as a real Kubeflow Pipelines told them, read as the tasks of a pipeline."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from kfp_server_api import ApiClient
+
+from evenshard.kubeflow.remote import RunStatus
+from evenshard.kubeflow.run_tasks import TaskStatus, record_ends, tasks_of
+from evenshard.kubeflow.status_text import failure_of
+from support.kfp_server import nodes_of
+
+
+def details(nodes: list[dict[str, Any]]) -> Any:
+    """As the SDK reads them."""
+
+    class Answer:
+        data = json.dumps({"run_details": {"task_details": nodes}})
+
+    return ApiClient().deserialize(Answer, "V2beta1Run").run_details.task_details
+
+
+def shown(run: str, clock: str = "23:59:59") -> list[tuple[str, str]]:
+    return [(task.name, task.state) for task in tasks_of(details(nodes_of(run, clock)))]
+
+
+DONE = "SUCCEEDED"
+ROUND_1 = [("generate-tables", DONE), ("benchmark", DONE), ("benchmark", DONE), ("merge-costs", DONE)]
+ROUND_1 += [("train-cost", DONE), ("train-policy", DONE)]
+
+
+@pytest.mark.parametrize(
+    ("run", "clock", "tasks"),
+    [
+        ("place_failed", "23:59:59", [("importer", DONE), ("place", "FAILED"), ("record-outcome", DONE)]),
+        ("place_succeeded", "23:59:59", [("importer", DONE), ("place", DONE), ("record-outcome", DONE)]),
+        ("train_succeeded", "04:33:45", [("generate-tables", "PENDING")]),  # its driver runs
+        ("train_succeeded", "04:34:10", [("generate-tables", "RUNNING")]),
+        ("train_succeeded", "04:41:20", [*ROUND_1, ("benchmark-2", "PENDING"), ("benchmark-2", "PENDING")]),
+        ("train_succeeded", "04:41:30", [*ROUND_1, ("benchmark-2", "RUNNING"), ("benchmark-2", "RUNNING")]),
+    ],
+)
+def test_the_tasks_are_those_of_the_pipeline(run: str, clock: str, tasks: list[tuple[str, str]]) -> None:
+    assert shown(run, clock) == tasks
+
+
+def test_of_parts_side_by_side_some_may_wait() -> None:
+    nodes = nodes_of("train_succeeded", "04:41:30")
+    running = next(one for one in nodes if one.get("display_name") == "executor(0)" and one["state"] == "RUNNING")
+    running["state"] = "PENDING"
+    states = [task.state for task in tasks_of(details(nodes)) if task.name == "benchmark-2"]
+    assert sorted(states) == ["PENDING", "RUNNING"]
+
+
+def test_a_pod_is_known_by_the_way_down_to_it() -> None:
+    """The two runs' executors have the same names; each task gets its own."""
+    pods = {task.name: task.nodes for task in tasks_of(details(nodes_of("place_failed")))}
+    assert pods == {
+        "importer": ("evenshard-place-ptvzd-1504500805",),
+        "place": ("evenshard-place-ptvzd-2412005322",),
+        "record-outcome": ("evenshard-place-ptvzd-3153203710",),
+    }
+    parts = [task.nodes for task in tasks_of(details(nodes_of("train_succeeded"))) if task.name == "benchmark"]
+    assert len(set(parts)) == 2 and all(len(one) == 1 for one in parts)
+
+
+def test_a_driver_that_fails_is_named() -> None:
+    nodes = [one for one in nodes_of("place_failed", "04:17:12") if one["display_name"] != "place"]
+    for one in nodes:
+        if one["display_name"] == "place-driver":
+            one["state"] = "FAILED"
+    assert ("place-driver", "FAILED") in [(task.name, task.state) for task in tasks_of(details(nodes))]
+
+
+def test_the_record_of_a_long_run_ends_before_it() -> None:
+    assert record_ends(details(nodes_of("place_failed")), finished=True) is None
+    assert record_ends(details(nodes_of("train_succeeded")), finished=True) is not None
+    assert record_ends(details(nodes_of("train_succeeded", "04:46:30")), finished=False) is not None
+    for clock in ("04:34:10", "04:37:10", "04:41:30", "04:43:40"):
+        assert record_ends(details(nodes_of("train_succeeded", clock)), finished=False) is None
+    assert record_ends([], finished=True) is None and tasks_of([]) == ()
+
+
+def test_a_failure_names_three_tasks_each_once() -> None:
+    tasks = tuple(TaskStatus(name, "FAILED", datetime.now(UTC), ()) for name in "aabcde")
+    line = failure_of(RunStatus("r1", "a run", "team-a", "FAILED", tasks, None, "http://page"))
+    assert line == "run r1 ended as FAILED. a failed. b failed. c failed. And 2 more. See http://page"

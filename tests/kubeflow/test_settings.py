@@ -1,0 +1,95 @@
+"""The image, and what stages get of a cluster: what is refused, and how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from evenshard.kubeflow.cluster import STAGES, load_cluster
+from evenshard.kubeflow.image import DEFAULT_IMAGE, checked_image, image
+from evenshard.kubeflow.package import default_cluster
+from evenshard.utils.errors import BadConfig
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["evenshard:0.1.0-cpu", "r.example.com:5000/team/evenshard:0.1.0", f"evenshard@{DIGEST}", f"e:latest@{DIGEST}"],
+)
+def test_a_version_or_a_digest_is_an_image(name: str) -> None:
+    assert checked_image(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("evenshard", "has no tag"),
+        ("r.example.com:5000/evenshard", "has no tag"),
+        ("evenshard:latest", "means another image tomorrow"),
+        ("evenshard:Main", "means another image tomorrow"),
+        ("", "is no name"),
+        ("evenshard@sha256:12", "is no name"),
+        ("two words:1", "is no name"),
+    ],
+)
+def test_a_name_that_may_move_is_none(name: str, why: str) -> None:
+    with pytest.raises(BadConfig, match=why):
+        checked_image(name)
+
+
+def test_one_variable_names_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EVENSHARD_IMAGE", raising=False)
+    assert image() == DEFAULT_IMAGE
+    monkeypatch.setenv("EVENSHARD_IMAGE", "mine:1")
+    assert image() == "mine:1"
+
+
+def test_a_stage_takes_from_default_what_it_does_not_say(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    stages = {"default": {"cpu": 1, "memory": "2Gi", "retries": 5}, "benchmark": {"gpus": 1, "memory": "9Gi"}}
+    path.write_text(yaml.safe_dump({"num_parts": 3, "stages": stages}))
+    cluster = load_cluster(path)
+    assert cluster.stages.keys() == set(STAGES) and cluster.num_parts == 3
+    found = cluster.stages["benchmark"]
+    assert (found.cpu, found.memory, found.gpus, found.retries) == ("1", "9Gi", 1, 5)
+    assert found.pauses_s == (60, 120, 240, 480, 600)
+    assert cluster.stages["train_cost"].gpus == 0
+    here = cluster.for_one_machine()
+    assert here.num_parts == 1 and {(one.gpus, one.retries) for one in here.stages.values()} == {(0, 0)}
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_the_settings_that_come_along_do_not_measure_from_memory(small: bool) -> None:
+    stages = default_cluster(small).stages
+    assert {name for name, one in stages.items() if not one.cache} == {
+        "benchmark",
+        "evaluate",
+        "drift",
+        "place",
+        "record_outcome",
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({"stages": {"benhcmark": {"cpu": 1}}}, "stages has no 'benhcmark'"),
+        ({"stages": {"default": {"cpu": 1, "memory": "two"}}}, "memory is 'two'"),
+        ({"stages": {"default": {"cpu": 1, "memory": "2Gi", "gpu": 1}}}, "unknown key 'gpu'"),
+        ({"stages": {"default": {"cpu": 1, "memory": "2Gi", "gpus": -1}}}, "gpus is -1"),
+        ({"stages": {"default": {"cpu": 1, "memory": "2Gi", "backoff": "1 min"}}}, "backoff is '1 min'"),
+        ({"stages": {}}, "cpu: Field required"),
+        ({"stages": {"default": {"cpu": 1, "memory": "2Gi"}}, "num_parts": 0}, "num_parts is 0"),
+        ({"stages": {"default": {"cpu": 1, "memory": "2Gi"}}, "secret": {}}, "unknown key 'secret'"),
+        ({"stages": {"default": {"cpu": 1, "memory": "2Gi"}}, "gpu": {"tolerations": [{}]}}, "gpu.tolerations.0"),
+    ],
+)
+def test_a_wrong_setting_is_named(tmp_path: Path, content: dict[str, object], why: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump({"num_parts": 1, **content}))
+    with pytest.raises(BadConfig, match=why) as caught:
+        load_cluster(path)
+    assert str(path) in str(caught.value) and "params" not in str(caught.value)

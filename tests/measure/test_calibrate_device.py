@@ -1,0 +1,178 @@
+"""Calibrating a simulated device: the truth is a simulated device too, with other constants and 2 % of noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from evenshard.measure.calibrate.device import (
+    BOUNDS,
+    COMPONENTS,
+    Calibration,
+    Errors,
+    errors_markdown,
+    fit_profile,
+    measured_shards,
+    save_profile,
+)
+from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.measure.hardware import MeasureConfig
+from evenshard.measure.profiles import profile_path, write_profile
+from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, gpu_profile
+from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.placement.placement import Placement
+from evenshard.tables.generator import GeneratorConfig, generate_tables
+from evenshard.utils.errors import BadFile, BadInput
+from support.builders import PROVENANCE
+from support.builders import task as make_task
+
+START = "a100_80gb"
+NOISE = 0.02
+TRUTH = {
+    "fwd_overhead_us": 90.0,
+    "bwd_overhead_us": 150.0,
+    "hbm_efficiency": 0.6,
+    "bwd_loads_per_warp": 0.4,
+    "sort_pairs_per_sm_clock": 0.3,
+}
+BATCHES = (512, 8192, 65536)  # small ones show the overheads
+
+
+@cache
+def measured(directory: Path, placements: int = 80) -> tuple[MeasuredPlacement, ...]:
+    """Random placements, measured on the truth."""
+    truth = directory / "truth.yaml"
+    write_profile(profile_path(START), TRUTH, "made up for a test", truth)
+    hardware = SimulatedHardware(MeasureConfig(hardware=f"simulated:{truth}", noise=NOISE))
+    rng = np.random.default_rng(0)
+    found = []
+    for number in range(placements):
+        batch_size = BATCHES[number % len(BATCHES)]
+        pool = generate_tables(GeneratorConfig(60, (4, 16, 64, 128)), batch_size, seed=0)
+        tables = [pool[i] for i in rng.choice(60, 12, replace=False)]
+        task = make_task(tables, devices=3, task_id=f"task-{number}", batch_size=batch_size)
+        placement = Placement(tuple(rng.integers(0, 3, 12).tolist()), 3)
+        cost = hardware.measure(task, placement)
+        found.append(MeasuredPlacement(f"m{number}", 1, "random", task, placement, cost, hardware.provenance, 1.7e9))
+    return tuple(found)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("calibrate")
+
+
+@pytest.fixture(scope="module")
+def fitted(directory: Path) -> Calibration:
+    return fit_profile(gpu_profile(START), measured(directory))
+
+
+def test_the_fit_finds_the_constants_that_the_times_depend_on(directory: Path, fitted: Calibration) -> None:
+    for name, value in TRUTH.items():
+        assert getattr(fitted.profile, name) == pytest.approx(value, rel=0.05), name
+    assert fitted.at_bound == ()
+    assert fitted.num_fitted + fitted.num_held_out == len(measured_shards(fitted.profile, measured(directory)))
+    assert abs(fitted.num_fitted - fitted.num_held_out) <= 2
+
+
+def test_held_out_errors_shrink_to_about_the_noise(fitted: Calibration) -> None:
+    """The median of |noise| is 0.67 of its standard deviation, the 90th percentile 1.64 of it."""
+    for component in COMPONENTS:
+        before, after = fitted.before[component], fitted.after[component]
+        assert before.median_percent > 15
+        assert 0.5 * 0.67 < after.median_percent / (100 * NOISE) < 1.5 * 0.67
+        assert after.median_percent < after.p90_percent < 1.5 * 1.64 * 100 * NOISE
+
+
+def test_the_fixed_constants_stay(fitted: Calibration) -> None:
+    start = gpu_profile(START)
+    unfitted = {name: getattr(start, name) for name in FREE_CONSTANTS}
+    assert replace(fitted.profile, **unfitted) == start
+
+
+def test_a_constant_that_little_depends_on_stays_near_where_it_was(fitted: Calibration) -> None:
+    """Hardly a row here is so hot that its shard waits for it."""
+    assert fitted.profile.hot_row_ns == pytest.approx(gpu_profile(START).hot_row_ns, rel=0.3)
+
+
+def test_a_start_at_the_truth_stays_there(directory: Path) -> None:
+    truth = replace(gpu_profile(START), **TRUTH)
+    found = fit_profile(truth, measured(directory))
+    for component in COMPONENTS:
+        assert found.after[component].median_percent < found.before[component].median_percent * 1.2
+
+
+def test_empty_and_overflowing_shards_do_not_count(directory: Path) -> None:
+    good = measured(directory)[0]
+    costs = good.cost.devices
+    broken = PlacementCost((DeviceCost.out_of_memory(), *costs[1:]), "modelled")
+    start = gpu_profile(START)
+    assert len(measured_shards(start, [good])) == 3
+    assert len(measured_shards(start, [replace(good, cost=broken)])) == 2
+    lonely = replace(good, placement=Placement((0,) * 12, 3))
+    assert len(measured_shards(start, [lonely])) == 1
+
+
+def test_a_shard_measured_twice_is_in_one_group(directory: Path) -> None:
+    good = measured(directory)[0]
+    swapped = replace(good, placement=Placement(tuple(2 - device for device in good.placement.device_of_table), 3))
+    found = measured_shards(gpu_profile(START), [good, swapped])
+    assert found.group_N.tolist() == [0, 1, 2, 2, 1, 0]
+
+
+def test_too_few_shards_are_refused_with_the_remedy(directory: Path) -> None:
+    with pytest.raises(BadInput, match=r"at least 20 different shards, but 15 .* Measure more placements"):
+        fit_profile(gpu_profile(START), measured(directory)[:5] * 3)
+    with pytest.raises(BadInput, match="Measure more placements"):
+        fit_profile(gpu_profile(START), [])
+
+
+def test_costs_of_two_machines_are_refused(directory: Path) -> None:
+    first, *others = measured(directory)
+    with pytest.raises(BadInput, match="several kinds of hardware"):
+        fit_profile(gpu_profile(START), [replace(first, provenance=PROVENANCE), *others])
+
+
+def test_the_saved_profile_can_be_simulated_and_says_what_it_was_fitted_to(
+    directory: Path, fitted: Calibration, tmp_path: Path
+) -> None:
+    path = tmp_path / "fitted.yaml"
+    save_profile(fitted, START, path)
+    read = SimulatedHardware(MeasureConfig(hardware=f"simulated:{path}")).profile
+    for name in FREE_CONSTANTS:
+        assert getattr(read, name) == pytest.approx(getattr(fitted.profile, name), rel=1e-5)
+    content = yaml.safe_load(path.read_text())
+    assert content["hbm_efficiency"]["source"] == (
+        f"calibrated on {fitted.num_fitted} shards of simulated: truth, "
+        f"{measured(directory)[0].provenance.versions}, 2023-11-14"
+    )
+    original = yaml.safe_load(profile_path(START).read_text())
+    assert content["num_sms"] == original["num_sms"] and content["link"] == original["link"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_template_is_refused_and_nothing_is_written(fitted: Calibration, tmp_path: Path) -> None:
+    with pytest.raises(BadFile):
+        save_profile(fitted, str(tmp_path / "none.yaml"), tmp_path / "fitted.yaml")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_free_constant_has_bounds_around_the_profiles() -> None:
+    assert tuple(BOUNDS) == FREE_CONSTANTS
+    for profile in ("a100_80gb", "h200", "rtx_2080_ti", "v100"):
+        for name, (low, high) in BOUNDS.items():
+            assert low < getattr(gpu_profile(profile), name) < high
+
+
+def test_errors_as_a_table() -> None:
+    errors = {"forward compute": Errors(1.04, 5.0), "backward compute": Errors(20.0, 30.25)}
+    assert errors_markdown({"fitted": errors}).splitlines() == [
+        "| absolute error, % | forward compute, median | 90 % below | backward compute, median | 90 % below |",
+        "|---|---:|---:|---:|---:|",
+        "| fitted | 1.0 | 5.0 | 20.0 | 30.2 |",
+    ]

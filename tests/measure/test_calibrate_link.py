@@ -1,0 +1,101 @@
+"""The link model is found again in synthetic exchanges, measured for real, and read back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from evenshard.measure import MeasureConfig
+from evenshard.measure.calibrate.link import ExchangePoint, LinkFit, calibrate_link, fit_link, save_link
+from evenshard.measure.link import link
+from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
+
+KB, MB = 1024, 1024**2
+CPU = MeasureConfig(hardware="cpu")
+FIT = LinkFit(123.5, 4.25, 0.99, 0.05, 0.2, 90, origin="gloo on cpu: a: b x 2; 2026-01-31 UTC")
+
+
+def exchanges(latency_us: float, gb_s: float, noise: float = 0.0, sizes: int = 17) -> list[ExchangePoint]:
+    rng = np.random.default_rng(3)
+    return [
+        ExchangePoint(KB << doubling, 1e3 * (latency_us * 1e-6 + (KB << doubling) / (gb_s * 1e9)) * factor)
+        for doubling in range(sizes)
+        for factor in np.exp(noise * rng.standard_normal(8))
+    ]
+
+
+@pytest.mark.parametrize(("latency_us", "gb_s"), [(250.0, 1.5), (30.0, 12.5), (15.0, 450.0)])
+def test_known_constants_are_found(latency_us: float, gb_s: float) -> None:
+    exact = fit_link(exchanges(latency_us, gb_s))
+    assert (exact.latency_us, exact.bandwidth_gb_s) == pytest.approx((latency_us, gb_s))
+    assert exact.r2 == pytest.approx(1) and exact.p90_relative_error < 1e-9 and exact.num_points == 17 * 8
+
+    noisy = fit_link(exchanges(latency_us, gb_s, noise=0.1))
+    assert (noisy.latency_us, noisy.bandwidth_gb_s) == pytest.approx((latency_us, gb_s), rel=0.1)
+    assert 0.04 < noisy.median_relative_error < 0.1 < noisy.p90_relative_error < 0.25
+
+
+def test_latency_is_never_negative() -> None:
+    points = [ExchangePoint(size, size**1.2 / 1e9) for size in (KB, 8 * KB, MB)]
+    fit = fit_link(points)
+    assert fit.latency_us == 0 and fit.bandwidth_gb_s > 0
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [ExchangePoint(KB, 4.0), ExchangePoint(MB, 2.0)],
+        [ExchangePoint(KB, 1.0), ExchangePoint(KB, 1.1)],
+        [ExchangePoint(KB, 0.0), ExchangePoint(MB, 1.0)],
+        [],
+    ],
+)
+def test_points_without_a_bandwidth_are_refused(points: list[ExchangePoint]) -> None:
+    with pytest.raises(MeasurementFailed):
+        fit_link(points)
+
+
+def test_a_saved_link_is_a_link(tmp_path: Path) -> None:
+    path = tmp_path / "rack7.yaml"
+    save_link(FIT, "rack7", path)
+    read = link(str(path))
+    assert (read.latency_us, read.bandwidth_gb_s) == (123.5, 4.25)
+    for part in ("rack7", FIT.origin, "R2 0.990", "median 5 %", "90th percentile 20 %"):
+        assert part in read.source
+    assert set(yaml.safe_load(path.read_text())["latency_us"]) == {"value", "source"}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["rack7.yaml"]
+
+
+def test_the_text_says_it_all() -> None:
+    for part in ("123.5 us", "4.250 GB/s", "R2 0.990", "90 points", "gloo"):
+        assert part in FIT.text()
+
+
+def test_settings_that_make_no_sense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(BadInput, match=r"torchrun --nproc-per-node N -m evenshard calibrate-link"):
+        calibrate_link(CPU, tmp_path / "a.yaml", 1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BadConfig, match="simulated:h200"):
+        calibrate_link(replace(CPU, hardware="simulated:h200"), tmp_path / "a.yaml", 1)
+    with pytest.raises(BadConfig, match="--max-mb"):
+        calibrate_link(CPU, tmp_path / "a.yaml", 0.001)
+    with pytest.raises(BadConfig, match=r"\.yaml"):
+        calibrate_link(CPU, tmp_path / "a.txt", 1)
+
+
+def test_three_processes_calibrate_their_link(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m",
+               "evenshard", "calibrate-link", "--hardware", "cpu", "--max-mb", "4", "--out", "my.yaml"]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("bandwidth:") == 1
+    read = link(str(tmp_path / "my.yaml"))
+    assert 1 < read.latency_us < 1e5 and 0.01 < read.bandwidth_gb_s < 100
+    assert "my: gloo on cpu: " in read.source and " x 3, " in read.source and "117 points" in read.source

@@ -1,0 +1,425 @@
+"""The cost dataset: everything comes back, and nothing broken gets in."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenshard.measure import cost_dataset
+from evenshard.measure.cost_dataset import COLUMNS, TIMES, load_costs, read_lineage, read_rows, save_costs
+from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.placement.placement import Placement
+from evenshard.utils.errors import BadFile, MeasurementFailed
+from evenshard.utils.provenance import Lineage
+from support.builders import PROVENANCE, cost, device_costs, measured, provenances, some_tables, task
+
+POOL = some_tables(4)
+TASK = task(POOL, devices=3, task_id="train-000")
+FULL = DeviceCost.out_of_memory()
+PARTLY_FULL = PlacementCost((cost(1.0).devices[0], FULL, cost(3.0).devices[0]), "measured")
+
+placement_costs = st.builds(
+    PlacementCost, st.tuples(device_costs, device_costs, device_costs), st.sampled_from(["modelled", "measured"])
+)
+placements = st.tuples(*[st.integers(0, 2)] * 4).map(lambda devices: Placement(devices, 3))
+
+
+def saved_in(tmp_path: Path, *rows: MeasuredPlacement, lineage: Lineage | None = None) -> Path:
+    path = tmp_path / "costs.parquet"
+    save_costs(rows, path, lineage)
+    return path
+
+
+# There and back ------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 9), st.text(), placements, placement_costs, provenances, st.floats(0, 1e11)),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_every_field_comes_back_from_parquet(rows: list[Any]) -> None:
+    saved = tuple(
+        MeasuredPlacement(f"m{number}", round_number, who, TASK, placement, of_cost, provenance, measured_at)
+        for number, (round_number, who, placement, of_cost, provenance, measured_at) in enumerate(rows)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        assert load_costs(saved_in(Path(folder), *saved), POOL) == saved
+
+
+@settings(max_examples=40, deadline=None)
+@given(order=st.permutations(range(6)), devices=st.tuples(*[st.integers(0, 1)] * 4), extra=st.integers(0, 2))
+def test_a_task_comes_back_with_its_tables_in_the_order_of_the_pool(
+    order: list[int], devices: tuple[int, ...], extra: int
+) -> None:
+    """Four of six tables, in any order in the task: the same tables are on the same devices afterwards."""
+    pool = some_tables(6)
+    of_task = task([pool[position] for position in order[:4]], devices=2)
+    with tempfile.TemporaryDirectory() as folder:
+        (found,) = load_costs(saved_in(Path(folder), measured(of_task, devices, cost(1.0, 2.0))), pool)
+    assert list(found.task.tables) == [one for one in pool if one in of_task.tables]
+    before = dict(zip(of_task.tables, devices, strict=True))
+    assert dict(zip(found.task.tables, found.placement.device_of_table, strict=True)) == before
+    assert replace(found.task, tables=of_task.tables) == of_task
+
+
+def test_placements_of_different_tasks_share_a_dataset(tmp_path: Path) -> None:
+    other = task(POOL[:2], devices=1, cap=10**6, task_id="train-001", batch_size=32)
+    saved = (
+        measured(TASK, (0, 2, 2, 0), cost(1.0, 2.0, 3.0), "a"),
+        measured(other, (0, 0), cost(4.0), "b"),
+        measured(TASK, (1, 1, 1, 1), cost(0.0, 5.0, 0.0), "c", round_number=2),
+        measured(TASK, (0, 1, 2, 1), PARTLY_FULL, "d"),
+    )
+    assert load_costs(saved_in(tmp_path, *saved), POOL) == saved
+
+
+def test_an_empty_dataset_is_one_too(tmp_path: Path) -> None:
+    assert load_costs(saved_in(tmp_path), POOL) == ()
+
+
+def test_rows_may_come_in_any_order(tmp_path: Path) -> None:
+    saved = measured(TASK, (0, 2, 2, 0), cost(1.0, 2.0, 3.0))
+    path = saved_in(tmp_path, saved)
+    pq.write_table(pq.read_table(path)[::-1], path)
+    assert load_costs(path, POOL) == (saved,)
+
+
+def test_a_failed_save_leaves_the_old_dataset(tmp_path: Path) -> None:
+    saved = measured(TASK, (0, 2, 2, 0), cost(1.0, 2.0, 3.0))
+    path = saved_in(tmp_path, saved)
+    unwritable = replace(saved, round="two")  # type: ignore[arg-type]
+    with pytest.raises(MeasurementFailed, match="was not written: in 'm0', device 0, round is 'two', not a whole"):
+        save_costs([saved, unwritable], path)
+    assert load_costs(path, POOL) == (saved,)
+    assert [found.name for found in tmp_path.iterdir()] == ["costs.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"measured_at": math.nan}, "measured_at is nan, not a moment"),
+        ({"measured_at": 1e18}, "measured_at is 1e\\+18, not a moment"),
+        ({"round": 2**63}, "round is 9223372036854775808, which is too large"),
+        ({"proposed_by": None}, "proposed_by is None, not a text"),
+        ({"provenance": replace(PROVENANCE, seed=1.5)}, "seed is 1.5, not a whole number"),
+    ],
+)
+def test_what_no_reader_would_take_is_not_written(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(MeasurementFailed, match=f"costs.parquet was not written: in 'm0', device 0, {words}"):
+        saved_in(tmp_path, replace(measured(TASK, (0, 2, 2, 0), cost(1.0, 2.0, 3.0)), **change))
+    assert list(tmp_path.iterdir()) == []
+
+
+# What stands in the file ---------------------------------------------------------------------------------------------
+
+
+def test_the_file_holds_one_row_per_device_with_all_it_takes_to_know_its_origin(tmp_path: Path) -> None:
+    saved = replace(measured(TASK, (0, 2, 2, 0), cost(4.0, 8.0, 12.0)), measured_at=1.7e9)
+    rows = pq.read_table(saved_in(tmp_path, saved)).to_pylist()
+    assert [row["device_id"] for row in rows] == [0, 1, 2]
+    assert [row["tables"] for row in rows] == [["t0", "t3"], [], ["t1", "t2"]]
+    assert [row["bwd_all_to_all_ms"] for row in rows] == [1.0, 2.0, 3.0]
+    for row in rows:
+        assert (row["max_device_ms"], row["num_devices"], row["batch_size"]) == (12.0, 3, TASK.batch_size)
+        assert (row["task_id"], row["memory_cap_bytes"]) == ("train-000", TASK.memory_cap_bytes)
+        assert {name: row[name] for name in asdict(PROVENANCE)} == asdict(PROVENANCE)
+        assert (row["status"], row["measured_at"]) == ("ok", 1.7e9)
+
+
+def test_a_shard_that_did_not_fit_has_no_times_and_its_placement_no_slowest_device(tmp_path: Path) -> None:
+    rows = pq.read_table(saved_in(tmp_path, measured(TASK, (0, 1, 2, 1), PARTLY_FULL))).to_pylist()
+    assert [row["status"] for row in rows] == ["ok", "out_of_memory", "ok"]
+    assert {name: rows[1][name] for name in TIMES} == dict.fromkeys(TIMES)
+    assert [row["fwd_compute_ms"] for row in rows] == [0.25, None, 0.75]
+    assert [row["max_device_ms"] for row in rows] == [None] * 3
+
+
+def test_every_column_has_its_unit_and_only_times_may_be_empty(tmp_path: Path) -> None:
+    schema = pq.read_schema(saved_in(tmp_path))
+    assert schema.names == list(COLUMNS)
+    units = {field.name: (field.metadata or {}).get(b"unit", b"").decode() for field in schema}
+    assert units == {name: unit for name, (_, unit) in COLUMNS.items()}
+    assert {units[name] for name in TIMES} == {"ms"}
+    assert (units["batch_size"], units["memory_cap_bytes"]) == ("samples", "bytes")
+    assert {field.name for field in schema if field.nullable} == set(TIMES)
+
+
+def test_the_file_says_which_code_settings_and_machines_made_it(tmp_path: Path) -> None:
+    """Two machines of one driver: each value once, sorted."""
+    here = measured(TASK, (0, 2, 2, 0), cost(1.0, 2.0, 3.0), "a")
+    there = replace(here, measurement_id="b", provenance=replace(PROVENANCE, hardware="cuda: another"))
+    found = read_rows(saved_in(tmp_path, here, there, lineage=Lineage("c0ffee", "abc", "9.9")))
+    assert found.lineage == {
+        "git_commit": "c0ffee",
+        "params_hash": "abc",
+        "evenshard_version": "9.9",
+        "hardware": ["cuda: another", PROVENANCE.hardware],
+        "driver": ["none"],
+        "versions": ["none 0"],
+    }
+    assert [row["measurement_id"] for row in found.rows] == ["a"] * 3 + ["b"] * 3
+
+
+def test_a_file_whose_lineage_nobody_told_says_unknown(tmp_path: Path) -> None:
+    assert read_rows(saved_in(tmp_path)).lineage["git_commit"] == "unknown"
+
+
+# Broken rows ---------------------------------------------------------------------------------------------------------
+
+Rows = list[dict[str, Any]]
+
+
+def tampered(path: Path, change: Callable[[Rows], Rows] = lambda rows: rows) -> Path:
+    """A dataset whose rows were changed behind our back.
+
+    Rows 1 to 3 are those of "a", rows 4 to 6 those of "b"; in "c", rows 7 to 9, device 1 is out of memory.
+    """
+    saved_in(
+        path.parent,
+        measured(TASK, (0, 2, 2, 0), cost(1.0, 2.0, 3.0), "a"),
+        measured(TASK, (0, 1, 2, 0), cost(1.0, 2.0, 3.0), "b"),
+        measured(TASK, (0, 1, 2, 0), PARTLY_FULL, "c"),
+    )
+    table = pq.read_table(path)
+    nullable = pa.schema([field.with_nullable(True) for field in table.schema], metadata=table.schema.metadata)
+    pq.write_table(pa.Table.from_pylist(change(table.to_pylist()), schema=nullable), path)
+    return path
+
+
+def setting(column: str, value: Any, *rows_from_1: int) -> Callable[[Rows], Rows]:
+    def change(rows: Rows) -> Rows:
+        for number in rows_from_1:
+            rows[number - 1][column] = value
+        return rows
+
+    return change
+
+
+def test_the_dataset_that_the_broken_ones_are_made_of_is_sound(tmp_path: Path) -> None:
+    assert len(load_costs(tampered(tmp_path / "costs.parquet"), POOL)) == 3
+
+
+@pytest.mark.parametrize("column", TIMES)
+@pytest.mark.parametrize("value", [-0.5, math.nan, math.inf])
+def test_a_time_that_is_none_is_named_with_file_row_and_column(tmp_path: Path, column: str, value: float) -> None:
+    path = tampered(tmp_path / "costs.parquet", setting(column, value, 5))
+    with pytest.raises(BadFile, match=rf"row 5: {column} is {value}, not a time") as caught:
+        read_rows(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("column", [name for name in COLUMNS if name != "max_device_ms"])
+def test_an_empty_value_is_named_with_row_and_column(tmp_path: Path, column: str) -> None:
+    with pytest.raises(BadFile, match=rf"row 4: {column} is (empty|None, not ok)"):
+        read_rows(tampered(tmp_path / "costs.parquet", setting(column, None, 4)))
+
+
+@pytest.mark.parametrize("column", TIMES)
+def test_a_shard_that_did_not_fit_must_not_have_times(tmp_path: Path, column: str) -> None:
+    with pytest.raises(BadFile, match=rf"row 8: {column} is 2\.0, but status is out_of_memory"):
+        read_rows(tampered(tmp_path / "costs.parquet", setting(column, 2.0, 8)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (setting("status", "fine", 2), "row 2: status is 'fine', not ok or out_of_memory"),
+        (setting("status", "ok", 8), "row 8: fwd_compute_ms is empty"),
+        (setting("hardware", "tpu: v5", 6), "row 6: hardware is 'tpu: v5', which is none of cpu, cuda, simulated"),
+        (setting("hardware", "fake", 6), "row 6: hardware is 'fake'"),
+        (setting("num_devices", 0, 1), "row 1: num_devices is 0, below 1"),
+        (setting("batch_size", -64, 3), "row 3: batch_size is -64, below 1"),
+        (setting("memory_cap_bytes", 0, 3), "row 3: memory_cap_bytes is 0, below 1"),
+        (lambda rows: [*rows, rows[3]], "row 10: measurement_id 'b' with device_id 0 is there twice"),
+        (setting("measured_at", 1e18, 3), r"row 3: measured_at is 1e\+18, not a moment"),
+        (setting("measured_at", -1.0, 3), r"row 3: measured_at is -1\.0, not a moment"),
+        (setting("measured_at", math.nan, 3), "row 3: measured_at is nan, not a moment"),
+        (setting("device_id", 1, 6), "row 6: measurement_id 'b' with device_id 1 is there twice"),
+    ],
+)
+def test_an_impossible_row_is_named(tmp_path: Path, change: Callable[[Rows], Rows], words: str) -> None:
+    with pytest.raises(BadFile, match=words):
+        read_rows(tampered(tmp_path / "costs.parquet", change))
+
+
+# Broken placements ---------------------------------------------------------------------------------------------------
+
+INCOMPLETE = "do not cover every device and table"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (setting("tables", ["clicks"], 2), "row 2: tables names 'clicks', which is not in the table file"),
+        (lambda rows: rows[:4] + rows[5:], rf"measurement b: .*{INCOMPLETE}"),
+        (lambda rows: rows[1:], rf"measurement a: .*{INCOMPLETE}"),
+        (lambda rows: rows[:8], rf"measurement c: .*{INCOMPLETE}"),
+        (setting("device_id", 7, 2), rf"measurement a: .*{INCOMPLETE}"),
+        (setting("device_id", -1, 1), rf"measurement a: .*{INCOMPLETE}"),
+        (setting("num_devices", 10**15, 1, 2, 3), rf"measurement a: .*{INCOMPLETE}"),
+        (setting("tables", [POOL[0].name], 2), rf"measurement a: .*{INCOMPLETE}"),
+        (setting("tables", ["t1", "t1"], 5), rf"measurement b: .*{INCOMPLETE}"),
+        (setting("tables", [], 4, 5, 6), rf"measurement b: .*{INCOMPLETE}"),
+        (setting("memory_cap_bytes", 2**62, 1, 2, 3), "measurement a: the devices have .* GB together, more than"),
+        (setting("max_device_ms", None, 1, 2, 3), "measurement a: max_device_ms is None"),
+        (setting("max_device_ms", None, 3), "row 3: max_device_ms is None, but 3.0 elsewhere in a"),
+        (setting("max_device_ms", 3.0, 7, 9), "row 8: max_device_ms is None, but 3.0 elsewhere in c"),
+    ],
+)
+def test_a_placement_that_is_not_whole_is_named(tmp_path: Path, change: Callable[[Rows], Rows], words: str) -> None:
+    path = tampered(tmp_path / "costs.parquet", change)
+    with pytest.raises(BadFile, match=words) as caught:
+        load_costs(path, POOL)
+    assert str(path) in str(caught.value)
+
+
+OF_THE_PLACEMENT = {
+    "round": 2,
+    "proposed_by": "expert",
+    "task_id": "train-777",
+    "num_devices": 4,
+    "memory_cap_bytes": 5,
+    "batch_size": 128,
+    "max_device_ms": 4.0,
+    "all_to_all": "measured",
+    "hardware": "cpu: another",
+    "driver": "NVIDIA 570.1",
+    "versions": "none 1",
+    "link": "gloo",
+    "seed": 8,
+    "repeats": 4,
+    "measured_at": 5.0,
+}
+
+
+@pytest.mark.parametrize(("column", "value"), OF_THE_PLACEMENT.items())
+def test_rows_of_one_placement_must_agree(tmp_path: Path, column: str, value: Any) -> None:
+    path = tampered(tmp_path / "costs.parquet", setting(column, value, 2))
+    with pytest.raises(BadFile, match=rf"row 2: {column} is {value!r}, but .* elsewhere in a"):
+        load_costs(path, POOL)
+
+
+def test_a_table_that_the_pool_does_not_hold_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"row 1: tables names 't3'.*Use the tables it was measured with"):
+        load_costs(tampered(tmp_path / "costs.parquet"), POOL[:3])
+
+
+# Broken files --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", list(COLUMNS))
+def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
+    path = tampered(tmp_path / "costs.parquet")
+    pq.write_table(pq.read_table(path).drop_columns([column]), path)
+    with pytest.raises(BadFile, match=f"column {column} is missing"):
+        read_rows(path)
+
+
+def test_a_column_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    path = tampered(tmp_path / "costs.parquet")
+    pq.write_table(pq.read_table(path).append_column("mood", pa.array(["good"] * 9)), path)
+    with pytest.raises(BadFile, match="column mood is unknown"):
+        read_rows(path)
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tampered(tmp_path / "costs.parquet")
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("seed", table["seed"]), path)
+    with pytest.raises(BadFile, match="seed"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "words"),
+    [
+        ("round", pa.string(), "column round is string, not int64"),
+        ("fwd_compute_ms", pa.float32(), "column fwd_compute_ms is float, not double"),
+        ("device_id", pa.float64(), "column device_id is double, not int64"),
+        ("hardware", pa.binary(), "column hardware is binary, not string"),
+    ],
+)
+def test_a_column_of_another_type_is_named(tmp_path: Path, column: str, kind: pa.DataType, words: str) -> None:
+    path = tampered(tmp_path / "costs.parquet")
+    table = pq.read_table(path)
+    position = table.column_names.index(column)
+    pq.write_table(table.set_column(position, column, table[column].cast(kind)), path)
+    with pytest.raises(BadFile, match=words):
+        read_rows(path)
+
+
+def lineage(content: bytes) -> dict[bytes, bytes]:
+    return {b"evenshard_cost_schema": b"2", b"evenshard_lineage": content}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({b"evenshard_cost_schema": b"1"}, "version is 1, this evenshard reads 2. Measure it again"),
+        ({b"evenshard_cost_schema": b"3"}, "version is 3, this evenshard reads 2"),
+        ({}, "version is none"),
+        (None, "version is none"),
+        ({b"evenshard_cost_schema": b"\xff\x00"}, "version is .*, this evenshard reads 2"),
+        (lineage(b"{torn"), "lineage is not readable .it is not JSON"),
+        (lineage(b"[" * 100_000), "lineage is not readable .it is nested more than 100 levels deep"),
+        (lineage(b"[]"), r"lineage is not readable .it is \[\], not an object"),
+        (lineage(b"\xff"), "lineage is not readable .it is not UTF-8"),
+        (lineage(b'{"git_commit": ["c0ffee"]}'), r"git_commit is \['c0ffee'\], not a text"),
+        (lineage(b'{"hardware": "cpu: a"}'), "hardware is 'cpu: a', not a list"),
+        (lineage(b'{"hardware": [3]}'), r"hardware\[0\] is 3, not a text"),
+    ],
+)
+def test_another_schema_version_is_refused(tmp_path: Path, metadata: dict[bytes, bytes] | None, words: str) -> None:
+    path = tampered(tmp_path / "costs.parquet")
+    pq.write_table(pq.read_table(path).replace_schema_metadata(metadata), path)
+    with pytest.raises(BadFile, match=words) as caught:
+        read_rows(path)
+    assert str(path) in str(caught.value)
+    if "lineage is" in words or "not a " in words:
+        with pytest.raises(BadFile, match=words):
+            read_lineage(path)
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tampered(tmp_path / "costs.parquet")
+    table = pq.read_table(path)
+    position = table.column_names.index("driver")
+    broken = pa.array([b"none", b"\xff\xfe", *[b"none"] * 7], pa.binary()).view(pa.string())
+    pq.write_table(table.set_column(position, table.schema.field("driver"), broken), path)
+    with pytest.raises(BadFile, match=r"not readable as Parquet .*UTF8") as caught:
+        read_rows(path)
+    assert str(path) in str(caught.value)
+
+
+def test_too_many_rows_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that comes a billion times takes a few bytes."""
+    path = tampered(tmp_path / "costs.parquet", setting("hardware", "abacus", 1))
+    monkeypatch.setattr(cost_dataset, "MAX_ROWS", 8)
+    with pytest.raises(BadFile, match="has 9 rows, more than 8"):
+        read_rows(path)
+
+
+def test_a_missing_or_torn_file_is_a_bad_file(tmp_path: Path) -> None:
+    path = tampered(tmp_path / "costs.parquet")
+    whole = path.read_bytes()
+    with pytest.raises(BadFile, match="no such file"):
+        read_rows(tmp_path / "other.parquet")
+    for torn in (whole[: len(whole) // 2], b"", b"columns,by,comma\n"):
+        path.write_bytes(torn)
+        with pytest.raises(BadFile, match="not readable as Parquet") as caught:
+            read_rows(path)
+        assert str(path) in str(caught.value)

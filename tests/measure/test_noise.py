@@ -1,0 +1,124 @@
+"""Noise: what repeated placements say about the measurements, and what they do not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evenshard.measure.cost_dataset import load_costs, read_rows, save_costs
+from evenshard.measure.costs import CONTROL, DeviceCost, PlacementCost
+from evenshard.measure.noise import ControlCost, Noise, controls_of, controls_of_rows, drift_pct, noise_of
+from support.builders import PROVENANCE, cost, measured, some_tables, task
+
+TABLES = some_tables(3)
+TASK = task(TABLES, devices=2, task_id="train-000")
+
+
+def run(*costs: float, placement: str = "a", start: float = 0.0) -> list[ControlCost]:
+    """One control, measured once a minute."""
+    return [ControlCost(placement, ms, start + 60.0 * number) for number, ms in enumerate(costs)]
+
+
+def test_the_spread_within_a_run_by_hand() -> None:
+    """Logarithms -d, 0, d have the standard deviation d."""
+    found = noise_of([run(10 * math.exp(-0.02), 10.0, 10 * math.exp(0.02))])
+    assert found.within_run_pct == pytest.approx(2.0)
+    assert found.between_run_pct is None
+    assert (found.num_controls, found.num_runs) == (1, 1)
+
+
+def test_how_slow_a_control_is_does_not_count() -> None:
+    slow, fast = run(100.0, 102.0, 104.0), run(1.0, 1.02, 1.04, placement="b")
+    assert noise_of([slow + fast]).within_run_pct == pytest.approx(noise_of([fast]).within_run_pct)
+
+
+def test_the_spread_between_runs_is_what_the_spread_within_does_not_explain() -> None:
+    quiet = [run(10.0, 10.0), run(11.0, 11.0)]
+    assert noise_of(quiet).within_run_pct == 0.0
+    assert noise_of(quiet).between_run_pct == pytest.approx(100 * math.log(1.1) / math.sqrt(2))
+    rng = np.random.default_rng(0)
+    noisy = [run(*(10 * np.exp(rng.normal(0, 0.05, 40)))) for _ in range(30)]
+    found = noise_of(noisy)
+    assert found.within_run_pct == pytest.approx(5.0, rel=0.1)
+    assert found.between_run_pct is not None and found.between_run_pct < 0.5
+
+
+def test_both_spreads_come_back() -> None:
+    rng = np.random.default_rng(1)
+    runs = [run(*(10 * np.exp(rng.normal(shift, 0.03, 20)))) for shift in rng.normal(0, 0.06, 200)]
+    found = noise_of(runs)
+    assert (found.within_run_pct, found.between_run_pct) == pytest.approx((3.0, 6.0), rel=0.15)
+    assert found.relative_between_run_pct is None  # one control: nothing to be relative to
+    assert found.relative_pct == pytest.approx(math.hypot(found.within_run_pct or 0, found.between_run_pct or 0))
+
+
+def test_a_run_that_is_slow_as_a_whole_changes_no_comparison() -> None:
+    """Twice as slow, all of it; then one control alone 10 % slower: +-2.5 % in a grid of 2 x 2, so 5 %."""
+    calm = run(10.0, 10.0) + run(20.0, 20.0, placement="b")
+    slow = run(20.0, 20.0) + run(40.0, 40.0, placement="b")
+    found = noise_of([calm, slow])
+    assert found.between_run_pct == pytest.approx(100 * math.log(2) / math.sqrt(2))
+    assert (found.relative_between_run_pct, found.relative_pct, found.difference_pct(9)) == pytest.approx((0, 0, 0))
+    one = run(10.0 * math.exp(0.1), 10.0 * math.exp(0.1)) + run(20.0, 20.0, placement="b")
+    assert noise_of([calm, one]).relative_between_run_pct == pytest.approx(5.0)
+
+
+def test_the_relative_spread_comes_back_under_common_shifts() -> None:
+    rng = np.random.default_rng(2)
+    runs = []
+    for shift in rng.normal(0, 0.3, 300):
+        own = rng.normal(shift, 0.04, 2)
+        costs = [np.exp(rng.normal(mean, 0.03, 20)) for mean in own]
+        runs.append(run(*costs[0]) + run(*(2 * costs[1]), placement="b"))
+    found = noise_of(runs)
+    assert found.relative_between_run_pct == pytest.approx(4.0, rel=0.15)
+    assert found.between_run_pct == pytest.approx(30.0, rel=0.15)
+
+
+def test_without_controls_nothing_is_known() -> None:
+    assert noise_of([]) == noise_of([[], []]) == Noise(None, None, None, 0, 0)
+    assert noise_of([run(10.0)]) == Noise(None, None, None, 1, 1)
+    assert noise_of([]).difference_pct(10) == 0.0
+
+
+def test_more_tasks_tell_smaller_differences() -> None:
+    noise = Noise(3.0, 40.0, 4.0, num_controls=2, num_runs=2)
+    assert noise.difference_pct(1) == pytest.approx(1.96 * math.sqrt(2) * 5.0)
+    assert noise.difference_pct(100) == pytest.approx(noise.difference_pct(1) / 10)
+
+
+def test_drift_by_hand() -> None:
+    """1 % a minute for ten minutes, on two controls of different cost."""
+    steps = [math.exp(0.01 * minute) for minute in range(11)]
+    slow, fast = run(*(20 * step for step in steps)), run(*(2 * step for step in steps), placement="b")
+    assert drift_pct(slow + fast) == pytest.approx(10.0)
+    assert drift_pct(run(*reversed([one.cost_ms for one in slow]))) == pytest.approx(-10.0)
+    assert drift_pct(run(5.0, 5.0, 5.0)) == pytest.approx(0.0)
+    assert drift_pct([]) is None and drift_pct(run(5.0)) is None
+
+
+def test_controls_are_the_same_in_memory_and_in_the_file(tmp_path: Path) -> None:
+    """And only those that fitted their devices; the order in which a task lists its tables does not matter."""
+    control = replace(measured(TASK, (0, 1, 1), cost(1.0, 3.0), "c0"), proposed_by=CONTROL, measured_at=5.0)
+    again = replace(control, measurement_id="c1", cost=cost(1.0, 4.0), measured_at=6.0)
+    elsewhere = replace(
+        control, measurement_id="c2", task=task(TABLES[::-1], 2, task_id="train-000"), measured_at=7.0,
+        placement=replace(control.placement, device_of_table=(1, 1, 0)),
+    )  # fmt: skip
+    other = replace(control, measurement_id="c3", placement=replace(control.placement, device_of_table=(1, 1, 1)))
+    too_big = PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1.0, 0.0, 0.0, 1.0)), "modelled")
+    other_hardware = replace(control, measurement_id="c5", provenance=replace(PROVENANCE, hardware="cpu: another"))
+    no_fit = replace(control, measurement_id="c4", cost=too_big)
+    ordinary = measured(TASK, (0, 1, 1), cost(1.0, 3.0), "m0")
+    all_of_them = [control, again, elsewhere, other, no_fit, ordinary, other_hardware]
+    save_costs(all_of_them, tmp_path / "costs.parquet")
+
+    found = controls_of(all_of_them)
+    assert [one.cost_ms for one in found] == [3.0, 4.0, 3.0, 3.0, 3.0]
+    assert len({one.placement for one in found}) == 3 and found[0].placement == found[2].placement
+    assert controls_of_rows(read_rows(tmp_path / "costs.parquet").rows) == found
+    assert controls_of(load_costs(tmp_path / "costs.parquet", TABLES)) == found

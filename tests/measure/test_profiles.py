@@ -1,0 +1,132 @@
+"""Profile files: constants with their sources, there and back, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from evenshard.measure.link import link
+from evenshard.measure.profiles import profile_names, profile_path, read_profile, write_profile
+from evenshard.measure.simulated.gpu_profile import RATES, GpuProfile, gpu_profile
+from evenshard.utils.errors import BadConfig, BadFile
+
+
+@dataclass(frozen=True)
+class Kettle:
+    """A thing with constants."""
+
+    maker: str
+    litres: float
+    watts: float
+
+
+SOUND = {
+    "maker": "Acme",
+    "litres": {"value": 1.7, "source": "engraved on its bottom"},
+    "watts": {"value": 2200, "source": "data sheet"},
+}
+
+
+def written(tmp_path: Path, content: object) -> Path:
+    path = tmp_path / "kettle.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+# Those that come with evenshard --------------------------------------------------------------------------------------
+
+
+def test_the_devices_of_the_papers_and_of_this_year_come_with_evenshard() -> None:
+    assert {"rtx_2080_ti", "v100", "a100_80gb", "h200"} <= set(profile_names())
+    assert list(profile_names()) == sorted(profile_names())
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_each_profile_is_complete_physical_and_names_its_sources(name: str) -> None:
+    found = read_profile(profile_path(name), GpuProfile)
+    numbers = [getattr(found, field.name) for field in fields(found) if field.name != "link"]
+    assert all(isinstance(number, float) and number > 0 for number in numbers)
+    assert link(found.link).bandwidth_gb_s > 0
+    content = yaml.safe_load(profile_path(name).read_text())
+    assert all(len(entry["source"]) > 10 for constant, entry in content.items() if constant != "link")
+
+
+# A file of one's own -------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_is_found_by_name_or_by_path() -> None:
+    assert profile_path("h200").name == "h200.yaml" and profile_path("h200").exists()
+    assert profile_path("somewhere/mine.yaml") == Path("somewhere/mine.yaml")
+    assert profile_path("mine.yml") == Path("mine.yml")
+    with pytest.raises(BadConfig, match=r"simulated device is 'abacus'.*h200.*or a YAML file"):
+        profile_path("abacus")
+
+
+def test_whole_numbers_are_numbers_too(tmp_path: Path) -> None:
+    found = read_profile(written(tmp_path, SOUND), Kettle)
+    assert found == Kettle("Acme", 1.7, 2200.0) and isinstance(found.watts, float)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({name: SOUND[name] for name in ("maker", "litres")}, "constant watts is missing"),
+        ({name: SOUND[name] for name in ("litres", "watts")}, "constant maker is missing"),
+        ({**SOUND, "colour": "red"}, "constant 'colour' is unknown"),
+        ({**SOUND, "watts": 2200}, "constant watts needs value and source"),
+        ({**SOUND, "watts": {"value": 2200}}, "constant watts needs value and source"),
+        ({**SOUND, "watts": {"value": 2200, "source": ""}}, "constant watts needs value and source"),
+        ({**SOUND, "watts": {"source": "data sheet"}}, "constant watts is None, not a number"),
+        ({**SOUND, "watts": {"value": "2200", "source": "data sheet"}}, "constant watts is '2200', not a number"),
+        ({**SOUND, "watts": {"value": True, "source": "data sheet"}}, "constant watts is True, not a number"),
+        ({**SOUND, "watts": {"value": -1, "source": "data sheet"}}, "constant watts is -1, not a number from 0"),
+        ({**SOUND, "watts": {"value": 10**299, "source": "data sheet"}}, "constant watts is 1000"),
+        ({**SOUND, "watts": {"value": 10**400, "source": "data sheet"}}, "is not a valid number"),
+        ({**SOUND, "watts": {"value": float("nan"), "source": "data sheet"}}, "constant watts is nan"),
+        ({**SOUND, "watts": {"value": float("inf"), "source": "data sheet"}}, "constant watts is inf"),
+        ([], "is no mapping of constants"),
+        ("", "is no mapping of constants"),
+        ("maker: [", "not readable as YAML"),
+        ("\x00", "not readable as YAML"),
+    ],
+)
+def test_a_broken_profile_is_named_with_file_and_constant(tmp_path: Path, content: object, words: str) -> None:
+    path = written(tmp_path, content)
+    with pytest.raises(BadFile, match=words) as caught:
+        read_profile(path, Kettle)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_file_or_a_folder_is_a_bad_file(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match="no such file"):
+        read_profile(tmp_path / "none.yaml", Kettle)
+    with pytest.raises(BadFile, match="not readable as YAML"):
+        read_profile(tmp_path, Kettle)
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes("maker: Süd".encode("latin-1"))
+    with pytest.raises(BadFile, match="not readable as YAML"):
+        read_profile(latin, Kettle)
+
+
+def test_a_calibrated_profile_keeps_the_other_constants_and_their_sources(tmp_path: Path) -> None:
+    """Six digits of each new one."""
+    template, path = written(tmp_path, SOUND), tmp_path / "calibrated.yaml"
+    write_profile(template, {"watts": 2345.6789}, "fitted to 12 kettles", path)
+    assert read_profile(path, Kettle) == Kettle("Acme", 1.7, 2345.68)
+    content = yaml.safe_load(path.read_text())
+    assert content == {**SOUND, "watts": {"value": 2345.68, "source": "fitted to 12 kettles"}}
+    assert list(content) == list(SOUND)
+    with pytest.raises(BadFile, match="no such file"):
+        write_profile(tmp_path / "none.yaml", {}, "nothing", path)
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_no_time_is_divided_by_zero(tmp_path: Path, name: str) -> None:
+    content = yaml.safe_load(profile_path("h200").read_text())
+    content[name]["value"] = 0
+    (tmp_path / "gpu.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(BadFile, match=f"constant {name} is 0.0, not a number from 1e-09"):
+        gpu_profile(str(tmp_path / "gpu.yaml"))

@@ -1,0 +1,388 @@
+"""Constraints: the rule against its plain telling, and every sharder against the rule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+
+from benchmarks.references.annealing import AnnealConfig
+from benchmarks.references.best_known import BestKnownSharder
+from evenshard.placement.constraints import UNCONSTRAINED, Constraints
+from evenshard.placement.feasibility import no_room, reason
+from evenshard.placement.placement import Items, Placement, broken_constraints, check_memory, check_placement, renamed
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.env import BalanceEnv
+from evenshard.sharders.base import Sharder
+from evenshard.sharders.convex_search.local_search import LocalSearch, SearchEffort
+from evenshard.sharders.convex_search.marginal_greedy import marginal_greedy
+from evenshard.sharders.convex_search.scorer import ConvexScorer
+from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig, distinct
+from evenshard.sharders.dreamshard.env import EpisodeBatch, acting_mask_BTD, choose_sampled, rollout
+from evenshard.sharders.dreamshard.sharder import DreamShardSharder
+from evenshard.sharders.exact import ExactSharder
+from evenshard.sharders.greedy import GreedySharder, expert_sharders
+from evenshard.sharders.packing import any_placement
+from evenshard.sharders.random import RandomSharder, random_placement
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from support import builders
+from support.builders import ROOMY, every_placement, sized, some_tables, split_by, table, task, working
+from support.constraint_builders import is_legal, legal_placements, limited, limited_tasks, only
+from support.convex_builders import NORMALIZER, random_model
+
+MODEL = random_model()
+QUICK = SearchConfig(num_rollouts=4, effort=SearchEffort(num_chains=2, scores_per_table=200))
+HASTY = SearchConfig(num_rollouts=2, effort=SearchEffort(num_chains=2, scores_per_table=30))
+
+
+def weight(one: Table) -> float:
+    return one.num_rows * (1 + ord(one.name[-1]) % 3)
+
+
+def policy() -> DreamShardSharder:
+    return DreamShardSharder(builders.cost_net(), builders.policy(), NORMALIZER)
+
+
+# The rule ------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(of_task=limited_tasks())
+def test_the_rule_is_what_its_description_says_for_tables_and_for_items(of_task: PlacementTask) -> None:
+    items = Items.of(of_task)
+    for placement in every_placement(of_task):
+        by_item = items.placement(items.devices(placement))
+        used_DR, fits = np.zeros_like(items.room_DR), by_item == placement
+        for item, device in enumerate(items.devices(placement)):
+            fits &= bool(items.legal_D(item, used_DR)[device])
+            used_DR[device] += items.needs_IR[item]
+        assert fits == is_legal(of_task, placement)
+        try:
+            check_placement(of_task, placement)
+        except InfeasibleTask:
+            assert not is_legal(of_task, placement)
+        else:
+            assert is_legal(of_task, placement)
+
+
+def test_items_join_groups_that_share_a_table_and_add_up_what_they_take() -> None:
+    limits = {"together": ((4, 1), (3, 1)), "apart": ((0, 1), (2, 3)), "state_bytes": (1, 2, 3, 4, 5)}
+    items = Items.of(limited(task(sized(1, 2, 3, 4, 5), devices=2, cap=100), **limits))
+    assert items.members == ((0,), (1, 3, 4), (2,))
+    assert items.item_of_T.tolist() == [0, 1, 2, 1, 1]
+    assert items.needs_IR.tolist() == [[5, 1, 0], [4 * 11 + 2 + 4 + 5, 1, 1], [15, 0, 1]]
+    assert items.room_DR.tolist() == [[100, 1, 1], [100, 1, 1]]
+    assert items.allowed_ID.all() and not items.restricted_I.any()
+
+
+def test_tables_together_may_only_live_where_all_of_them_may() -> None:
+    limits = {"together": ((0, 2),), "allowed": (only(0, 1), None, only(1, 2), only(0, 1, 2))}
+    items = Items.of(limited(task(sized(1, 1, 1, 1), devices=3), **limits))
+    assert items.allowed_ID.tolist() == [[False, True, False], [True] * 3, [True] * 3]
+    assert items.restricted_I.tolist() == [True, False, False]
+
+
+def test_without_constraints_every_table_is_an_item() -> None:
+    items = Items.of(task(sized(3, 1, 2), devices=2, cap=20))
+    assert items.members == ((0,), (1,), (2,)) and items.device_kinds() == [0, 0]
+    assert (items.needs_IR.tolist(), items.room_DR.tolist()) == ([[12], [4], [8]], [[20], [20]])
+    assert Constraints() == UNCONSTRAINED
+
+
+def test_devices_are_of_one_kind_where_room_and_allowed_items_are_the_same() -> None:
+    of_task = task(sized(1, 1), devices=4)
+    assert Items.of(limited(of_task, device_caps_bytes=(8, 9, 8, 8))).device_kinds() == [0, 1, 0, 0]
+    assert Items.of(limited(of_task, allowed=(None, only(0, 3)))).device_kinds() == [0, 1, 1, 0]
+    assert Items.of(limited(of_task, together=((0, 1),))).device_kinds() == [0, 0, 0, 0]
+    assert renamed([3, 1, 3, 2, 0], [0, 1, 1, 0]) == [0, 1, 0, 2, 3]
+
+
+def test_what_is_broken_is_said_in_words() -> None:
+    limits = {"allowed": (only(1), None, None), "together": ((1, 2),), "apart": ((0, 1),)}
+    of_task = limited(task(sized(1, 1, 1)), **limits)
+    assert list(broken_constraints(of_task, Placement((0, 0, 1), 2))) == [
+        "table s0 is on device 0, allowed are [1]",
+        "tables s1, s2 are not together",
+        "tables s0, s1 are not apart",
+    ]
+    assert list(broken_constraints(of_task, Placement((1, 0, 0), 2))) == []
+    check_memory(of_task, Placement((0, 0, 1), 2))
+    with pytest.raises(InfeasibleTask, match="table s0 is on device 0"):
+        check_placement(of_task, Placement((0, 0, 1), 2))
+
+
+def test_optimizer_state_and_each_devices_own_cap_count() -> None:
+    of_task = limited(task(sized(1, 1)), device_caps_bytes=(4, 7), state_bytes=(3, 0))
+    check_placement(of_task, Placement((1, 0), 2))
+    with pytest.raises(InfeasibleTask, match="s0"):
+        check_placement(of_task, Placement((0, 1), 2))
+    with pytest.raises(InfeasibleTask):
+        check_placement(limited(task(sized(1, 1)), device_caps_bytes=(4, 6), state_bytes=(3, 0)), Placement((1, 0), 2))
+
+
+# Every sharder -------------------------------------------------------------------------------------------------------
+
+SHARDERS: list[Sharder] = [
+    RandomSharder(0),
+    GreedySharder("greedy", weight),
+    expert_sharders()[0],
+    ExactSharder(weight, time_limit_s=0.2),
+    EvenshardSharder(MODEL, policy(), HASTY),
+    policy(),
+]
+
+
+@pytest.mark.parametrize("sharder", SHARDERS, ids=[sharder.name for sharder in SHARDERS])
+@settings(max_examples=30, deadline=None)
+@given(of_task=limited_tasks())
+def test_an_answer_is_legal_or_there_is_none(sharder: Sharder, of_task: PlacementTask) -> None:
+    try:
+        placement = sharder.place(of_task)
+    except InfeasibleTask as error:
+        if sharder.name in ("evenshard", "exact_single_cost"):  # the others may meet dead ends
+            assert not legal_placements(of_task), error
+    else:
+        assert is_legal(of_task, placement)
+
+
+@settings(max_examples=150, deadline=None)
+@given(of_task=limited_tasks())
+def test_a_placement_is_found_exactly_where_there_is_one(of_task: PlacementTask) -> None:
+    legal = legal_placements(of_task)
+    if legal:
+        assert reason(of_task) is None
+        assert any_placement(of_task) in legal
+    else:
+        with pytest.raises(InfeasibleTask, match="task: "):
+            any_placement(of_task)
+
+
+@settings(max_examples=30, deadline=None)
+@given(of_task=limited_tasks())
+def test_the_exact_sharder_finds_the_best_sum(of_task: PlacementTask) -> None:
+    legal = legal_placements(of_task)
+    assume(legal)
+
+    def load(placement: Placement) -> float:
+        return max(sum(weight(of_task.tables[p]) for p in shard) for shard in placement.shards())
+
+    found = ExactSharder(weight).place(of_task)
+    assert load(found) == min(load(placement) for placement in legal)
+
+
+def test_greedy_places_what_is_pinned_first_and_groups_as_one() -> None:
+    """Pinned 1 to device 1; then 5; the pair of 2 + 2 to the 1; 3 to the 5 or the 5, the emptier: device 0's 5."""
+    tables = working(1.0, 5.0, 2.0, 3.0, 2.0)
+    of_task = limited(task(tables, 2), allowed=(only(1), None, None, None, None), together=((2, 4),))
+    greedy = GreedySharder("by_hand", lambda one: one.pooling_factor)
+    assert greedy.place(of_task).device_of_table == (1, 0, 1, 0, 1)
+
+
+def test_greedy_leaves_room_to_nobody_but_says_who_found_none() -> None:
+    of_task = limited(task(sized(3, 3, 2), 2, cap=4 * 4), allowed=(None, None, only(0, 1)))
+    with pytest.raises(InfeasibleTask, match=r"table s\d needs .*; the freest device has"):
+        GreedySharder("greedy", weight).place(of_task)
+
+
+def test_no_room_names_the_devices_allowed_and_what_must_stay_apart() -> None:
+    of_task = limited(task(sized(1, 1, 1), 3, cap=20), allowed=(only(0, 2), None, None), apart=((0, 1, 2),))
+    assert "the freest device of those allowed (devices 0, 2) has" in str(no_room(of_task, [0], [20, 0, 18]))
+    assert "the devices with room hold tables that must stay apart" in str(no_room(of_task, [1], [4, 4, 20]))
+
+
+def test_random_is_uniform_over_the_legal_placements_of_two_tables() -> None:
+    of_task = limited(task(sized(1, 1), 3), allowed=(only(0, 1), None), apart=((0, 1),))
+    rng = np.random.default_rng(0)
+    counts = Counter(random_placement(of_task, rng).device_of_table for _ in range(1200))
+    assert set(counts) == {(0, 1), (0, 2), (1, 0), (1, 2)}
+    assert all(abs(count - 300) < 5 * 300**0.5 for count in counts.values())
+
+
+# Search --------------------------------------------------------------------------------------------------------------
+
+
+class Additive:
+    """A device costs the sum of its tables' weights, and a little for each device in use."""
+
+    def __init__(self, of_task: PlacementTask, seed: int = 0) -> None:
+        weights = torch.rand(len(of_task.tables), generator=torch.Generator().manual_seed(seed)) * 9 + 0.1
+        self.columns_TH, self.empty_H = weights[:, None], torch.full((1,), 0.5)
+
+    def device_ms(self, sums: torch.Tensor) -> torch.Tensor:
+        return sums[..., 0]
+
+    def slowest(self, placement: Placement) -> float:
+        return max(float(self.columns_TH[list(shard)].sum()) for shard in placement.shards()) + 0.5
+
+
+def searched(
+    of_task: PlacementTask, scorer: Additive, starts: Sequence[Placement], scores: int = 100
+) -> list[Placement]:
+    effort = SearchEffort(scores_per_table=scores, kicked_tables=3)
+    return LocalSearch(of_task, scorer, effort, torch.Generator().manual_seed(0)).improve(starts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(of_task=limited_tasks())
+def test_local_search_stays_legal_and_no_start_gets_worse(of_task: PlacementTask) -> None:
+    legal = legal_placements(of_task)
+    assume(legal)
+    scorer, starts = Additive(of_task), legal[:: max(1, len(legal) // 4)]
+    for start, end in zip(starts, searched(of_task, scorer, starts), strict=True):
+        assert is_legal(of_task, end)
+        assert scorer.slowest(end) <= scorer.slowest(start) * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_local_search_finds_the_best_legal_placement_of_small_tasks(seed: int) -> None:
+    """Seven tables on three devices: one pinned, one kept off a device, two together, three apart, unlike caps."""
+    tables = some_tables(7, seed)
+    most = max(one.size_bytes for one in tables)
+    caps = tuple(int(sum(one.size_bytes for one in tables) * share) + most for share in (0.5, 0.4, 0.3))
+    limits = {"together": ((0, 3),), "apart": ((1, 2, 4),), "allowed": (None, only(1), *[None] * 4, only(0, 2))}
+    of_task = limited(task(tables, 3), device_caps_bytes=caps, **limits)
+    scorer = Additive(of_task, seed)
+    *_, best = legal = sorted(legal_placements(of_task), key=scorer.slowest, reverse=True)
+    assert scorer.slowest(legal[2]) > scorer.slowest(best)
+    found = searched(of_task, scorer, legal[:3], scores=1000)
+    assert min(scorer.slowest(placement) for placement in found) == pytest.approx(scorer.slowest(best), rel=1e-5)
+
+
+def test_a_swap_may_not_bring_two_together_that_stay_apart() -> None:
+    """5 + 4 against 3 + 3 wants to swap the 4 for a 3; t0 (5) must not meet t2, so the other 3 comes."""
+    scorer = Additive(task(sized(1, 1, 1, 1)))
+    scorer.columns_TH = torch.tensor([5.0, 4.0, 3.0, 3.0])[:, None]
+    of_task = limited(task(sized(1, 1, 1, 1)), apart=((0, 2),))
+    (found,) = searched(of_task, scorer, [Placement((0, 0, 1, 1), 2)])
+    assert split_by(found) == {(0, 3), (1, 2)}
+
+
+def test_a_swap_may_exchange_two_that_stay_apart() -> None:
+    """5 + 4 against 3 + 3, where only the 5 and a 3 that stay apart may leave their devices: they change places."""
+    scorer = Additive(task(sized(1, 1, 1, 1)))
+    scorer.columns_TH = torch.tensor([5.0, 4.0, 3.0, 3.0])[:, None]
+    of_task = limited(task(sized(1, 1, 1, 1)), apart=((0, 2),), allowed=(None, only(0), None, only(1)))
+    (found,) = searched(of_task, scorer, [Placement((0, 0, 1, 1), 2)])
+    assert found.device_of_table == (1, 0, 0, 1)
+
+
+def test_a_swap_may_not_bring_a_table_where_it_must_not_live() -> None:
+    scorer = Additive(task(sized(1, 1, 1, 1)))
+    scorer.columns_TH = torch.tensor([5.0, 4.0, 3.0, 3.0])[:, None]
+    of_task = limited(task(sized(1, 1, 1, 1)), allowed=(only(0), only(0, 1), only(1), None))
+    (found,) = searched(of_task, scorer, [Placement((0, 0, 1, 1), 2)])
+    assert found.device_of_table == (0, 1, 1, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(of_task=limited_tasks())
+def test_greedy_on_the_model_is_legal_in_all_its_ways(of_task: PlacementTask) -> None:
+    assert all(is_legal(of_task, placement) for placement in marginal_greedy(of_task, Additive(of_task)))
+
+
+def test_greedy_on_the_model_places_what_is_pinned_first() -> None:
+    """By cost alone, 9 and 8 would fill the two devices, and the pinned 1 would find no room on device 0."""
+    tables = sized(2, 2, 1)
+    scorer = Additive(task(tables))
+    scorer.columns_TH = torch.tensor([9.0, 8.0, 1.0])[:, None]
+    of_task = limited(task(tables, 2, 4 * 4), allowed=(None, None, only(0)), device_caps_bytes=(4 * 2, 4 * 4))
+    (found,) = marginal_greedy(of_task, scorer)
+    assert found.device_of_table == (1, 1, 0)
+
+
+def test_like_placements_on_unlike_devices_are_two() -> None:
+    swapped = [Placement((0, 1), 2), Placement((1, 0), 2)]
+    assert distinct(swapped) == distinct(swapped, [0, 0]) == swapped[:1]
+    assert distinct(swapped, [0, 1]) == swapped
+    three = [Placement((0, 1), 3), Placement((0, 2), 3), Placement((1, 2), 3), Placement((2, 0), 3)]
+    assert distinct(three, [0, 1, 1]) == [three[0], three[2], three[3]]
+
+
+def test_the_search_keeps_like_placements_on_unlike_devices() -> None:
+    """The experts disagree about which of two tables comes first, and so which device it gets."""
+    tables = (table("tall", 1000, 4), table("wide", 10, 8))
+    both = {(0, 1), (1, 0)}
+    unlike = limited(task(tables, 2), device_caps_bytes=(10**6, 10**7))
+    assert both <= {one.device_of_table for one in EvenshardSharder(MODEL, None, QUICK).search(unlike).candidates}
+    alike = EvenshardSharder(MODEL, None, QUICK).search(task(tables, 2)).candidates
+    assert len(both & {one.device_of_table for one in alike}) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_search_sharder_solves_small_tasks_under_constraints(seed: int) -> None:
+    tables = some_tables(6, seed)
+    total = sum(one.size_bytes for one in tables)
+    limits = {"together": ((0, 3),), "apart": ((1, 2),), "allowed": (None, only(1), *[None] * 4)}
+    of_task = limited(task(tables, 3), device_caps_bytes=(total, total // 2, total), **limits)
+    legal = legal_placements(of_task)
+    best = float(MODEL.overall_ms(of_task, legal)[0].min())
+    found = EvenshardSharder(MODEL, policy(), QUICK).search(of_task)
+    assert found.best.predicted_ms == pytest.approx(best, rel=1e-5)
+    assert all(is_legal(of_task, candidate) for candidate in found.candidates)
+
+
+def test_where_all_proposals_fail_packing_begins() -> None:
+    """3, 3, 2, 2, 2 on two devices of 6: the heaviest first puts the 3s apart, and the last 2 finds 1 left on both."""
+    of_task = task([table(f"t{n}", rows, 1) for n, rows in enumerate((3, 3, 2, 2, 2))], 2, cap=4 * 6)
+    assert marginal_greedy(of_task, ConvexScorer(MODEL, of_task)) == []
+    for expert in expert_sharders():
+        with pytest.raises(InfeasibleTask):
+            expert.place(of_task)
+    found = EvenshardSharder(MODEL, None, QUICK).search(of_task)
+    assert found.expert is None
+    assert split_by(found.best.placement) == {(0, 1), (2, 3, 4)}
+
+
+# Those that know less ------------------------------------------------------------------------------------------------
+
+
+def test_episodes_know_caps_and_optimizer_state() -> None:
+    tables = some_tables(3)
+    unlike = limited(task(tables, 2), device_caps_bytes=(50, 70), state_bytes=(1, 2, 3))
+    batch = EpisodeBatch.of([unlike, task(tables, 3, cap=60)], NORMALIZER)
+    assert batch.cap_BD.tolist() == [[50, 70, -1], [60, 60, 60]] and batch.memory_cap_B.tolist() == [70, 60]
+    assert batch.size_BT[0].tolist() == [one.size_bytes + more for one, more in zip(tables, (1, 2, 3), strict=True)]
+
+
+def test_episodes_are_acted_and_learned_within_each_devices_own_cap() -> None:
+    """Three tables of 6 rows on devices of one and of two of them: every policy ends with one and two."""
+    tables = sized(6, 6, 6)
+    unlike = limited(task(tables, 2), device_caps_bytes=(24, 48))
+    batch = EpisodeBatch.of([unlike], NORMALIZER).repeat(16)
+    episodes = rollout(batch, builders.cost_net(), builders.policy(), choose_sampled(torch.Generator().manual_seed(0)))
+    mask_BTD = acting_mask_BTD(batch, episodes)
+    for episode in range(16):
+        assert sorted(episodes.placement(episode, unlike).device_of_table) == [0, 1, 1]
+        held = [0, 0]
+        for device, legal in zip(episodes.device_BT[episode].tolist(), mask_BTD[episode].tolist(), strict=True):
+            assert legal == [held[0] < 1, held[1] < 2]
+            held[device] += 1
+
+
+def test_balance_episodes_know_each_devices_own_cap() -> None:
+    unlike = limited(task(sized(6, 6, 6), 2), device_caps_bytes=(24, 48))
+    env = BalanceEnv(EpisodeBatch.of([unlike], NORMALIZER), AutoShardCostNet(), 1)
+    assert env.observe().legal_BD.tolist() == [[True, True]]
+    env.step(torch.tensor([0]))
+    assert env.observe().legal_BD.tolist() == [[False, True]]
+    env.step(torch.tensor([1]))
+    assert env.observe().legal_BD.tolist() == [[False, True]]
+
+
+def test_dreamshard_fills_unlike_devices_and_refuses_what_breaks_a_rule() -> None:
+    tables = sized(6, 6, 6)
+    assert sorted(policy().place(limited(task(tables, 2), device_caps_bytes=(24, 48))).device_of_table) == [0, 1, 1]
+    with pytest.raises(InfeasibleTask, match=r"on device \d, allowed are \[2\]"):
+        policy().place(limited(task(some_tables(6), 3), allowed=(only(2),) * 6))
+
+
+def test_best_known_says_that_it_knows_no_constraints() -> None:
+    sharder = BestKnownSharder("simulated:h200", AnnealConfig(evaluations=1))
+    with pytest.raises(BadConfig, match="knows one memory cap and no other constraints"):
+        sharder.place(limited(task(some_tables(3), 2, ROOMY), apart=((0, 1),)))

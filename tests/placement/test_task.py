@@ -1,0 +1,177 @@
+"""Placement tasks: drawn from disjoint halves of a pool, kept as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenshard.placement.task import TaskSampling, TaskSplit, load_tasks, sample_tasks, save_tasks
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.units import BYTES_PER_GB
+from support.builders import some_tables, table, task
+
+POOL = some_tables(20)
+SAMPLING = TaskSampling(
+    num_train_tasks=30, num_test_tasks=20, tables_per_task=6, num_devices=3, memory_cap_gb=1.5, batch_size=512
+)
+
+
+def names(tasks: tuple[Any, ...]) -> set[str]:
+    return {one.name for each in tasks for one in each.tables}
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_no_table_is_on_both_sides_and_none_twice_in_a_task(seed: int) -> None:
+    split = sample_tasks(POOL, SAMPLING, seed)
+    assert not names(split.train) & names(split.test)
+    assert all(len(set(each.tables)) == 6 for each in split.train + split.test)
+
+
+def test_tasks_carry_the_settings_and_ids_of_their_own() -> None:
+    split = sample_tasks(POOL, SAMPLING, 0)
+    assert (len(split.train), len(split.test)) == (30, 20)
+    assert len({each.task_id for each in split.train + split.test}) == 50
+    for each in split.train + split.test:
+        assert (each.num_devices, each.memory_cap_bytes, each.batch_size) == (3, 3 * BYTES_PER_GB // 2, 512)
+
+
+def test_the_same_seed_gives_the_same_tasks_and_another_seed_another_split() -> None:
+    assert sample_tasks(POOL, SAMPLING, 5) == sample_tasks(POOL, SAMPLING, 5)
+    assert names(sample_tasks(POOL, SAMPLING, 5).test) != names(sample_tasks(POOL, SAMPLING, 6).test)
+
+
+def test_all_tables_of_a_half_are_used_in_the_long_run() -> None:
+    split = sample_tasks(POOL, SAMPLING, 0)
+    assert len(names(split.train)) == len(names(split.test)) == 10
+
+
+def test_a_half_that_is_smaller_than_a_task_is_refused_with_both_numbers() -> None:
+    sample_tasks(POOL[:12], SAMPLING, 0)
+    with pytest.raises(BadConfig, match=r"tables_per_task is 6, but half of the pool .* is 5 tables"):
+        sample_tasks(POOL[:11], SAMPLING, 0)
+
+
+@settings(deadline=None)
+@given(cap=st.integers(1, 2**45))
+def test_tasks_come_back_from_disk_unchanged_to_the_byte(tmp_path_factory: pytest.TempPathFactory, cap: int) -> None:
+    path = tmp_path_factory.mktemp("tasks") / "tasks.json"
+    split = TaskSplit(train=(task(POOL[3:0:-1], 4, cap, "a"),), test=(task(POOL[5:9], 1, 10**9, "b", 65536),))
+    save_tasks(split, path)
+    assert load_tasks(path, POOL) == split
+
+
+GOOD = {"task_id": "train-000", "num_devices": 2, "memory_cap_gb": 1.0, "batch_size": 8, "tables": ["ads", "users"]}
+ADS_AND_USERS = (table("ads"), table("users"))
+
+
+def written(path: Path, record: Any) -> Path:
+    path.write_text(json.dumps({"train": [GOOD | {"task_id": "train-999"}, record], "test": []}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tables": ["ads", "clicks"]}, "'clicks' is not in the table file"),
+        ({"tables": []}, "tables is empty"),
+        ({"num_devices": 0}, "num_devices is 0, not a whole number from 1 to 4,096"),
+        ({"batch_size": 0}, "batch_size is 0, not a whole number from 1"),
+        ({"memory_cap_gb": 0}, "memory_cap_gb is 0, not a number above 0 and at most 1,048,576"),
+        ({"memory_cap_gb": 1e300}, "memory_cap_gb is 1e"),
+        ({"num_devices": 10**6}, "num_devices is 1000000, not"),
+        ({"num_devices": 2.0}, "num_devices is 2.0, not a whole number"),
+        ({"task_id": ["a"]}, "task_id is .'a'., not a text"),
+        ({"num_devices": "many"}, "num_devices"),
+        ({"tables": None}, "tables"),
+    ],
+)
+def test_a_bad_record_is_named_with_file_and_number(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path = written(tmp_path / "tasks.json", GOOD | change)
+    with pytest.raises(BadFile, match=words) as caught:
+        load_tasks(path, ADS_AND_USERS)
+    assert f"{path}, train task 1" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", sorted(GOOD))
+def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
+    record = {name: value for name, value in GOOD.items() if name != key}
+    with pytest.raises(BadFile, match=f"train task 1.*{key}"):
+        load_tasks(written(tmp_path / "tasks.json", record), ADS_AND_USERS)
+
+
+@pytest.mark.parametrize("record", [None, 3, "train", ["ads"]])
+def test_a_record_that_is_no_mapping_is_refused(tmp_path: Path, record: Any) -> None:
+    with pytest.raises(BadFile, match="train task 1"):
+        load_tasks(written(tmp_path / "tasks.json", record), ADS_AND_USERS)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "it is not JSON"),
+        ('{"train": [{"memory_cap_gb": NaN}], "test": []}', "'NaN' is not a valid number"),
+        ('{"train": [{"memory_cap_gb": 1' + "0" * 400 + '}], "test": []}', "is not a valid number"),
+        ("[" * 100_000, "more than 100 levels deep"),
+        ("", "it is not JSON"),
+        ("[]", "no lists of train and test"),
+        ('{"train": []}', "test"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "tasks.json"
+    path.write_text(text)
+    with pytest.raises(BadFile, match=words) as caught:
+        load_tasks(path, POOL)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_a_bad_file_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"no such file.*generate-tables"):
+        load_tasks(tmp_path / "tasks.json", POOL)
+
+
+def test_tables_are_found_by_name_so_the_pool_may_be_reordered(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.json"
+    split = TaskSplit(train=(task(POOL[:4]),), test=())
+    save_tasks(split, path)
+    assert load_tasks(path, POOL[::-1]) == split
+    wider = tuple(replace(one, embedding_dim=8) for one in POOL)
+    assert load_tasks(path, wider).train[0].tables == wider[:4]
+
+
+@pytest.mark.parametrize("sides", [{"train": 3, "test": []}, {"train": [], "test": None}])
+def test_sides_that_are_no_lists_are_refused(tmp_path: Path, sides: Any) -> None:
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps(sides))
+    with pytest.raises(BadFile):
+        load_tasks(path, POOL)
+
+
+def test_sums_of_bytes_stay_within_whole_numbers(tmp_path: Path) -> None:
+    vast = tuple(Table(f"t{number:04}", 2**48, 1, 1.0) for number in range(4097))
+    record = GOOD | {"tables": [one.name for one in vast]}
+    with pytest.raises(
+        BadFile, match=r"train task 1: the tables have 4,296,015,872 GB together, more than 4,294,967,296"
+    ):
+        load_tasks(written(tmp_path / "tasks.json", record), (*ADS_AND_USERS, *vast))
+    fewer = record | {"tables": record["tables"][:4096]}
+    assert load_tasks(written(tmp_path / "tasks.json", fewer), (*ADS_AND_USERS, *vast)).train
+
+
+def test_a_task_that_names_a_table_twice_is_refused(tmp_path: Path) -> None:
+    """Placements are kept by table name, so such a task could not be read back from a cost dataset."""
+    with pytest.raises(BadFile, match="ads"):
+        load_tasks(written(tmp_path / "tasks.json", GOOD | {"tables": ["ads", "ads"]}), ADS_AND_USERS)
+
+
+def test_two_tasks_of_one_id_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match="train-999"):
+        load_tasks(written(tmp_path / "tasks.json", GOOD | {"task_id": "train-999"}), ADS_AND_USERS)

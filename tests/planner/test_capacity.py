@@ -1,0 +1,309 @@
+"""Is there room? Random requests at the edge of what fits, each checked by an integer program of this file's own."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from ortools.sat.python import cp_model
+
+from evenshard.placement.parts import Cuts
+from evenshard.placement.placement import Placement
+from evenshard.planner.capacity import Room, any_parts, refusal
+from evenshard.planner.place import PlaceConfig, place
+from evenshard.planner.request import PlacementRequest, Rules
+from evenshard.planner.splits import split_search, whole_search
+from evenshard.sharders import packing
+from evenshard.sharders.convex_search.local_search import SearchEffort
+from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
+from evenshard.tables.table import Table
+from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.process import one_thread
+from evenshard.utils.units import BYTES_PER_GB as GB
+from evenshard.utils.units import gb_to_bytes
+from support.placing_builders import QUICK, request, untrained
+
+REQUESTS = int(os.environ.get("EVENSHARD_TIGHT_REQUESTS", "283"))
+"""How many are asked; 2,000 take some minutes."""
+STATE = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
+"""Bytes of optimizer state for each row of a part, and for each weight."""
+
+
+# The slow reference --------------------------------------------------------------------------------------------------
+
+
+def part_bytes(asked: PlacementRequest, table: Table, columns: int) -> int:
+    per_row, per_weight = STATE[asked.optimizer]
+    return table.num_rows * (per_row + columns * (per_weight + table.weight_bits // 8))
+
+
+def may_live_on(asked: PlacementRequest, name: str, device: int) -> bool:
+    rules = asked.rules
+    return (
+        device in rules.pinned.get(name, range(asked.num_devices))
+        and device not in rules.forbidden.get(name, ())
+        and device not in rules.forbidden_devices
+    )
+
+
+def can_be_placed(asked: PlacementRequest) -> bool | None:
+    """Whether there is a way, by columns in steps of four on each device; None where the solver does not know."""
+    model, devices = cp_model.CpModel(), range(asked.num_devices)
+    kept = {name for group in asked.rules.together for name in group}
+    here = {(table.name, d): model.new_bool_var("") for table in asked.tables for d in devices}
+    used: list[list[cp_model.LinearExprT]] = [[] for _ in devices]
+    widest = max(asked.tables, key=lambda table: part_bytes(asked, table, table.embedding_dim)).name
+    for table in asked.tables:
+        name, dim = table.name, table.embedding_dim
+        step = 4 if asked.allow_column_split and name not in kept and dim % 4 == 0 else dim
+        steps = [model.new_int_var(0, dim // step, "") for _ in devices]
+        model.add(sum(steps) == dim // step)
+        no_columns = part_bytes(asked, table, 0) if step < dim else 0
+        for d in devices:
+            model.add(steps[d] == 0).only_enforce_if(~here[name, d])
+            model.add(steps[d] >= 1).only_enforce_if(here[name, d])
+            if not may_live_on(asked, name, d):
+                model.add(steps[d] == 0)
+            each = (part_bytes(asked, table, dim) - no_columns) // (dim // step)
+            used[d] += [each * steps[d], no_columns * here[name, d]]
+        if name == widest and len(set(asked.caps_bytes)) == 1 and asked.rules == Rules():
+            for d in devices[1:]:  # all devices are alike
+                model.add(steps[d - 1] >= steps[d])
+    for d, cap in enumerate(asked.caps_bytes):
+        model.add(sum(used[d]) <= cap - asked.reserved_bytes)
+        for group in asked.rules.apart:
+            model.add_at_most_one(here[name, d] for name in group)
+        for first, *others in asked.rules.together:
+            for other in others:
+                model.add(here[first, d] == here[other, d])
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.max_deterministic_time = 10
+    return {cp_model.FEASIBLE: True, cp_model.OPTIMAL: True, cp_model.INFEASIBLE: False}.get(solver.solve(model))
+
+
+def check_parts(asked: PlacementRequest, cuts: Cuts, placement: Placement) -> None:
+    """All columns live somewhere, once, where they may, and within the memory."""
+    devices, used = iter(placement.device_of_table), [0] * asked.num_devices
+    homes: dict[str, list[int]] = {}
+    for table in asked.tables:
+        edges = [0, *cuts.get(table.name, ()), table.embedding_dim]
+        widths = np.diff(edges).tolist()
+        assert all(width > 0 for width in widths)
+        assert len(widths) == 1 or not any(width % 4 for width in widths)
+        homes[table.name] = [next(devices) for _ in widths]
+        assert len(set(homes[table.name])) == len(widths), "parts side by side are one part"
+        for width, device in zip(widths, homes[table.name], strict=True):
+            used[device] += part_bytes(asked, table, width)
+            assert may_live_on(asked, table.name, device)
+    assert next(devices, None) is None
+    assert all(size <= cap - asked.reserved_bytes for size, cap in zip(used, asked.caps_bytes, strict=True))
+    for group in asked.rules.together:
+        assert len({tuple(homes[name]) for name in group}) == 1 and len(homes[group[0]]) == 1
+    for group in asked.rules.apart:
+        for number, name in enumerate(group):
+            assert all(not set(homes[name]) & set(homes[other]) for other in group[:number])
+
+
+# Random requests -----------------------------------------------------------------------------------------------------
+
+
+def tight_request(seed: int) -> PlacementRequest:
+    """Up to twelve tables on up to eight devices, which have 97 to 110 % of what the tables need."""
+    rng = np.random.default_rng(seed)
+    count, devices = int(rng.integers(1, 13)), int(rng.integers(2, 9))
+    optimizer = str(rng.choice(list(STATE)))
+    dims = [4 * int(rng.integers(1, 65)) if rng.random() < 0.9 else int(rng.integers(4, 65)) for _ in range(count)]
+    rows = (10 ** rng.uniform(4, 7.3, count)).astype(int).tolist()
+    bits = rng.choice([8, 16, 32], count).tolist()
+    tables = tuple(Table(f"t{n}", rows[n], dims[n], 2.0, None, bits[n]) for n in range(count))
+    draws = rng.uniform(0.5, 1.5, devices) if rng.random() < 0.3 else np.ones(devices)
+    reserved = int(rng.integers(0, GB)) if rng.random() < 0.2 else 0
+    asked = PlacementRequest(tables, (1,) * devices, 4096, reserved, optimizer, allow_column_split=rng.random() < 0.8)
+    need = sum(part_bytes(asked, table, table.embedding_dim) for table in tables) * rng.uniform(0.97, 1.10)
+    caps = tuple(int(need * share) + reserved for share in draws / draws.sum())
+    return replace(asked, caps_bytes=caps, rules=random_rules(rng, [table.name for table in tables], devices))
+
+
+def random_rules(rng: np.random.Generator, names: list[str], devices: int) -> Rules:
+    some = rng.choice(names, min(len(names), 2), replace=False).tolist()
+    device = int(rng.integers(devices))
+    kinds = [
+        Rules(),
+        Rules(),
+        Rules(pinned={some[0]: (device, (device + 1) % devices)}),
+        Rules(forbidden={name: (device,) for name in some}),
+        Rules(together=(tuple(some),)) if len(some) > 1 else Rules(),
+        Rules(apart=(tuple(some),)) if len(some) > 1 else Rules(),
+    ]
+    return kinds[int(rng.integers(len(kinds)))]
+
+
+def refused(asked: PlacementRequest) -> str:
+    """The message of a refusal; empty where there is room, which is checked."""
+    try:
+        check_parts(asked, *any_parts(asked))
+    except InfeasibleTask as error:
+        return str(refusal(asked, error))
+    return ""
+
+
+def check_remedies(asked: PlacementRequest, message: str) -> None:
+    """With each change that a message names, there is room."""
+    others = []
+    if found := re.search(r"memory_cap_gb to (\d+\.\d\d)", message):
+        others.append(replace(asked, caps_bytes=(gb_to_bytes(float(found[1])),) * asked.num_devices))
+    if found := re.search(r"num_devices to (\d+)", message):
+        others.append(replace(asked, caps_bytes=with_more_devices(asked, int(found[1]))))
+    if found := re.search(r"Split by columns \(--allow-column-split\), the tables fit( on (\d+) devices)?", message):
+        caps = asked.caps_bytes if found[2] is None else with_more_devices(asked, int(found[2]))
+        others.append(replace(asked, caps_bytes=caps, allow_column_split=True))
+    assert all(refused(other) == "" for other in others), message
+
+
+def with_more_devices(asked: PlacementRequest, count: int) -> tuple[int, ...]:
+    assert count > asked.num_devices
+    return (*asked.caps_bytes, *[max(asked.caps_bytes)] * (count - asked.num_devices))
+
+
+def test_every_refusal_of_a_tight_request_is_a_proof_or_says_that_nothing_was_found() -> None:
+    ends: Counter[str] = Counter()
+    for seed in range(REQUESTS):
+        asked = tight_request(seed)
+        message = refused(asked)
+        if not message:
+            ends["placed"] += 1
+        elif "no placement was found" in message:
+            ends["not found"] += 1
+            assert "missing" not in message and "no placement fits" not in message
+        else:
+            can_be = can_be_placed(asked)
+            assert not can_be, f"{seed}: {message}"
+            ends["refused" if can_be is False else "refused, and the reference does not know"] += 1
+            assert "Raise" in message or asked.rules != Rules(), f"{seed}: {message}"
+        check_remedies(asked, message)
+    assert ends["placed"] > REQUESTS / 4 and ends["refused"] > REQUESTS / 4, ends
+    assert ends["not found"] + ends["refused, and the reference does not know"] < REQUESTS / 200, ends
+
+
+def test_a_search_ends_as_the_packing_does() -> None:
+    """Some of the requests above, with a search of no length."""
+    hasty = EvenshardSharder(untrained().cost_model, config=SearchConfig(0, 0, SearchEffort(1, 1), 0, 0.5))
+    for seed in range(0, REQUESTS, 40):
+        asked, message = tight_request(seed), refused(tight_request(seed))
+        try:
+            with one_thread():
+                found = split_search(asked, hasty, hasty) if asked.allow_column_split else whole_search(asked, hasty)
+        except InfeasibleTask as error:
+            assert str(refusal(asked, error)) == message
+        else:
+            check_parts(asked, found.cuts, found.result.best.placement)
+            assert message == ""
+
+
+# By hand -------------------------------------------------------------------------------------------------------------
+
+
+def adagrad(*rows: int, gb: float, devices: int = 3, dim: int = 64, **more: Any) -> PlacementRequest:
+    """Tables a, b, ... of 16 bits with a state of each row of each part."""
+    tables = tuple(Table("abc"[number], count, dim, 1.0, None, 16) for number, count in enumerate(rows))
+    asked = {"optimizer": "rowwise_adagrad", "allow_column_split": True, **more}
+    return request(tables=tables, caps=(gb_to_bytes(gb),) * devices, **asked)
+
+
+def test_uneven_parts_fit_where_halves_of_halves_have_too_much_state() -> None:
+    """24 + 24 + 16 columns of 20,000,000 rows are 0.97 + 0.97 + 0.67 GB; quarters are four states, 2.98 GB."""
+    asked = adagrad(20_000_000, gb=0.98)
+    cuts, placement = any_parts(asked)
+    check_parts(asked, cuts, placement)
+    assert cuts == {"a": (24, 48)}
+    assert len(place(asked, untrained(), PlaceConfig(QUICK)).parts) == 3
+
+
+def test_what_tables_need_at_least_has_the_state_of_the_fewest_parts() -> None:
+    """2.38 GB of weights and three states of 0.07 GB: two devices of 1.2 GB have room for neither 64 nor 2 x 32."""
+    room = Room.of(adagrad(20_000_000, gb=0.98))
+    assert sum(room.task.table_bytes) == 20_000_000 * (64 * 2 + 3 * 4)
+    assert refused(adagrad(20_000_000, gb=0.85)) == (
+        "table a needs at least 2.61 GB (2.38 GB of weights, 0.22 GB of optimizer state), the 3 devices have 2.55 GB "
+        "(cap 0.85 GB each): 0.06 GB is missing. Raise memory_cap_gb to 0.97 or num_devices to 4."
+    )
+
+
+def test_room_that_is_enough_in_numbers_only_is_a_proof_as_well() -> None:
+    asked = adagrad(20_000_000, gb=0.88)
+    assert refused(asked).startswith(
+        "no placement fits: the tables need at least 2.61 GB of the 3 devices' 2.64 GB (cap 0.88 GB each), however "
+        "they are split by columns. Raise memory_cap_gb to 0.97"
+    )
+
+
+def test_a_limit_of_the_solver_is_not_called_a_proof() -> None:
+    asked = replace(tight_request(0), allow_column_split=True)
+    room = Room.of(asked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "packed_in_order", lambda pieces, seed=None: None)
+        assert packing.pack(room.pieces, time_limit_s=1e-9) == packing.Packed(
+            None, "no placement was found in 1e-09 s of the solver"
+        )
+
+
+def test_a_split_is_named_exactly_where_it_helps() -> None:
+    whole = adagrad(20_000_000, gb=1.5, allow_column_split=False)
+    assert refused(whole).endswith(" Split by columns (--allow-column-split), the tables fit.")
+    less = replace(whole, caps_bytes=(GB // 2,) * 3)
+    assert "Split by columns (--allow-column-split), the tables fit on 8 devices." in refused(less)
+    assert "--allow-column-split" not in refused(adagrad(20_000_000, gb=1.5, dim=62, allow_column_split=False))
+
+
+def test_the_memory_that_a_refusal_names_has_the_reserve_in_it() -> None:
+    asked = adagrad(20_000_000, gb=0.98, reserved_bytes=GB // 8)
+    message = refused(asked)
+    assert "memory_cap_gb to 1.10" in message
+    check_remedies(asked, message)
+
+
+def whole_gb(*sizes: float, devices: int, gb: float, **more: Any) -> PlacementRequest:
+    """Whole tables t0, t1, ... of so many GB, of one column each."""
+    tables = tuple(Table(f"t{n}", int(size * GB / 4), 1, 2.0) for n, size in enumerate(sizes))
+    return request(tables=tables, caps=(gb_to_bytes(gb),) * devices, **more)
+
+
+def test_what_does_is_named_where_tables_fit_in_numbers_and_not_in_pieces() -> None:
+    assert refused(whole_gb(3, 3, 3, devices=2, gb=5)).endswith(
+        "the largest (t0) 3.00 GB. Raise memory_cap_gb to 6.00 or num_devices to 3."
+    )
+
+
+def test_the_memory_that_would_do_is_the_least() -> None:
+    """17 tables of 1 GB and one of 0.3 on 4 devices of 4.4: one device must hold 5 of them."""
+    message = refused(whole_gb(*[1.0] * 17, 0.3, devices=4, gb=4.4))
+    assert "Raise memory_cap_gb to 5.00 or num_devices to 5." in message
+
+
+def test_unlike_devices_get_new_ones_as_large_as_the_largest() -> None:
+    """3 + 3 on 2 + 4: one of the two has no room."""
+    asked = replace(whole_gb(3, 3, devices=2, gb=1), caps_bytes=(2 * GB, 4 * GB))
+    assert "Raise memory_cap_gb to 3.00 for each device or num_devices to 3 (the new ones as large as" in refused(asked)
+
+
+def test_what_does_not_help_is_not_named() -> None:
+    apart = (("t0", "t1"), ("t1", "t2"), ("t0", "t2"))
+    asked = whole_gb(1, 1, 1, devices=2, gb=4, rules=Rules(apart=apart))
+    assert refused(asked).endswith("Raise num_devices to 3.")
+    stuck = Rules(apart=apart, pinned={name: (0, 1) for name in ("t0", "t1", "t2")})
+    assert refused(replace(asked, rules=stuck)).endswith("relax the rules on where tables may live.")
+    pinned = Rules(pinned={name: (0, 1) for name in ("t0", "t1", "t2")})
+    message = refused(whole_gb(2, 2, 2, devices=3, gb=3.5, rules=pinned))
+    assert message.endswith("Raise memory_cap_gb to 4.00.")
+
+
+def test_rules_that_contradict_each_other_are_what_to_change() -> None:
+    rules = Rules(together=(("t0", "t1"),), apart=(("t0", "t1"),))
+    message = refused(whole_gb(1, 1, devices=2, gb=4, rules=rules))
+    assert message == "tables t0, t1 must stay both together and apart. Drop one of the two rules."

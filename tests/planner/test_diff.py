@@ -1,0 +1,432 @@
+"""What moves between two placements: byte-exact splits and joins, renamed devices, and one model for both."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evenshard.cli import main
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff.diff import ChangedTable, ColumnMove, DeviceTraffic, Difference, PairTraffic, diff
+from evenshard.planner.diff.text import print_difference
+from evenshard.planner.diff.times import OWN_FIGURES
+from evenshard.planner.file import save_answer
+from evenshard.planner.request import PlacementRequest, Rules
+from evenshard.sharders.models import load_model, save_model
+from evenshard.utils.units import BYTES_PER_GB
+from support.asking_builders import ROOM, additive, answered, asked
+from support.builders import BATCH_SIZE, some_tables
+from support.placing_builders import untrained
+
+TWO = {"a": 5.0, "b": 3.0}  # 10 rows of 8 dims of 32 bits: 320 bytes each, 40 a column
+WIDE = {"a": 1.0}
+
+
+def moves(difference: Difference) -> list[tuple[str, int, int, int, int]]:
+    return [(one.table, one.column_start, one.column_stop, one.from_device, one.to_device) for one in difference.moves]
+
+
+def said(difference: Difference) -> str:
+    out = io.StringIO()
+    print_difference(difference, out)
+    return " ".join(out.getvalue().split())
+
+
+def wide(devices: Sequence[int], *cuts: int, dim: int = 16, optimizer: str = "sgd", num_devices: int = 4) -> Any:
+    """One table of ten rows, cut into parts on these devices."""
+    request = asked(WIDE, num_devices, dim=dim, optimizer=optimizer)
+    return answered(request, devices, {"a": cuts} if cuts else {})
+
+
+# What moves ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_moves_from_an_answer_to_itself() -> None:
+    answer = answered(asked(TWO, 2, optimizer="adam"), (0, 1, 0), {"a": (4,)})
+    difference = diff(answer, answer, additive(), 10)
+    assert difference.moves == () and difference.traffic.moved_bytes == 0
+    assert difference.kept_bytes == sum(answer.task.table_bytes)
+    assert (difference.traffic.pairs, difference.traffic.devices, difference.traffic.seconds) == ((), (), 0)
+    assert difference.renaming is None and difference.notes == ()
+    assert difference.times.saves_ms == 0
+    assert "as long as before" in said(difference) and "Nothing moves." in said(difference)
+
+
+def test_what_to_know_about_the_new_answer_is_told() -> None:
+    answer = answered(asked(TWO, 2), (0, 1))
+    difference = diff(answer, replace(answer, notes=("16 devices are priced.",)), additive())
+    assert difference.notes == ("16 devices are priced.",) and "Note: 16 devices are priced." in said(difference)
+    assert diff(replace(answer, notes=("16 devices are priced.",)), answer, additive()).notes == ()
+
+
+@pytest.mark.parametrize(("optimizer", "state"), [("sgd", 0), ("rowwise_adagrad", 40), ("adagrad", 320), ("adam", 640)])
+def test_a_table_moves_with_its_optimizer_state(optimizer: str, state: int) -> None:
+    request = asked(TWO, 3, optimizer=optimizer)
+    difference = diff(answered(request, (0, 1)), answered(request, (0, 2)))
+    assert difference.moves == (ColumnMove("b", 0, 8, 1, 2, 320, state),)
+    assert difference.kept_bytes == 320 + state
+    assert difference.traffic.moved_bytes == difference.traffic.busiest_bytes == 320 + state
+    assert difference.traffic.pairs == (PairTraffic(1, 2, 320 + state),)
+    assert difference.traffic.devices == (DeviceTraffic(1, 320 + state, 0), DeviceTraffic(2, 0, 320 + state))
+
+
+def test_weights_of_fewer_bits_are_fewer_bytes() -> None:
+    request = asked(TWO, 2)
+    request = replace(request, tables=tuple(replace(one, weight_bits=8) for one in request.tables))
+    difference = diff(answered(request, (0, 1)), answered(request, (1, 1)))
+    assert difference.traffic.moved_bytes == 80
+
+
+def test_a_split_moves_only_what_leaves() -> None:
+    difference = diff(wide([0], optimizer="rowwise_adagrad"), wide([0, 1, 2], 4, 12, optimizer="rowwise_adagrad"))
+    assert difference.moves == (ColumnMove("a", 4, 12, 0, 1, 320, 40), ColumnMove("a", 12, 16, 0, 2, 160, 40))
+    assert difference.kept_bytes == 160 + 40
+    assert difference.traffic.busiest_bytes == 560  # device 0 sends both
+
+
+def test_a_join_moves_only_what_comes() -> None:
+    difference = diff(wide([0, 1, 0], 4, 12), wide([0]))
+    assert difference.moves == (ColumnMove("a", 4, 12, 1, 0, 320, 0),)
+    assert difference.kept_bytes == 320
+
+
+def test_other_cuts() -> None:
+    # 0:4 on 0, 4:16 on 1 -> 0:8 on 0, 8:12 on 2, 12:16 on 1
+    assert moves(diff(wide([0, 1], 4), wide([0, 2, 1], 8, 12))) == [("a", 4, 8, 1, 0), ("a", 8, 12, 1, 2)]
+
+
+def test_traffic_by_pair_and_device() -> None:
+    request = asked({"a": 1, "b": 1, "c": 1, "d": 1}, 4)
+    difference = diff(answered(request, (0, 0, 1, 3)), answered(request, (1, 2, 0, 3)), link_gb_s=640 / BYTES_PER_GB)
+    traffic = difference.traffic
+    assert [(one.from_device, one.to_device, one.num_bytes) for one in traffic.pairs] == [
+        (0, 1, 320),
+        (0, 2, 320),
+        (1, 0, 320),
+    ]
+    assert [(one.device, one.out_bytes, one.in_bytes) for one in traffic.devices] == [
+        (0, 640, 320),
+        (1, 320, 320),
+        (2, 0, 320),
+    ]
+    assert (traffic.moved_bytes, traffic.busiest_bytes, traffic.seconds) == (960, 640, pytest.approx(1))
+
+
+def test_the_busiest_device_may_be_one_that_receives() -> None:
+    request = asked(TWO, 3)
+    assert diff(answered(request, (0, 1)), answered(request, (2, 2))).traffic.busiest_bytes == 640
+
+
+def random_answer(
+    rng: np.random.Generator, num_devices: int, optimizer: str = "sgd", caps: tuple[int, ...] | None = None
+) -> PlacementAnswer:
+    """The same eight tables each time, cut and placed at random."""
+    tables = some_tables(8, seed=5)
+    caps = caps or (ROOM,) * num_devices
+    request = PlacementRequest(tables, caps, BATCH_SIZE, optimizer=optimizer)
+    cuts: dict[str, tuple[int, ...]] = {}
+    for one in tables:
+        edges = [edge for edge in range(4, one.embedding_dim, 4) if rng.random() < 0.3]
+        if edges:
+            cuts[one.name] = tuple(edges)
+    parts = request.task(cuts)[0]
+    return answered(request, rng.integers(0, num_devices, len(parts)).tolist(), cuts, untrained())
+
+
+def column_devices(answer: PlacementAnswer) -> dict[tuple[str, int], int]:
+    return {
+        (one.table, column): one.device
+        for one in answer.table_shards
+        for column in range(one.column_start, one.column_stop)
+    }
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bytes_are_those_of_the_columns_that_change_devices(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    old, new = random_answer(rng, 3), random_answer(rng, 4)
+    there, back = diff(old, new), diff(new, old)
+    before, after = column_devices(old), column_devices(new)
+    rows = {one.name: one.num_rows for one in old.request.tables}
+    expected = sum(4 * rows[table] for (table, column), device in before.items() if after[table, column] != device)
+    assert there.traffic.moved_bytes == back.traffic.moved_bytes == expected
+    assert there.traffic.moved_bytes + there.kept_bytes == sum(one.size_bytes for one in old.request.tables)
+    assert sum(one.weight_bytes for one in there.moves) == expected
+    assert sum(one.num_bytes for one in there.traffic.pairs) == expected
+    assert sum(one.out_bytes for one in there.traffic.devices) == expected
+    assert sum(one.in_bytes for one in there.traffic.devices) == expected
+    assert {(one.from_device, one.to_device, one.num_bytes) for one in there.traffic.pairs} == {
+        (one.to_device, one.from_device, one.num_bytes) for one in back.traffic.pairs
+    }
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adam"])
+def test_the_way_back_takes_the_same_bytes(optimizer: str) -> None:
+    rng = np.random.default_rng(1)
+    old, new = random_answer(rng, 4, optimizer), random_answer(rng, 4, optimizer)
+    assert diff(old, new).traffic.moved_bytes == diff(new, old).traffic.moved_bytes > 0
+    assert diff(old, new).kept_bytes == diff(new, old).kept_bytes > 0
+
+
+# Renamed devices -----------------------------------------------------------------------------------------------------
+
+
+def renamed(answer: PlacementAnswer, names: Sequence[int]) -> PlacementAnswer:
+    return replace(answer, device_of_table=tuple(names[device] for device in answer.device_of_table))
+
+
+def test_answers_that_differ_in_names_only() -> None:
+    answer = answered(asked({"a": 1, "b": 2, "c": 3}, 3), (0, 1, 2, 0), {"a": (4,)})
+    difference = diff(answer, renamed(answer, (1, 2, 0)), link_gb_s=1)
+    assert difference.traffic.moved_bytes == 960
+    assert difference.renaming is not None
+    assert difference.renaming.new_names == (2, 0, 1)
+    assert difference.renaming.traffic.moved_bytes == 0 and difference.renaming.traffic.seconds == 0
+    assert diff(answer, renamed(renamed(answer, (1, 2, 0)), difference.renaming.new_names)).moves == ()
+    assert "move nothing instead of 960 bytes" in said(difference)
+    assert "renamed: 0 -> 2, 1 -> 0, 2 -> 1." in said(difference)
+
+
+def test_as_many_devices_as_possible_keep_their_names() -> None:
+    # Devices 0 and 3 trade; 1 and 2 hold nothing and are left alone.
+    answer = answered(asked(TWO, 4), (0, 3))
+    found = diff(answer, renamed(answer, (3, 1, 2, 0))).renaming
+    assert found is not None and found.new_names == (3, 1, 2, 0)
+
+
+def test_no_renaming_without_a_gain() -> None:
+    request = asked(TWO, 2)
+    # b follows a: whatever the device is called, one of them moves.
+    assert diff(answered(request, (0, 1)), answered(request, (0, 0))).renaming is None
+
+
+def test_devices_that_differ_keep_their_names() -> None:
+    for more in (
+        {"caps_bytes": (ROOM, 2 * ROOM)},
+        {"rules": Rules(pinned={"a": (0, 1), "b": (1,)})},
+        {"rules": Rules(forbidden={"b": (0,)})},
+    ):
+        request = asked(TWO, 2, **more)
+        assert diff(answered(request, (0, 1)), answered(request, (1, 0))).renaming is None
+    request = asked(TWO, 3, caps_bytes=(ROOM, ROOM, 2 * ROOM))
+    found = diff(answered(request, (0, 1)), answered(request, (1, 0))).renaming
+    assert found is not None and found.new_names == (1, 0, 2)
+
+
+def test_a_rule_that_differs_between_devices_makes_them_differ() -> None:
+    rules = Rules(together=(("a", "b"),), apart=(("a", "c"),))  # the same everywhere
+    request = asked({"a": 1, "b": 1, "c": 1}, 2, rules=rules)
+    assert diff(answered(request, (0, 0, 1)), answered(request, (1, 1, 0))).renaming is not None
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("num_old", "num_new"), [(4, 4), (3, 4), (4, 3)])
+def test_no_renaming_moves_less(seed: int, num_old: int, num_new: int) -> None:
+    rng = np.random.default_rng(seed)
+    old, new = random_answer(rng, num_old), random_answer(rng, num_new)
+    difference = diff(old, new)
+    before, after = column_devices(old), column_devices(new)
+    rows = {one.name: one.num_rows for one in old.request.tables}
+    least = min(
+        sum(4 * rows[table] for (table, column), device in before.items() if names[after[table, column]] != device)
+        for names in permutations(range(4))
+    )
+    found = difference.renaming
+    assert (difference.traffic if found is None else found.traffic).moved_bytes == least
+    if found is not None:
+        assert len(found.new_names) == num_new == len(set(found.new_names))
+
+
+def test_devices_that_differ_trade_no_names_with_those_that_are_gone() -> None:
+    old = answered(asked(TWO, 3), (2, 1))
+    assert diff(old, answered(asked(TWO, 2), (0, 1))).renaming is not None  # new device 0 is old device 2
+    uneven = answered(asked(TWO, 2, caps_bytes=(ROOM, 2 * ROOM)), (0, 1))
+    assert diff(old, uneven).renaming is None
+
+
+# Tables that differ --------------------------------------------------------------------------------------------------
+
+
+def test_tables_that_come_go_or_change_do_not_move() -> None:
+    old = answered(asked({"a": 1, "b": 1, "c": 1, "d": 1}, 2), (0, 0, 0, 0))
+    tables = {one.name: one for one in asked({"a": 1, "c": 1, "d": 1, "e": 1}, 2).tables}
+    tables["c"] = replace(tables["c"], num_rows=20, weight_bits=16)
+    new = answered(asked({}, 2, tables=tuple(tables.values())), (1, 1, 0, 1))
+    difference = diff(old, new, additive())
+    assert moves(difference) == [("a", 0, 8, 0, 1)]
+    assert difference.kept_bytes == 320
+    assert (difference.added, difference.removed) == (("e",), ("b",))
+    assert difference.changed == (ChangedTable("c", "num_rows 10 -> 20, weight_bits 32 -> 16"),)
+    assert difference.times.predicted_by == OWN_FIGURES
+    text = said(difference)
+    assert "Added: e (1 table)." in text and "Removed: b (1 table)." in text
+    assert "Changed, and so not movable: c: num_rows 10 -> 20, weight_bits 32 -> 16." in text
+    assert f"Predicted by {OWN_FIGURES}" in text
+
+
+def test_the_order_of_tables_does_not_matter() -> None:
+    request = asked(TWO, 2)
+    turned = replace(request, tables=request.tables[::-1])
+    difference = diff(answered(request, (0, 1, 1), {"a": (4,)}), answered(turned, (1, 0, 1), {"a": (4,)}), additive())
+    assert difference.moves == ()
+    assert difference.times.saves_ms == 0 and difference.times.old_ms == 8
+
+
+def test_state_of_another_optimizer_does_not_move() -> None:
+    old, new = asked(TWO, 2, optimizer="adam"), asked(TWO, 2, optimizer="adagrad")
+    difference = diff(answered(old, (0, 1)), answered(new, (0, 0)))
+    assert difference.moves == (ColumnMove("b", 0, 8, 1, 0, 320, 0),)
+    assert "adam became adagrad: no optimizer state is counted" in difference.notes
+
+
+# Times ---------------------------------------------------------------------------------------------------------------
+
+
+def test_one_model_judges_both() -> None:
+    request = asked({"a": 5, "b": 3, "c": 2}, 2)
+    old, new = answered(request, (0, 0, 1)), answered(request, (0, 1, 1))
+    times = diff(old, new, additive()).times
+    assert (times.predicted_by, times.old_ms, times.new_ms, times.saves_ms) == ("additive", 8, 5, 3)
+    assert times.lower_bound_ms == pytest.approx(5, rel=1e-4)
+    assert "A step takes 5.000 ms, 3.000 ms (38 %) less than the 8.000 ms before" in said(diff(old, new, additive()))
+    assert "3.000 ms (60 %) MORE than the 5.000 ms before" in said(diff(new, old, additive()))
+    with_overhead = diff(old, new, additive(overhead_ms=1)).times
+    assert (with_overhead.old_ms, with_overhead.new_ms) == (9, 6)
+
+
+def test_the_new_request_is_what_both_are_judged_on() -> None:
+    old = answered(asked({"a": 5, "b": 3, "c": 2}, 2), (0, 0, 1, 1), {"b": (4,)})
+    new = answered(asked({"a": 1, "b": 3, "c": 6}, 2, batch_size=10), (0, 0, 1))
+    difference = diff(old, new, additive())
+    assert (difference.times.old_ms, difference.times.new_ms) == (90, 60)
+    assert difference.notes == (
+        "the batch was 1 samples and is 10; both are judged by the new one",
+        "2 tables changed pooling factors or histograms; both are judged by the new one",
+    )
+    own = diff(old, new)
+    assert own.times.predicted_by == OWN_FIGURES
+    assert (own.times.old_ms, own.times.new_ms, own.times.saves_ms) == (8, 60, -52)
+    assert own.times.lower_bound_ms == new.lower_bound_ms
+    assert any("the batch was 1 samples" in note for note in own.notes)
+
+
+def test_an_old_placement_that_is_not_legal_any_more() -> None:
+    old = answered(asked(TWO, 2), (0, 0))
+    for more, why in (
+        ({"rules": Rules(pinned={"b": (1,)})}, "table b is on device 0, allowed are [1]"),
+        ({"caps_bytes": (400, 400)}, "table b needs 0.00 GB, device 0 has 0.00 GB left"),
+    ):
+        notes = diff(old, answered(asked(TWO, 2, **more), (0, 1)), additive()).notes
+        assert len(notes) == 1 and "not legal any more" in notes[0] and why in notes[0]
+
+
+def test_another_number_of_devices() -> None:
+    rules = Rules(pinned={"a": (0,)})
+    old = answered(asked({"a": 5, "b": 3, "c": 2}, 3), (2, 1, 0))
+    new = answered(asked({"a": 5, "b": 3, "c": 2}, 2, rules=rules), (0, 1, 1))
+    difference = diff(old, new, additive())
+    assert (difference.old_num_devices, difference.new_num_devices) == (3, 2)
+    assert moves(difference) == [("a", 0, 8, 2, 0), ("c", 0, 8, 0, 1)]
+    assert (difference.times.old_ms, difference.times.new_ms) == (5, 5)
+    assert difference.notes == ()
+    assert "3 devices became 2." in said(difference)
+
+
+def test_the_memory_of_new_devices_says_nothing_about_the_old_ones() -> None:
+    old = answered(asked(TWO, 3), (0, 0))
+    assert diff(old, answered(asked(TWO, 2, caps_bytes=(400, 400)), (0, 1)), additive()).notes == ()
+
+
+def test_an_exchange_depends_on_the_number_of_devices() -> None:
+    model = untrained()
+    tables = some_tables(4)
+    few = answered(PlacementRequest(tables, (ROOM,) * 2, BATCH_SIZE), (0, 0, 1, 1), model=model)
+    many = answered(PlacementRequest(tables, (ROOM,) * 4, BATCH_SIZE), (0, 0, 1, 1), model=model)
+    times = diff(few, many, model).times
+    assert times.old_ms == pytest.approx(few.predicted_ms, rel=1e-6)
+    assert times.new_ms == pytest.approx(many.predicted_ms, rel=1e-6)
+    assert times.old_ms != pytest.approx(times.new_ms, rel=1e-3)
+
+
+def test_figures_of_different_models_are_told_apart() -> None:
+    request = asked(TWO, 2)
+    other = {"model": {"source": "other", "sha256": "1"}}
+    old, new = answered(request, (0, 1), lineage=other), answered(request, (0, 1))
+    assert diff(old, new).notes == ("the files' figures are of different models",)
+    assert diff(new, new).notes == ()
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Two placements whose model lies in a folder."""
+    save_model(tmp_path / "model", additive().cost_model, untrained().trained_on)
+    model, request = load_model(tmp_path / "model"), asked({"a": 5, "b": 3, "c": 2}, 2)
+    save_answer(answered(request, (0, 0, 1), model=model), tmp_path / "old.json")
+    save_answer(answered(request, (0, 1, 1), model=model), tmp_path / "new.json")
+    return tmp_path
+
+
+def command(files: Path, *more: str) -> list[str]:
+    return ["diff", str(files / "old.json"), str(files / "new.json"), *more]
+
+
+def test_the_command_tells_the_difference(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(files, "--link-gb-s", "1e-6")) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    text = " ".join(shown.out.split())
+    assert "A step takes 5.000 ms, 3.000 ms (38 %) less than the 8.000 ms before" in text
+    assert "Moves 320 bytes of 1 table; 640 bytes stay. 0.298 s at least, for the 320 bytes of the busiest" in text
+    assert text.endswith("from to GB columns table 0 1 3e-07 0:8 b")
+
+
+def test_the_command_prints_json(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(files, "--json")) == 0
+    record = json.loads(capsys.readouterr().out)
+    request = asked({"a": 5, "b": 3, "c": 2}, 2)
+    expected = diff(answered(request, (0, 0, 1)), answered(request, (0, 1, 1)), load_model(files / "model"))
+    assert record == json.loads(json.dumps(asdict(expected)))
+
+
+def test_without_its_model_the_files_figures_stand(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "model").rename(files / "elsewhere")
+    assert main(command(files)) == 0
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
+    assert line.startswith("evenshard diff: warning: the model that the file names cannot be loaded")
+    assert OWN_FIGURES in " ".join(shown.out.split())
+    assert main(command(files, "--model", str(files / "elsewhere"))) == 0
+    assert "elsewhere" in capsys.readouterr().out.replace("\n", "")
+    assert main(command(files, "--model", str(files / "model"))) == 2
+
+
+def test_bad_input_is_told_in_one_line(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(files, "--link-gb-s", "0")) == 2
+    assert capsys.readouterr().err == "evenshard diff: --link-gb-s is 0.0. Give GB per second, above 0.\n"
+    (files / "old.json").write_text("{}")
+    assert main(command(files)) == 2
+    assert "old.json" in capsys.readouterr().err
+
+
+def test_many_moves_are_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    request = asked({f"t{number}": 1.0 for number in range(40)}, 2)
+    difference = diff(answered(request, (0,) * 40), answered(request, (0,) * 3 + (1,) * 37))
+    assert len(difference.moves) == 37
+    assert "5 smaller moves are left out here (--json lists all)." in said(difference)
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    request = asked({"\x1b[31mred": 1.0, "[bold]b": 1.0}, 2)
+    text = said(diff(answered(request, (0, 0)), answered(request, (1, 1))))
+    assert "\x1b" not in text and "[bold]b" in text

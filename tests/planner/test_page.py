@@ -1,0 +1,346 @@
+"""The page of an answer: everything in it, nothing from elsewhere, and bars as long as the numbers say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from evenshard.cli import main
+from evenshard.measure.costs import DeviceCost, PlacementCost
+from evenshard.planner.answer import PlacementAnswer, Rival
+from evenshard.planner.file import json_schema
+from evenshard.planner.page.charts import Axis, device_bars, rival_axis, rival_bars, time_axis
+from evenshard.planner.page.page import page, save_page
+from evenshard.planner.request import Rules
+from evenshard.planner.rivals import HEURISTICS, SPLITTING, TORCHREC
+from evenshard.tables.assumptions import Assumption
+from evenshard.utils.errors import BadConfig
+from support.answer_builders import GB, answer
+from support.builders import cost, table
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+HOSTILE = ("</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{ 7*7 }}", "https://x.y/z.js")
+
+
+class Elements(HTMLParser):
+    """Tags with their attributes, and the text outside of style and script."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self._quiet = "", False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.text += " "
+        self._quiet = tag in ("style", "script")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._quiet = False
+        self.text += " "
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self._quiet else data
+
+
+def full() -> PlacementAnswer:
+    """An answer with something in every section."""
+    names = (*HOSTILE, "plain")
+    return answer(
+        (0, 1, 1, 0, 1, 0),
+        tables=[table(name, 2**20, 64) for name in names],
+        cuts={"plain": (16,)},
+        caps=(2 * GB, 3 * GB),
+        asked={
+            "reserved_bytes": GB // 2,
+            "optimizer": "adam",
+            "allow_column_split": True,
+            "rules": Rules({names[0]: (0,)}, {names[1]: (0,)}, together=(names[2:4],), apart=(names[:2],)),
+            "assumptions": tuple(Assumption(name, "pooling_factor", "<b>1</b>") for name in names),
+        },
+        warnings=("1 table has <i>more</i> rows",),
+        measured=cost(5.0, 2.5),
+        comparison=(
+            Rival("size_greedy", 8.0, 7.5),
+            Rival("dim_greedy", 3.0, note="breaks"),
+            Rival("x", None, note="no"),
+        ),
+    )
+
+
+def test_nothing_comes_from_elsewhere() -> None:
+    html = page(full())
+    for tag, attributes in Elements(html).tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base", "image", "use"), tag
+        assert not set(attributes) & {"src", "srcset", "data", "action", "background", "xlink:href"}
+        assert (attributes.get("href") or "#").startswith("#")
+        assert "url(" not in (attributes.get("style") or "")
+    style = html[html.index("<style>") : html.index("</style>")]
+    assert "url(" not in style and "@import" not in style
+    assert "default-src 'none'" in html
+    # The only address is the hostile table's name.
+    assert set(re.findall(r"https?://[^\s<\"&,]+", html)) == {HOSTILE[3]}
+
+
+def test_hostile_names_are_text() -> None:
+    elements = Elements(page(full()))
+    assert [tag for tag, _ in elements.tags].count("script") == 1
+    assert not any(name.startswith("on") for _, attributes in elements.tags for name in attributes)
+    for name in HOSTILE:
+        assert name in elements.text
+    assert "<b>1</b>" in elements.text
+    assert "<i>more</i>" in elements.text
+
+
+def test_characters_that_turn_text_around_are_shown_as_such() -> None:
+    html = page(answer(tables=[table("a\u202ecod.exe", 9, 64), table("b\x00", 9, 64), table("c", 9, 64)]))
+    html.encode()
+    assert "\u202e" not in html and "\x00" not in html
+    assert "a\ufffdcod.exe" in html
+
+
+def test_every_table_and_device_occurs() -> None:
+    one = full()
+    text = " ".join(Elements(page(one)).text.split())
+    assert "5 tables on 2 devices" in text
+    for part, device in zip(one.parts, one.device_of_table, strict=True):
+        assert f"{part.whole} {part.column_start}:{part.column_stop} {device} 1,048,576" in text
+    assert "device 0" in text and "device 1" in text
+
+
+def test_the_numbers_are_the_answers() -> None:
+    text = " ".join(Elements(page(full())).text.split())
+    for said in (
+        "5.00 ms a step, simulated all-to-all modelled",
+        "4.00 ms a step, predicted 90 %: 3.60 to 4.40",
+        "3.20 ms lower bound",
+        "this placement is within 25 %",
+        "7.50 ms best of the others, simulated greedy by size, with whole tables: 50 % slower",
+        "75 % balance: the mean device takes 3.00 ms, the slowest 4.00 ms",
+        # Two tables of 64 dims and 48 of the columns of a third; Adam keeps two more numbers per weight.
+        "of 4.00 GB memory used fullest: device 0",
+        "0 3 1.000 0.500 0.500 2.000 4.000 5.00",
+        "greedy by size 8.00 ms 50 % slower 7.50 simulated",
+        "greedy by dim 3.00 ms 25 % faster breaks a rule",
+        "x no placement",
+        "plain 1,048,576 64 0:16 device 1 16:64 device 0",
+        "reserved, 512 MB",
+        "Model bundled:h200",
+        "Placements simulated 1,234",
+        "Rows of a table 10 to 5,000 1,048,576",
+        "Apart </script>",
+    ):
+        assert said in text, said
+
+
+def test_a_line_says_what_the_comparison_lacks() -> None:
+    one = answer(comparison=(Rival("random", 9.0),))
+    assert "TorchRec is &lt;not&gt; there" in page(one, "TorchRec is <not> there")
+    assert "TorchRec" not in page(one)
+
+
+def test_simulated_times_are_not_called_measured() -> None:
+    for hardware, word, other in (("cpu", "measured", "simulated"), ("simulated:h200", "simulated", "measured")):
+        rivals = (Rival("size_greedy", 4.1, 6.0),)
+        one = answer(measured=cost(5.0, 2.5), comparison=rivals, asked={"hardware": hardware}, lineage={})
+        text = Elements(page(one)).text.replace("simulated:h200", "").replace("learnt from measured", "")
+        assert word in text and other not in text
+
+
+def test_the_page_begins_with_what_the_times_are_of() -> None:
+    one = answer(link="nvlink_h200", notes=("16 devices <are> priced.",))
+    text = " ".join(Elements(page(one)).text.split())
+    start = (
+        "on 2 devices 2 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 64, optimizer"
+    )
+    assert start in text
+    assert 0 < text.index("16 devices <are> priced.") < text.index("4.00 ms a step")
+    assert "priced" not in page(answer())
+
+
+def test_torchrec_may_split_too_and_that_is_said() -> None:
+    split = {"allow_column_split": True}
+    one = answer(comparison=(Rival("random", 9.0), Rival(SPLITTING, 4.5)), asked=split)
+    text = " ".join(Elements(page(one)).text.split())
+    assert "best of the others TorchRec's planner, columns too: 12 % slower" in text
+    assert "place whole tables, except TorchRec's planner with columns, which is the best of its plans" in text
+    assert "not compared" not in text
+    whole = " ".join(Elements(page(answer(comparison=(Rival("random", 9.0),), asked=split))).text.split())
+    assert "random, with whole tables: 125 % slower" in whole and "columns too, was not compared: add" in whole
+    assert "whole tables" not in page(answer(comparison=(Rival("random", 9.0),)))
+
+
+def test_the_same_answer_gives_the_same_page(tmp_path: Path) -> None:
+    save_page(full(), tmp_path / "out.html")
+    assert (tmp_path / "out.html").read_text(encoding="utf-8") == page(full())
+
+
+def test_many_devices_become_columns() -> None:
+    count = 128
+    tables = [table(f"t{number}", 99, 64) for number in range(count)]
+    html = page(answer(range(count), [4.0 + number / count for number in range(count)], tables))
+    elements = Elements(html)
+    columns = [one for tag, one in elements.tags if one.get("class") == "column"]
+    assert [one["id"] for one in columns] == [f"{what}-{n}" for what in ("time", "memory") for n in range(count)]
+    assert "device 127 is the slowest" in " ".join(elements.text.split())
+
+
+@pytest.mark.parametrize(
+    "lineage", [{}, {"model": None}, {"model": {"trained_on": {"num_rows": "many"}}}, {"tables": 3}]
+)
+def test_a_strange_lineage_is_shown_as_it_is(lineage: dict[str, object]) -> None:
+    assert "Lineage in full" in page(answer(lineage=lineage))
+
+
+def test_a_device_that_ran_out_of_memory_and_tables_that_cost_nothing() -> None:
+    assert "out of memory" in page(
+        answer(measured=PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1, 0, 0, 1)), "modelled"))
+    )
+    page(answer(totals_ms=(0.0, 0.0), low_ms=0.0, high_ms=0.0, lower_bound_ms=1e-9))
+
+
+# Bars -----------------------------------------------------------------------------------------------------------------
+
+
+def test_bars_are_proportional() -> None:
+    one = answer(caps=(GB, 2 * GB), asked={"reserved_bytes": GB // 4})
+    first, second = device_bars(one, axis := time_axis(one))
+    assert [part.pct for part in first.segments] == pytest.approx([2 * part.pct for part in second.segments])
+    assert sum(part.pct for part in first.segments) == pytest.approx(axis.pct(4.0))
+    assert first.is_slowest and not second.is_slowest
+    # Of the larger cap: 0.25 and 0.5 GB of tables, 0.25 GB reserved.
+    assert (first.used_pct, first.reserved_pct, first.cap_pct) == pytest.approx((12.5, 12.5, 50))
+    assert (second.used_pct, second.cap_pct, second.full_pct) == pytest.approx((25, 100, 100 / 3.5))
+
+
+def test_everything_fits_on_the_axes() -> None:
+    one = full()
+    assert time_axis(one).stop > 5.0
+    axis = rival_axis(one)
+    bars = rival_bars(one, axis)
+    assert [bar.name for bar in bars] == ["greedy by dim", "greedy by size", "x"]
+    assert bars[0].pct / bars[1].pct == pytest.approx(3 / 8)
+    assert bars[1].measured_pct == pytest.approx(axis.pct(7.5))
+    assert bars[2].pct == 0
+
+
+@pytest.mark.parametrize("longest", [1e-4, 0.19, 1.0, 2.66, 18.7, 999.0, 12345.0])
+def test_ticks_are_round_and_few(longest: float) -> None:
+    axis = Axis.of([longest, 0.0, float("inf")])
+    assert 3 <= len(axis.ticks) <= 7
+    assert axis.pct(longest) == pytest.approx(100 / 1.02)
+    for pct, text in axis.ticks:
+        assert axis.pct(float(text.replace(",", ""))) == pytest.approx(pct)
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What the command compares with; the answer is made by hand."""
+    asked: list[tuple[str, ...]] = []
+
+    def place(*args: object, compare: tuple[str, ...], **more: object) -> PlacementAnswer:
+        asked.append(compare)
+        return full()
+
+    monkeypatch.setattr("evenshard.planner.api.place", place)
+    return asked
+
+
+def torchrec_is_missing() -> None:
+    raise BadConfig("TorchRec is not installed.")
+
+
+def test_the_command_writes_the_page(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    compared: list[tuple[str, ...]],
+) -> None:
+    monkeypatch.setattr("evenshard.sharders.torchrec_planner.require_torchrec", lambda: None)
+    assert main(["place", "t.yaml", "--report", str(tmp_path / "out.html")]) == 0
+    assert (tmp_path / "out.html").read_text(encoding="utf-8") == page(full())
+    assert compared == [(*HEURISTICS, *TORCHREC)]
+    assert "ms per step simulated" in capsys.readouterr().out
+
+
+def test_the_page_says_that_torchrec_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared: list[tuple[str, ...]]
+) -> None:
+    monkeypatch.setattr("evenshard.sharders.torchrec_planner.require_torchrec", torchrec_is_missing)
+    assert main(["place", "t.yaml", "--report", str(tmp_path / "out.html")]) == 0
+    text = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert text == page(full(), "TorchRec is not installed.")
+    assert "columns too, was not compared: TorchRec is not installed." in unescape(text)
+    assert compared == [HEURISTICS]
+
+
+def test_without_a_report_nobody_looks_for_torchrec(
+    monkeypatch: pytest.MonkeyPatch, compared: list[tuple[str, ...]]
+) -> None:
+    """Importing it takes seconds."""
+    monkeypatch.setattr("evenshard.cli.place._torchrec", lambda: pytest.fail("looked for TorchRec"))
+    assert main(["place", "t.yaml"]) == 0
+    assert compared == [HEURISTICS]
+
+
+def test_the_schema_needs_no_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["place", "--schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == json_schema()
+
+
+# A browser ------------------------------------------------------------------------------------------------------------
+
+PROBE = """<script>
+const width = (selector) => document.querySelector(selector).getBoundingClientRect().width;
+find.value = "device 1";
+find.dispatchEvent(new Event("input"));
+const shown = [...document.querySelectorAll("#tables tbody tr")].filter((row) => !row.hidden);
+document.querySelector("#tables th:nth-child(2)").click();
+document.body.dataset.seen = JSON.stringify({
+  track: width("#time-0"), forward: width("#time-0 .k0"), backward: width("#time-0 .k3"), other: width("#time-1 .k0"),
+  used: width("#memory-0 .used"), cap: width("#memory-0 .cap"), devices: shown.map((row) => row.cells[2].textContent),
+  starts: [...document.querySelectorAll("#tables tbody tr")].map((row) => row.cells[1].textContent),
+  overflow: document.documentElement.scrollWidth - innerWidth, alerts: window.alerted ?? 0,
+});
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: the page was not opened in a browser")
+def test_a_browser_draws_bars_as_long_as_the_numbers_say(tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    one = full()
+    html = page(one).replace("<script>", "<script>window.alert = () => { window.alerted = 1; };</script><script>", 1)
+    (tmp_path / "page.html").write_text(html.replace("</body>", PROBE), encoding="utf-8")
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync --window-size=600,900 --dump-dom"
+    )
+    ran = subprocess.run(
+        [CHROMIUM, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    body = next(attributes for tag, attributes in Elements(ran.stdout).tags if tag == "body")
+    seen = json.loads(body["data-seen"] or "")
+    axis = time_axis(one)
+    assert seen["forward"] / seen["track"] == pytest.approx(1.0 / axis.stop, abs=2e-3)
+    assert seen["backward"] == pytest.approx(2 * seen["forward"], abs=1)
+    assert seen["other"] == pytest.approx(seen["forward"] / 2, abs=1)
+    assert seen["used"] / seen["cap"] == pytest.approx(one.used_bytes[0] / (2 * GB), abs=1e-2)
+    assert seen["devices"] == ["1", "1", "1"]
+    assert seen["starts"] == ["0:64", "0:64", "0:64", "0:64", "0:16", "16:64"]
+    assert seen["overflow"] <= 0
+    assert seen["alerts"] == 0

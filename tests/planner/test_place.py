@@ -1,0 +1,245 @@
+"""``evenshard place`` and ``evenshard.place``: the same answer, every kind of input and rule, one line for mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evenshard
+from evenshard.cli import main
+from evenshard.planner.file import json_text, load_answer
+from evenshard.tables.files import save_tables
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.units import BYTES_PER_GB
+
+TABLES = (
+    Table("clicks", 2_000_000, 64, 30.0),
+    Table("user", 5_000_000, 32, 1.0),
+    Table("item", 1_000_000, 64, 8.0),
+    Table("country", 200, 16, 1.0),
+    Table("query", 3_000_000, 16, 3.5),
+    Table("title", 800_000, 32, 12.0),
+)
+
+
+@pytest.fixture
+def table_file(tmp_path: Path) -> Path:
+    save_tables(TABLES, tmp_path / "tables.yaml")
+    return tmp_path / "tables.yaml"
+
+
+def shards(path: Path) -> dict[str, list[tuple[int, int, int]]]:
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for one in json.loads(path.read_text())["shards"]:
+        found.setdefault(one["table"], []).append((one["device"], *one["columns"]))
+    return found
+
+
+def test_the_command_and_the_function_answer_alike(table_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = table_file.with_name("placement.json")
+    assert main(["place", str(table_file), "--devices", "3", "--memory-cap-gb", "4", "-o", str(out)]) == 0
+    from evenshard.planner.rivals import HEURISTICS
+
+    answer = evenshard.place(str(table_file), 3, 4, compare=HEURISTICS)
+    assert out.read_text() == json_text(answer)
+    assert load_answer(out) == answer
+    assert f"{answer.predicted_ms:.3f} ms" in capsys.readouterr().out
+    assert {one.table for one in answer.table_shards} == {table.name for table in TABLES}
+
+
+def test_tables_made_in_python_and_tables_of_a_file_are_answered_alike(table_file: Path) -> None:
+    of_file, of_python = evenshard.place(table_file, 2), evenshard.place(TABLES, 2)
+    assert (of_file.device_of_table, of_file.predicted_ms) == (of_python.device_of_table, of_python.predicted_ms)
+    assert {one.column for one in of_python.request.assumptions} == {"reuse_bins"}
+
+
+def test_the_answer_is_better_than_the_rules_of_thumb_and_says_how_good_it_is(table_file: Path) -> None:
+    answer = evenshard.place(table_file, 3, compare=("random", "dim_greedy"))
+    assert all(
+        rival.predicted_ms is not None and rival.predicted_ms >= answer.predicted_ms for rival in answer.comparison
+    )
+    assert answer.low_ms < answer.predicted_ms < answer.high_ms
+    assert answer.lower_bound_ms <= answer.predicted_ms * 1.001
+
+
+def test_every_rule_holds(table_file: Path) -> None:
+    out = table_file.with_name("placement.json")
+    rules = table_file.with_name("rules.yaml")
+    rules.write_text("pinned: {country: 2}\nforbidden: {title: [0, 2]}\napart: [[clicks, item]]\n")
+    words = ["--rules", str(rules), "--pin", "user=0,1", "--forbid", "user=1", "--forbid-device", "3"]
+    words += ["--forbid", "title=3", "--forbid", "user=3", "--pin", "country=2"]
+    words += ["--together", "query,title", "--apart", "clicks,title"]
+    assert main(["place", str(table_file), "--devices", "4", *words, "-o", str(out)]) == 0
+    device = {name: of_table[0][0] for name, of_table in shards(out).items()}
+    assert (device["country"], device["user"]) == (2, 0)
+    assert device["query"] == device["title"] == 1
+    assert device["clicks"] not in (device["item"], device["title"])
+    assert 3 not in device.values()
+
+
+def test_memory_differs_by_device_and_counts_reserve_state_and_precision() -> None:
+    table = Table("one", BYTES_PER_GB // 64, 16, 1.0)  # 1 GB in FP32
+    small = Table("two", 1000, 16, 1.0)
+
+    def device(**more: Any) -> int:
+        return evenshard.place([table, small], 2, (1.2, 4), **more).device_of_table[0]
+
+    with pytest.raises(InfeasibleTask):
+        evenshard.place([table, small], 2, (1.2, 1.2), pinned={"one": 0}, optimizer="adam")
+    assert device(pinned={"one": 0}) == 0
+    assert device(optimizer="rowwise_adagrad", pinned={"one": 0}) == 0  # 64 MB more
+    assert device(optimizer="adagrad") == 1
+    assert device(reserved_gb=0.5) == 1
+    assert device(reserved_gb=0.5, weight_bits=16, pinned={"one": 0}) == 0
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_a_table_too_big_for_a_device_is_split_only_if_that_is_allowed(devices: int) -> None:
+    tables = [Table("giant", BYTES_PER_GB // 16, 64, 2.0), *TABLES]  # 16 GB
+    with pytest.raises(InfeasibleTask, match=r"giant.*16\.00 GB.*column"):
+        evenshard.place(tables, devices, 8 if devices > 1 else 15)
+    if devices > 2:
+        answer = evenshard.place(tables, devices, 8, allow_column_split=True)
+        parts = [one for one in answer.table_shards if one.table == "giant"]
+        assert len(parts) > 1 and max(answer.used_bytes) <= 8 * BYTES_PER_GB
+        assert sum(part.num_columns for part in parts) == 64
+        assert all(part.num_columns % 4 == 0 for part in parts)
+
+
+@pytest.mark.parametrize(("name", "devices", "cap_gb"), [("nvidia_medium", 8, 40), ("nvidia_large", 32, 64)])
+def test_public_sets_with_tables_larger_than_a_device_are_placed(name: str, devices: int, cap_gb: float) -> None:
+    answer = evenshard.place(name, devices, cap_gb, allow_column_split=True)
+    giants = {table.name for table in answer.request.tables if table.size_bytes > cap_gb * BYTES_PER_GB}
+    assert len(giants) == 2 and giants <= set(answer.cuts)
+    assert max(answer.used_bytes) <= cap_gb * BYTES_PER_GB
+    widths: dict[str, int] = {}
+    for shard in answer.table_shards:
+        widths[shard.table] = widths.get(shard.table, 0) + shard.num_columns
+    assert widths == {table.name: table.embedding_dim for table in answer.request.tables}
+    assert answer.predicted_ms < answer.lower_bound_ms * 1.15
+
+
+def test_torchrec_collections_and_configs_are_tables_too() -> None:
+    pytest.importorskip("torchrec")
+    from evenshard.sharders.torchrec_planner import require_torchrec
+
+    require_torchrec()
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    configs = [EmbeddingBagConfig(10_000 * (n + 1), 32, f"t{n}", feature_names=[f"f{n}"]) for n in range(4)]
+    of_configs = evenshard.place(configs, 2, 1)
+    of_collection = evenshard.place(EmbeddingBagCollection(configs, device="meta"), 2, 1)
+    assert of_configs.table_shards == of_collection.table_shards
+    assert [table.name for table in of_configs.request.tables] == ["t0", "t1", "t2", "t3"]
+    assert ("t0", "pooling_factor") in {(one.table, one.column) for one in of_configs.request.assumptions}
+
+
+def test_candidates_are_measured_where_that_is_asked_for(table_file: Path) -> None:
+    answer = evenshard.place(table_file, 2, num_measured=3, compare=("random",))
+    assert answer.measured is not None
+    assert answer.measured.max_device_ms == pytest.approx(answer.predicted_ms, rel=0.1)
+    assert answer.comparison[0].measured_ms is not None
+
+
+def test_a_missing_pooling_factor_is_assumed_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tables.csv"
+    path.write_text("name,num_rows,embedding_dim,pooling_factor\na,1000,16,\nb,2000,32,4\n")
+    out = tmp_path / "placement.json"
+    assert main(["place", str(path), "--devices", "2", "--default-pooling-factor", "2.5", "-o", str(out)]) == 0
+    request = json.loads(out.read_text())["request"]
+    assert [table["pooling_factor"] for table in request["tables"]] == [2.5, 4.0]
+    assert ("a", "pooling_factor") in {(one["table"], one["column"]) for one in request["assumptions"]}
+    assert "pooling_factor" in capsys.readouterr().out
+
+
+def test_a_request_far_from_the_training_data_is_flagged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tables = [Table("vast", 10**10, 4, 1.0), Table("deep", 1000, 64, 5000.0)]
+    answer = evenshard.place(tables, 2, 1000)
+    assert any("vast" in line for line in answer.warnings)
+    assert any("deep" in line for line in answer.warnings)
+    assert evenshard.place(TABLES, 2).warnings == ()
+
+
+def test_the_first_lines_say_what_is_priced_and_as_what(table_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = table_file.with_name("placement.json")
+    assert main(["place", str(table_file), "--devices", "16", "--reserved-gb", "2", "-o", str(out)]) == 0
+    head = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+    assert head.startswith(
+        "16 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 65,536, "
+    )
+    assert "optimizer sgd, 2.00 GB of each device reserved. 16 devices are priced as if one node held them all" in head
+    record = json.loads(out.read_text())
+    assert record["link"] == "nvlink_h200" and len(record["notes"]) == 1
+    assert main(["place", str(table_file), "--devices", "8", "--allow-column-split"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "priced" not in shown and ", with whole tables: " in shown
+    assert "TorchRec's planner, which splits columns too, was not compared: add --report." in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "TABLES is missing"),
+        (["nowhere.yaml"], "nowhere.yaml: no such file"),
+        (["mlperf_dlrm_v3"], "mlperf_dlrm_v2"),
+        (["TABLES", "--devices", "2", "--memory-cap-gb", "1,2,3"], "3 numbers for 2 devices"),
+        (["TABLES", "--reserved-gb", "inf"], "reserved_gb is inf"),
+        (["TABLES", "--pin", "nobody=0"], "'nobody', which is not among the tables"),
+        (["TABLES", "--pin", "user=9"], "device 9, but the devices are 0 to 7"),
+        (["TABLES", "--hardware", "simulated:h900"], "h900"),
+        (["TABLES", "--hardware", "cpu"], "--model"),
+        (["TABLES", "--model", "nowhere"], "nowhere"),
+        (["TABLES", "--memory-cap-gb", "0.1"], "GB"),
+        (["TABLES", "--pin", "user=0", "--forbid", "user=0"], "user"),
+        (["TABLES", "--devices", "2", "--forbid", "user=0", "--forbid", "user=1"], "user"),
+        (["TABLES", "--pin", "user=0", "--pin", "user=1,2"], "pinned twice, to different devices"),
+        (["TABLES", "--together", "user,item", "--apart", "user,item"], "together"),
+        (["TABLES", "--devices", "2", "--apart", "user,item,query"], "apart"),
+        (["TABLES", "--embedding-dim", "16"], "embedding_dim"),
+    ],
+)
+def test_mistakes_and_impossible_requests_get_one_line_and_exit_code_2(
+    table_file: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    out = table_file.with_name("placement.json")
+    asked = [str(table_file) if word == "TABLES" else word for word in words]
+    assert main(["place", *asked, "-o", str(out)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("word", ["user", "user=", "user=a", "=1"])
+def test_flags_that_cannot_be_read(table_file: Path, capsys: pytest.CaptureFixture[str], word: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["place", str(table_file), "--pin", word])
+    assert caught.value.code == 2
+    assert "--pin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flag", "kind"), [("--devices", "whole number"), ("--reserved-gb", "number")])
+def test_a_flag_that_is_no_number_says_so(flag: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["place", "mlperf_dlrm_v2", flag, "two"])
+    assert f"{flag}: 'two' is no {kind}." in capsys.readouterr().err
+
+
+def test_a_reader_who_has_seen_enough_is_no_failure(table_file: Path) -> None:
+    words = f"{sys.executable} -m evenshard place {table_file} --devices 2"
+    done = subprocess.run(
+        ["bash", "-c", f"{words} > >(exec 0<&-; sleep 5) ; exit $?"], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_unknown_rivals_are_refused() -> None:
+    with pytest.raises(BadConfig, match=r"'nobody'.*lookup_greedy"):
+        evenshard.place(TABLES, 2, compare=("nobody",))

@@ -1,0 +1,226 @@
+"""What users build on: the public names, what ``place`` takes and gives, and that the command answers the same.
+
+A failure here means that a user's code may break: put it into the changelog, then change the test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evenshard
+from evenshard.cli import main
+from evenshard.planner.file import json_text
+from evenshard.planner.rivals import HEURISTICS
+
+NAMES = [
+    "BadInput",
+    "EvenshardError",
+    "InfeasibleTask",
+    "Placement",
+    "PlacementAnswer",
+    "Table",
+    "TableShard",
+    "load_answer",
+    "place",
+    "save_answer",
+]
+POSITIONAL = {"tables": inspect.Parameter.empty, "num_devices": 8, "memory_cap_gb": 64.0}
+KEYWORDS = {
+    "batch_size": 65_536,
+    "hardware": "simulated:h200",
+    "model": None,
+    "optimizer": "sgd",
+    "reserved_gb": 0.0,
+    "pinned": None,
+    "forbidden": None,
+    "forbidden_devices": (),
+    "together": (),
+    "apart": (),
+    "allow_column_split": False,
+    "traffic": None,
+    "embedding_dim": None,
+    "weight_bits": None,
+    "default_pooling_factor": 1.0,
+    "compare": (),
+    "num_measured": 0,
+    "seed": 0,
+}
+FIELDS = [
+    "device_of_table",
+    "num_devices",
+    "request",
+    "parts",
+    "alone_ms",
+    "adds_ms",
+    "devices",
+    "predicted_ms",
+    "low_ms",
+    "high_ms",
+    "lower_bound_ms",
+    "warnings",
+    "comparison",
+    "measured",
+    "lineage",
+    "link",
+    "notes",
+]
+PROPERTIES = ["cuts", "gap_pct", "table_shards", "task", "uncertainty_ms", "used_bytes"]
+UNUSED = {"pandas", "pyarrow", "scipy", "ortools", "matplotlib", "mlflow", "dvc", "torchrec", "fbgemm_gpu", "jinja2"}
+"""By a small request: imports are most of what it waits for."""
+HEAVY = {*UNUSED, "torch", "numpy", "pydantic", "rich", "yaml"}
+FLAGS = [
+    ("--devices 3", "num_devices", 3),
+    ("--memory-cap-gb 1,2.5", "memory_cap_gb", [1.0, 2.5]),
+    ("--batch-size 7", "batch_size", 7),
+    ("--hardware cpu", "hardware", "cpu"),
+    ("--model work/round_3", "model", "work/round_3"),
+    ("--optimizer adam", "optimizer", "adam"),
+    ("--reserved-gb 3.5", "reserved_gb", 3.5),
+    ("--pin a=0,1 --pin b=2", "pinned", {"a": (0, 1), "b": (2,)}),
+    ("--forbid a=3", "forbidden", {"a": (3,)}),
+    ("--forbid-device 1 --forbid-device 2", "forbidden_devices", (1, 2)),
+    ("--together a,b --together c,d", "together", (("a", "b"), ("c", "d"))),
+    ("--apart a,b", "apart", (("a", "b"),)),
+    ("--allow-column-split", "allow_column_split", True),
+    ("--traffic sample", "traffic", Path("sample")),
+    ("--embedding-dim 64", "embedding_dim", 64),
+    ("--weight-bits 16", "weight_bits", 16),
+    ("--default-pooling-factor 2.5", "default_pooling_factor", 2.5),
+    ("--measure 5", "num_measured", 5),
+    ("--seed 9", "seed", 9),
+]
+SIGNATURE = inspect.signature(evenshard.place)
+REPORTING = """
+import json, sys
+from evenshard.cli import main
+code = 0
+try:
+    code = main(sys.argv[1:])
+except SystemExit as end:
+    code = end.code or 0
+print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})]), file=sys.stderr)
+"""
+
+
+def packages_after(folder: Path, *arguments: str) -> set[str]:
+    """Top-level packages that a command of evenshard, which must succeed, has imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", REPORTING, *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    code, packages = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0, done.stderr
+    return set(packages)
+
+
+def test_the_public_names() -> None:
+    assert evenshard.__all__ == NAMES
+    assert set(NAMES) <= set(dir(evenshard))
+    for name in NAMES:
+        assert getattr(evenshard, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'plaice'"):
+        evenshard.plaice  # noqa: B018
+
+
+def test_what_place_takes() -> None:
+    parameters = SIGNATURE.parameters
+    kinds: dict[Any, dict[str, Any]] = {}
+    for name, parameter in parameters.items():
+        kinds.setdefault(parameter.kind, {})[name] = parameter.default
+    assert kinds == {
+        inspect.Parameter.POSITIONAL_OR_KEYWORD: POSITIONAL,
+        inspect.Parameter.KEYWORD_ONLY: KEYWORDS,
+    }
+
+
+def test_what_an_answer_knows() -> None:
+    answer = evenshard.PlacementAnswer
+    assert issubclass(answer, evenshard.Placement)
+    assert [field.name for field in dataclasses.fields(answer)] == FIELDS
+    own = {name for name in vars(answer) if not name.startswith("_")} - set(FIELDS)
+    assert sorted(own) == PROPERTIES
+    for name in (*PROPERTIES, "shards"):
+        assert hasattr(answer, name)
+
+
+def test_the_errors_of_users_are_one_family() -> None:
+    for error in (evenshard.BadInput, evenshard.InfeasibleTask):
+        assert issubclass(error, evenshard.EvenshardError)
+
+
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
+    for command in (["--help"], ["place", "--help"], ["--version"]):
+        assert not packages_after(tmp_path, *command) & HEAVY
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *flags: str) -> dict[str, Any]:
+    """What the command hands to ``place``, by the names of its parameters."""
+    from evenshard.planner import api
+
+    found: dict[str, Any] = {}
+
+    def record(*args: Any, **more: Any) -> None:
+        bound = SIGNATURE.bind(*args, **more)
+        bound.apply_defaults()
+        found.update(bound.arguments)
+        raise evenshard.BadInput("that is enough")
+
+    monkeypatch.setattr(api, "place", record)
+    assert main(["place", "tables.yaml", *flags]) == 2
+    return found
+
+
+def test_the_command_has_the_defaults_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = called(monkeypatch)
+    assert found.pop("tables") == "tables.yaml"
+    assert found.pop("compare") == HEURISTICS  # for the summary
+    assert found.pop("memory_cap_gb") == [POSITIONAL["memory_cap_gb"]]
+    assert found.pop("num_devices") == POSITIONAL["num_devices"]
+    expected = {name: value for name, value in KEYWORDS.items() if name != "compare"}
+    assert {name: value or None for name, value in found.items()} == {
+        name: value or None for name, value in expected.items()
+    }
+
+
+@pytest.mark.parametrize(("flags", "parameter", "value"), FLAGS)
+def test_every_flag_is_a_parameter(monkeypatch: pytest.MonkeyPatch, flags: str, parameter: str, value: Any) -> None:
+    without, found = called(monkeypatch), called(monkeypatch, *flags.split())
+    assert found.pop(parameter) == value
+    without.pop(parameter)
+    assert found == without
+
+
+def test_every_parameter_has_a_flag() -> None:
+    assert {parameter for _, parameter, _ in FLAGS} | {"tables", "compare"} == set(SIGNATURE.parameters)
+
+
+def test_the_command_and_python_give_the_same_file(tmp_path: Path) -> None:
+    devices = "--devices 4 --memory-cap-gb 40,64,64,64 --reserved-gb 2"
+    more = "--optimizer rowwise_adagrad --pin C1=0 --apart C20,C21 --allow-column-split -o placement.json"
+    command = ["place", "mlperf_dlrm_v2", *devices.split(), *more.split()]
+    assert not packages_after(tmp_path, *command) & UNUSED
+    answer = evenshard.place(
+        "mlperf_dlrm_v2",
+        4,
+        [40, 64, 64, 64],
+        reserved_gb=2,
+        optimizer="rowwise_adagrad",
+        pinned={"C1": 0},
+        apart=[["C20", "C21"]],
+        allow_column_split=True,
+        compare=HEURISTICS,
+    )
+    assert json_text(answer) == (tmp_path / "placement.json").read_text()

@@ -1,0 +1,104 @@
+"""Requests: what they refuse, and the task they become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evenshard.placement.optimizer_state import NUMBERS, state_bytes
+from evenshard.planner.request import Rules, caps_of
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.units import BYTES_PER_GB
+from support.builders import table
+from support.placing_builders import ROOM, request
+
+
+def test_optimizer_state_is_fp32_whatever_the_weights_precision() -> None:
+    one = table("a", rows=100, dim=16, bits=16)
+    assert {name: state_bytes(one, name) for name in NUMBERS} == {
+        "sgd": 0,
+        "rowwise_adagrad": 100 * 4,
+        "adagrad": 100 * 16 * 4,
+        "adam": 2 * 100 * 16 * 4,
+    }
+    with pytest.raises(BadConfig, match=r"'lamb'.*rowwise_adagrad"):
+        state_bytes(one, "lamb")
+
+
+def test_a_part_keeps_a_row_wise_state_of_its_own() -> None:
+    _, whole = request(16, optimizer="rowwise_adagrad").task({})
+    _, split = request(16, optimizer="rowwise_adagrad").task({"a": (8,)})
+    assert whole.table_bytes == (1000 * 16 * 4 + 1000 * 4,)
+    assert split.table_bytes == (1000 * 8 * 4 + 1000 * 4,) * 2
+
+
+def test_reserved_memory_leaves_less_room_and_equal_devices_have_one_cap() -> None:
+    _, task = request(8, reserved_bytes=ROOM // 4).task({})
+    assert task.caps_bytes == (ROOM * 3 // 4,) * 2
+    assert task.constraints.device_caps_bytes is None
+    _, task = request(8, caps=(ROOM, ROOM // 8), reserved_bytes=ROOM // 4).task({})
+    assert task.caps_bytes == (ROOM * 3 // 4, 0)
+
+
+def test_rules_by_name_become_constraints_by_position_of_every_part() -> None:
+    rules = Rules({"b": (1,)}, {"c": (0,)}, (2,), (("a", "c"),), (("b", "d"),))
+    parts, task = request(8, 16, 8, 8, caps=(ROOM,) * 4, rules=rules).task({"b": (8,)})
+    assert [part.table.name for part in parts] == ["a", "b[0:8]", "b[8:16]", "c", "d"]
+    any_but_2, limits = frozenset({0, 1, 3}), task.constraints
+    assert limits.allowed == (any_but_2, frozenset({1}), frozenset({1}), frozenset({1, 3}), any_but_2)
+    assert limits.together == ((0, 3),)
+    assert limits.apart == ((1, 4), (2, 4))  # parts of one table may share a device
+
+
+def test_whole_tables_that_stay_apart_are_one_group() -> None:
+    _, task = request(8, 8, 8, rules=Rules(apart=(("a", "c", "b"),))).task({})
+    assert task.constraints.apart == ((0, 2, 1),)
+
+
+def test_without_rules_there_are_no_constraints() -> None:
+    _, task = request(8, 8).task({})
+    assert (task.constraints.allowed, task.constraints.together, task.constraints.apart) == (None, (), ())
+
+
+def test_tables_that_stay_together_are_not_split() -> None:
+    assert request(8, 8, 8, rules=Rules(together=(("a", "b"),))).splittable == {"c"}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"tables": ()}, "no tables"),
+        ({"tables": (table("a"), table("a"))}, "several tables are called 'a'"),
+        ({"tables": (table("a", rows=0),)}, "'a': num_rows is 0"),
+        ({"caps_bytes": ()}, "num_devices is 0, not a whole number from 1 to 4,096"),
+        ({"caps_bytes": (8,) * 4097}, "num_devices is 4097"),
+        ({"batch_size": 2**31}, "batch_size is 2147483648, not"),
+        ({"tables": (table("a", rows=2**51),)}, "num_rows is 2251799813685248"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"reserved_bytes": -1}, "below 0"),
+        ({"optimizer": "lion"}, "optimizer is 'lion'"),
+        ({"rules": Rules({"x": (0,)})}, "names table 'x', which is not among the tables"),
+        ({"rules": Rules({"a": (2,)})}, "rule for table 'a' names device 2, but the devices are 0 to 1"),
+        ({"rules": Rules(forbidden_devices=(-1,))}, "a rule names device -1"),
+        ({"rules": Rules(together=(("a",),))}, "groups a. Name at least two tables"),
+        ({"rules": Rules(apart=(("a", "b", "a"),))}, "groups a, b, a. Name at least two tables, each once"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadConfig, match=message) as caught:
+        request(8, 8, **more)
+    assert "\n" not in str(caught.value)
+
+
+def test_caps_are_one_for_all_or_one_for_each() -> None:
+    assert caps_of(2, 3) == (2 * BYTES_PER_GB,) * 3
+    assert caps_of([1, 0.5], 2) == (BYTES_PER_GB, BYTES_PER_GB // 2)
+    assert caps_of([2], 2) == (2 * BYTES_PER_GB,) * 2
+    with pytest.raises(BadConfig, match="2 numbers for 3 devices"):
+        caps_of([1, 2], 3)
+    for wrong in (0.0, -1.0, float("inf"), float("nan"), 1e10, 1e300):
+        with pytest.raises(BadConfig, match="memory_cap_gb is"):
+            caps_of(wrong, 2)
+    with pytest.raises(BadConfig, match="num_devices is 0"):
+        caps_of(1, 0)

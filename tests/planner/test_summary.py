@@ -1,0 +1,278 @@
+"""What the terminal shows of an answer: the right numbers, lines that fit, and names that do no harm."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from evenshard.planner import highlights
+from evenshard.planner.answer import PlacementAnswer, Rival
+from evenshard.planner.request import Rules
+from evenshard.planner.summary import print_answer, shown_devices
+from evenshard.tables.assumptions import Assumption
+from support.answer_builders import GB, answer
+from support.builders import cost, table
+
+
+def shown_with(one: PlacementAnswer, missing: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    return shown(one, monkeypatch, 200, missing=missing)
+
+
+def shown(
+    one: PlacementAnswer, monkeypatch: pytest.MonkeyPatch, width: int = 80, encoding: str = "utf-8", missing: str = ""
+) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\n")
+    print_answer(one, file, missing)
+    file.seek(0)
+    return file.read()
+
+
+def row(text: str, device: int) -> list[str]:
+    return next(line.split() for line in text.splitlines() if line.split()[:1] == [str(device)])
+
+
+def test_the_numbers_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(answer(caps=(GB, 2 * GB)), monkeypatch)
+    assert "4.00 ms per step predicted (90 %: 3.60 to 4.40), within 25 % of the best" in text
+    # 2**20 rows of 64 dims of 4 bytes are 0.25 GB; two exchanges of an eighth each.
+    assert row(text, 0)[:11] == ["0", "1", "0.25", "/", "1", "25", "%", "1.00", "1.00", "2.00", "4.00"]
+    assert row(text, 1)[:11] == ["1", "2", "0.50", "/", "2", "25", "%", "0.50", "0.50", "1.00", "2.00"]
+
+
+def test_the_slowest_device_is_marked_and_its_bar_is_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(answer(), monkeypatch, width=120)
+    assert "* slowest" in text
+    assert row(text, 0)[-1] == "*"
+    assert len(row(text, 0)[-2]) == 40
+    assert len(row(text, 1)[-1]) == 20
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("measured", [False, True])
+def test_lines_fit_and_carry_no_colours(monkeypatch: pytest.MonkeyPatch, width: int, measured: bool) -> None:
+    one = answer(
+        tables=[table(f"a table with a long name {number}", 2**20, 64) for number in range(3)],
+        warnings=("a warning that is much longer than a line of the terminal, " * 3,),
+        measured=cost(4.0, 123.4) if measured else None,
+        caps=(1234 * GB, 999 * GB),
+    )
+    text = shown(one, monkeypatch, width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "\x1b" not in text
+    assert "…" not in text
+
+
+def test_reserved_memory_leaves_less_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(answer(asked={"reserved_bytes": GB // 2}), monkeypatch)
+    assert row(text, 0)[2:7] == ["0.25", "/", "0.5", "50", "%"]
+
+
+def test_small_devices_count_in_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(answer(tables=[table(n, 2**10, 64) for n in "abc"], caps=(2**20, 2**21)), monkeypatch)
+    assert "memory, MB" in text
+    assert row(text, 1)[2:5] == ["0.50", "/", "2"]
+
+
+def test_measured_times_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    rivals = (Rival("size_greedy", 4.1, 6.0), Rival("dim_greedy", 9.0, 5.5))
+    text = shown(answer(measured=cost(5.0, 2.5), comparison=rivals), monkeypatch, width=120)
+    assert "\n\n5.00 ms per step simulated (4.00 predicted, 90 %: 3.60 to 4.40)" in text
+    assert "best of 2 others (greedy by dim): 5.50 ms, 10 % slower." in text
+    assert "5.00" in row(text, 0)
+
+
+def test_only_real_hardware_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    for hardware, word, other in (("cpu", "measured", "simulated"), ("simulated:h200", "simulated", "measured")):
+        asked = {"hardware": hardware}
+        text = shown(answer(measured=cost(5.0, 2.5), asked=asked), monkeypatch, width=120).replace(hardware, "")
+        assert text.count(word) == 2 and other not in text  # in the headline and above the column
+
+
+def test_what_the_times_are_of_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(answer(asked={"reserved_bytes": GB // 2, "optimizer": "adam"}, link="nvlink_h200"), monkeypatch, 120)
+    assert text.split("\n\n")[0].replace("\n", " ") == (
+        "2 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 64, optimizer adam, "
+        "512 MB of each device reserved."
+    )
+    text = shown(answer(asked={"hardware": "cuda"}, link="nccl"), monkeypatch, 120)
+    assert text.startswith("2 x cuda, link nccl (measured), batch 64, optimizer sgd, no memory reserved.\n\n")
+    assert shown(answer(), monkeypatch, 120).startswith("2 x simulated:h200 (a device model, not a GPU), batch 64,")
+
+
+def test_notes_come_before_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(answer(notes=("16 devices are\x1b priced.",)), monkeypatch, 120)
+    assert "no memory reserved.\n16 devices are� priced.\n\n4.00 ms per step" in text
+
+
+WHOLE, SPLIT = Rival("lookup_greedy", 6.0), Rival("torchrec_planner_columns", 4.1)
+
+
+@pytest.mark.parametrize(
+    ("rivals", "split", "words"),
+    [
+        ((WHOLE,), False, "Greedy by lookups: 6.00 ms, 50 % slower."),
+        (
+            (WHOLE,),
+            True,
+            "greedy by lookups, with whole tables: 6.00 ms. TorchRec's planner, which splits columns too, "
+            "was not compared: add --report.",
+        ),
+        ((WHOLE, SPLIT), True, "The best of 2 others (TorchRec's planner, columns too): 4.10 ms, 2.5 % slower."),
+        (
+            (Rival("dim_greedy", 4.05), SPLIT),
+            True,
+            "The best of 2 others (greedy by dim), with whole tables: 4.05 ms, 1.2 % slower.",
+        ),
+    ],
+)
+def test_whole_tables_are_beside_split_ones(
+    monkeypatch: pytest.MonkeyPatch, rivals: tuple[Rival, ...], split: bool, words: str
+) -> None:
+    text = shown(answer(comparison=rivals, asked={"allow_column_split": split}), monkeypatch, 200)
+    line = next(line for line in text.splitlines() if " 6.00 ms" in line or "slower" in line)
+    assert line.lower() == words.lower()
+
+
+def test_why_torchrec_was_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = answer(comparison=(WHOLE,))
+    assert "TorchRec's planner was not compared: it is not there." in shown_with(one, "it is not there.", monkeypatch)
+    split = answer(comparison=(WHOLE,), asked={"allow_column_split": True})
+    assert "splits columns too, was not compared: it is not there." in shown_with(split, "it is not there", monkeypatch)
+    many = [table(f"t{number}", 9, 64) for number in range(101)]
+    much = answer([0] * 101, tables=many, comparison=(WHOLE,), asked={"allow_column_split": True})
+    assert "was not compared: it takes minutes for more than 100 tables." in shown_with(much, "", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("rival_ms", "words"), [(5.0, "25 % slower"), (4.0, "as fast"), (4.001, "as fast"), (3.0, "25 % faster")]
+)
+def test_the_best_rival_in_words(monkeypatch: pytest.MonkeyPatch, rival_ms: float, words: str) -> None:
+    rivals = (
+        Rival("lookup_greedy", 50.0),
+        Rival("dim_greedy", rival_ms),
+        Rival("random", 1.0, note="tables a, b are not apart"),
+        Rival("size_greedy", None, note="no room"),
+    )
+    assert f"The best of 2 others (greedy by dim): {rival_ms:.2f} ms, {words}." in shown(
+        answer(comparison=rivals), monkeypatch
+    )
+
+
+def test_many_devices_are_cut_down_to_the_slowest_and_the_fullest(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_devices = 40
+    tables = [table(f"t{number}", 2**10 * (number + 1), 64) for number in range(num_devices)]
+    totals = [10.0 + (7 * number) % num_devices for number in range(num_devices)]
+    one = answer(range(num_devices), totals, tables, alone_ms=(1.0,) * 40, adds_ms=(0.5,) * 40)
+    slowest, fullest = shown_devices(one)
+    assert [totals[device] for device in slowest] == [49, 48, 47, 46, 45, 44, 43, 42]
+    assert fullest == [device for device in range(39, -1, -1) if device not in slowest][:4]
+    text = shown(one, monkeypatch)
+    assert all(row(text, device) for device in (*slowest, *fullest))
+    assert "The 28 left" in text
+    assert len(text.splitlines()) < 30
+
+
+def test_splits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = answer((0, 1, 1, 0), cuts={"a": (32,)})
+    text = shown(one, monkeypatch)
+    assert "split    a by columns: 0:32 on 0, 32:64 on 1" in text
+    assert row(text, 1)[1] == "2"
+
+
+def test_assumptions_are_counted_and_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assumed = tuple(Assumption(f"t{number}", "pooling_factor", "1, the default") for number in range(2000))
+    text = shown(answer(asked={"assumptions": assumed}), monkeypatch, 120)
+    assert "pooling_factor of 2,000 tables: 1, the default (t0, t1, t2 and 1,997 more)" in text
+    assert len(text.splitlines()) < 12
+
+
+def test_names_steer_no_terminal_and_mean_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["[bold]x[64:128]", "new\nline\x1b[31m", ":smile:"]
+    assumed = tuple(Assumption(name, "weight_bits", "32") for name in names)
+    text = shown(answer(tables=[table(n, 9, 64) for n in names], asked={"assumptions": assumed}), monkeypatch, 120)
+    assert "[bold]x[64:128], new�line�[31m, :smile:" in text
+
+
+def test_a_terminal_without_unicode_gets_plain_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(answer(), monkeypatch, 120, "ascii")
+    assert "#" * 40 in text
+
+
+def test_a_single_device_has_nothing_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(answer((0, 0, 0), (4.0,), comparison=(Rival("random", 4.0),)), monkeypatch)
+    assert "others" not in text
+    assert "best possible" not in text
+    assert "*" not in text
+
+
+# Advice ---------------------------------------------------------------------------------------------------------------
+
+DECISIVE = {"alone_ms": (3.9, 1.0, 1.0), "totals_ms": (4.0, 2.0)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({}, "Splitting it by columns may help (--allow-column-split)"),
+        ({"allow_column_split": True}, "was found not to pay"),
+        ({"rules": Rules(together=(("a", "b"),))}, "cannot be split by columns"),
+    ],
+)
+def test_a_table_that_decides_the_step(asked: dict[str, object], words: str) -> None:
+    (line,) = highlights.advice(answer(asked=asked, **DECISIVE))
+    assert line.startswith("a decides the step: the device that holds it takes 3.90 ms at least")
+    assert "mean device takes 3.00 ms" in line
+    assert words in line
+
+
+def test_a_narrow_table_cannot_be_split() -> None:
+    (line,) = highlights.advice(answer(tables=[table(name, 9, 4) for name in "abc"], **DECISIVE))
+    assert "its dim is too small" in line
+
+
+def test_no_table_decides_where_all_devices_are_as_slow_or_none_is_costly() -> None:
+    assert highlights.advice(answer(alone_ms=(3.9, 1.0, 1.0), totals_ms=(4.0, 3.9))) == []
+    assert highlights.advice(answer(alone_ms=(3.7, 1.0, 1.0))) == []
+
+
+def test_a_placement_at_the_bound_leaves_nothing_to_gain() -> None:
+    (line,) = highlights.advice(answer(lower_bound_ms=3.96))
+    assert line.startswith("Moving tables gains 1.0 % at most")
+
+
+def test_reserved_memory_makes_it_tighter() -> None:
+    # 0.75 GB of tables in twice 0.4 GB.
+    assert "94 % of the memory" in highlights.advice(answer(asked={"reserved_bytes": int(0.6 * GB)}))[0]
+    assert highlights.advice(answer()) == []
+
+
+def test_the_costliest_tables_come_first() -> None:
+    parts = highlights.placed_parts(answer(adds_ms=(3.0, 0.5, 1.0)))
+    assert [one.part.whole for one in highlights.costliest(parts, 2)] == ["a", "c"]
+    assert [one.share for one in parts] == [0.75, 0.25, 0.5]
+
+
+def test_tight_memory_and_idle_devices_are_told() -> None:
+    lines = highlights.advice(answer((0, 0, 0), caps=(GB * 3 // 4, GB // 64)))
+    assert len(lines) == 2
+    assert "98 % of the memory" in lines[0]
+    assert lines[1] == "Device 1 holds no table."
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2.6567, "2.66"), (0.19812, "0.198"), (12.345, "12.3"), (1234.5, "1,234"), (0.0, "0.00"), (-0.05, "-0.05")],
+)
+def test_three_digits(value: float, text: str) -> None:
+    assert highlights.ms_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0 bytes"), (2048, "2.00 KB"), (5 * 2**20, "5.00 MB"), (1500 * GB, "1,500 GB")]
+)
+def test_sizes(num_bytes: int, text: str) -> None:
+    assert highlights.size_text(num_bytes) == text

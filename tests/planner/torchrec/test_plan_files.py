@@ -1,0 +1,210 @@
+"""Plans as files, answers as plans, and TorchRec's plans judged by evenshard's model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenshard.cli import main
+from evenshard.placement.placement import Placement
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.place import PlaceConfig, place
+from evenshard.planner.request import PlacementRequest, Rules
+from evenshard.planner.torchrec import load_plan, predicted, save_plan, sharding_plan, shards_of, tables_of
+from evenshard.utils.errors import BadConfig, BadFile
+from support.placing_builders import QUICK, untrained
+from support.torchrec_builders import META, SPLIT, Model
+
+CAPS = (5000, 4400)
+"""Bytes; the widest table fits on neither rank beside those that are pinned there."""
+
+
+@cache
+def asked(split: bool) -> PlacementRequest:
+    pinned = {"user.ebc.id": (0,), "item.id": (0,), "clicks": (1,), "tags": (1,)}
+    tables = tables_of(Model(META))
+    if split:
+        return PlacementRequest(tables, CAPS, 1024, rules=Rules(pinned=pinned), allow_column_split=True)
+    return PlacementRequest(tables, (10**6,) * 4, 2048)
+
+
+@cache
+def answer(split: bool) -> PlacementAnswer:
+    """Whole tables on 4 ranks, or a split one on 2."""
+    return place(asked(split), untrained(), PlaceConfig(QUICK))
+
+
+# Answers --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_an_answer_is_a_plan(split: bool) -> None:
+    one, model = answer(split), Model(META)
+    plan = sharding_plan(one, model)
+    assert shards_of(plan, one.request.tables) == one.table_shards
+    assert sharding_plan(one, one.request.tables, model) == plan
+    assert sharding_plan(one.table_shards, one.request.tables, model, one.num_devices) == plan
+    assert bool(one.cuts) is split
+    assert sharding_plan(one, model, local_world_size=1, compute_device="cpu") != plan
+
+
+def test_an_answer_for_other_ranks_is_refused() -> None:
+    one = answer(False)
+    with pytest.raises(BadConfig, match="the placement has 4 devices, world_size is 2"):
+        sharding_plan(one, one.request.tables, Model(META), 2)
+    with pytest.raises(BadConfig, match="the model is missing"):
+        sharding_plan(Placement((0,) * 5, 1), one.request.tables)  # type: ignore[call-overload]
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_file_becomes_the_plan_of_its_answer(tmp_path: Path, split: bool) -> None:
+    one, model = answer(split), Model(META)
+    save_plan(one, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json", model) == sharding_plan(one, model)
+    save_plan(one, tmp_path / "nodes.json", local_world_size=1, compute_device="cpu")
+    told: dict[str, Any] = {"local_world_size": 1, "compute_device": "cpu"}
+    assert load_plan(str(tmp_path / "nodes.json"), model) == sharding_plan(one, model, **told)
+    assert load_plan(tmp_path / "plan.json", model, **told) == sharding_plan(one, model, **told)
+
+
+def test_a_file_says_what_torchrec_says(tmp_path: Path) -> None:
+    """The entries are those that TorchRec serializes, by table instead of by module."""
+    one = answer(True)
+    save_plan(one, tmp_path / "plan.json", local_world_size=1)
+    content = json.loads((tmp_path / "plan.json").read_text())
+    theirs = sharding_plan(one, Model(META), local_world_size=1)._serialize()["plan"]
+    assert content["tables"] == json.loads(
+        json.dumps(
+            {
+                "user.ebc.id": theirs["user.ebc"]["id"],
+                "clicks": theirs["user.ebc"]["clicks"],
+                "wide": theirs["user.ebc"]["wide"],
+                "item.id": theirs["item"]["id"],
+                "tags": theirs["item"]["tags"],
+            }
+        )
+    )
+    assert {shard["placement"] for shard in content["tables"]["wide"]["shards"]} == {"rank:0/cuda:0", "rank:1/cuda:0"}
+    assert (content["world_size"], content["local_world_size"], content["compute_device"]) == (2, 1, "cuda")
+    assert content["lineage"] == one.lineage
+
+
+def test_writing_needs_no_torchrec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = answer(False)
+    monkeypatch.setitem(sys.modules, "torchrec", None)
+    monkeypatch.setitem(sys.modules, "torchrec.distributed.model_parallel", None)
+    save_plan(one, tmp_path / "plan.json")
+    with pytest.raises(BadConfig, match="TorchRec cannot be imported"):
+        load_plan(tmp_path / "plan.json", Model(META))
+
+
+def test_nodes_and_devices_that_make_no_sense(tmp_path: Path) -> None:
+    one, path = answer(False), tmp_path / "plan.json"
+    with pytest.raises(BadConfig, match="local_world_size is 3, world_size 4"):
+        save_plan(one, path, local_world_size=3)
+    with pytest.raises(BadConfig, match="compute_device is 'tpu'"):
+        save_plan(one, path, compute_device="tpu")
+    save_plan(one, path)
+    with pytest.raises(BadConfig, match="local_world_size is 0, world_size 4"):
+        load_plan(path, Model(META), local_world_size=0)
+    with pytest.raises(BadConfig, match="compute_device is ''"):
+        load_plan(path, Model(META), compute_device="")
+
+
+def wide(content: dict[str, Any]) -> dict[str, Any]:
+    return content["tables"]["wide"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(schema_version=2), r"schema_version: is no TorchRec plan: Input should be 1"),
+        (lambda c: c.pop("world_size"), "world_size: is no TorchRec plan: Field required"),
+        (lambda c: c.update(more=1), "more: is no TorchRec plan: Extra inputs"),
+        (lambda c: c.update(compute_device="tpu"), "compute_device: is no TorchRec plan"),
+        (lambda c: c.update(world_size=1), "'user.ebc.id' is on device|'clicks' is on device 1, but the devices are"),
+        (lambda c: c.update(local_world_size=1), "types of table '.*' contradict each other"),
+        (lambda c: wide(c).update(sharding_type="table_wise"), "types of table 'wide' contradict each other"),
+        (lambda c: wide(c).update(compute_kernel="dense"), "types of table 'wide' contradict each other"),
+        (lambda c: wide(c)["ranks"].reverse(), "types of table 'wide' contradict each other"),
+        (lambda c: wide(c)["shards"].reverse(), "types of table 'wide' contradict each other"),
+        (lambda c: wide(c)["shards"][1].update(placement="rank:7/cuda:7"), "table 'wide' contradict each other"),
+        (lambda c: wide(c)["shards"][1].update(shard_offsets=[1, 12]), "table 'wide' contradict each other"),
+        (lambda c: wide(c)["shards"][1].update(shard_sizes=[29, 12]), "table 'wide' contradict each other"),
+        (lambda c: wide(c)["shards"][0].update(shard_sizes=[30, 8]), "table 'wide' hold the columns 0:8, 12:24; each"),
+        (lambda c: wide(c)["ranks"].pop(), "table 'wide' has 1 ranks and 2 shards"),
+        (lambda c: wide(c).update(ranks=[], shards=[]), "table 'wide' has 0 ranks and 0 shards"),
+        (lambda c: wide(c)["shards"][0].update(shard_sizes=[0, 12]), "table 'wide': num_rows is 0"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+    path = tmp_path / "plan.json"
+    save_plan(answer(True), path)
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(BadFile, match=message) as caught:
+        load_plan(path, Model(META))
+    assert str(path) in str(caught.value) and "--format torchrec" in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "message"), [(None, "no such file"), ("{", "is no TorchRec plan: Invalid JSON")])
+def test_a_file_that_is_no_plan(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(BadFile, match=message):
+        load_plan(tmp_path / "plan.json", Model(META))
+    with pytest.raises(BadFile, match="cannot be read"):
+        load_plan(tmp_path, Model(META))
+
+
+def test_a_plan_of_another_models_tables_is_refused(tmp_path: Path) -> None:
+    model = Model(META)
+    save_plan(answer(False), tmp_path / "plan.json")
+    with pytest.raises(BadConfig, match=r"table 'user\.ebc\.id' is not in the model's collections"):
+        load_plan(tmp_path / "plan.json", model.user)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--format", "torchrec"], "--format torchrec writes a file. Name it: -o plan.json."),
+        (["--local-world-size", "4"], "--local-world-size is for TorchRec plans. Add --format torchrec"),
+    ],
+)
+def test_flags_that_need_others(capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+    assert main(["place", "mlperf_dlrm_v2", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+# Comparisons ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_our_own_plan_is_predicted_what_its_answer_says(split: bool) -> None:
+    one = answer(split)
+    theirs = predicted(sharding_plan(one, Model(META)), one, untrained())
+    assert theirs.placement == Placement(one.device_of_table, one.num_devices)
+    assert (theirs.predicted_ms, theirs.low_ms, theirs.high_ms) == (one.predicted_ms, one.low_ms, one.high_ms)
+    assert (theirs.devices, theirs.lower_bound_ms) == (one.devices, one.lower_bound_ms)
+
+
+def test_torchrecs_plan_is_judged_by_the_same_model() -> None:
+    """Rules and memory left aside: this one breaks both. Without a model, the one of the request's hardware judges."""
+    plan = sharding_plan(SPLIT, tables_of(Model(META)), Model(META), 2)
+    theirs = predicted(plan, asked(True), untrained())
+    assert theirs.placement.device_of_table == (0, 0, 1, 1, 0, 1, 1, 0)
+    worst = max(device.predicted_total_ms for device in theirs.devices)
+    assert theirs.predicted_ms == pytest.approx(worst)
+    bundled = predicted(plan, asked(True))
+    assert bundled.predicted_ms != theirs.predicted_ms and 0 < bundled.predicted_ms < 10
+    with pytest.raises(BadConfig, match="on device 1, but the devices are 0 to 0"):
+        predicted(plan, PlacementRequest(asked(True).tables, (10**6,), 1024), untrained())

@@ -1,0 +1,265 @@
+"""evenshard in the place of TorchRec's planner."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
+from torchrec.distributed.types import ShardingPlan
+
+import evenshard
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.planner.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
+from evenshard.planner.torchrec.model import chosen_model
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.units import BYTES_PER_GB
+from support.placing_builders import untrained
+from support.torchrec_builders import GREEDY, META, USER, Fixed, Model, gb, topology
+
+# The planner ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Curious:
+    """A sharder that keeps what it is asked."""
+
+    device_of_table: tuple[int, ...] = (0,) * 5
+    name: str = "curious"
+    task: PlacementTask | None = None
+
+    def place(self, task: PlacementTask) -> Placement:
+        self.task = task
+        return Placement(self.device_of_table, task.num_devices)
+
+
+def asked(*device_of_table: int, **kwargs: Any) -> PlacementTask:
+    """The task that a planner asks of its sharder."""
+    sharder = Curious(device_of_table or (0,) * 5)
+    EvenshardPlanner(sharder, **kwargs).plan(Model(META), [EmbeddingBagCollectionSharder()])
+    assert sharder.task is not None
+    return sharder.task
+
+
+def test_the_sharder_gets_the_global_batch_and_the_true_tables() -> None:
+    task = asked(world_size=4, memory_cap_gb=gb(10**6), batch_size=100, pooling_factors={"clicks": 7.5})
+    assert (task.num_devices, task.memory_cap_bytes, task.batch_size) == (4, 10**6, 400)
+    assert task.tables == tables_of(Model(META), {"clicks": 7.5})
+
+
+def test_a_topology_tells_ranks_and_memory() -> None:
+    """85 % of its memory may be tables, unless the caller knows better."""
+    task = asked(topology=topology(3))
+    assert (task.num_devices, task.memory_cap_bytes, task.batch_size) == (3, int(0.85 * BYTES_PER_GB), 3 * 512)
+    assert asked(topology=topology(3), memory_cap_gb=0.25).caps_bytes == (BYTES_PER_GB // 4,) * 3
+    assert asked(topology=topology(3), memory_cap_gb=0.25, reserved_gb=0.125).memory_cap_bytes == BYTES_PER_GB // 8
+    assert asked(topology=topology(3), reserved_gb=0.5).memory_cap_bytes == BYTES_PER_GB // 2
+    assert asked(topology=topology(2, "cpu", ddr_cap_bytes=10**6)).memory_cap_bytes == 850_000
+    uneven = topology(3)
+    uneven.devices[1].storage.hbm = 10**8
+    assert asked(topology=uneven).caps_bytes == (task.memory_cap_bytes, 85_000_000, task.memory_cap_bytes)
+    assert asked(world_size=2, memory_cap_gb=[1, 0.5]).caps_bytes == (BYTES_PER_GB, BYTES_PER_GB // 2)
+
+
+def test_without_a_topology_memory_is_what_torchrec_assumes() -> None:
+    for device in ("cuda", "cpu"):
+        theirs = topology(2, device, hbm_cap_bytes=None, ddr_cap_bytes=None)
+        assert asked(world_size=2, compute_device=device) == asked(topology=theirs)
+    assert asked(world_size=2, compute_device="cuda").memory_cap_bytes == int(0.85 * 32 * BYTES_PER_GB)
+
+
+def test_rules_and_optimizer_are_part_of_the_task() -> None:
+    task = asked(
+        *(0, 2, 2, 2, 2),
+        world_size=3,
+        optimizer="adam",
+        pinned={"tags": 2},
+        forbidden={"wide": [0, 1]},
+        forbidden_devices=[1],
+        together=[["clicks", "tags"]],
+        apart=[["user.ebc.id", "item.id"]],
+    )
+    limits = task.constraints
+    assert task.table_bytes == tuple(3 * table.size_bytes for table in task.tables)
+    assert limits.allowed == (*(frozenset({0, 2}),) * 2, frozenset({2}), frozenset({0, 2}), frozenset({2}))
+    assert (limits.together, limits.apart) == (((1, 4),), ((0, 3),))
+
+
+def test_the_plan_is_for_the_topologys_devices() -> None:
+    """Rank 3 is the second GPU of the second node."""
+    planner = EvenshardPlanner(Fixed((3, 3, 3, 3, 3)), topology=topology(4, local_world_size=2))
+    plan = planner.plan(Model(META), [EmbeddingBagCollectionSharder()])
+    assert {str(one.sharding_spec.shards[0].placement) for of in plan.plan.values() for one in of.values()} == {
+        "rank:3/cuda:1"
+    }
+    assert plan == sharding_plan(Placement((3,) * 5, 4), tables_of(Model(META)), Model(META), local_world_size=2)
+
+
+def test_torchrun_tells_ranks_and_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda *group: 4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    planner = EvenshardPlanner(Fixed((3, 3, 3, 3, 3)), compute_device="cuda", memory_cap_gb=gb(10**6))
+    (shard,) = planner.plan(Model(META)).plan["item"]["tags"].sharding_spec.shards
+    assert str(shard.placement) == "rank:3/cuda:1"
+
+
+def test_a_model_without_collections_has_an_empty_plan() -> None:
+    planner = EvenshardPlanner(GREEDY, world_size=2, memory_cap_gb=1)
+    assert planner.plan(nn.Linear(2, 2)) == ShardingPlan({})
+    assert planner.plan(Model(META), []) == ShardingPlan({})
+
+
+def test_an_impossible_task_is_torchrecs_error_with_evenshards_numbers() -> None:
+    for sharder in (GREEDY, Fixed((0, 0, 0, 0, 0))):  # one that says so, and one that ignores memory
+        planner = EvenshardPlanner(sharder, world_size=2, memory_cap_gb=gb(4700))
+        with pytest.raises(PlannerError, match=r"the model: .* needs .* Raise memory_cap_gb or num_devices") as caught:
+            planner.plan(Model(META))
+        assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
+        assert isinstance(caught.value.__cause__, InfeasibleTask)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({}, "the number of ranks is unknown"),
+        ({"topology": topology(2), "world_size": 2}, "the topology tells ranks"),
+        ({"world_size": 0}, "world_size is 0"),
+        ({"world_size": 1, "memory_cap_gb": 0}, "memory_cap_gb is 0"),
+        ({"world_size": 3, "memory_cap_gb": [1, 2]}, "memory_cap_gb has 2 numbers for 3 devices"),
+        ({"world_size": 1, "batch_size": 0}, "batch_size is 0"),
+        ({"world_size": 3, "local_world_size": 2}, "local_world_size is 2, world_size 3"),
+        ({"world_size": 1, "compute_device": "tpu"}, "compute_device is 'tpu'. Choose one of cuda, cpu"),
+        ({"world_size": 1, "model": "work/round_3"}, "a sharder decides by itself"),
+        ({"world_size": 1, "allow_column_split": True}, "a sharder decides by itself"),
+        ({"world_size": 1, "sharder": topology(1)}, "sharder is a Topology, which cannot place"),
+    ],
+)
+def test_arguments_that_make_no_sense(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        EvenshardPlanner(**{"sharder": GREEDY, **kwargs})
+
+
+def test_planning_together_needs_a_process_group() -> None:
+    with pytest.raises(BadConfig, match="no process group"):
+        EvenshardPlanner(GREEDY, world_size=1).collective_plan(Model(META))
+
+
+def test_without_torchrec_the_remedy_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchrec.distributed.model_parallel", None)
+    with pytest.raises(BadConfig, match="pip install --no-deps torchrec"):
+        tables_of(USER)
+
+
+# Its own answer -------------------------------------------------------------------------------------------------------
+
+
+def test_it_answers_as_evenshard_place_does(caplog: pytest.LogCaptureFixture) -> None:
+    """What it knows about its last plan can be asked; of what the model has not seen, it warns."""
+    known = untrained()
+    narrow = replace(known, trained_on=replace(known.trained_on, embedding_dim=(4.0, 8.0)))
+    model = Model(META)
+    asked: dict[str, Any] = {"model": narrow, "pinned": {"wide": 0}, "seed": 4}
+    told = {"world_size": 2, "compute_device": "cuda", "memory_cap_gb": gb(8000), "pooling_factors": {"clicks": 7.5}}
+    planner = EvenshardPlanner(**told, **asked)
+    plan = planner.plan(model)
+    (warning,) = (one.getMessage() for one in caplog.records)
+    assert warning.startswith("2 tables have a larger dim than the 8")
+    tables = tables_of(model, {"clicks": 7.5})
+    answer = evenshard.place(tables, 2, gb(8000), batch_size=2 * 512, **asked)
+    assert planner.answer is not None
+    assert planner.answer == replace(answer, request=planner.answer.request)
+    assert plan == sharding_plan(answer, model)
+    (wide,) = (shard for shard in shards_of(plan, tables) if shard.table == "wide")
+    assert wide.device == 0
+    assumed = [(one.table, one.column) for one in planner.answer.request.assumptions]
+    assert ("wide", "pooling_factor") in assumed and ("clicks", "reuse_bins") in assumed
+    assert ("clicks", "pooling_factor") not in assumed
+    planner.plan(nn.Linear(2, 2))
+    assert planner.answer is None
+
+
+def test_a_table_too_big_for_a_rank_is_split_where_that_is_allowed() -> None:
+    """9280 bytes of tables; no rank has room for the 2880 of the widest beside what is pinned there."""
+    kwargs: dict[str, Any] = {
+        "world_size": 2,
+        "memory_cap_gb": [gb(5000), gb(4400)],
+        "pinned": {"user.ebc.id": 0, "item.id": 0, "clicks": 1, "tags": 1},
+        "model": untrained(),
+    }
+    with pytest.raises(PlannerError) as caught:
+        EvenshardPlanner(**kwargs).plan(Model(META))
+    assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
+    wide = EvenshardPlanner(**kwargs, allow_column_split=True).plan(Model(META)).plan["user.ebc"]["wide"]
+    assert wide.sharding_type == "column_wise" and set(wide.ranks) == {0, 1}
+
+
+def test_collective_plan_takes_what_torchrecs_takes() -> None:
+    def arguments(planner: type) -> list[tuple[str, Any, Any]]:
+        signature = inspect.signature(planner.collective_plan)
+        return [(one.name, one.kind, one.default) for one in signature.parameters.values()]
+
+    assert arguments(EvenshardPlanner) == arguments(EmbeddingShardingPlanner)
+
+
+# Its model ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100_80gb"),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("NVIDIA GeForce RTX 2080 Ti", "rtx_2080_ti"),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA L4", None),
+    ],
+)
+def test_the_gpu_chooses_the_model(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, profile: str | None
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: name)
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("evenshard.planner.model.load_model", lambda *args: asked.append(args) or untrained())
+    caplog.set_level(logging.WARNING)
+    assert chosen_model(None, None, "cuda")[1] == f"simulated:{profile or 'h200'}"
+    assert asked.pop() == (None, f"simulated:{profile or 'h200'}")
+    assert (f"no model is known for {name}" in caplog.text) == (profile is None)
+    assert chosen_model(None, None, "cpu")[1] == "simulated:h200"
+
+
+def test_a_model_knows_its_hardware() -> None:
+    known = untrained()
+    assert chosen_model(known, None, "cpu") == (known, "simulated:h200")
+    measured = replace(known, trained_on=replace(known.trained_on, hardware="cuda: NVIDIA H200"))
+    assert chosen_model(measured, None, "cuda") == (measured, "cuda")
+    assert chosen_model(known, "cpu", "cuda") == (known, "cpu")
+    bundled, _ = chosen_model(None, "simulated:h200", "cuda")
+    assert bundled.source == "bundled:h200"
+    with pytest.raises(BadConfig, match="there is no model for hardware 'simulated:tpu'"):
+        chosen_model(None, "simulated:tpu", "cuda")
+
+
+def test_a_model_may_stand_in_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    version = SimpleNamespace(
+        name="evenshard-cost", version="3", model_id="m", run_id="r", uri="models:/evenshard-cost/3"
+    )
+    monkeypatch.setattr("evenshard.planner.model.model_version", lambda uri: version)
+    monkeypatch.setattr("evenshard.planner.model.download_model", lambda uri: nullcontext(f"fetched {uri}"))
+    monkeypatch.setattr("evenshard.planner.model.load_model", lambda *args: asked.append(args) or untrained())
+    model, _ = chosen_model("models:/evenshard-cost@champion", None, "cpu")
+    assert model.source == "models:/evenshard-cost/3"  # tomorrow's champion may be another
+    assert asked == [("fetched models:/evenshard-cost/3", None)]

@@ -1,0 +1,271 @@
+"""Tables, shards and plans of TorchRec models, read and written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_configs import DataType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from evenshard.placement.placement import Placement
+from evenshard.planner.torchrec import EvenshardPlanner, TableShard, placement_of, sharding_plan, shards_of, tables_of
+from evenshard.planner.torchrec.tables import assumed_pooling
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+from support.builders import table
+from support.torchrec_builders import GREEDY, ITEM, META, NAMES, SPLIT, USER, Model, topology
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def test_tables_of_a_model_by_hand() -> None:
+    """Feature by feature, table as a whole, and what nobody knows."""
+    tables = tables_of(Model(META), {"clicks": 12.5, "item_before": 20.0, "user.ebc.id": 0.5}, default_pooling_factor=2)
+    assert tables == (
+        Table("user.ebc.id", 50, 8, 0.5),
+        Table("clicks", 40, 16, 12.5),
+        Table("wide", 30, 24, 2),
+        Table("item.id", 60, 8, 22.0),
+        Table("tags", 20, 4, 2),
+    )
+    assert [one.pooling_factor for one in tables_of(Model(META))] == [1, 1, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("data_type", "bits"), [(DataType.FP32, 32), (DataType.FP16, 16), (DataType.BF16, 16), (DataType.INT8, 8)]
+)
+def test_data_types_are_bits(data_type: DataType, bits: int) -> None:
+    assert [one.weight_bits for one in tables_of([replace(USER[0], data_type=data_type)])] == [bits]
+
+
+def test_tables_of_lists_and_of_one_collection() -> None:
+    collection = EmbeddingBagCollection(tables=USER, device=META)
+    by_list = tables_of(USER)
+    assert [one.name for one in by_list] == ["id", "clicks", "wide"]
+    assert tables_of(collection) == tables_of([collection]) == tables_of({"a.b": collection}) == by_list
+    unnamed = replace(USER[0], feature_names=[])
+    assert [one.pooling_factor for one in tables_of([unnamed], {"id": 3.0})] == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("collections", "pooling_factors", "message"),
+    [
+        (nn.Linear(1, 1), {}, "no EmbeddingBagCollection"),
+        (USER, {"click": 1.0}, "'click', which is neither a table nor a feature"),
+        (USER, {"clicks": -1.0}, "table 'clicks': pooling_factor is -1.0"),
+        ([*USER, *ITEM], {}, "two tables are called 'id'. Give the model itself"),
+        ([replace(USER[0], data_type=DataType.INT4)], {}, "table 'id': weight_bits is 4.*INT4"),
+        ([replace(USER[0], name="clicks"), replace(USER[1], name="x")], {"clicks": 1.0}, "Name table 'x' too"),
+    ],
+)
+def test_tables_that_make_no_sense(collections: Any, pooling_factors: dict[str, float], message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        tables_of(collections, pooling_factors)
+
+
+def test_a_collection_at_two_paths_is_placed_once() -> None:
+    model, deeper = nn.Module(), nn.Module()
+    model.first = model.second = deeper.third = EmbeddingBagCollection(tables=USER, device=META)
+    model.deeper = deeper
+    assert [one.name for one in tables_of(model)] == ["id", "clicks", "wide"]
+    assert list(sharding_plan(Placement((0, 1, 0), 2), tables_of(model), model).plan) == ["first"]
+
+
+def test_other_modules_with_tables_are_refused_or_left_out() -> None:
+    from torchrec.modules.embedding_configs import EmbeddingConfig
+    from torchrec.modules.embedding_modules import EmbeddingCollection
+
+    model = Model(META)
+    configs = [EmbeddingConfig(name="s", feature_names=["s"], num_embeddings=9, embedding_dim=4)]
+    model.sequence = EmbeddingCollection(tables=configs, device=META)
+    with pytest.raises(BadConfig, match="sequence is of type EmbeddingCollection; evenshard places"):
+        tables_of(model)
+    planner = EvenshardPlanner(GREEDY, world_size=2)
+    assert set(planner.plan(model, [EmbeddingBagCollectionSharder()]).plan) == {"user.ebc", "item"}
+
+
+def test_lookups_that_nobody_told_are_assumed() -> None:
+    """A table's name stands for all its features; one feature of two leaves the other open."""
+
+    def assumed(*names: str) -> list[str]:
+        return [one.table for one in assumed_pooling(Model(META), dict.fromkeys(names, 2.0))]
+
+    assert assumed() == list(NAMES)
+    assert assumed("clicks", "item_id") == ["user.ebc.id", "wide", "item.id", "tags"]
+    assert assumed("item.id", "user_id", "tags") == ["clicks", "wide"]
+    assert assumed("item_id", "item_before", "wide") == ["user.ebc.id", "clicks", "tags"]
+    (first, *_) = assumed_pooling(Model(META), default_pooling_factor=1.5)
+    assert first.text == "1.5 for each feature that is not named, the default"
+
+
+# Plans ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_by_hand() -> None:
+    """8 ranks on 2 nodes: rank 6 is the third GPU of its node."""
+    model = Model(META)
+    placement = Placement((6, 0, 1, 2, 3), 8)
+    plan = sharding_plan(placement, tables_of(model), model, local_world_size=4).plan
+    assert {path: list(of_module) for path, of_module in plan.items()} == {
+        "user.ebc": ["id", "clicks", "wide"],
+        "item": ["id", "tags"],
+    }
+    one = plan["user.ebc"]["id"]
+    (shard,) = one.sharding_spec.shards
+    assert (one.sharding_type, one.compute_kernel, one.ranks) == ("table_wise", "fused", [6])
+    assert (shard.shard_offsets, shard.shard_sizes) == ([0, 0], [50, 8])
+    assert str(shard.placement) == "rank:6/cuda:2"
+    on_cpu = sharding_plan(placement, tables_of(model), model, compute_device="cpu").plan["user.ebc"]["id"]
+    assert str(on_cpu.sharding_spec.shards[0].placement) == "rank:6/cpu"
+
+
+def test_a_split_by_hand() -> None:
+    plan = sharding_plan(SPLIT, tables_of(Model(META)), Model(META), 2).plan["user.ebc"]
+    assert (plan["id"].sharding_type, plan["wide"].sharding_type) == ("table_wise", "column_wise")
+    assert (plan["wide"].compute_kernel, plan["wide"].ranks) == ("fused", [1, 0, 1])
+    parts = plan["wide"].sharding_spec.shards
+    assert [part.shard_offsets for part in parts] == [[0, 0], [0, 8], [0, 12]]
+    assert [part.shard_sizes for part in parts] == [[30, 8], [30, 4], [30, 12]]
+    assert [str(part.placement) for part in parts] == ["rank:1/cuda:1", "rank:0/cuda:0", "rank:1/cuda:1"]
+
+
+def test_a_whole_table_may_have_any_dim() -> None:
+    odd = EmbeddingBagCollection(tables=[replace(USER[0], embedding_dim=6)], device=META)
+    plan = sharding_plan(Placement((1,), 2), tables_of(odd), odd)
+    assert plan.plan[""]["id"].ranks == [1]
+
+
+def test_a_plan_comes_back_as_it_went_whatever_the_order_of_tables() -> None:
+    model = Model(META)
+    tables = tables_of(model)
+    placement = Placement((2, 0, 1, 2, 0), 4)
+    plan = sharding_plan(placement, tables, model)
+    assert placement_of(plan, tables, 4) == placement
+    order = (3, 1, 4, 0, 2)
+    other_tables = [tables[position] for position in order]
+    other = Placement(tuple(placement.device_of_table[position] for position in order), 4)
+    assert placement_of(plan, other_tables, 4) == other
+    assert sharding_plan(other, other_tables, model) == plan
+    split = sharding_plan(SPLIT, tables, model, 2)
+    assert sorted(shards_of(split, other_tables), key=str) == sorted(SPLIT, key=str)
+    with pytest.raises(BadConfig, match=r"table 'clicks' is split over the devices \[0, 1\]"):
+        placement_of(split, tables, 2)
+
+
+def torchrecs_plan(*sharding_types: str) -> ShardingPlan:
+    from torchrec.distributed.planner import EmbeddingShardingPlanner
+    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    constraints = {
+        name: ParameterConstraints(sharding_types=list(sharding_types), min_partition=8)
+        for name in ("id", "clicks", "wide", "tags")
+    }
+    planner = EmbeddingShardingPlanner(
+        topology=topology(2),
+        constraints=constraints,
+        storage_reservation=FixedPercentageStorageReservation(0.15),
+        stats=[],
+        debug=False,
+    )
+    return planner.plan(Model(META), [EmbeddingBagCollectionSharder()])
+
+
+def test_torchrecs_own_plan_can_be_compared() -> None:
+    """Read and written again it is the same plan, split tables too."""
+    model = Model(META)
+    tables = tables_of(model)
+    whole = torchrecs_plan("table_wise")
+    placement = placement_of(whole, tables, 2)
+    assert set(placement.device_of_table) == {0, 1}
+    assert sharding_plan(placement, tables, model)._serialize() == whole._serialize()
+    split = torchrecs_plan("column_wise")
+    shards = shards_of(split, tables)
+    assert sum(shard.table == "wide" for shard in shards) == 3
+    again = sharding_plan(shards, tables, model, 2).plan["user.ebc"]["wide"]
+    assert again == split.plan["user.ebc"]["wide"]
+    within_nodes = shards_of(torchrecs_plan("table_column_wise"), tables)
+    assert sum(shard.table == "wide" for shard in within_nodes) == 3
+
+
+@pytest.mark.parametrize("sharding_type", ["row_wise", "data_parallel"])
+def test_what_is_not_split_by_columns_is_refused(sharding_type: str) -> None:
+    with pytest.raises(BadConfig, match=f"table 'user.ebc.id' is sharded {sharding_type}; evenshard knows table_wise"):
+        shards_of(torchrecs_plan(sharding_type), tables_of(Model(META)))
+
+
+def test_a_plan_of_other_tables_is_refused() -> None:
+    tables = tables_of(Model(META))
+    plan = sharding_plan(Placement((0,) * 5, 1), tables, Model(META))
+    with pytest.raises(BadConfig, match=r"the plan also shards 'item\.tags'"):
+        shards_of(plan, tables[:4])
+    with pytest.raises(BadConfig, match="table 'new' is not in the plan"):
+        shards_of(plan, [*tables, table("new")])
+    with pytest.raises(BadConfig, match="table 'id' is in the plan 2 times"):
+        shards_of(plan, [replace(tables[0], name="id")])
+    with pytest.raises(BadConfig, match="table 'clicks' has 41 rows, its shards in the plan hold 0:40"):
+        shards_of(plan, [tables[0], replace(tables[1], num_rows=41), *tables[2:]])
+    with pytest.raises(BadConfig, match=r"table 'clicks' hold the columns 0:16; each of its 32"):
+        placement_of(plan, [tables[0], replace(tables[1], embedding_dim=32), *tables[2:]], 1)
+    with pytest.raises(BadConfig, match="the devices are 0 to 0"):
+        placement_of(sharding_plan(Placement((1,) * 5, 2), tables, Model(META)), tables, 1)
+
+
+def test_ranks_and_shards_of_a_plan_must_agree() -> None:
+    tables = tables_of(Model(META))
+    plan = sharding_plan(Placement((0,) * 5, 2), tables, Model(META))
+    plan.plan["item"]["tags"].ranks = [1]
+    with pytest.raises(BadConfig, match=r"table 'tags' is on the ranks \[1\], its shards on \[0\]"):
+        shards_of(plan, tables)
+    plan.plan["item"]["tags"].sharding_spec = None
+    with pytest.raises(BadConfig, match="does not tell the shards of table 'tags'"):
+        shards_of(plan, tables)
+
+
+def shards_with(*of_wide: TableShard) -> list[TableShard]:
+    return [*(shard for shard in SPLIT if shard.table != "wide"), *of_wide]
+
+
+@pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        (shards_with(), "'wide' hold the columns none; each of its 24 columns"),
+        (shards_with(TableShard("wide", 0, 0, 8), TableShard("wide", 1, 12, 24)), "hold the columns 0:8, 12:24;"),
+        (shards_with(TableShard("wide", 0, 0, 16), TableShard("wide", 1, 12, 24)), "hold the columns 0:16, 12:24;"),
+        (shards_with(TableShard("wide", 0, 0, 24), TableShard("wide", 1, 24, 24)), "hold the columns 0:24, 24:24;"),
+        (shards_with(TableShard("wide", 0, 4, 24)), "hold the columns 4:24;"),
+        (shards_with(TableShard("wide", 0, 0, 10), TableShard("wide", 1, 10, 24)), "10, 14 columns. Make all mult"),
+        (shards_with(TableShard("wide", 2, 0, 24)), "on device 2, but the devices are 0 to 1"),
+        (shards_with(TableShard("wide", -1, 0, 24)), "on device -1"),
+        (shards_with(TableShard("narrow", 0, 0, 24)), "'narrow', which is not among the tables"),
+        (Placement((0, 0, 0), 2), "the placement has 3 tables, but 5 tables are given"),
+        (Placement((0,) * 5, 3), "the placement has 3 devices, world_size is 2"),
+    ],
+)
+def test_answers_that_make_no_sense(shards: Any, message: str) -> None:
+    model = Model(META)
+    with pytest.raises(BadConfig, match=message):
+        sharding_plan(shards, tables_of(model), model, 2)
+
+
+def test_a_placement_of_another_models_tables_is_refused() -> None:
+    model = Model(META)
+    tables = tables_of(model)
+    placement = Placement((0,) * 5, 1)
+    with pytest.raises(BadConfig, match="table 'x' is not in the model's collections"):
+        sharding_plan(placement, [*tables[:4], replace(tables[4], name="x")], model)
+    with pytest.raises(BadConfig, match="table 'tags' of the model is not placed"):
+        sharding_plan(Placement((0,) * 4, 1), tables[:4], model)
+    with pytest.raises(BadConfig, match="placed with 21 x 4 weights, but has 20 x 4"):
+        sharding_plan(placement, [*tables[:4], replace(tables[4], num_rows=21)], model)
+    with pytest.raises(BadConfig, match="two tables are called 'clicks'"):
+        sharding_plan(placement, [tables[1], *tables[1:]], model)
+    with pytest.raises(BadConfig, match="shards need it"):
+        sharding_plan(SPLIT, tables, model)
+    with pytest.raises(BadConfig, match="local_world_size is 2, world_size 1"):
+        sharding_plan(placement, tables, model, local_world_size=2)

@@ -1,0 +1,147 @@
+"""AutoShard's cost network: what it reads of a measurement, what must not change its answer, and that it learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.fit import ShardTensors, fit_autoshard_net, predict_shards
+from evenshard.sharders.autoshard.train import measure_random_shards
+from evenshard.sharders.dreamshard.fit import FitConfig
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.tables.table import Table
+from support.builders import BATCH_SIZE, BWD_MS, FWD_MS, FakeHardware, measured, some_tables, task
+
+TABLES = some_tables(30)
+NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
+DEVICE_MS = DeviceCost(2.0, 100.0, 200.0, 5.0)
+
+
+def net(seed: int = 0, scale_ms: float = 1.0) -> AutoShardCostNet:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        made = AutoShardCostNet()
+    made.cost_scale_ms.fill_(scale_ms)
+    return made
+
+
+def shards_of(tables: tuple[Table, ...], count: int, seed: int = 0) -> list[MeasuredPlacement]:
+    return measure_random_shards(FakeHardware(), [task(tables, devices=2)], count, seed)
+
+
+def fit(
+    seed: int, updates: int, data: ShardTensors, learning_rate: float = 3e-3
+) -> tuple[AutoShardCostNet, list[float]]:
+    made = net(scale_ms=float(data.cost_S.mean()))
+    optimizer = torch.optim.Adam(made.parameters(), lr=123.0)
+    config = FitConfig(updates, minibatch_size=64, learning_rate=learning_rate)
+    return made, fit_autoshard_net(made, optimizer, data, config, torch.Generator().manual_seed(seed))
+
+
+# The network ---------------------------------------------------------------------------------------------------------
+
+
+def test_layers_have_the_published_sizes() -> None:
+    layers = [layer for layer in net().modules() if isinstance(layer, nn.Linear)]
+    assert [(layer.in_features, layer.out_features) for layer in layers] == [(21, 128), (128, 32), (32, 64), (64, 1)]
+
+
+@settings(deadline=None)
+@given(order=st.permutations(range(8)))
+def test_the_order_of_the_tables_of_a_shard_does_not_matter(order: list[int]) -> None:
+    features_PF = NORMALIZER(TABLES[:8], BATCH_SIZE)
+    made = net()
+    cost = made.shard_cost(made.encode(features_PF).sum(dim=0))
+    torch.testing.assert_close(made.shard_cost(made.encode(features_PF[order]).sum(dim=0)), cost)
+
+
+def test_the_answer_is_in_units_of_the_cost_scale_and_has_the_shape_of_the_question() -> None:
+    sums = torch.rand(4, 3, 32)
+    cost, tenfold = net().shard_cost(sums), net(scale_ms=10.0).shard_cost(sums)
+    assert cost.shape == (4, 3)
+    torch.testing.assert_close(tenfold, 10 * cost)
+
+
+# What is learned from ------------------------------------------------------------------------------------------------
+
+
+def test_every_device_with_tables_and_a_time_is_a_shard_and_exchange_does_not_count() -> None:
+    of_task = task(TABLES[:3], devices=4)
+    costs = (DEVICE_MS, DeviceCost.out_of_memory(), DeviceCost(0.0, 9.0, 9.0, 0.0), DeviceCost(1.0, 0.0, 0.0, 0.5))
+    data = ShardTensors.of([measured(of_task, (3, 0, 0), PlacementCost(costs, "modelled"))], NORMALIZER)
+    assert data.cost_S.tolist() == [7.0, 1.5]
+    assert data.holds_SP.tolist() == [[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
+
+    full = measured(of_task, (3, 1, 1), PlacementCost(costs, "modelled"))
+    assert ShardTensors.of([full], NORMALIZER).cost_S.tolist() == [1.5]
+
+
+def test_shards_of_several_placements_share_their_tables() -> None:
+    one, other = task(TABLES[:3], devices=1), task(TABLES[1:4], devices=1)
+    alone = PlacementCost((DEVICE_MS,), "modelled")
+    data = ShardTensors.of([measured(one, (0, 0, 0), alone), measured(other, (0, 0, 0), alone)], NORMALIZER)
+    assert data.holds_SP.tolist() == [[1.0, 1.0, 1.0, 0.0], [0.0, 1.0, 1.0, 1.0]]
+    torch.testing.assert_close(data.features_PF, NORMALIZER(TABLES[:4], BATCH_SIZE))
+
+
+def test_random_shards_are_measured_alone_and_their_times_are_the_hardwares() -> None:
+    of_task: PlacementTask = task(TABLES, devices=2)
+    for one in measure_random_shards(FakeHardware(), [of_task], 20, seed=3):
+        work = sum(table.embedding_dim * table.pooling_factor for table in one.task.tables)
+        assert one.placement.num_devices == 1 and set(one.task.tables) <= set(of_task.tables)
+        (device,) = one.cost.devices
+        assert device.fwd_compute_ms + device.bwd_compute_ms == pytest.approx((FWD_MS + BWD_MS) * work)
+
+
+# Learning ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_loss_is_the_mean_squared_error_in_units_of_the_scale() -> None:
+    data = ShardTensors.of(shards_of(TABLES, 40), NORMALIZER)
+    _, (first,) = fit(seed=4, updates=1, data=data)
+    rows_M = torch.randint(40, (64,), generator=torch.Generator().manual_seed(4))
+    untrained = net(scale_ms=float(data.cost_S.mean()))
+    with torch.no_grad():
+        error_M = (predict_shards(untrained, data, rows_M) - data.cost_S[rows_M]) / data.cost_S.mean()
+    assert first == pytest.approx(float(error_M.square().mean()))
+
+
+def test_it_learns_what_shards_of_unseen_composition_cost() -> None:
+    data, unseen = (ShardTensors.of(shards_of(TABLES, 400, seed), NORMALIZER) for seed in (0, 1))
+    made, losses = fit(seed=0, updates=600, data=data)
+    assert sum(losses[-20:]) < 0.01 * sum(losses[:20])
+    with torch.no_grad():
+        predicted_S = predict_shards(made, unseen, torch.arange(400))
+    assert float((predicted_S / unseen.cost_S - 1).abs().median()) < 0.05
+
+
+def test_the_learning_rate_is_the_configs_and_falls_to_nothing() -> None:
+    data = ShardTensors.of(shards_of(TABLES, 40), NORMALIZER)
+    made, _ = fit(seed=0, updates=1, data=data, learning_rate=1e-3)
+    before = net(scale_ms=1.0)
+    steps = [(new - old).abs().max() for new, old in zip(made.parameters(), before.parameters(), strict=True)]
+    assert 0 < float(max(steps).detach()) <= 1.001e-3  # Adam's first step is the learning rate
+    optimizer = torch.optim.Adam(made.parameters())
+    fit_autoshard_net(made, optimizer, data, FitConfig(10, 8, 1e-3), torch.Generator().manual_seed(0))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
+
+
+def test_the_same_seed_learns_the_same() -> None:
+    data = ShardTensors.of(shards_of(TABLES, 40), NORMALIZER)
+    (one, losses), (other, others), (third, _) = (fit(seed, 20, data) for seed in (1, 1, 2))
+    assert losses == others
+    for mine, its, different in zip(one.parameters(), other.parameters(), third.parameters(), strict=True):
+        assert mine.equal(its) and not mine.equal(different)
+
+
+def test_how_fast_the_hardware_is_does_not_change_what_is_learned() -> None:
+    slow = measure_random_shards(FakeHardware(slowness=(1000.0,)), [task(TABLES)], 40, 0)
+    data = ShardTensors.of(shards_of(TABLES, 40), NORMALIZER), ShardTensors.of(slow, NORMALIZER)
+    (_, losses), (_, others) = (fit(0, 20, one) for one in data)
+    assert others == pytest.approx(losses, rel=1e-3)

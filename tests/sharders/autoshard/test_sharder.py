@@ -1,0 +1,421 @@
+"""AutoShard's policy and sharder, and the MDP they act in: against one slow episode, and by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from evenshard.measure.costs import MeasuredPlacement
+from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.env import BalanceEnv, Observation
+from evenshard.sharders.autoshard.impala import ImpalaConfig
+from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
+from evenshard.sharders.autoshard.train import AutoShardConfig, measure_random_shards, train_autoshard
+from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
+from evenshard.sharders.dreamshard.env import EpisodeBatch
+from evenshard.sharders.dreamshard.fit import FitConfig
+from evenshard.sharders.random import RandomSharder
+from evenshard.sharders.reward import measured_balance
+from evenshard.utils.errors import BadFile, InfeasibleTask
+from support.autoshard_builders import (
+    MIXED,
+    NORMALIZER,
+    TABLES,
+    TIGHT,
+    AdditiveShardModel,
+    balance_policy,
+    shard_net,
+    slow_logits,
+)
+from support.builders import BATCH_SIZE, PLAIN_FEATURES, FakeHardware, sized, some_tables, split_by, task, working
+
+ALL_BYTES = sum(table.size_bytes for table in TABLES)
+
+
+def sharder(seed: int = 0) -> AutoShardSharder:
+    return AutoShardSharder(shard_net(), balance_policy(seed), NORMALIZER)
+
+
+def env_of(tasks: Sequence[PlacementTask], mask_illegal: bool = True) -> BalanceEnv:
+    """Additive costs; one slot per task."""
+    return BalanceEnv(EpisodeBatch.of(tasks, PLAIN_FEATURES), AdditiveShardModel(), len(tasks), mask_illegal)
+
+
+def to(*devices: int) -> torch.Tensor:
+    return torch.tensor(devices)
+
+
+# The MDP -------------------------------------------------------------------------------------------------------------
+
+
+def test_one_episode_by_hand() -> None:
+    env = env_of([task(working(1.0, 6.0, 3.0), devices=2)])
+    assert env.position_KT.tolist() == [[1, 2, 0]]  # dearest first
+    seen = env.observe()
+    assert seen.step_ratio_B.tolist() == [0.0] and seen.fresh_B.tolist() == [True]
+    assert seen.costs_BD.tolist() == [[0.0, 0.0]]
+    for device, ratio, costs in ((0, 1 / 3, [6.0, 0.0]), (1, 2 / 3, [6.0, 3.0])):
+        outcome = env.step(to(device))
+        assert outcome.reward_B.tolist() == [0.0] and outcome.done_B.tolist() == [False]
+        seen = env.observe()
+        assert seen.step_ratio_B.tolist() == pytest.approx([ratio]) and not seen.fresh_B.any()
+        assert seen.costs_BD[0].tolist() == pytest.approx(costs)
+    last = env.step(to(1))
+    assert last.reward_B.tolist() == pytest.approx([4 / 6]) and last.done_B.tolist() == [True]
+    assert not env.active_B.any()
+
+
+def test_used_memory_is_seen_in_gb_and_an_empty_device_is_zero() -> None:
+    env = env_of([task(sized(2**28, 5), devices=3)])  # 2**28 rows of 4 bytes
+    env.step(to(2))
+    seen = env.observe()
+    assert seen.used_gb_BD.tolist() == [[0.0, 0.0, 1.0]]
+    assert not seen.sums_BDH[0, :2].any() and seen.sums_BDH[0, 2].any()
+
+
+def test_an_empty_device_costs_nothing_whatever_the_network_says_of_zero() -> None:
+    net = shard_net()
+    assert float(net.shard_cost(torch.zeros(32)).detach()) != 0
+    env = BalanceEnv(EpisodeBatch.of([MIXED[0]], NORMALIZER), net, 1)
+    env.step(to(1))
+    assert env.observe().costs_BD[0, [0, 2]].tolist() == [0.0, 0.0]
+    assert env.observe().costs_BD[0, 1] != 0
+
+
+def test_a_dead_end_ends_the_episode_and_costs_the_overflow_of_the_freest_device() -> None:
+    env = env_of([task(sized(6, 5, 5), devices=2, cap=4 * 8)])
+    assert env.step(to(0)).done_B.tolist() == [False]
+    assert env.observe().legal_BD.tolist() == [[False, True]]
+    outcome = env.step(to(1))  # 6 and 5 of 8 are taken; the freest would hold 10
+    assert outcome.done_B.tolist() == [True] and outcome.reward_B.tolist() == pytest.approx([-2 / 8])
+
+
+def test_without_the_mask_a_full_device_may_be_chosen_and_the_overflow_is_taken_off() -> None:
+    env = env_of([task(sized(6, 6, 6), devices=2, cap=4 * 8)], mask_illegal=False)
+    for device in (0, 1):
+        env.step(to(device))
+        assert env.observe().legal_BD.tolist() == [[True, True]]
+    outcome = env.step(to(0))  # equal costs: balance 6 / 12; 12 of 8 are taken
+    assert outcome.done_B.tolist() == [True] and outcome.reward_B.tolist() == pytest.approx([0.5 - 0.5])
+
+
+def test_without_the_mask_devices_the_task_does_not_have_are_still_out() -> None:
+    env = env_of([task(sized(1, 1), devices=2), task(sized(1, 1), devices=3)], mask_illegal=False)
+    assert env.observe().legal_BD.tolist() == [[True, True, False], [True, True, True]]
+
+
+def test_a_finished_slot_waits_until_it_is_restarted_and_then_forgets() -> None:
+    env = env_of([task(working(2.0), devices=2), task(working(3.0, 2.0, 1.0), devices=2)])
+    env.step(to(0, 0))
+    waiting = env.observe()
+    assert env.step(to(1, 1)).reward_B.tolist() == [0.0, 0.0]
+    for name in ("sums_BDH", "costs_BD", "used_gb_BD", "step_ratio_B"):
+        assert getattr(env.observe(), name)[0].equal(getattr(waiting, name)[0])
+    env.restart(torch.tensor([True, False]), to(1, 0))
+    seen = env.observe()
+    assert seen.fresh_B.tolist() == [True, False] and env.task_B.tolist() == [1, 1]
+    assert seen.costs_BD.tolist() == [[0.0, 0.0], [3.0, pytest.approx(2.0)]]
+    assert not seen.used_gb_BD[0].any() and not seen.sums_BDH[0].any()
+
+
+def test_a_slot_that_waits_does_not_change_whatever_is_chosen_for_it() -> None:
+    """With a network that says something of an empty device, in a slot whose task is as long as any."""
+    env = BalanceEnv(EpisodeBatch.of([task(TABLES[:2], devices=3)], NORMALIZER), shard_net(), 2)
+    for _ in range(2):
+        env.step(to(0, 0))
+    env.restart(torch.tensor([True, False]), to(0, 0))
+    waiting = env.observe()
+    for device in (0, 1):
+        assert env.step(to(device, device)).done_B.tolist() == [device == 1, False]
+        for name in ("sums_BDH", "costs_BD", "used_gb_BD", "step_ratio_B"):
+            assert getattr(env.observe(), name)[1].equal(getattr(waiting, name)[1])
+
+
+def test_what_was_seen_does_not_change_afterwards() -> None:
+    env = env_of([task(working(3.0, 2.0, 1.0), devices=2)])
+    seen = env.observe()
+    before = {field.name: getattr(seen, field.name).clone() for field in fields(seen)}
+    env.step(to(0))
+    assert all(getattr(seen, name).equal(value) for name, value in before.items())
+
+
+# The policy ----------------------------------------------------------------------------------------------------------
+
+
+def seen_so_far(tasks: Sequence[PlacementTask], steps: int, seed: int = 0) -> Observation:
+    """[steps, B, ...] observations of random legal play; a slot that ends begins its task again."""
+    env = BalanceEnv(EpisodeBatch.of(tasks, NORMALIZER), shard_net(), len(tasks))
+    generator = torch.Generator().manual_seed(seed)
+    observations = []
+    for _ in range(steps):
+        observations.append(env.observe())
+        device_B = torch.multinomial(observations[-1].legal_BD.float(), 1, generator=generator)[:, 0]
+        done_B = env.step(device_B).done_B
+        env.restart(done_B, env.task_B)
+    return Observation.stacked(observations)
+
+
+def part_of(seen: Observation, steps: slice, slots: slice = slice(None)) -> Observation:
+    return Observation(*(getattr(seen, field.name)[steps, slots] for field in fields(seen)))
+
+
+def test_layers_have_the_published_sizes() -> None:
+    net = AutoShardPolicy()
+    assert (net.lstm.input_size, net.lstm.hidden_size, net.lstm.num_layers) == (33, 64, 2)
+
+    def sizes(module: nn.Module) -> list[tuple[int, int]]:
+        return [(one.in_features, one.out_features) for one in module.modules() if isinstance(one, nn.Linear)]
+
+    assert sizes(net.load_mlp) == [(2, 64), (64, 32)]
+    assert sizes(net.head_of_state) + sizes(net.head_of_device) == [(64, 128), (128, 128)]
+    assert sizes(net.head) == [(128, 128), (128, 64), (64, 1)]
+    assert sizes(net.value_head) == [(192, 64), (64, 1)]
+
+
+def test_logits_are_those_of_the_head_as_the_paper_writes_it() -> None:
+    net, seen = balance_policy(scale_ms=2.0), seen_so_far(MIXED, steps=4)
+    judged = net(seen, net.blank_memory(4))
+    slot, step = 0, 3
+    inputs = torch.cat([seen.table_BH, seen.step_ratio_B[..., None]], dim=-1)[: step + 1, slot]
+    state_S = net.lstm(inputs[:, None])[0][-1, 0]
+    loads = torch.stack([seen.costs_BD[step, slot] / 2.0, seen.used_gb_BD[step, slot]], dim=-1)
+    devices = torch.cat([seen.sums_BDH[step, slot], net.load_mlp(loads)], dim=-1)
+    torch.testing.assert_close(judged.logits_UBD[step, slot, :3], slow_logits(net, state_S, devices)[:3])
+    assert judged.logits_UBD[step, slot, 3:].tolist() == [-torch.inf] * 2
+
+
+def test_steps_one_by_one_equal_one_long_unroll_and_memory_ends_with_the_episode() -> None:
+    """TIGHT and the single-table task begin anew several times within the unroll."""
+    net, seen = balance_policy(), seen_so_far(MIXED, steps=20)
+    assert seen.fresh_B[1:].sum() > 20
+    whole = net(seen, net.blank_memory(4))
+    memory, logits, values = net.blank_memory(4), [], []
+    for step in range(20):
+        judged = net(part_of(seen, slice(step, step + 1)), memory)
+        memory = judged.memory
+        logits.append(judged.logits_UBD)
+        values.append(judged.value_UB)
+    torch.testing.assert_close(torch.cat(logits), whole.logits_UBD)
+    torch.testing.assert_close(torch.cat(values), whole.value_UB)
+    torch.testing.assert_close(memory, whole.memory)
+
+    begins = next(step for step in range(1, 20) if seen.fresh_B[step, 1])
+    alone = net(part_of(seen, slice(begins, begins + 3), slice(1, 2)), net.blank_memory(1))
+    torch.testing.assert_close(alone.logits_UBD, whole.logits_UBD[begins : begins + 3, 1:2])
+
+
+def test_the_state_remembers_the_tables_before() -> None:
+    net, seen = balance_policy(), seen_so_far(MIXED[:1], steps=4)
+    remembering = net(seen, net.blank_memory(1)).logits_UBD[3]
+    forgetful = net(part_of(seen, slice(3, 4)), net.blank_memory(1)).logits_UBD[0]
+    assert not torch.allclose(remembering, forgetful, atol=1e-3)
+
+
+@settings(deadline=None, max_examples=20)
+@given(order=st.permutations(range(5)))
+def test_renamed_devices_swap_their_logits_and_keep_the_value(order: list[int]) -> None:
+    net, seen = balance_policy(), seen_so_far(MIXED, steps=5)
+    judged = net(seen, net.blank_memory(4))
+    devices = {"costs_BD", "used_gb_BD", "device_mask_BD", "legal_BD"}
+    renamed = replace(
+        seen, sums_BDH=seen.sums_BDH[:, :, order], **{name: getattr(seen, name)[..., order] for name in devices}
+    )
+    swapped = net(renamed, net.blank_memory(4))
+    torch.testing.assert_close(swapped.logits_UBD, judged.logits_UBD[..., order])
+    torch.testing.assert_close(swapped.value_UB, judged.value_UB)
+
+
+def test_devices_the_task_does_not_have_change_no_value() -> None:
+    net, seen = balance_policy(), seen_so_far([MIXED[0]], steps=3)
+    more = [(field.name, getattr(seen, field.name)) for field in fields(seen)]
+    wider = {
+        name: torch.cat([value, value.new_full((3, 1, 2, *value.shape[3:]), fill)], dim=2)
+        for name, value in more
+        for fill in [0 if "mask" in name or "legal" in name else 7]
+        if name in ("sums_BDH", "costs_BD", "used_gb_BD", "device_mask_BD", "legal_BD")
+    }
+    judged, padded = (net(one, net.blank_memory(1)) for one in (seen, replace(seen, **wider)))
+    torch.testing.assert_close(padded.value_UB, judged.value_UB)
+    torch.testing.assert_close(padded.logits_UBD[..., :3], judged.logits_UBD)
+
+
+# The sharder ---------------------------------------------------------------------------------------------------------
+
+
+def place_slowly(of_task: PlacementTask, seed: int = 0) -> Placement:
+    """One table after the other, every quantity computed anew from the lists of tables."""
+    net, policy = shard_net(), balance_policy(seed)
+    with torch.no_grad():
+        repr_TH = net.encode(NORMALIZER(of_task.tables, of_task.batch_size))
+        order = sorted(range(len(of_task.tables)), key=lambda i: -float(net.shard_cost(repr_TH[i])))
+        device_of: dict[int, int] = {}
+        for step, position in enumerate(order):
+            shards = [[i for i in device_of if device_of[i] == d] for d in range(of_task.num_devices)]
+            used = [sum(of_task.tables[i].size_bytes for i in shard) for shard in shards]
+            sums = torch.stack([repr_TH[shard].sum(dim=0) for shard in shards])
+            costs = [float(net.shard_cost(row)) if shard else 0.0 for row, shard in zip(sums, shards, strict=True)]
+            ratios = torch.arange(step + 1) / len(order)
+            inputs = torch.cat([repr_TH[order[: step + 1]], ratios[:, None]], dim=1)
+            state_S = policy.lstm(inputs[:, None])[0][-1, 0]
+            loads = torch.tensor([[ms, size / 2**30] for ms, size in zip(costs, used, strict=True)])
+            logits = slow_logits(policy, state_S, torch.cat([sums, policy.load_mlp(loads)], dim=1))
+            room = [size + of_task.tables[position].size_bytes <= of_task.memory_cap_bytes for size in used]
+            if not any(room):
+                raise InfeasibleTask(of_task.task_id)
+            device_of[position] = int(logits.masked_fill(~torch.tensor(room), -torch.inf).argmax())
+    return Placement(tuple(device_of[i] for i in range(len(order))), of_task.num_devices)
+
+
+def splits(placements: Sequence[Placement | None]) -> list[set[tuple[int, ...]] | None]:
+    """Which tables are together. Equal devices have equal logits but for the last bits: either may be taken."""
+    return [None if one is None else split_by(one) for one in placements]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_placements_are_those_of_the_slow_reference(seed: int) -> None:
+    roomy = [MIXED[0], *MIXED[2:]]
+    slowly = [place_slowly(one, seed) for one in roomy]
+    assert splits([sharder(seed).place(one) for one in roomy]) == splits(slowly)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_tight_memory_is_met_like_in_the_slow_reference(seed: int) -> None:
+    try:
+        expected: Placement | None = place_slowly(TIGHT, seed)
+    except InfeasibleTask:
+        expected = None
+    assert splits(sharder(seed).place_many([TIGHT])) == splits([expected])
+
+
+def test_side_by_side_or_alone_the_placements_are_the_same() -> None:
+    """MIXED has tight and roomy tasks of 1 to 9 tables on 3 to 5 devices."""
+    one = sharder()
+    alone = [one.place_many([of_task])[0] for of_task in MIXED]
+    assert splits(one.place_many(MIXED)) == splits(alone) and one.place_many([]) == []
+    assert splits([one.place(MIXED[0])]) == splits(alone[:1])
+
+
+@settings(deadline=None, max_examples=15)
+@given(order=st.permutations(range(9)))
+def test_the_order_in_which_tables_are_named_does_not_matter(order: list[int]) -> None:
+    of_task = MIXED[0]
+    shuffled = replace(of_task, tables=tuple(of_task.tables[i] for i in order))
+    placement, other = sharder().place(of_task), sharder().place(shuffled)
+    names = [
+        {frozenset(one.tables[i].name for i in shard) for shard in split_by(its)}
+        for one, its in ((of_task, placement), (shuffled, other))
+    ]
+    assert names[0] == names[1]
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 50), devices=st.integers(1, 6), slack=st.floats(1.0, 2.0))
+def test_placements_are_legal_or_the_task_is_named_infeasible(seed: int, devices: int, slack: float) -> None:
+    of_task = task(TABLES, devices, cap=int(slack * ALL_BYTES / devices))
+    try:
+        check_placement(of_task, sharder(seed).place(of_task))
+    except InfeasibleTask as error:
+        assert "memory_cap_gb" in str(error)
+
+
+def test_a_dead_end_names_the_table_and_the_room() -> None:
+    of_task = task(sized(3, 3, 3), cap=4 * 5, task_id="stuck")  # 9 of 10, but no two of them on a device
+    with pytest.raises(InfeasibleTask, match=r"stuck: table s\d needs .* the freest device has .* Raise"):
+        sharder().place(of_task)
+    assert splits(sharder().place_many([of_task, MIXED[0]])) == splits([None, sharder().place(MIXED[0])])
+
+
+def test_a_task_that_plainly_does_not_fit_is_refused_before_playing() -> None:
+    of_task = task(sized(9), cap=4 * 8)
+    with pytest.raises(InfeasibleTask, match="more than a whole device"):
+        sharder().place(of_task)
+    assert sharder().place_many([of_task]) == [None]
+
+
+def test_one_device_takes_all_and_more_devices_than_tables_are_no_trouble() -> None:
+    assert sharder().place(task(TABLES, devices=1)).device_of_table == (0,) * len(TABLES)
+    check_placement(task(TABLES[:2], devices=7), sharder().place(task(TABLES[:2], devices=7)))
+
+
+# Training and keeping ------------------------------------------------------------------------------------------------
+
+SMALL = AutoShardConfig(
+    fit=FitConfig(num_updates=300, minibatch_size=64, learning_rate=3e-3),
+    impala=ImpalaConfig(num_updates=40, num_slots=16, unroll_length=20, sync_every=2, learning_rate=3e-3),
+)
+POOL = some_tables(24)
+TRAIN = [task(POOL[first : first + 10], devices=2, task_id=f"train-{first}") for first in range(5)]
+TEST = [task(POOL[first : first + 10], devices=2, task_id=f"test-{first}") for first in range(10, 15)]
+
+
+def shards() -> list[MeasuredPlacement]:
+    return measure_random_shards(FakeHardware(), TRAIN, 200, seed=0)
+
+
+def test_from_measured_shards_to_a_balance_above_random() -> None:
+    trained = train_autoshard(TRAIN, shards(), SMALL, seed=0)
+    mean = [
+        sum(measured_balance(FakeHardware().measure(one, who.place(one))) for one in TEST) / len(TEST)
+        for who in (trained, RandomSharder(0))
+    ]
+    assert mean[0] > mean[1] + 0.15 and mean[0] > 0.75
+
+
+def test_the_same_seed_gives_the_same_sharder_and_touches_no_global_randomness() -> None:
+    short = AutoShardConfig(replace(SMALL.fit, num_updates=5), replace(SMALL.impala, num_updates=2))
+    measured = shards()
+    torch.manual_seed(11)
+    one = train_autoshard(TRAIN, measured, short, seed=1)
+    drawn = torch.rand(())
+    torch.manual_seed(11)
+    assert torch.rand(()).equal(drawn)
+    other, third = (train_autoshard(TRAIN, measured, short, seed=seed) for seed in (1, 2))
+    for mine, its in zip(one.policy.parameters(), other.policy.parameters(), strict=True):
+        assert mine.equal(its)
+    assert any(
+        not mine.equal(its) for mine, its in zip(one.policy.parameters(), third.policy.parameters(), strict=True)
+    )
+
+
+def test_training_the_policy_leaves_the_cost_network_alone() -> None:
+    measured = shards()
+    fits = (replace(SMALL.impala, num_updates=updates) for updates in (0, 3))
+    nets = [train_autoshard(TRAIN, measured, AutoShardConfig(SMALL.fit, impala), 0).cost_net for impala in fits]
+    assert isinstance(nets[0], AutoShardCostNet) and isinstance(nets[1], AutoShardCostNet)
+    assert all(one.equal(other) for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+
+
+def test_tasks_that_do_not_fit_are_left_out_of_training_and_without_others_it_is_refused() -> None:
+    short = AutoShardConfig(replace(SMALL.fit, num_updates=2), replace(SMALL.impala, num_updates=2))
+    too_small = [replace(one, memory_cap_bytes=4) for one in TRAIN]
+    train_autoshard([*too_small, TRAIN[0]], shards(), short, seed=0)
+    with pytest.raises(InfeasibleTask, match="No train task fits"):
+        train_autoshard(too_small, shards(), short, seed=0)
+
+
+def test_both_networks_come_back_from_their_folders_as_they_were(tmp_path: Path) -> None:
+    net, policy = shard_net(seed=5), balance_policy(seed=5, scale_ms=42.0)
+    net.cost_scale_ms.fill_(17.0)
+    save_checkpoint(new_checkpoint(net, NORMALIZER), tmp_path / "net")
+    save_checkpoint(new_checkpoint(policy, NORMALIZER), tmp_path / "policy")
+    loaded = load_checkpoint(tmp_path / "net", AutoShardCostNet)
+    kept = load_checkpoint(tmp_path / "policy", AutoShardPolicy)
+    assert float(loaded.net.cost_scale_ms) == 17.0 and float(kept.net.cost_scale_ms) == 42.0
+    again = AutoShardSharder(loaded.net, kept.net, kept.normalizer)
+    assert again.place_many(MIXED) == AutoShardSharder(net, policy, NORMALIZER).place_many(MIXED)
+    with pytest.raises(BadFile, match="holds a autoshard_policy"):
+        load_checkpoint(tmp_path / "policy", AutoShardCostNet)
+
+
+def test_features_hold_for_the_batch_size_so_tasks_of_two_cannot_share_a_batch() -> None:
+    with pytest.raises(AssertionError, match="batch size"):
+        sharder().place_many([MIXED[0], replace(MIXED[0], batch_size=2 * BATCH_SIZE)])

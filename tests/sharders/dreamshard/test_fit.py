@@ -1,0 +1,148 @@
+"""Fitting the cost network: the tensors, the loss by hand, and a golden curve."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.fit import CostTensors, FitConfig, fit_cost_net, predict
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.random import RandomSharder
+from support.builders import BATCH_SIZE, FakeHardware, cost, cost_net, measured, some_tables, task
+
+TABLES = some_tables(12)
+NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
+
+
+def random_placements(count: int, seed: int = 0) -> list[MeasuredPlacement]:
+    """Placements on 2 to 4 devices with their costs on ``FakeHardware``, in units of 1000 ms."""
+    found = []
+    for number in range(count):
+        first = number % 5
+        of_task = task(TABLES[first : first + 6], devices=2 + number % 3, task_id=f"task-{number}")
+        placement = RandomSharder(seed).place(of_task)
+        devices = FakeHardware(slowness=(1e-3,)).measure(of_task, placement)
+        found.append(measured(of_task, placement.device_of_table, devices))
+    return found
+
+
+DATA = CostTensors.of(random_placements(40), NORMALIZER)
+ALL_ROWS = torch.arange(40)
+
+
+def fitted(config: FitConfig, seed: int = 0) -> tuple[DreamShardCostNet, list[float]]:
+    net = cost_net(seed=1, scale_ms=float(DATA.overall_N.mean()))
+    optimizer = torch.optim.Adam(net.parameters(), lr=123.0)
+    return net, fit_cost_net(net, optimizer, DATA, config, torch.Generator().manual_seed(seed))
+
+
+# The tensors ---------------------------------------------------------------------------------------------------------
+
+
+def test_measured_placements_become_tensors_by_hand() -> None:
+    two, three = task(TABLES[:2], devices=2, task_id="a"), task(TABLES[1:4], devices=3, task_id="b")
+    costs = PlacementCost((DeviceCost(1.0, 9.0, 2.0, 3.0), DeviceCost(4.0, 9.0, 5.0, 6.0)), "modelled")
+    data = CostTensors.of([measured(two, (1, 0), costs), measured(three, (2, 2, 0), cost(4.0, 8.0, 2.0))], NORMALIZER)
+    torch.testing.assert_close(data.features_PF, NORMALIZER(TABLES[:4], BATCH_SIZE))
+    assert data.holds_NDP.tolist() == [
+        [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]],
+        [[0, 0, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0]],
+    ]
+    assert data.device_mask_ND.tolist() == [[True, True, False], [True, True, True]]
+    # forward compute, backward all-to-all, backward compute: the forward all-to-all is no target
+    assert data.costs_NDC.tolist() == [
+        [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [0.0, 0.0, 0.0]],
+        [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [0.5, 0.5, 0.5]],
+    ]
+    assert data.overall_N.tolist() == [24.0, 8.0]
+
+
+def test_placements_of_different_batch_sizes_do_not_share_features() -> None:
+    with pytest.raises(AssertionError):
+        CostTensors.of(
+            [measured(task(TABLES[:2], batch_size=size), (0, 1), cost(1.0, 1.0)) for size in (64, 128)], NORMALIZER
+        )
+
+
+def test_predictions_sum_the_representations_of_each_device_and_leave_an_empty_one_at_zero() -> None:
+    net, of_task = cost_net(), task(TABLES[:3], devices=3)
+    data = CostTensors.of([measured(of_task, (0, 2, 0), cost(1.0, 1.0, 1.0))], NORMALIZER)
+    encoded = net.encode(NORMALIZER(TABLES[:3], BATCH_SIZE))
+    sums = torch.stack([encoded[0] + encoded[2], torch.zeros(32), encoded[1]])
+    device_costs, overall = predict(net, data, torch.tensor([0]))
+    torch.testing.assert_close(device_costs[0], net.device_costs(sums))
+    torch.testing.assert_close(overall, net.overall_cost(sums[None], torch.ones(1, 3, dtype=torch.bool)))
+
+
+def test_a_placement_is_predicted_alike_among_wider_ones_and_alone() -> None:
+    """40 placements of 2 to 4 devices, padded to 4."""
+    net, placements = cost_net(), random_placements(6)
+    together_costs, together = predict(net, CostTensors.of(placements, NORMALIZER), torch.arange(6))
+    for number, one in enumerate(placements):
+        alone_costs, alone = predict(net, CostTensors.of([one], NORMALIZER), torch.tensor([0]))
+        torch.testing.assert_close(together[number], alone[0], atol=1e-5, rtol=1e-5)
+        devices = one.task.num_devices
+        torch.testing.assert_close(together_costs[number, :devices], alone_costs[0], atol=1e-5, rtol=1e-5)
+
+
+# The loss ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_three_mean_squared_errors_over_devices_and_one_over_placements() -> None:
+    net, placements = cost_net(scale_ms=2.0), random_placements(2)  # on 2 and on 3 devices: 5 in all
+    data = CostTensors.of(placements, NORMALIZER)
+    squared = overall = 0.0
+    picked = torch.randint(2, (8,), generator=torch.Generator().manual_seed(3)).tolist()
+    assert set(picked) == {0, 1}
+    for row in picked:
+        device_costs, (total,) = predict(net, CostTensors.of([placements[row]], NORMALIZER), torch.tensor([0]))
+        measured_cost = placements[row].cost
+        for predicted, device in zip(device_costs[0].tolist(), measured_cost.devices, strict=True):
+            actual = (device.fwd_compute_ms, device.bwd_all_to_all_ms, device.bwd_compute_ms)
+            squared += sum(((p - a) / 2.0) ** 2 for p, a in zip(predicted, actual, strict=True))
+        overall += ((float(total.detach()) - measured_cost.max_device_ms) / 2.0) ** 2
+    num_devices = sum(placements[row].task.num_devices for row in picked)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    (loss,) = fit_cost_net(net, optimizer, data, FitConfig(1, 8, 0.0), torch.Generator().manual_seed(3))
+    assert loss == pytest.approx(squared / num_devices + overall / 8, rel=1e-4)
+
+
+def test_golden_curve() -> None:
+    net, losses = fitted(FitConfig(num_updates=150, minibatch_size=16, learning_rate=2e-3))
+    assert len(losses) == 150
+    assert [losses[0], losses[59], losses[149]] == pytest.approx([1.138678, 0.00874542, 0.000558838], rel=1e-3)
+    costs, overall = (predicted.detach() for predicted in predict(net, DATA, ALL_ROWS))
+    assert float((overall / DATA.overall_N - 1).abs().median()) < 0.1
+    assert float((costs[..., 2] - DATA.costs_NDC[..., 2])[DATA.device_mask_ND].abs().mean()) < 0.1
+
+
+def test_the_same_generator_gives_the_same_curve_and_another_another() -> None:
+    config = FitConfig(num_updates=5, minibatch_size=8, learning_rate=1e-3)
+    assert fitted(config, seed=1)[1] == fitted(config, seed=1)[1] != fitted(config, seed=2)[1]
+
+
+def test_the_learning_rate_is_the_configs_not_the_optimizers() -> None:
+    before = cost_net(seed=1, scale_ms=float(DATA.overall_N.mean()))
+    after, _ = fitted(FitConfig(num_updates=1, minibatch_size=8, learning_rate=1e-3))
+    for old, new in zip(before.parameters(), after.parameters(), strict=True):
+        assert float((new - old).abs().max().detach()) <= 1.001e-3  # Adam's first step is the learning rate
+
+
+def test_the_scale_of_costs_is_no_weight_to_learn() -> None:
+    net, _ = fitted(FitConfig(num_updates=3, minibatch_size=8, learning_rate=1e-2))
+    assert float(net.cost_scale_ms) == float(DATA.overall_N.mean())
+
+
+def test_progress_is_told_of_every_update() -> None:
+    seen: list[int] = []
+
+    def track(updates: range) -> range:
+        seen.extend(updates)
+        return updates
+
+    net = cost_net()
+    config = FitConfig(num_updates=4, minibatch_size=2, learning_rate=1e-3)
+    fit_cost_net(net, torch.optim.Adam(net.parameters()), DATA, config, torch.Generator(), track)
+    assert seen == [0, 1, 2, 3]

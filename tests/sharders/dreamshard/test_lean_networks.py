@@ -1,0 +1,45 @@
+"""DreamShard's networks in the form that rollouts ask: the same answers with fewer calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled, rollout
+from evenshard.sharders.dreamshard.sharder import lean_cost_model, lean_policy
+from evenshard.sharders.features import FeatureNormalizer
+from support.builders import BATCH_SIZE, AdditiveCostModel, cost_net, policy, some_tables, task
+
+TABLES = some_tables(10)
+FEATURES = FeatureNormalizer.fit(TABLES, BATCH_SIZE)(TABLES, BATCH_SIZE)
+
+
+@pytest.mark.parametrize("scale_ms", [1.0, 30.0])
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 4)])
+def test_lean_networks_answer_as_the_networks_do(scale_ms: float, shape: tuple[int, ...]) -> None:
+    net, chooser = cost_net(scale_ms=scale_ms), policy(scale_ms=scale_ms)
+    lean_net, lean_chooser = lean_cost_model(net), lean_policy(chooser)
+    generator = torch.Generator().manual_seed(0)
+    sums, costs = torch.rand(*shape, 32, generator=generator), scale_ms * torch.rand(*shape, 3, generator=generator)
+    torch.testing.assert_close(lean_net.device_costs(sums), net.device_costs(sums).detach(), atol=1e-5, rtol=1e-5)
+    expected = chooser.device_logits(sums, costs).detach()
+    torch.testing.assert_close(lean_chooser.device_logits(sums, costs).detach(), expected, atol=1e-5, rtol=1e-5)
+    assert lean_net.encode(FEATURES).equal(net.encode(FEATURES))
+    assert lean_chooser.encode(FEATURES).equal(chooser.encode(FEATURES))
+
+
+def test_lean_networks_play_the_same_episodes() -> None:
+    batch = EpisodeBatch.of([task(TABLES, devices=3), task(TABLES[:4], devices=5)], FeatureNormalizer.fit(TABLES, 64))
+    plain, lean = (
+        rollout(batch.repeat(8), net, chooser, choose_sampled(torch.Generator().manual_seed(0)))
+        for net, chooser in ((cost_net(), policy()), (lean_cost_model(cost_net()), lean_policy(policy())))
+    )
+    assert lean.device_BT.equal(plain.device_BT)
+    torch.testing.assert_close(lean.predicted_ms_B, plain.predicted_ms_B)
+
+
+def test_what_is_not_dreamshards_stays_as_it_is() -> None:
+    model = AdditiveCostModel()
+    assert lean_cost_model(model) is model
+    lean = lean_policy(policy())
+    assert lean_policy(lean) is lean

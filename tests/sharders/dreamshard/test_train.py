@@ -1,0 +1,77 @@
+"""DreamShard's whole loop in memory: it measures what it says, learns, and does so again with the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import pytest
+import torch
+
+from evenshard.measure.costs import PlacementCost
+from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.base import Sharder
+from evenshard.sharders.dreamshard.train import DreamShardConfig, Measure, train_dreamshard
+from evenshard.sharders.random import RandomSharder
+from evenshard.utils.errors import InfeasibleTask
+from support.builders import FakeHardware, sized, some_tables, table, task
+
+POOL = some_tables(60)
+TRAIN = [task(POOL[6 * n : 6 * n + 6], devices=2, task_id=f"train-{n}") for n in range(5)]
+TEST = [task(POOL[30 + 6 * n : 36 + 6 * n], devices=2, task_id=f"test-{n}") for n in range(5)]
+SMALL = DreamShardConfig(
+    num_rounds=2, placements_per_round=12, cost_updates=150, policy_updates=40, num_episodes=8, learning_rate=5e-3
+)
+
+
+def measuring(hardware: FakeHardware) -> Measure:
+    def measure(jobs: Sequence[tuple[PlacementTask, Placement]]) -> list[PlacementCost]:
+        return [hardware.measure(of_task, placement) for of_task, placement in jobs]
+
+    return measure
+
+
+def test_it_measures_random_placements_first_and_the_policys_then() -> None:
+    hardware = FakeHardware()
+    trained = train_dreamshard(TRAIN, measuring(hardware), hardware.provenance, SMALL, seed=0)
+    assert len(trained.measured) == len(hardware.calls) == 24
+    assert [one.proposed_by for one in trained.measured] == ["random"] * 12 + ["dreamshard"] * 12
+    assert [one.round for one in trained.measured] == [1] * 12 + [2] * 12
+    assert len({one.measurement_id for one in trained.measured}) == 24
+    assert float(trained.cost_net.cost_scale_ms) == pytest.approx(
+        fmean(one.cost.max_device_ms for one in trained.measured[:12])
+    )
+    for one in trained.measured:
+        check_placement(one.task, one.placement)
+        assert one.cost == hardware.measure(one.task, one.placement)
+
+
+def test_it_learns_to_place_unseen_tables_better_than_chance() -> None:
+    hardware = FakeHardware()
+    sharder = train_dreamshard(TRAIN, measuring(hardware), hardware.provenance, SMALL, seed=1).sharder(32)
+
+    def mean_ms(own: Sharder) -> float:
+        return fmean(hardware.measure(one, own.place(one)).max_device_ms for one in TEST)
+
+    assert mean_ms(sharder) < 0.95 * mean_ms(RandomSharder(0))
+
+
+def test_the_same_seed_gives_the_same_networks() -> None:
+    quick = DreamShardConfig(num_rounds=2, placements_per_round=3, cost_updates=3, policy_updates=2, num_episodes=2)
+    nets = [
+        train_dreamshard(TRAIN, measuring(FakeHardware()), FakeHardware().provenance, quick, seed).policy
+        for seed in (3, 3, 4)
+    ]
+    weights = [torch.cat([value.flatten() for value in net.state_dict().values()]) for net in nets]
+    assert weights[0].equal(weights[1]) and not weights[0].equal(weights[2])
+
+
+def test_tasks_that_fit_nowhere_are_left_out_and_none_at_all_is_an_error() -> None:
+    full = task([table("big", 1000), table("large", 1000)], 2, cap=10, task_id="full")
+    hardware = FakeHardware()
+    quick = DreamShardConfig(num_rounds=1, placements_per_round=8, cost_updates=2, policy_updates=1, num_episodes=2)
+    trained = train_dreamshard([full, task(sized(1, 2, 3))], measuring(hardware), hardware.provenance, quick, seed=0)
+    assert {one.task.task_id for one in trained.measured} == {"task"}
+    with pytest.raises(InfeasibleTask, match="None of the train tasks"):
+        train_dreamshard([full], measuring(hardware), hardware.provenance, quick, seed=0)

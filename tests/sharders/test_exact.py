@@ -1,0 +1,213 @@
+"""The exact sharder: the optimum of the sums, never worse than greedy, and a bound that holds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.exact import COST_UNITS, GAP_LIMIT, ExactSharder, _solve, additive_bound_ms
+from evenshard.sharders.greedy import single_cost_sharder
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.units import BYTES_PER_GB
+from support.builders import every_placement, sized, split_by, table, task
+
+INSTANT = 1e-9
+"""A time limit in which the solver does nothing."""
+
+
+def named(costs_ms: Sequence[float]) -> dict[str, float]:
+    return {f"s{number}": cost_ms for number, cost_ms in enumerate(costs_ms)}
+
+
+def load_ms(placement: Placement, costs_ms: Sequence[float]) -> float:
+    return max(sum(costs_ms[position] for position in shard) for shard in placement.shards())
+
+
+def fits(of_task: PlacementTask, placement: Placement) -> bool:
+    try:
+        check_placement(of_task, placement)
+    except InfeasibleTask:
+        return False
+    return True
+
+
+def like_real_tables(count: int, devices: int, seed: int, room: float) -> tuple[PlacementTask, list[float]]:
+    """Sizes and costs apart, each over orders of magnitude; the devices hold ``room`` times the tables."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.lognormal(8, 1, count).astype(int) + 1
+    costs_ms = rng.lognormal(-2, 1, count).tolist()
+    cap = max(int(room * 4 * sizes.sum() / devices), 4 * int(sizes.max()))
+    return task(sized(*sizes.tolist()), devices=devices, cap=cap), costs_ms
+
+
+# The optimum ---------------------------------------------------------------------------------------------------------
+
+
+def test_it_finds_the_optimum_that_greedy_misses() -> None:
+    """Greedy: 5 3 3 | 5 3 | 4 4. Best: 5 4 | 5 4 | 3 3 3."""
+    costs_ms = [5.0, 3.0, 4.0, 3.0, 5.0, 3.0, 4.0]
+    of_task = task(sized(*[1] * 7), devices=3)
+    assert load_ms(single_cost_sharder(named(costs_ms)).place(of_task), costs_ms) == 11
+    answer = ExactSharder(named(costs_ms)).solve(of_task)
+    assert answer.load_ms == 9 == load_ms(answer.placement, costs_ms)
+    assert (1, 3, 5) in split_by(answer.placement)
+    assert answer.optimal and answer.gap == pytest.approx(0, abs=GAP_LIMIT)
+
+
+def test_a_bound_above_the_equal_share_is_proved() -> None:
+    """Three equal tables on two devices: an equal share would be 1.5, but one device holds two."""
+    answer = ExactSharder(named([1.0, 1.0, 1.0])).solve(task(sized(1, 1, 1)))
+    assert answer.load_ms == 2 and answer.optimal
+    assert answer.bound_ms == pytest.approx(2, rel=GAP_LIMIT)
+
+
+def test_memory_decides_where_costs_would_not() -> None:
+    """Costs alone say 4 3 | 5 2; but only the largest table fits beside nothing: 5 | 4 3 2."""
+    costs_ms, of_task = [5.0, 4.0, 3.0, 2.0], task(sized(9, 3, 3, 3), cap=4 * 9)
+    answer = ExactSharder(named(costs_ms)).solve(of_task)
+    assert split_by(answer.placement) == {(0,), (1, 2, 3)}
+    assert answer.load_ms == 9 and answer.optimal
+
+
+def test_a_dead_end_of_greedy_is_no_dead_end() -> None:
+    """Costliest first fills both devices with small tables, and the large one finds no room."""
+    of_task = task(sized(8, 2, 2, 2, 2), cap=4 * 8)
+    assert split_by(ExactSharder(named([1.0, 2.0, 3.0, 4.0, 5.0])).place(of_task)) == {(0,), (1, 2, 3, 4)}
+
+
+def test_tables_that_cost_nothing_still_need_memory() -> None:
+    """By size, greedy fills 3 2 | 3 2 and has no room for the last; 3 3 | 2 2 2 fits."""
+    answer = ExactSharder(named([0.0] * 5)).solve(task(sized(3, 3, 2, 2, 2), cap=4 * 6))
+    assert split_by(answer.placement) == {(0, 1), (2, 3, 4)}
+    assert (answer.load_ms, answer.bound_ms, answer.gap) == (0, 0, 0) and answer.optimal
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tables=st.lists(st.tuples(st.integers(1, 9), st.floats(0, 100)), min_size=1, max_size=6),
+    devices=st.integers(1, 3),
+    cap=st.integers(5, 40),
+)
+def test_against_every_placement(tables: list[tuple[int, float]], devices: int, cap: int) -> None:
+    costs_ms = [cost_ms for _, cost_ms in tables]
+    of_task = task(sized(*[size for size, _ in tables]), devices=devices, cap=4 * cap)
+    legal = [placement for placement in every_placement(of_task) if fits(of_task, placement)]
+    sharder = ExactSharder(named(costs_ms))
+    if not legal:
+        with pytest.raises(InfeasibleTask):
+            sharder.solve(of_task)
+        return
+    best_ms = min(load_ms(placement, costs_ms) for placement in legal)
+    answer = sharder.solve(of_task)
+    assert fits(of_task, answer.placement)
+    assert answer.load_ms == pytest.approx(load_ms(answer.placement, costs_ms))
+    assert answer.bound_ms <= best_ms * (1 + 1e-9) <= answer.load_ms * (1 + 1e-6)
+    assert answer.load_ms <= best_ms * (1 + GAP_LIMIT) and answer.optimal
+
+
+def test_the_solvers_bound_holds_though_it_counts_in_whole_units() -> None:
+    """In units of 0.001 ms the rounded sums of tables of 1 to 2 ms lie above and below the true ones."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        costs_ms = rng.uniform(1, 2, 6).tolist()
+        of_task = task(sized(*[1] * 6))
+        best_ms = min(load_ms(placement, costs_ms) for placement in every_placement(of_task))
+        unit_ms = 1e-3
+        _, bound_ms = _solve(of_task, costs_ms, unit_ms * COST_UNITS, None, 1.0)
+        assert best_ms * 0.99 < bound_ms <= best_ms
+
+
+def test_the_order_of_tables_does_not_change_how_good_it_is() -> None:
+    of_task, costs_ms = like_real_tables(12, 3, seed=1, room=1.2)
+    turned = task(of_task.tables[::-1], devices=3, cap=of_task.memory_cap_bytes)
+    answers = [ExactSharder(named(costs_ms)).solve(one) for one in (of_task, turned)]
+    assert answers[0].load_ms == pytest.approx(answers[1].load_ms, rel=GAP_LIMIT)
+
+
+def test_costs_come_from_a_function_as_well() -> None:
+    of_task, costs_ms = task(sized(1, 2, 3, 4)), [1.0, 2.0, 3.0, 4.0]
+    of_function = ExactSharder(lambda one: float(one.num_rows)).solve(of_task)
+    assert of_function == ExactSharder(named(costs_ms)).solve(of_task)
+    assert of_function.load_ms == 5
+
+
+# Time ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "devices", "room"), [(200, 8, 100.0), (160, 8, 1.05)])
+def test_a_large_task_is_next_to_solved_in_a_second(count: int, devices: int, room: float) -> None:
+    of_task, costs_ms = like_real_tables(count, devices, seed=0, room=room)
+    started = time.perf_counter()
+    answer = ExactSharder(named(costs_ms), time_limit_s=1.0).solve(of_task)
+    assert time.perf_counter() - started < 30  # on a busy machine; alone it takes one to three
+    assert fits(of_task, answer.placement)
+    assert answer.gap < 2e-3
+    assert answer.load_ms < load_ms(single_cost_sharder(named(costs_ms)).place(of_task), costs_ms)
+
+
+def test_the_same_task_gets_the_same_answer_even_when_time_runs_out() -> None:
+    of_task, costs_ms = like_real_tables(60, 8, seed=3, room=1.2)
+    answers = [ExactSharder(named(costs_ms), time_limit_s=0.05).solve(of_task) for _ in range(2)]
+    assert answers[0] == answers[1] and not answers[0].optimal
+
+
+def test_out_of_time_it_is_greedys_placement_and_the_gap_says_how_far_from_the_simple_bound() -> None:
+    of_task, costs_ms = like_real_tables(40, 4, seed=2, room=2.0)
+    greedy = single_cost_sharder(named(costs_ms)).place(of_task)
+    answer = ExactSharder(named(costs_ms), time_limit_s=INSTANT).solve(of_task)
+    assert answer.placement == greedy
+    assert answer.bound_ms == pytest.approx(additive_bound_ms(costs_ms, 4))
+    assert answer.gap == pytest.approx(load_ms(greedy, costs_ms) / additive_bound_ms(costs_ms, 4) - 1)
+
+
+def test_the_simple_bound_is_an_equal_share_or_the_heaviest_table() -> None:
+    assert additive_bound_ms([1.0, 1.0, 4.0], 2) == 4
+    assert additive_bound_ms([2.0, 2.0, 3.0], 2) == 3.5
+
+
+def test_a_better_placement_than_greedys_is_kept_when_time_runs_out() -> None:
+    for seed in range(5):
+        of_task, costs_ms = like_real_tables(50, 8, seed, room=3.0)
+        greedy_ms = load_ms(single_cost_sharder(named(costs_ms)).place(of_task), costs_ms)
+        assert ExactSharder(named(costs_ms), time_limit_s=0.02).solve(of_task).load_ms <= greedy_ms
+
+
+# What cannot be placed -----------------------------------------------------------------------------------------------
+
+
+def test_tables_that_fit_in_bytes_but_not_in_pieces_are_proved_infeasible_with_numbers() -> None:
+    """Three tables of 3 GB are 9 of 10 GB, but each of the two devices takes only one."""
+    tables = [table(f"s{number}", 3 * BYTES_PER_GB // 16) for number in range(3)]
+    with pytest.raises(InfeasibleTask, match=r"no placement fits: .* 9\.00 GB .* 2 devices' 10\.00 GB .*\(s0\) 3\.00"):
+        ExactSharder(named([1.0, 1.0, 1.0])).place(task(tables, cap=5 * BYTES_PER_GB))
+
+
+def test_too_large_a_table_is_infeasible() -> None:
+    with pytest.raises(InfeasibleTask, match="more than a whole device"):
+        ExactSharder(named([1.0])).place(task(sized(9), cap=8))
+
+
+def test_no_placement_in_time_says_so() -> None:
+    of_task = task(sized(8, 2, 2, 2, 2), cap=4 * 8)
+    with pytest.raises(InfeasibleTask, match=r"found none in its 1e-09 s: .*Raise memory_cap_gb or num_devices"):
+        ExactSharder(named([1.0, 2.0, 3.0, 4.0, 5.0]), time_limit_s=INSTANT).place(of_task)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.inf, math.nan])
+def test_an_impossible_cost_is_refused_by_name(bad: float) -> None:
+    with pytest.raises(BadConfig, match=r"table s1 costs .* on its own"):
+        ExactSharder(named([1.0, bad])).place(task(sized(1, 1)))
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, math.nan])
+def test_a_time_limit_of_nothing_is_refused(limit: float) -> None:
+    with pytest.raises(BadConfig, match="time_limit_s"):
+        ExactSharder({}, time_limit_s=limit)

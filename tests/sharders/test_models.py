@@ -1,0 +1,290 @@
+"""Models: what they have seen, what lies outside of it, and how folders of them come and go."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.placement.placement import check_placement
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.convex_search.sharder import EvenshardSharder
+from evenshard.sharders.models import PARTS, digest_of, load_model, save_cost_model, save_model
+from evenshard.sharders.trained_on import TrainedOn
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig, BadFile
+from support.builders import BATCH_SIZE, cost, cost_net, measured, policy, some_tables, table, task
+from support.convex_builders import NORMALIZER, random_model
+
+SMALL, LARGE = (
+    table("small", rows=1_000, dim=8, pooling=1.0),
+    table("large", rows=100_000, dim=64, pooling=20.0, bits=16),
+)
+TABLES = (SMALL, table("middle", rows=5_000, dim=16, pooling=3.0), LARGE)
+
+
+def seen() -> list[MeasuredPlacement]:
+    """Batches of 64 and 256; up to three tables on a device, and three devices."""
+    return [
+        measured(task(TABLES, 3), (0, 0, 2), cost(1.0, 0.0, 2.0)),
+        measured(task(TABLES[:2], 2, batch_size=256), (1, 1), cost(0.0, 4.0)),
+        measured(
+            task([TABLES[2], TABLES[0], TABLES[1]], 1), (0, 0, 0), PlacementCost((DeviceCost.out_of_memory(),), "")
+        ),
+    ]
+
+
+TRAINED_ON = TrainedOn.of(seen())
+
+
+def outside(tables: Sequence[Table] = TABLES, devices: int = 2, batch_size: int = BATCH_SIZE) -> tuple[str, ...]:
+    return TRAINED_ON.outside(task(tables, devices, batch_size=batch_size))
+
+
+# What it was trained on ----------------------------------------------------------------------------------------------
+
+
+def test_ranges_by_hand(tmp_path: Path) -> None:
+    (tmp_path / "costs").write_bytes(b"abc")
+    found = TrainedOn.of(seen(), "1234", [tmp_path / "costs"])
+    assert found == TrainedOn(
+        hardware="simulated: adds up",
+        link="ethernet_25g",
+        versions="none 0",
+        num_measured=3,
+        batch_size=(64, 256),
+        num_rows=(1_000, 100_000),
+        embedding_dim=(8, 64),
+        pooling_factor=(1.0, 20.0),
+        tables_per_placement=(2, 3),
+        num_devices=(1, 3),
+        tables_per_device=(1, 3),
+        dims_per_device=(24, 88),
+        weight_bits=(16, 32),
+        git_commit="1234",
+        costs_sha256=("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",),
+        num_rows_quantiles=(1_000,) * 5 + (5_000,) + (100_000,) * 5,
+        embedding_dim_quantiles=(8,) * 5 + (16,) + (64,) * 5,
+        pooling_factor_quantiles=(1.0,) * 5 + (3.0,) + (20.0,) * 5,
+        reuse_quantiles=(1.0,) * 11,
+    )
+
+
+def test_several_versions_are_all_named() -> None:
+    later = [replace(one, provenance=replace(one.provenance, versions="none 1")) for one in seen()]
+    assert TrainedOn.of([*later, *seen()]).versions == "none 0; none 1"
+
+
+def test_it_comes_back_from_its_file(tmp_path: Path) -> None:
+    TRAINED_ON.save(tmp_path / "trained_on.json")
+    assert TrainedOn.load(tmp_path / "trained_on.json") == TRAINED_ON
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [("", "not readable"), ('{"hardware": "cpu"}', "link is missing"), ("[1]", "not readable"), (None, "missing")],
+)
+def test_a_torn_file_is_a_bad_file_on_one_line(tmp_path: Path, content: str | None, problem: str) -> None:
+    if content is not None:
+        (tmp_path / "trained_on.json").write_text(content)
+    with pytest.raises(BadFile, match=problem) as caught:
+        TrainedOn.load(tmp_path / "trained_on.json")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"hardware": 3}, "hardware is 3, not a text"),
+        ({"batch_size": 64}, "batch_size is 64, not a list of 2"),
+        ({"batch_size": [64, "256"]}, "batch_size.1. is '256', not a number"),
+        ({"num_rows": [9, 1]}, "num_rows is from 9 to 1"),
+        ({"num_devices": [-1, 1]}, "num_devices is from -1 to 1"),
+        ({"weight_bits": []}, "weight_bits is empty"),
+        ({"weight_bits": ["8"]}, "weight_bits.0. is '8', not a whole number"),
+        ({"costs_sha256": 5}, "costs_sha256 is 5, not a list"),
+        ({"num_rows_quantiles": [1.0]}, "num_rows_quantiles is not 11 finite numbers"),
+        ({"num_measured": None}, "num_measured is None, not a whole number"),
+        ({"mood": "good"}, "'mood' is unknown"),
+        ({"embedding_dim": [4, math.nan]}, "'NaN' is not a valid number"),
+    ],
+)
+def test_other_types_and_impossible_ranges_are_refused(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+    path = tmp_path / "trained_on.json"
+    path.write_text(json.dumps({**asdict(TRAINED_ON), **change}))
+    with pytest.raises(BadFile, match=problem):
+        TrainedOn.load(path)
+
+
+def test_files_from_before_quantiles_were_kept_are_read_and_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "trained_on.json"
+    content = {name: value for name, value in asdict(TRAINED_ON).items() if not name.endswith("_quantiles")}
+    path.write_text(json.dumps(content))
+    assert TrainedOn.load(path).num_rows == TRAINED_ON.num_rows and TrainedOn.load(path).reuse_quantiles == ()
+    del content["evenshard_version"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(BadFile, match="missing: evenshard_version"):
+        TrainedOn.load(path)
+
+
+# What lies outside ---------------------------------------------------------------------------------------------------
+
+
+def test_nothing_to_say_inside_and_a_little_beyond() -> None:
+    assert outside() == ()
+    a_little = table("odd", rows=124_000, dim=80, pooling=0.81)
+    assert outside([a_little], devices=1) == ()
+    assert outside(batch_size=300) == outside(batch_size=52) == ()
+    assert outside(TABLES * 4, devices=6) == ()
+
+
+ODD = {
+    "1 table has more rows than the 100,000 the model was trained on (largest: odd, 4,000,000)": {
+        "num_rows": 4_000_000
+    },
+    "1 table has fewer rows than the 1,000 the model was trained on (smallest: odd, 3)": {"num_rows": 3},
+    "1 table has a larger dim than the 64 the model was trained on (largest: odd, 84)": {"embedding_dim": 84},
+    "1 table has a smaller dim than the 8 the model was trained on (smallest: odd, 4)": {"embedding_dim": 4},
+    "1 table has more lookups than the 20 the model was trained on (largest: odd, 99.5)": {"pooling_factor": 99.5},
+    "1 table has fewer lookups than the 1 the model was trained on (smallest: odd, 0.25)": {"pooling_factor": 0.25},
+    "1 table has weights of 8 bits, the model was trained on 16 or 32 (first: odd)": {"weight_bits": 8},
+}
+
+
+@pytest.mark.parametrize("line", ODD)
+def test_each_kind_of_odd_table_is_named_with_numbers(line: str) -> None:
+    assert outside([*TABLES, replace(SMALL, name="odd", **ODD[line])]) == (line,)
+
+
+def test_many_odd_tables_are_counted_and_the_oddest_is_named() -> None:
+    odd = [table(f"big{n}", rows=10**6 * n, dim=8) for n in range(1, 4)]
+    (line,) = outside([*TABLES, *odd], devices=4)
+    assert line == "3 tables have more rows than the 100,000 the model was trained on (largest: big3, 3,000,000)"
+
+
+def test_a_table_that_is_never_read_is_no_trouble() -> None:
+    assert outside([*TABLES, table("idle", rows=1_000, dim=8, pooling=0.0)]) == ()
+
+
+def test_batches_and_devices_far_beyond() -> None:
+    assert outside(batch_size=1024) == (
+        "the global batch of 1,024 samples is larger than the 256 the model was trained on",
+    )
+    assert outside(batch_size=16) == ("the global batch of 16 samples is smaller than the 64 the model was trained on",)
+    assert outside(TABLES, devices=7) == ("7 devices are far more than the 3 the model was trained on",)
+    crowd = outside([replace(SMALL, name=f"t{n}") for n in range(7)], devices=1)
+    assert crowd == ("7 tables on a mean device are far more than the 3 the model was trained on",)
+    wide = outside([replace(LARGE, name=f"t{n}") for n in range(6)], devices=2)
+    assert wide == ("dims of 192 on a mean device are far more than the 88 the model was trained on",)
+
+
+# Folders -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_model(tmp_path / "round_3", random_model(), TRAINED_ON, (cost_net(), policy(), NORMALIZER))
+    return tmp_path / "round_3"
+
+
+def of_task() -> PlacementTask:
+    return task(some_tables(12), 3)
+
+
+def test_a_model_comes_back_and_places(folder: Path) -> None:
+    model = load_model(folder)
+    assert model.trained_on == TRAINED_ON and model.source == str(folder)
+    assert model.cost_model.lower_bound_ms(of_task()) == random_model().lower_bound_ms(of_task())
+    placement = EvenshardSharder(model.cost_model, model.policy).place(of_task())
+    check_placement(of_task(), placement)
+    assert model.policy is not None
+    assert model.policy.place(of_task()).num_devices == 3
+
+
+def test_the_policy_may_be_missing_but_not_half_of_it(folder: Path) -> None:
+    shutil.rmtree(folder / "policy")
+    with pytest.raises(BadFile, match=r"policy: config\.json is missing"):
+        load_model(folder)
+    shutil.rmtree(folder / "cost_net")
+    assert load_model(folder).policy is None
+
+
+def test_without_a_policy_none_is_saved(tmp_path: Path) -> None:
+    save_model(tmp_path / "model", random_model(), TRAINED_ON)
+    assert [part.name for part in (tmp_path / "model").iterdir()] == ["cost_model"]
+    assert load_model(tmp_path / "model").policy is None
+
+
+def test_a_cost_model_alone_is_saved_as_a_stage_does_it(folder: Path, tmp_path: Path) -> None:
+    save_cost_model(tmp_path / "other" / "cost_model", random_model(), TRAINED_ON)
+    files = sorted(path.name for path in (tmp_path / "other" / "cost_model").iterdir())
+    assert files == ["config.json", "state.pt", "trained_on.json"]
+    assert load_model(tmp_path / "other").cost_model.calibration == load_model(folder).cost_model.calibration
+
+
+@pytest.mark.parametrize("name", ["config.json", "state.pt", "trained_on.json"])
+def test_a_missing_or_torn_file_is_one_line(folder: Path, name: str) -> None:
+    path = folder / "cost_model" / name
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(BadFile, match="not readable") as caught:
+        load_model(folder)
+    assert "\n" not in str(caught.value)
+    path.unlink()
+    with pytest.raises(BadFile, match=f"{name} is missing"):
+        load_model(folder)
+
+
+def test_no_folder_at_all_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"no such folder.*make run"):
+        load_model(tmp_path / "round_9")
+
+
+def test_saving_is_the_same_twice_and_the_digest_sees_every_change(folder: Path, tmp_path: Path) -> None:
+    save_model(tmp_path / "again", random_model(), TRAINED_ON, (cost_net(), policy(), NORMALIZER))
+    digest = digest_of(folder)
+    assert load_model(folder).digest == digest == digest_of(tmp_path / "again")
+    (folder / "costs.parquet").write_bytes(b"a round leaves more than its model")
+    assert digest_of(folder) == digest
+    for part in PARTS:
+        config = folder / part / "config.json"
+        whole = config.read_bytes()
+        config.write_bytes(whole + b" ")
+        assert digest_of(folder) != digest
+        config.write_bytes(whole)
+    (folder / "policy" / "config.json").rename(folder / "policy" / "config2.json")
+    assert digest_of(folder) != digest
+
+
+# Hardware ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hardware", [None, "auto", "simulated:adds up", "simulated:profiles/adds up.yaml"])
+def test_a_folder_for_the_hardware_that_was_asked_for(folder: Path, hardware: str | None) -> None:
+    assert load_model(folder, hardware).source == str(folder)
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "cuda", "simulated:h200"])
+def test_a_folder_for_other_hardware_is_refused(folder: Path, hardware: str) -> None:
+    with pytest.raises(BadConfig, match=f"trained on simulated: adds up, not on {hardware}"):
+        load_model(folder, hardware)
+
+
+def test_a_model_of_real_hardware_is_known_by_its_kind(folder: Path) -> None:
+    path = folder / "cost_model" / "trained_on.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hardware": "cuda: NVIDIA H200"}))
+    assert load_model(folder, "cuda").trained_on.hardware == "cuda: NVIDIA H200"
+    with pytest.raises(BadConfig):
+        load_model(folder, "cpu")
+
+
+@pytest.mark.parametrize("hardware", ["cpu", None, "h200", "simulated:", "simulated:b200"])
+def test_hardware_without_a_bundled_model_lists_those_that_have_one(hardware: str | None) -> None:
+    with pytest.raises(BadConfig, match=r"no model for hardware .*make run.*--model work/round_3.*simulated:h200"):
+        load_model(None, hardware)

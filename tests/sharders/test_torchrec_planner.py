@@ -1,0 +1,202 @@
+"""TorchRec's planner as a sharder: it is told the truth about the tables, and evenshard's rule of memory holds."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenshard.measure import MeasureConfig
+from evenshard.placement.placement import broken_constraints, check_placement
+from evenshard.sharders.torchrec_planner import Bandwidths, TorchRecSharder, bandwidths_of
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.units import BYTES_PER_GB
+from support.builders import sized, some_tables, split_by, table, task
+from support.constraint_builders import limited, only
+
+SHARDER = TorchRecSharder()
+
+
+def weights(part: Table) -> int:
+    return part.size_bytes
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=8), devices=st.integers(1, 4), cap=st.integers(1, 24))
+def test_a_placement_fits_the_memory_or_is_refused(sizes: list[int], devices: int, cap: int) -> None:
+    of_task = task(sized(*sizes), devices=devices, cap=4 * cap)
+    try:
+        placement = SHARDER.place(of_task)
+    except InfeasibleTask:
+        assert sum(sizes) > cap * devices - max(sizes) * (devices - 1) or max(sizes) > cap  # never with room to spare
+    else:
+        check_placement(of_task, placement)
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32])
+def test_the_last_byte_of_memory_is_used_whatever_torchrec_counts_besides_the_weights(bits: int) -> None:
+    tables = [table(f"t{number}", rows=6, dim=4, bits=bits) for number in range(3)]
+    placement = SHARDER.place(task(tables, devices=3, cap=6 * 4 * bits // 8, batch_size=65536))
+    assert sorted(placement.device_of_table) == [0, 1, 2]
+
+
+def test_a_full_device_is_passed_over_however_idle_it_is() -> None:
+    """The largest table is hardly read, but leaves room for nothing else."""
+    idle = table("idle", rows=1000, pooling=0.01)
+    busy = [table(f"busy{number}", rows=100, pooling=20.0) for number in range(3)]
+    of_task = task([*busy, idle], cap=idle.size_bytes)
+    assert split_by(SHARDER.place(of_task)) == {(0, 1, 2), (3,)}
+    assert split_by(SHARDER.place(replace(of_task, memory_cap_bytes=2 * idle.size_bytes))) != {(0, 1, 2), (3,)}
+
+
+def test_what_cannot_be_placed_is_infeasible_with_numbers(capfd: pytest.CaptureFixture[str]) -> None:
+    tables = [table(f"s{number}", rows=3 * BYTES_PER_GB // 16) for number in range(3)]
+    with pytest.raises(InfeasibleTask, match=r"TorchRec's planner found no plan: .* 9\.00 GB .* 10\.00 GB .*Raise"):
+        SHARDER.place(task(tables, cap=5 * BYTES_PER_GB))
+    with pytest.raises(InfeasibleTask, match="more than a whole device"):
+        SHARDER.place(task(tables, cap=BYTES_PER_GB))
+    assert capfd.readouterr().out == ""  # no report of the planner; stderr is the loggers', which other tests turn up
+
+
+# What TorchRec is told -----------------------------------------------------------------------------------------------
+
+
+def test_true_pooling_factors_count() -> None:
+    """Four tables alike but for one that is looked up ten times as often: it stands alone."""
+    busy, others = table("busy", pooling=100.0), [table(f"o{number}", pooling=10.0) for number in range(3)]
+    for tables, alone in (([busy, *others], 0), ([*others, busy], 3)):
+        assert (alone,) in split_by(TorchRecSharder(sort_by="perf").place(task(tables)))
+    alike = [replace(one, pooling_factor=10.0) for one in (busy, *others)]
+    assert [len(shard) for shard in SHARDER.place(task(alike)).shards()] == [2, 2]
+
+
+def test_fractions_of_a_lookup_count() -> None:
+    tables = [table(f"t{number}", pooling=pooling) for number, pooling in enumerate((0.9, 0.1, 0.9, 0.1))]
+    assert split_by(TorchRecSharder(sort_by="perf").place(task(tables))) in ({(0, 1), (2, 3)}, {(0, 3), (1, 2)})
+
+
+def test_the_width_of_the_weights_counts() -> None:
+    """A table of 32 bits takes more time than one of 16, with the same number of weights."""
+    narrow = [table(f"n{number}", dim=128, bits=16) for number in range(2)]
+    tables = [*narrow, table("wide", dim=128, bits=32)]
+    assert split_by(SHARDER.place(task(tables))) == {(0, 1), (2,)}
+
+
+def test_bandwidths_decide_between_a_wide_and_a_busy_table() -> None:
+    """Over a slow link the wide table is the costly one and stands alone; with slow memory a busy one does."""
+    wide = table("wide", rows=1000, dim=128, pooling=1.0)
+    busy = [table(f"busy{number}", rows=200 - number, dim=4, pooling=20.0) for number in range(2)]
+    of_task = task([wide, *busy], batch_size=4096)
+    assert split_by(TorchRecSharder(Bandwidths(1000.0, 1.0, 1.0)).place(of_task)) == {(0,), (1, 2)}
+    assert split_by(TorchRecSharder(Bandwidths(1.0, 1000.0, 1000.0)).place(of_task)) == {(0, 2), (1,)}
+
+
+def test_the_planner_gets_bytes_per_millisecond_and_the_batch_of_one_device() -> None:
+    of_task = task(some_tables(3), devices=4, batch_size=1000)
+    told = TorchRecSharder(Bandwidths(3888.0, 450.0, 300.0))._planner(of_task, weights)
+    assert told._topology.hbm_mem_bw == pytest.approx(3888e6)
+    assert (told._topology.intra_host_bw, told._topology.inter_host_bw) == (450e6, 300e6)
+    assert told._batch_size == 250
+    assert SHARDER._planner(replace(of_task, batch_size=1001), weights)._batch_size == 251
+
+
+def test_what_is_left_out_is_torchrecs_own() -> None:
+    from torchrec.distributed.planner.constants import CROSS_NODE_BANDWIDTH, HBM_MEM_BW, INTRA_NODE_BANDWIDTH
+
+    topology = SHARDER._planner(task(some_tables(3)), weights)._topology
+    assert topology.hbm_mem_bw == HBM_MEM_BW == pytest.approx(963e6, rel=1e-3)
+    assert topology.intra_host_bw == INTRA_NODE_BANDWIDTH == pytest.approx(644e6, rel=1e-3)
+    assert topology.inter_host_bw == CROSS_NODE_BANDWIDTH == pytest.approx(13.4e6, rel=2e-3)
+
+
+def test_bandwidths_of_hardware() -> None:
+    h200 = bandwidths_of(MeasureConfig(hardware="simulated:h200"))
+    assert h200 == Bandwidths(pytest.approx(4800 * 0.81), 450.0, 450.0)
+    slow = bandwidths_of(MeasureConfig(hardware="simulated:a100_80gb", link="ethernet_25g"))
+    assert (slow.intra_node_gb_s, slow.inter_node_gb_s) == (3.125, 3.125)
+    assert bandwidths_of(MeasureConfig(hardware="cpu", link="ethernet_25g")) == Bandwidths()
+    with pytest.raises(BadConfig):
+        bandwidths_of(MeasureConfig(hardware="simulated:none_such"))
+
+
+# Its plan ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_or_the_slowest_goes_first() -> None:
+    """Works of 1, 1 and 2, the last the smallest: by storage 1 2 | 1, by time 2 | 1 1."""
+    tables = [table(f"t{number}", rows, 16, 10.0 * work) for number, (rows, work) in enumerate(((9999, 1), (8888, 1)))]
+    tables.append(table("slow", 5000, 16, 20.0))
+    by_storage, by_time = SHARDER.place(task(tables)), TorchRecSharder(sort_by="perf").place(task(tables))
+    assert split_by(by_storage) == {(0, 2), (1,)}
+    assert split_by(by_time) == {(0, 1), (2,)}
+
+
+def test_the_order_of_tables_does_not_matter() -> None:
+    tables = some_tables(20)
+    shards = [
+        {frozenset(order[position].name for position in shard) for shard in SHARDER.place(task(order, 4)).shards()}
+        for order in (tables, tables[::-1])
+    ]
+    assert shards[0] == shards[1] and len(shards[0]) == 4
+
+
+def test_the_same_task_gets_the_same_placement() -> None:
+    of_task = task(some_tables(20), devices=4)
+    assert SHARDER.place(of_task) == TorchRecSharder().place(of_task)
+
+
+def test_one_device_holds_everything_under_any_name() -> None:
+    tables = [table("a.b"), table("a b"), table("embedding_bags"), table("never", pooling=0.0)]
+    assert SHARDER.place(task(tables, devices=1)).device_of_table == (0, 0, 0, 0)
+
+
+def test_names_are_those_of_the_reports() -> None:
+    assert [SHARDER.name, TorchRecSharder(sort_by="perf").name] == ["torchrec_planner", "torchrec_planner_perf"]
+
+
+def test_without_torchrec_the_remedy_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchrec.distributed.planner", None)
+    with pytest.raises(BadConfig, match="pip install --no-deps torchrec"):
+        TorchRecSharder()
+
+
+def test_each_devices_cap_and_optimizer_state_are_kept_and_no_other_constraint_is_known() -> None:
+    tables = tuple(table(f"t{n}", 6, 4) for n in range(4))
+    capped = limited(task(tables, 2), device_caps_bytes=(2 * 96, 3 * (96 + 8)), state_bytes=(8,) * 4)
+    assert sorted(SHARDER.place(capped).device_of_table) == [0, 1, 1, 1]
+    pinned = limited(task(tables, 2), allowed=(only(0),) * 4)
+    assert any(broken_constraints(pinned, SHARDER.place(pinned)))
+
+
+# Columns -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_costly_table_is_split_by_columns_of_the_width_that_is_asked_for() -> None:
+    tables = [table("costly", 1000, 64, 100.0), table("cheap", 1000, 64, 1.0), table("other", 1000, 64, 1.0)]
+    for width, parts in ((16, 4), (32, 2)):
+        shards = SHARDER.split(task(tables, devices=4), {"costly"}, width, weights)
+        starts = {one.column_start: one.column_stop - one.column_start for one in shards if one.table == "costly"}
+        assert starts == {number * width: width for number in range(parts)}
+        assert len({one.device for one in shards if one.table == "costly"}) == parts
+        assert [one.num_columns for one in shards if one.table != "costly"] == [64, 64]
+
+
+def test_only_what_may_be_split_is_split() -> None:
+    tables = [table("costly", 1000, 64, 100.0), table("cheap", 1000, 64, 1.0)]
+    assert [one.num_columns for one in SHARDER.split(task(tables, 2), set(), 32, weights)] == [64, 64]
+
+
+def test_every_part_counts_with_its_own_state() -> None:
+    """Two halves of 96 bytes each fit two devices of 96 bytes; with 8 more bytes each they do not."""
+    of_task = task([table("wide", 6, 8)], devices=2, cap=96)
+    shards = SHARDER.split(of_task, {"wide"}, 4, weights)
+    assert sorted((one.column_start, one.device) for one in shards) in ([(0, 0), (4, 1)], [(0, 1), (4, 0)])
+    with pytest.raises(InfeasibleTask, match="TorchRec's planner found no plan"):
+        SHARDER.split(of_task, {"wide"}, 4, lambda part: part.size_bytes + 8)

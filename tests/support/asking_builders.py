@@ -1,0 +1,74 @@
+"""Answers made by hand, and a model whose times are known: for the tests of what asks about placements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from evenshard.placement.parts import Cuts
+from evenshard.placement.placement import Placement
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.request import PlacementRequest
+from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.network import LOOKUPS, EnsembleSizes
+from evenshard.sharders.convex_search.prediction import PredictedPlacement
+from evenshard.sharders.models import PlacementModel
+from support.builders import table
+from support.convex_builders import NORMALIZER
+from support.placing_builders import untrained
+
+ROOM = 2**40
+
+
+def additive(overhead_ms: float = 0.0) -> PlacementModel:
+    """Each table takes its pooling factor in ms (batches of one sample), a device that holds any ``overhead_ms``."""
+    sizes = EnsembleSizes(num_members=1, table_hidden=1, factors_per_quantity=1, head_hidden=1, pieces=1)
+    model = ConvexCostModel(sizes, NORMALIZER, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for weight in (model.net.piece_weight, model.net.linear_weight, model.net.pass_weight, model.net.overhead):
+            weight.zero_()
+        model.net.piece_bias.fill_(-1.0)
+        model.net.linear_weight[LOOKUPS, 0] = 1.0
+        model.net.overhead[0] = overhead_ms
+    return replace(untrained(), cost_model=model, source="additive")
+
+
+def asked(
+    works: Mapping[str, float], num_devices: int, *, rows: int = 10, dim: int = 8, **more: Any
+) -> PlacementRequest:
+    """Tables by name, with their pooling factors."""
+    tables = tuple(table(name, rows, dim, work) for name, work in works.items())
+    return PlacementRequest(**{"tables": tables, "caps_bytes": (ROOM,) * num_devices, "batch_size": 1, **more})
+
+
+def answered(
+    request: PlacementRequest,
+    devices: Sequence[int],
+    cuts: Cuts | None = None,
+    model: PlacementModel | None = None,
+    lineage: Mapping[str, Any] | None = None,
+) -> PlacementAnswer:
+    """The parts on these devices, legal or not, with the model's predictions."""
+    model = model or additive()
+    parts, task = request.task(cuts or {})
+    best = PredictedPlacement.of(model.cost_model, task, Placement(tuple(devices), request.num_devices))
+    return PlacementAnswer(
+        device_of_table=tuple(devices),
+        num_devices=request.num_devices,
+        request=request,
+        parts=parts,
+        alone_ms=(0.0,) * len(parts),
+        adds_ms=(0.0,) * len(parts),
+        devices=best.devices,
+        predicted_ms=best.predicted_ms,
+        low_ms=best.low_ms,
+        high_ms=best.high_ms,
+        lower_bound_ms=best.lower_bound_ms,
+        warnings=(),
+        comparison=(),
+        measured=None,
+        lineage=lineage or {"model": {"source": model.source, "sha256": model.digest}},
+    )

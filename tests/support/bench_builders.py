@@ -1,0 +1,36 @@
+"""Studies as small as they can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.references.annealing import AnnealConfig
+from benchmarks.studies.settings import Budgets, Setting
+from benchmarks.studies.study import BenchConfig
+from evenshard.sharders.autoshard.impala import ImpalaConfig
+from evenshard.sharders.autoshard.train import AutoShardConfig
+from evenshard.sharders.convex_search.fit import ConvexFitConfig
+from evenshard.sharders.convex_search.local_search import SearchEffort
+from evenshard.sharders.convex_search.sharder import SearchConfig
+from evenshard.sharders.convex_search.train import EvenshardConfig
+from evenshard.sharders.dreamshard.fit import FitConfig
+from evenshard.sharders.dreamshard.train import DreamShardConfig
+
+QUICK = SearchConfig(num_rollouts=4, effort=SearchEffort(num_chains=2, scores_per_table=50))
+TINY = Budgets(
+    dreamshard=DreamShardConfig(num_rounds=2, placements_per_round=3, cost_updates=5, policy_updates=1, num_episodes=2),
+    evenshard=EvenshardConfig(num_shards=4, own_placements=2, fit=ConvexFitConfig(num_updates=20), search=QUICK),
+    autoshard=AutoShardConfig(FitConfig(5, 8, 1e-3), ImpalaConfig(num_updates=2, num_slots=2, unroll_length=6)),
+    num_shards=10,
+    exact_s=0.1,
+    anneal=AnnealConfig(evaluations=2000, stages=4),
+    search=QUICK,
+)
+SMALL = Setting(6, 2)
+
+
+def config(folder: Path, name: str = "mixed", **changes: Any) -> BenchConfig:
+    plain = BenchConfig(name, "simulated:h200", 1, folder, (SMALL,), 3, 6, num_jobs=1, budgets=TINY)
+    return replace(plain, **changes)

@@ -1,0 +1,79 @@
+"""Small tasks with constraints, and the rule of what is legal once more, as slow and plain as it can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from evenshard.placement.constraints import Constraints
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.tables.table import Table
+from evenshard.utils.units import BYTES_PER_GB
+from support.builders import every_placement, sized, task
+
+
+def limited(of_task: PlacementTask, **limits: Any) -> PlacementTask:
+    """The task under constraints."""
+    return replace(of_task, constraints=Constraints(**limits))
+
+
+def only(*devices: int) -> frozenset[int]:
+    return frozenset(devices)
+
+
+def gb_tables(*sizes_gb: float, dim: int = 64) -> tuple[Table, ...]:
+    """Tables t0, t1 and so on of so many GB of 32-bit weights."""
+    rows = [round(size * BYTES_PER_GB / (4 * dim)) for size in sizes_gb]
+    return tuple(Table(f"t{number}", count, dim, 2.0) for number, count in enumerate(rows))
+
+
+def gb_task(sizes_gb: Sequence[float], devices: int = 2, cap_gb: float = 4, dim: int = 64) -> PlacementTask:
+    return task(gb_tables(*sizes_gb, dim=dim), devices, int(cap_gb * BYTES_PER_GB))
+
+
+def is_legal(of_task: PlacementTask, placement: Placement) -> bool:
+    """The rule from its description, for one placement."""
+    limits, device_of = of_task.constraints, placement.device_of_table
+    for device in range(of_task.num_devices):
+        here = [position for position, home in enumerate(device_of) if home == device]
+        caps = limits.device_caps_bytes or [of_task.memory_cap_bytes] * of_task.num_devices
+        state = limits.state_bytes or [0] * len(of_task.tables)
+        if sum(of_task.tables[position].size_bytes + state[position] for position in here) > caps[device]:
+            return False
+        if any(len(set(group) & set(here)) > 1 for group in limits.apart):
+            return False
+        if any(0 < len(set(group) & set(here)) < len(set(group)) for group in limits.together):
+            return False
+    may = limits.allowed or [None] * len(of_task.tables)
+    return all(devices is None or device in devices for device, devices in zip(device_of, may, strict=True))
+
+
+def legal_placements(of_task: PlacementTask) -> list[Placement]:
+    return [placement for placement in every_placement(of_task) if is_legal(of_task, placement)]
+
+
+@st.composite
+def limited_tasks(draw: st.DrawFn) -> PlacementTask:
+    """Up to six tables of 4 to 24 bytes on up to three devices, under some constraints; many have no placement."""
+    sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
+    devices, count = draw(st.integers(1, 3)), len(sizes)
+    cap = -(-sum(sizes) // devices) + draw(st.integers(0, 6))
+    positions = st.lists(st.integers(0, count - 1), min_size=min(2, count), max_size=3, unique=True).map(tuple)
+    groups = st.just(()) if count < 2 else st.lists(positions, max_size=2).map(tuple)
+    may_go = st.none() | st.frozensets(st.integers(0, devices - 1), min_size=draw(st.sampled_from([0, 1, 1, 1])))
+    caps = st.lists(
+        st.integers(max(1, cap - 3), cap + 6).map(lambda size: 4 * size), min_size=devices, max_size=devices
+    )
+    state = st.lists(st.integers(0, 8), min_size=count, max_size=count)
+    return limited(
+        task(sized(*sizes), devices, 4 * cap),
+        device_caps_bytes=draw(st.none() | caps.map(tuple)),
+        state_bytes=draw(st.none() | st.none() | state.map(tuple)),
+        allowed=draw(st.none() | st.lists(st.none() | may_go, min_size=count, max_size=count).map(tuple)),
+        together=draw(groups),
+        apart=draw(groups),
+    )

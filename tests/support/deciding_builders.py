@@ -1,0 +1,47 @@
+"""A pool, tasks and registered models for the tests of what decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evenshard.placement.task import TaskSampling, sample_tasks, save_tasks
+from evenshard.sharders.models import load_model, save_model
+from evenshard.tables.files import save_tables
+from evenshard.tables.generator import GeneratorConfig, generate_tables
+from support.convex_builders import random_model
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "measure": {"hardware": "simulated:h200", "visits": 1, "num_batches": 1, "warmup": 0, "repeats": 1},
+    "evaluate": {"scores_per_table": 40},
+}
+BATCH = 65_536
+
+
+def write_inputs(folder: Path, num_test_tasks: int = 8, memory_cap_gb: float = 4.0, **measure: Any) -> None:
+    """params.yaml, work/tables.parquet and work/tasks.json, for a simulated H200."""
+    settings: Mapping[str, Any] = {**SETTINGS, "measure": {**SETTINGS["measure"], **measure}}
+    (folder / "params.yaml").write_text(yaml.safe_dump(settings))
+    (folder / "work").mkdir(exist_ok=True)
+    pool = generate_tables(GeneratorConfig(160, (16, 32, 64), 1_000_000, 32), BATCH, 0)
+    split = sample_tasks(pool, TaskSampling(2, num_test_tasks, 40, 4, memory_cap_gb, BATCH), 0)
+    save_tables(pool, folder / "work/tables.parquet")
+    save_tasks(split, folder / "work/tasks.json")
+
+
+def good_model(folder: Path, num_measured: int = 1000) -> Path:
+    """What comes with evenshard, as if it had learned from so many measurements."""
+    bundled = load_model(None, "simulated:h200")
+    save_model(folder, bundled.cost_model, replace(bundled.trained_on, num_measured=num_measured))
+    return folder
+
+
+def bad_model(folder: Path, num_measured: int = 1000, seed: int = 0) -> Path:
+    """One that knows nothing and says the opposite of nothing."""
+    bundled = load_model(None, "simulated:h200")
+    save_model(folder, random_model(seed), replace(bundled.trained_on, num_measured=num_measured))
+    return folder

@@ -1,0 +1,148 @@
+"""A server that answers like Kubeflow Pipelines' v2beta1 API, as far as evenshard asks it. It runs nothing.
+
+What it tells of runs is what Kubeflow Pipelines 2.17 told of three real ones (kubeflow_runs.json), with all nodes of
+Argo's, no errors and no names of pods. Of requests it shows the shape on the wire, not that a cluster would take them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from support import http_serving
+
+API = "/apis/v2beta1"
+RUNS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("kubeflow_runs.json").read_text())
+NEVER = "0001-01-01T00:00:00Z"
+
+
+def nodes_of(run: str, clock: str = "23:59:59", ago_s: float = 0.0) -> list[dict[str, Any]]:
+    """The nodes of a recorded run as they were at an hour of its day.
+
+    Args:
+        ago_s: their times are moved, so that this hour was so many seconds ago.
+    """
+    moment = datetime.fromisoformat(f"{RUNS[run]['created_at'][:10]}T{clock}+00:00")
+    moved = datetime.now(UTC) - timedelta(seconds=ago_s) - moment
+
+    def begun(stamp: str) -> bool:
+        return stamp != NEVER and datetime.fromisoformat(stamp) <= moment
+
+    def now(stamp: str) -> str:
+        return (datetime.fromisoformat(stamp) + moved).isoformat() if begun(stamp) else NEVER
+
+    nodes = []
+    for node in RUNS[run]["tasks"]:
+        states = [one for one in node.get("state_history", ()) if begun(one["update_time"])]
+        if not begun(node["start_time"]) or ("state" in node and not states):
+            continue
+        times = {key: now(node[key]) for key in ("start_time", "end_time")}
+        history = [{**one, "update_time": now(one["update_time"])} for one in states]
+        known = {"state": states[-1]["state"], "state_history": history} if states else {}
+        nodes.append({**node, **times, **known})
+    return nodes
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    query: dict[str, str]
+    token: str | None
+    body: Any
+
+
+@dataclass
+class FakePipelines:
+    """What the server knows and how it misbehaves.
+
+    Attributes:
+        token: that it asks for; None for none.
+        failures: statuses to answer first, one for each request, by "METHOD path"; 0 stays silent for a second.
+        states: of the run, one for each look; the last stays.
+        running: what ``nodes_of`` takes, for the nodes of a run that is RUNNING.
+    """
+
+    token: str | None = None
+    failures: dict[str, list[int]] = field(default_factory=dict)
+    states: list[str] = field(default_factory=lambda: ["SUCCEEDED"])
+    running: tuple[str, str, float] = ("train_succeeded", "04:41:30", 0.0)
+    login_page: bool = False
+    experiments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    url: str = ""
+
+    def asked(self, method: str, path: str) -> list[Request]:
+        return [one for one in self.requests if (one.method, one.path) == (method, API + path)]
+
+    def answer(self, request: Request) -> tuple[int, Any]:
+        path = request.path.removeprefix(API)
+        failures = self.failures.get(f"{request.method} {path}", [])
+        if failures:
+            status = failures.pop(0)
+            time.sleep(1.0 if status == 0 else 0.0)
+            return status or 200, {"message": f"told to answer {status}"}
+        if self.token is not None and request.token != f"Bearer {self.token}":
+            return 401, {"error": "token has expired"}
+        if (request.method, path) == ("GET", "/experiments"):
+            wanted = json.loads(request.query["filter"])["predicates"][0]["stringValue"]
+            found = [one for one in self.experiments.values() if one["display_name"] == wanted]
+            return 200, {"experiments": found, "total_size": len(found)} if found else {}
+        if (request.method, path) == ("POST", "/experiments"):
+            made = {**request.body, "experiment_id": f"e{len(self.experiments) + 1}"}
+            self.experiments[made["experiment_id"]] = made
+            return 200, made
+        if (request.method, path) == ("POST", "/runs"):
+            return 200, {**request.body, "run_id": "r1", "state": "PENDING"}
+        if (request.method, path) == ("POST", "/recurringruns"):
+            return 200, {**request.body, "recurring_run_id": "rr1"}
+        if (request.method, path) == ("GET", "/runs/r1"):
+            return 200, self._run()
+        return 404, {"message": f"{path} not found"}
+
+    def _run(self) -> dict[str, Any]:
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        recorded = {"SUCCEEDED": ("place_succeeded",), "RUNNING": self.running, "PENDING": None}
+        told = recorded.get(state, ("place_failed",))
+        nodes = [] if told is None else nodes_of(*told)
+        return {"run_id": "r1", "display_name": "a run", "state": state, "run_details": {"task_details": nodes}}
+
+
+@contextmanager
+def serving(fake: FakePipelines) -> Iterator[FakePipelines]:
+    """The server, on a free port of this machine."""
+
+    class Handler(http_serving.Silent):
+        def _answer(self) -> None:
+            parts = urlsplit(self.path)
+            size = int(self.headers.get("Content-Length", 0))
+            request = Request(
+                self.command,
+                parts.path,
+                {name: values[0] for name, values in parse_qs(parts.query).items()},
+                self.headers.get("Authorization"),
+                json.loads(self.rfile.read(size)) if size else None,
+            )
+            fake.requests.append(request)
+            status, content = (200, "<html>log in</html>") if fake.login_page else fake.answer(request)
+            body = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+            try:
+                self.send_response(status)
+                self.send_header("Content-Type", "text/html" if isinstance(content, str) else "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+            except ConnectionError:
+                pass  # whoever asked has given up
+
+        do_GET = do_POST = _answer
+
+    with http_serving.serving(Handler) as fake.url:
+        yield fake

@@ -1,0 +1,36 @@
+"""Requests and a model that nobody has trained, for the tests of what answers them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from evenshard.planner.request import PlacementRequest
+from evenshard.sharders.convex_search.local_search import SearchEffort
+from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.trained_on import TrainedOn
+from support.builders import BATCH_SIZE, table
+from support.convex_builders import random_model
+
+ROOM = 2**30
+QUICK = SearchConfig(effort=SearchEffort(num_chains=2, scores_per_table=100))
+
+
+@cache
+def untrained(seed: int = 0) -> PlacementModel:
+    """It has seen everything and knows nothing."""
+    everything = (0.0, 1e18)
+    seen = TrainedOn("simulated: h200", "nvlink", "none", 1, *(everything,) * 8, weight_bits=(8, 16, 32))
+    return PlacementModel(random_model(seed), None, seen, "untrained", "0" * 64)
+
+
+def sharder(seed: int = 0) -> EvenshardSharder:
+    """A short search with the untrained model."""
+    return EvenshardSharder(untrained(seed).cost_model, config=QUICK)
+
+
+def request(*dims: int, caps: tuple[int, ...] = (ROOM, ROOM), rows: int = 1000, **more: Any) -> PlacementRequest:
+    """Tables a, b, c, ... of these dims."""
+    tables = tuple(table("abcdefghijklmnop"[number], rows, dim) for number, dim in enumerate(dims))
+    return PlacementRequest(**{"tables": tables, "caps_bytes": caps, "batch_size": BATCH_SIZE, **more})

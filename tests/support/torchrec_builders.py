@@ -1,0 +1,101 @@
+"""A small TorchRec model of two collections, and ways to place it, that the tests of the export share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.planner.torchrec import TableShard
+from evenshard.sharders.greedy import expert_sharders
+from evenshard.utils.units import BYTES_PER_GB
+
+META = torch.device("meta")
+GREEDY = expert_sharders()[0]
+USER = [
+    EmbeddingBagConfig(name="id", feature_names=["user_id"], num_embeddings=50, embedding_dim=8),
+    EmbeddingBagConfig(name="clicks", feature_names=["clicks"], num_embeddings=40, embedding_dim=16),
+    EmbeddingBagConfig(name="wide", feature_names=["wide"], num_embeddings=30, embedding_dim=24),
+]
+ITEM = [
+    EmbeddingBagConfig(name="id", feature_names=["item_id", "item_before"], num_embeddings=60, embedding_dim=8),
+    EmbeddingBagConfig(
+        name="tags", feature_names=["tags"], num_embeddings=20, embedding_dim=4, pooling=PoolingType.MEAN
+    ),
+]
+ROWS_OF_FEATURE = {feature: one.num_embeddings for one in (*USER, *ITEM) for feature in one.feature_names}
+NAMES = ("user.ebc.id", "clicks", "wide", "item.id", "tags")
+
+
+class Tower(nn.Module):
+    """A collection one level down."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        super().__init__()
+        self.ebc = EmbeddingBagCollection(tables=USER, device=device)
+
+
+class Model(nn.Module):
+    """Two collections, both with a table called id, and a linear layer."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        super().__init__()
+        self.user = Tower(device)
+        self.item = EmbeddingBagCollection(tables=ITEM, device=device)
+        self.over = nn.Linear(8 + 16 + 24 + 2 * 8 + 4, 1, device=device)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled = {**self.user.ebc(features).to_dict(), **self.item(features).to_dict()}
+        return self.over(torch.cat([pooled[feature] for feature in ROWS_OF_FEATURE], dim=1)).squeeze(1)
+
+
+WORLD_SIZE = 2
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A sharder that knows the answer."""
+
+    device_of_table: tuple[int, ...]
+    name: str = "fixed"
+
+    def place(self, task: PlacementTask) -> Placement:
+        return Placement(self.device_of_table, task.num_devices)
+
+
+SPLIT = (
+    TableShard("wide", 1, 12, 24),  # parts out of order, of unequal width, two of them on one rank
+    TableShard("wide", 1, 0, 8),
+    TableShard("wide", 0, 8, 12),
+    TableShard("clicks", 0, 0, 8),
+    TableShard("clicks", 1, 8, 16),
+    TableShard("user.ebc.id", 0, 0, 8),
+    TableShard("item.id", 1, 0, 8),
+    TableShard("tags", 0, 0, 4),
+)
+PATHS = {"user.ebc": USER, "item": ITEM}
+
+
+def gb(num_bytes: int) -> float:
+    """As memory caps are told."""
+    return num_bytes / BYTES_PER_GB
+
+
+def topology(world_size: int, compute_device: str = "cuda", **kwargs: Any) -> Any:
+    """TorchRec's description of a machine; one node, and 1 GB per GPU, where nothing else is told."""
+    from torchrec.distributed.planner.types import HardwareConfig, KernelConfig, TopologyFactory, TrainerConfig
+
+    return TopologyFactory.create_topology(
+        TrainerConfig(
+            world_size=world_size, **{"local_world_size": world_size, "hbm_cap_bytes": BYTES_PER_GB, **kwargs}
+        ),
+        HardwareConfig(),
+        KernelConfig(compute_device=compute_device, use_hardware_based_bandwidth=True),
+    )

@@ -1,0 +1,65 @@
+"""An MLflow in a file, made once for all tests, and cost datasets and models for what is logged there."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from evenshard.measure.cost_dataset import save_costs
+from evenshard.sharders.models import save_model
+from evenshard.sharders.trained_on import TrainedOn
+from evenshard.utils.provenance import Lineage
+from support.builders import cost, cost_net, measured, policy, some_tables, task
+from support.convex_builders import NORMALIZER, random_model
+
+AWAY = "http://127.0.0.1:9"
+
+
+@cache
+def _empty() -> Path:
+    """MLflow takes seconds to make its tables."""
+    from mlflow import MlflowClient
+
+    path = Path(mkdtemp(prefix="evenshard-test-")) / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+def empty_file(folder: Path) -> Path:
+    """``folder/mlflow.db``, which is where evenshard looks without settings."""
+    return Path(shutil.copy(_empty(), folder / "mlflow.db"))
+
+
+def empty_mlflow(folder: Path) -> Any:
+    """A client of an MLflow in ``folder/mlflow.db``."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{empty_file(folder)}")
+
+
+def runs_of(client: Any) -> dict[str, Any]:
+    """Runs of the experiment by name; two of one name would be a fault."""
+    experiment = client.get_experiment_by_name("evenshard")
+    found = [] if experiment is None else client.search_runs([experiment.experiment_id])
+    by_name = {run.info.run_name: run for run in found}
+    assert len(by_name) == len(found)
+    return by_name
+
+
+def write_costs(path: Path, lineage: Lineage | None = None) -> Path:
+    """A cost dataset of two placements."""
+    tables = some_tables(4)
+    rows = [measured(task(tables, 2), (0, 1, 0, 1), cost(1.0, 2.0))]
+    save_costs(rows, path, lineage)
+    return path
+
+
+def write_model(folder: Path, costs: tuple[Path, ...] = (), seed: int = 0, commit: str = "unknown") -> Path:
+    """A model that was trained on these datasets."""
+    tables = some_tables(4)
+    seen = TrainedOn.of([measured(task(tables, 2), (0, 1, 0, 1), cost(1.0, 2.0))], commit, costs)
+    save_model(folder, random_model(seed), seen, (cost_net(), policy(), NORMALIZER))
+    return folder

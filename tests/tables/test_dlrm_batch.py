@@ -1,0 +1,167 @@
+"""Recorded batches of lookups: read, checked, and turned into tables."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evenshard.tables.dlrm_batch import DlrmBatch, read_dlrm_batch, tables_from_batch
+from evenshard.utils.errors import BadConfig, BadFile
+
+# Three tables, two samples. Table 0: sample 0 reads rows 7, 7 and sample 1 row 2; table 1 is never read; table 2:
+# sample 0 reads nothing, sample 1 reads row 0 five times.
+INDICES = torch.tensor([7, 7, 2, 0, 0, 0, 0, 0])
+OFFSETS = torch.tensor([0, 2, 3, 3, 3, 3, 8])
+LENGTHS = torch.tensor([[2, 1], [0, 0], [0, 5]], dtype=torch.int32)
+GOOD = (INDICES, OFFSETS, LENGTHS)
+
+
+def saved(content: Any, legacy: bool = False) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer, _use_new_zipfile_serialization=not legacy)
+    return buffer.getvalue()
+
+
+def complaint(path: Path) -> str:
+    with pytest.raises(BadFile) as caught:
+        read_dlrm_batch(path)
+    message = str(caught.value)
+    assert message.startswith(str(path)) and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("name", ["batch.pt", "batch.pt.gz"])
+def test_a_batch_is_read_with_and_without_gzip(tmp_path: Path, name: str, legacy: bool) -> None:
+    content = saved(GOOD, legacy)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    batch = read_dlrm_batch(tmp_path / name)
+    assert (batch.num_tables, batch.batch_size) == (3, 2)
+    assert batch.indices.dtype == batch.offsets.dtype == torch.int64
+    assert torch.equal(batch.indices, INDICES) and torch.equal(batch.lengths, LENGTHS)
+
+
+def test_lookups_are_those_of_one_table() -> None:
+    batch = DlrmBatch(*GOOD)
+    assert [batch.lookups(table)[0].tolist() for table in range(3)] == [[7, 7, 2], [], [0, 0, 0, 0, 0]]
+    assert [batch.lookups(table)[1].tolist() for table in range(3)] == [[2, 1], [0, 0], [0, 5]]
+    for table in (-1, 3):
+        with pytest.raises(IndexError):
+            batch.lookups(table)
+
+
+def test_narrow_integers_are_widened(tmp_path: Path) -> None:
+    torch.save((INDICES.int(), OFFSETS.int(), LENGTHS.to(torch.uint8)), tmp_path / "b.pt")
+    batch = read_dlrm_batch(tmp_path / "b.pt")
+    assert torch.equal(batch.indices, INDICES) and torch.equal(batch.offsets, OFFSETS)
+
+
+def test_tables_by_hand() -> None:
+    first, never, last = tables_from_batch(DlrmBatch(*GOOD), [16], seed=0, weight_bits=16)
+    assert (first.name, first.num_rows, first.pooling_factor) == ("t000", 8, 1.5)  # largest index 7; 3 lookups / 2
+    assert first.reuse_bins == (0.5, 0.5) + (0.0,) * 15  # row 2 once, row 7 twice
+    assert (never.name, never.num_rows, never.pooling_factor, never.reuse_bins) == ("t001", 1, 0.0, None)
+    assert (last.num_rows, last.pooling_factor) == (1, 2.5)
+    assert last.reuse_bins == (0.0, 0.0, 0.0, 1.0) + (0.0,) * 13  # one row, five times
+    assert {(table.embedding_dim, table.weight_bits) for table in (first, never, last)} == {(16, 16)}
+    assert [table.problem() for table in (first, never, last)] == [None] * 3
+
+
+def test_dims_are_drawn_by_the_seed_from_the_list() -> None:
+    lengths = torch.zeros((400, 2), dtype=torch.int64)
+    batch = DlrmBatch(torch.empty(0, dtype=torch.int64), torch.zeros(801, dtype=torch.int64), lengths)
+    dims = [table.embedding_dim for table in tables_from_batch(batch, (4, 64), seed=3)]
+    assert set(dims) == {4, 64} and 150 < dims.count(4) < 250
+    assert dims == [table.embedding_dim for table in tables_from_batch(batch, (4, 64), seed=3)]
+    assert dims != [table.embedding_dim for table in tables_from_batch(batch, (4, 64), seed=4)]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ((INDICES, OFFSETS), "holds a tuple, not three tensors"),
+        ({"indices": INDICES}, "holds a dict"),
+        (([1, 2], OFFSETS, LENGTHS), "indices is a list, not a tensor"),
+        ((INDICES.float(), OFFSETS, LENGTHS), "indices holds torch.float32"),
+        ((INDICES[:1].expand(2**40), OFFSETS, LENGTHS), "indices claims 1,099,511,627,776 values, more than the file"),
+        ((INDICES.to("meta"), OFFSETS, LENGTHS), "indices claims 8 values, more than the file holds"),
+        ((INDICES, OFFSETS, LENGTHS.bool()), "lengths holds torch.bool"),
+        ((INDICES, OFFSETS, LENGTHS.to_sparse()), "lengths holds torch.int32 (torch.sparse_coo)"),
+        ((INDICES, OFFSETS, LENGTHS.flatten()), "lengths has 1 dimensions, not 2"),
+        ((INDICES[None], OFFSETS, LENGTHS), "indices has 2 dimensions, not 1"),
+        ((INDICES[:0], OFFSETS[:1], LENGTHS[:0]), "0 tables and 2 samples"),
+        ((INDICES, OFFSETS[:-1], LENGTHS), "has 6 offsets, not 3 tables x 2 samples + 1"),
+        ((INDICES[:-1], OFFSETS, LENGTHS), "offsets run from 0 to 8, but there are 7 indices"),
+        ((torch.arange(9), OFFSETS + 1, LENGTHS), "offsets run from 1 to 9, but there are 9 indices"),
+        ((INDICES, OFFSETS, LENGTHS.flip(0)), "table 0: offsets do not match the lengths"),
+        ((INDICES, torch.tensor([0, 2, 3, 9, 3, 3, 8]), LENGTHS), "table 1: offsets do not match"),
+        ((INDICES, OFFSETS, torch.tensor([[2, 1], [1, -1], [0, 5]])), "table 1: a sample has a negative number"),
+        ((torch.tensor([7, 7, 2, 0, 0, -4, 0, 0]), OFFSETS, LENGTHS), "table 2: index -4 is negative"),
+    ],
+)
+def test_tensors_that_contradict_each_other_are_refused(tmp_path: Path, content: Any, words: str) -> None:
+    (tmp_path / "b.pt").write_bytes(saved(content))
+    message = complaint(tmp_path / "b.pt")
+    assert words in message and "Fetch the file again" in message
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path, legacy: bool, zipped: bool) -> None:
+    whole = saved(GOOD, legacy)
+    whole = gzip.compress(whole) if zipped else whole
+    for length in range(0, len(whole), 1 + len(whole) // 40):
+        (tmp_path / "cut.pt").write_bytes(whole[:length])
+        message = complaint(tmp_path / "cut.pt")
+        assert "cannot be read" in message or "cannot be unpacked" in message
+
+
+def test_a_file_that_unpacks_to_a_thousand_times_its_size_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evenshard.utils.tensor_files.ALWAYS_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr("evenshard.utils.tensor_files._CHUNK_BYTES", 2**16)
+    path = tmp_path / "bomb.pt.gz"
+    path.write_bytes(gzip.compress(bytes(2**22)))
+    assert f"unpacks to more than 1 MB, from {path.stat().st_size:,} bytes" in complaint(path)
+    plain = saved((torch.zeros(2**20, dtype=torch.int64), OFFSETS, LENGTHS))
+    with zipfile.ZipFile(io.BytesIO(plain)) as stored, zipfile.ZipFile(tmp_path / "zip.pt", "w", 8) as packed:
+        for one in stored.infolist():
+            packed.writestr(one.filename, stored.read(one))
+    assert "unpacks to more than its size" in complaint(tmp_path / "zip.pt")
+
+
+def test_no_advice_of_torchs_is_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "b.pt").write_bytes(b"\x80\x02" + b"no pickle")
+    message = complaint(tmp_path / "b.pt")
+    assert "weights_only" not in message and "trust" not in message
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    assert "no such file" in complaint(tmp_path / "absent.pt")
+    assert "is not a file" in complaint(tmp_path)
+    (tmp_path / "text.pt").write_text("name,num_rows\nads,1000\n")
+    assert "cannot be read" in complaint(tmp_path / "text.pt")
+
+
+class _Innocent:
+    """Any class will do: only tensors and plain containers may be in the file."""
+
+
+def test_a_pickle_that_could_run_code_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.pt").write_bytes(saved((_Innocent(), OFFSETS, LENGTHS)))
+    assert "cannot be read" in complaint(tmp_path / "b.pt")
+
+
+def test_senseless_settings_are_refused() -> None:
+    for dims in ([], [16, 0]):
+        with pytest.raises(BadConfig, match="embedding_dims"):
+            tables_from_batch(DlrmBatch(*GOOD), dims, seed=0)
+    with pytest.raises(BadConfig, match="weight_bits is 4"):
+        tables_from_batch(DlrmBatch(*GOOD), [16], seed=0, weight_bits=4)

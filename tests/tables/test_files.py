@@ -1,0 +1,348 @@
+"""The user's own table files: exact round trips, and one clear line for everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evenshard.tables.files import load_tables, save_tables
+from evenshard.tables.formats import REUSE_COLUMNS
+from evenshard.tables.generator import GeneratorConfig, generate_tables
+from evenshard.tables.reuse import DLRM_2021_REUSE
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadFile
+
+SUFFIXES = [".yaml", ".yml", ".json", ".csv", ".parquet"]
+UNIFORM = [1 / 17] * 17
+RECORD = {"name": "ads", "num_rows": 1000, "embedding_dim": 16, "pooling_factor": 2.5}
+ADS = Table("ads", 1000, 16, 2.5)
+HEADER = "name,num_rows,embedding_dim,pooling_factor"
+
+
+def write(folder: Path, name: str, content: Any) -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def complaint(path: Path) -> str:
+    """The message of the BadFile that loading raises; it is one line and names the file first."""
+    with pytest.raises(BadFile) as caught:
+        load_tables(path)
+    message = str(caught.value)
+    assert message.startswith(str(path)) and "\n" not in message
+    return message.removeprefix(str(path))
+
+
+# Round trips ---------------------------------------------------------------------------------------------------------
+
+names = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=12)
+histograms = st.none() | st.just(DLRM_2021_REUSE) | st.just(tuple(UNIFORM))
+tables_strategy = st.lists(
+    st.builds(
+        Table,
+        name=names,
+        num_rows=st.integers(1, 2**38),
+        embedding_dim=st.integers(1, 1024),
+        pooling_factor=st.floats(0, 1e6),
+        reuse_bins=histograms,
+        weight_bits=st.sampled_from([8, 16, 32]),
+    ),
+    min_size=1,
+    max_size=5,
+    unique_by=lambda table: table.name,
+)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tables=tables_strategy)
+def test_what_is_saved_is_loaded_exactly(tmp_path: Path, suffix: str, tables: list[Table]) -> None:
+    path = tmp_path / f"tables{suffix}"
+    save_tables(tables, path)
+    assert load_tables(path) == tuple(tables)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_generated_pool_survives_every_format(tmp_path: Path, suffix: str) -> None:
+    tables = generate_tables(GeneratorConfig(100), 65_536, 0)
+    save_tables(tables, tmp_path / "new folder" / f"pool{suffix}")
+    assert load_tables(tmp_path / "new folder" / f"pool{suffix}") == tables
+
+
+@pytest.mark.parametrize(
+    "name", ["12", "true", "null", "1e3", "~", "2024-01-01", " ", "a,b", 'say "hi"', "two\r\nlines"]
+)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_names_that_look_like_something_else_stay_names(tmp_path: Path, suffix: str, name: str) -> None:
+    save_tables([Table(name, 5, 4, 1.0)], tmp_path / f"t{suffix}")
+    assert load_tables(tmp_path / f"t{suffix}")[0].name == name
+
+
+def test_saving_the_same_tables_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    tables = generate_tables(GeneratorConfig(20), 1024, 0)
+    for suffix in SUFFIXES:
+        save_tables(tables, tmp_path / f"a{suffix}")
+        save_tables(tables, tmp_path / f"b{suffix}")
+        assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
+
+
+# Forms a user may write ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [[RECORD], {"tables": [RECORD]}])
+@pytest.mark.parametrize("suffix", [".json", ".yaml"])  # JSON text is YAML too
+def test_a_list_of_records_or_a_tables_key(tmp_path: Path, suffix: str, content: Any) -> None:
+    assert load_tables(write(tmp_path, f"t{suffix}", content)) == (ADS,)
+
+
+def test_yaml_by_hand(tmp_path: Path) -> None:
+    text = "tables:\n- {name: 12, num_rows: 1e6, embedding_dim: 16, pooling_factor: 3}\n"
+    assert load_tables(write(tmp_path, "t.yaml", text)) == (Table("12", 1_000_000, 16, 3.0),)
+
+
+def test_csv_from_a_spreadsheet(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + f"{HEADER},weight_bits\r\nads,1000.0,16,2.5,\r\n\r\n".encode())
+    assert load_tables(path) == (ADS,)
+
+
+def test_csv_histogram_in_one_column_or_in_seventeen(tmp_path: Path) -> None:
+    one = write(tmp_path, "one.csv", f'{HEADER},reuse_bins\nads,1000,16,2.5,"{json.dumps(UNIFORM)}"\nb,1,4,1,\n')
+    columns = ",".join(REUSE_COLUMNS)
+    shares = ",".join(repr(share) for share in UNIFORM)
+    many = write(tmp_path, "many.csv", f"{HEADER},{columns}\nads,1000,16,2.5,{shares}\nb,1,4,1{',' * 17}\n")
+    expected = (Table("ads", 1000, 16, 2.5, tuple(UNIFORM)), Table("b", 1, 4, 1.0))
+    assert load_tables(one) == load_tables(many) == expected
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_files_written_by_pandas(tmp_path: Path, suffix: str) -> None:
+    """pandas turns whole numbers into floats and missing ones into NaN."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([RECORD, {**RECORD, "name": "b", "reuse_bins": UNIFORM, "weight_bits": 16}])
+    frame["num_rows"] = frame["num_rows"].astype(float)
+    path = tmp_path / f"t{suffix}"
+    if suffix == ".csv":
+        frame.to_csv(path, index=False)
+    else:
+        frame.to_parquet(path)
+    assert load_tables(path) == (ADS, Table("b", 1000, 16, 2.5, tuple(UNIFORM), 16))
+
+
+def test_a_folder_called_key_equals_value_adds_no_column(tmp_path: Path) -> None:
+    save_tables([ADS], tmp_path / "date=2024" / "t.parquet")
+    assert load_tables(tmp_path / "date=2024" / "t.parquet") == (ADS,)
+
+
+def test_json_and_csv_need_the_standard_library_alone(tmp_path: Path) -> None:
+    for suffix in (".json", ".csv"):
+        save_tables([ADS], tmp_path / f"t{suffix}")
+    script = (
+        "import sys\n"
+        "for module in ('pandas', 'pyarrow', 'yaml', 'torch'): sys.modules[module] = None\n"
+        "from evenshard.tables.files import load_tables\n"
+        "assert load_tables(sys.argv[1]) == load_tables(sys.argv[2])\n"
+    )
+    paths = [str(tmp_path / f"t{suffix}") for suffix in (".json", ".csv")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", script, *paths], check=True, env=environment)
+
+
+# What can be wrong ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_rows": -3}, "record 2 (table 'b'): num_rows is -3"),
+        ({"num_rows": 0}, "num_rows is 0"),
+        ({"num_rows": 10.5}, "num_rows is 10.5, not a whole number"),
+        ({"num_rows": 10**30}, "not a whole number from 1 to 1,125,899,906,842,624"),
+        ({"num_rows": 2**45, "embedding_dim": 64}, "more than 1,125,899,906,842,624"),
+        ({"num_rows": "+-5"}, "num_rows is '+-5', not a number"),
+        ({"num_rows": "--5"}, "num_rows is '--5', not a number"),
+        ({"num_rows": "9" * 5000}, "9999', not a whole number"),
+        ({"pooling_factor": 1e308}, "pooling_factor is 1e+308, not a number from 0 to 1,000,000"),
+        ({"y" * 5000: 1}, "unknown column 'yyy"),
+        ({"num_rows": "many"}, "num_rows is 'many', not a number"),
+        ({"num_rows": True}, "num_rows is True, not a number"),
+        ({"num_rows": [5]}, "num_rows is [5], not a number"),
+        ({"num_rows": None}, "num_rows is empty"),
+        ({"embedding_dim": 0}, "embedding_dim is 0"),
+        ({"pooling_factor": -1}, "pooling_factor is -1.0, not a number from 0"),
+        ({"weight_bits": 64}, "weight_bits is 64"),
+        ({"reuse_bins": [1.0]}, "1 values, not 17"),
+        ({"reuse_bins": [0.5] * 17}, "add up to 8.5"),
+        ({"reuse_bins": [2.0, -1.0] + [0.0] * 15}, "negative"),
+        ({"reuse_bins": [None] * 17}, "a share of reuse_bins is None"),
+        ({"reuse_bins": 0.5}, "reuse_bins is 0.5, not a list"),
+        ({"reuse_bins": "[0.5"}, "reuse_bins is '[0.5', not a JSON list"),
+        ({"reuse_bin_0": 1.0}, "reuse_bin_1 is empty"),
+        ({"reuse_bins": UNIFORM, "reuse_bin_0": 1.0}, "both reuse_bins and reuse_bin_0"),
+        ({"num_row": 5}, "unknown column 'num_row'; the closest known one is 'num_rows'"),
+        ({"poolingfactor": 5}, "the closest known one is 'pooling_factor'"),
+        ({"": 5}, "a column without a name"),
+        ({"name": ""}, "record 2: name is empty"),
+        ({"name": ["x"]}, "name is ['x'], not a text"),
+        ({"name": "ads"}, "records 1, 2: several tables are called 'ads'"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".json", ".yaml"])
+def test_a_wrong_value_is_named_with_its_record(
+    tmp_path: Path, suffix: str, change: dict[str, Any], words: str
+) -> None:
+    content = [RECORD, {**RECORD, "name": "b", **change}]
+    if suffix == ".json":
+        path = write(tmp_path, "t.json", content)
+    else:
+        yaml = pytest.importorskip("yaml")
+        path = write(tmp_path, "t.yaml", yaml.safe_dump(content))
+    assert words in complaint(path)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "value", "words"),
+    [
+        (".yaml", "{num_rows: .nan}", "num_rows is nan, not a whole number"),
+        (".yaml", "{pooling_factor: .nan}", "pooling_factor is nan, not a number from 0"),
+        (".yaml", "{pooling_factor: .inf}", "pooling_factor is inf, not a number from 0"),
+        (".json", '{"num_rows": NaN}', "'NaN' is not a valid number"),
+        (".json", '{"pooling_factor": -Infinity}', "'-Infinity' is not a valid number"),
+    ],
+)
+def test_no_number_is_without_end(tmp_path: Path, suffix: str, value: str, words: str) -> None:
+    content = f"[{json.dumps({'name': 'b', **RECORD})[:-1]}, {value[1:]}]".replace('"num_rows": 1000, ', "", 1)
+    if "pooling" in value:
+        content = content.replace('"pooling_factor": 2.5, ', '"num_rows": 1000, ', 1)
+    assert words in complaint(write(tmp_path, f"t{suffix}", content))
+
+
+@pytest.mark.parametrize("column", ["name", "num_rows", "embedding_dim", "pooling_factor"])
+def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
+    record = {key: value for key, value in RECORD.items() if key != column}
+    assert f"column '{column}' is missing" in complaint(write(tmp_path, "t.json", [record]))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("t.json", "", "holds no table"),
+        ("t.json", "[]", "holds no table"),
+        ("t.json", '[{"name": "ads", "num', "is not JSON"),
+        ("t.json", "3", "holds neither a list"),
+        ("t.json", '{"table": []}', "holds neither a list"),
+        ("t.json", "[3]", "record 1: is 3, not a record"),
+        ("t.json", "[" * 100_000, "more than 100 levels deep"),
+        ("t.yaml", "", "holds no table"),
+        ("t.yaml", "tables:\n", "holds no table"),
+        ("t.yaml", "- {name: ads\n- b", "not readable as YAML"),
+        ("t.yaml", "- !!python/object:os.system {}", "not readable as YAML"),
+        ("t.yaml", "- !!bool perhaps", "not readable as YAML"),
+        ("t.yaml", "- !!timestamp perhaps", "not readable as YAML"),
+        ("t.csv", "", "holds no table"),
+        ("t.csv", HEADER + "\n", "holds no table"),
+        ("t.csv", HEADER + "\nads,1000,16\n", "record 1: has fewer fields than the header's 4"),
+        ("t.csv", HEADER + "\nads,1000,16,1\nb,1,2,3,4\n", "record 2: has more fields than the header's 4"),
+        ("t.csv", HEADER + ',weight_bits\n"ads,1000\n', "is not CSV"),
+        ("t.csv", HEADER + ",name\nads,1,2,3,b\n", "'name' stands in the header twice"),
+        ("t.csv", "," + HEADER + "\n0,ads,1000,16,1\n", "index=False"),
+        ("t.csv", "ads,1000,16,1\nb,1000,16,1\n", "unknown column 'ads'"),
+        ("t.csv", HEADER + "\nads,,16,1\n", "record 1 (table 'ads'): num_rows is empty"),
+        ("t.csv", HEADER + "\nads,1000,16,nan\n", "pooling_factor is nan"),
+        ("t.parquet", "", "is not whole Parquet"),
+        ("t.parquet", "PAR1 and nothing more", "is not whole Parquet"),
+        ("t.txt", "ads", "unknown suffix '.txt'. Use one of .yaml, .yml, .json, .csv, .parquet"),
+        ("tables", "ads", "unknown suffix ''"),
+    ],
+)
+def test_a_broken_file_is_one_clear_line(tmp_path: Path, name: str, text: str, words: str) -> None:
+    assert words in complaint(write(tmp_path, name, text))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_missing_files_and_folders_are_told_apart(tmp_path: Path, suffix: str) -> None:
+    assert "no such file" in complaint(tmp_path / f"absent{suffix}")
+    (tmp_path / f"folder{suffix}").mkdir()
+    assert "is not a file" in complaint(tmp_path / f"folder{suffix}")
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json", ".csv"])
+def test_text_in_another_encoding_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"t{suffix}"
+    path.write_bytes("naïve".encode("latin-1"))
+    assert "is not UTF-8" in complaint(path)
+
+
+def test_a_parquet_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    save_tables([ADS, Table("b", 7, 4, 1.0)], tmp_path / "whole.parquet")
+    whole = (tmp_path / "whole.parquet").read_bytes()
+    for length in range(0, len(whole), 97):
+        (tmp_path / "cut.parquet").write_bytes(whole[:length])
+        assert "is not whole Parquet" in complaint(tmp_path / "cut.parquet")
+
+
+# Too much of it ------------------------------------------------------------------------------------------------------
+
+
+def test_a_parquet_file_may_not_unfold_to_gigabytes(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.parquet"
+    columns = {"num_rows": [5], "embedding_dim": [4], "pooling_factor": [1.0]}
+
+    def complaint_of(num_rows: int, **more: Any) -> str:
+        names = pa.array([f"t{number}" for number in range(num_rows)])
+        repeated = {name: pa.array(value * num_rows) for name, value in columns.items()}
+        pq.write_table(pa.table({"name": names, **repeated, **more}), path)
+        assert path.stat().st_size < 2**21
+        return complaint(path)
+
+    assert "holds 100,001 tables, more than 100,000" in complaint_of(100_001)
+    long_list = pa.array([np.zeros(5_000_000)], pa.list_(pa.float64()))
+    assert "holds more than 4,000,000 values" in complaint_of(1, reuse_bins=long_list)
+    long_name = pa.DictionaryArray.from_arrays(pa.array([0] * 90_000, pa.int32()), pa.array(["x" * 2**20]))
+    assert "or 512 MB of them" in complaint_of(90_000, weight_bits=long_name)
+    nested = pa.ListArray.from_arrays(pa.array(range(90_001), pa.int32()), long_name)
+    assert "column 'weight_bits': holds list" in complaint_of(90_000, weight_bits=nested)
+
+
+def test_what_python_cannot_hold_is_one_line(tmp_path: Path) -> None:
+    names = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
+    for name in (names, pa.array([2**60], pa.timestamp("ms"))):
+        table = pa.table({"name": name, "num_rows": [5], "embedding_dim": [4], "pooling_factor": [1.0]})
+        pq.write_table(table, tmp_path / "t.parquet")
+        assert "is not whole Parquet" in complaint(tmp_path / "t.parquet")
+
+
+def test_too_many_tables_and_too_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "".join(f"t{number},5,4,1\n" for number in range(100_001))
+    assert "holds more than 100,000 tables" in complaint(write(tmp_path, "t.csv", f"{HEADER}\n{lines}"))
+    assert "column 'a1000'" in complaint(write(tmp_path, "t.csv", ",".join(f"a{n}" for n in range(1001)) + ",a1000\n"))
+    assert "has 1,001 columns" in complaint(write(tmp_path, "t.csv", ",".join(f"a{n}" for n in range(1001)) + "\n"))
+    monkeypatch.setattr("evenshard.utils.text_files.MAX_TEXT_BYTES", 2**20)
+    for suffix in (".csv", ".json", ".yaml"):
+        assert "it has more than 1 MB" in complaint(write(tmp_path, f"t{suffix}", " " * (2**20 + 1)))
+
+
+# Whole or not at all -------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    save_tables([ADS], path)
+    with pytest.raises(TypeError):
+        save_tables([Table("b", 5, 4, 1.0), Table(name={1}, num_rows=5, embedding_dim=4, pooling_factor=1.0)], path)  # type: ignore[arg-type]
+    assert load_tables(path) == (ADS,)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.json"]
+    with pytest.raises(BadFile, match="unknown suffix"):
+        save_tables([ADS], tmp_path / "t.txt")

@@ -1,0 +1,210 @@
+"""The index-reuse histogram: counted, assumed, and expected of a power law."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenshard.tables.reuse import (
+    BIN_MEAN_COUNTS,
+    DLRM_2021_REUSE,
+    DLRM_2022_REUSE,
+    MAX_COUNT_OF_BIN,
+    MIN_COUNT_OF_BIN,
+    NUM_REUSE_BINS,
+    ReuseBins,
+    feasible_reuse_bins,
+    power_law_reuse_bins,
+    reuse_bins_of_counts,
+)
+
+
+def one_hot(position: int) -> ReuseBins:
+    return tuple(1.0 if number == position else 0.0 for number in range(NUM_REUSE_BINS))
+
+
+def num_unique(bins: ReuseBins, num_lookups: float) -> float:
+    """Unique indices that a histogram implies; no index is read more often than there are lookups."""
+    return num_lookups / float(np.minimum(BIN_MEAN_COUNTS, max(num_lookups, 1)) @ np.array(bins))
+
+
+# Counting ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "position"),
+    [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4), (16384, 14), (32768, 15), (32769, 16), (10**9, 16)],
+)
+def test_a_power_of_two_is_the_last_count_of_its_bin(count: int, position: int) -> None:
+    assert reuse_bins_of_counts(np.array([count])) == one_hot(position)
+
+
+def test_shares_are_of_unique_indices_not_of_lookups() -> None:
+    bins = reuse_bins_of_counts(np.array([1, 1, 1, 100]))
+    assert bins[0] == 0.75 and bins[7] == 0.25 and sum(bins) == 1
+
+
+def test_torch_counts_and_numpy_counts_agree_and_zeros_do_not_count() -> None:
+    counts = np.array([[0, 1, 2], [0, 5, 40_000]])
+    for array in (counts, torch.from_numpy(counts), torch.from_numpy(counts).int()):
+        assert reuse_bins_of_counts(array) == reuse_bins_of_counts(np.array([1, 2, 5, 40_000]))
+
+
+@pytest.mark.parametrize(("counts", "words"), [([], "no index"), ([0, 0], "no index"), ([3, -1], "-1 times")])
+def test_counts_without_a_histogram_are_refused(counts: list[int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        reuse_bins_of_counts(np.array(counts, dtype=np.int64))
+
+
+def test_mean_counts_lie_inside_their_bins() -> None:
+    assert len(BIN_MEAN_COUNTS) == len(MIN_COUNT_OF_BIN) == NUM_REUSE_BINS
+    assert (np.array(MIN_COUNT_OF_BIN) <= BIN_MEAN_COUNTS).all()
+    assert (BIN_MEAN_COUNTS[:-1] <= np.array(MAX_COUNT_OF_BIN)).all()
+    # Bin 2 holds counts 3 and 4, with frequencies as 1/9 to 1/16.
+    assert BIN_MEAN_COUNTS[2] == pytest.approx((3 / 9 + 4 / 16) / (1 / 9 + 1 / 16))
+
+
+# The published histograms --------------------------------------------------------------------------------------------
+
+# fmt: off
+UNIQUES_2021 = (.473, .152, .139, .112, .072, .032, .011, .005, .002, .001)
+UNIQUES_2022 = (.342, .144, .149, .138, .112, .068, .029, .010, .004, .002, .001, .001)
+ACCESSES_2021 = (.069, .044, .068, .101, .121, .104, .073, .058, .052, .050, .049, .048, .048, .043, .031, .023, .019)
+ACCESSES_2022 = (.027, .023, .040, .068, .105, .120, .099, .070, .059, .054, .040, .072, .064, .047, .021, .017, .076)
+# fmt: on
+
+
+@pytest.mark.parametrize(
+    ("bins", "uniques", "accesses", "lookups_per_unique"),
+    [
+        (DLRM_2021_REUSE, UNIQUES_2021, ACCESSES_2021, 6.906),
+        (DLRM_2022_REUSE, UNIQUES_2022, ACCESSES_2022, 12.74),
+    ],
+)
+def test_published_histograms_agree_with_all_three_published_figures(
+    bins: ReuseBins, uniques: tuple[float, ...], accesses: tuple[float, ...], lookups_per_unique: float
+) -> None:
+    shares = np.array(bins)
+    assert shares.sum() == pytest.approx(1) and (shares > 0).all()
+    np.testing.assert_allclose(shares[: len(uniques)], uniques, atol=6e-4)
+    assert shares[len(uniques) :].max() < 5.5e-4  # printed as 0.000
+    mean_count = float(shares @ BIN_MEAN_COUNTS)
+    assert mean_count == pytest.approx(lookups_per_unique, rel=0.01)
+    np.testing.assert_allclose(shares * BIN_MEAN_COUNTS / mean_count, accesses, atol=0.004)
+
+
+# The default of a table that nobody has counted ----------------------------------------------------------------------
+
+
+def test_a_table_with_room_keeps_the_published_histogram() -> None:
+    np.testing.assert_allclose(feasible_reuse_bins(10**7, 10**6), DLRM_2021_REUSE, rtol=1e-12)
+    np.testing.assert_allclose(feasible_reuse_bins(10**7, 10**6, base=DLRM_2022_REUSE), DLRM_2022_REUSE, rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_lookups", [0, 1e-6, 0.5, 1, 1.9])
+def test_fewer_than_two_lookups_cannot_repeat(num_lookups: float) -> None:
+    assert feasible_reuse_bins(5, num_lookups) == one_hot(0)
+
+
+def test_a_count_above_all_the_lookups_is_impossible() -> None:
+    bins = feasible_reuse_bins(10**6, 8)
+    assert bins[3] > 0 and sum(bins[4:]) == 0
+    assert sum(feasible_reuse_bins(10**6, 9)[5:]) == 0 < feasible_reuse_bins(10**6, 9)[4]
+
+
+def test_one_row_takes_all_lookups() -> None:
+    assert feasible_reuse_bins(1, 1000) == one_hot(10)  # 513..1024
+    assert feasible_reuse_bins(1, 10_000_000) == one_hot(16)
+
+
+def test_scarce_rows_are_just_used_up() -> None:
+    """1000 rows for 200,000 lookups need a mean count of 200, far above the published 6.9."""
+    bins = feasible_reuse_bins(1000, 200_000)
+    assert num_unique(bins, 200_000) == pytest.approx(1000, rel=1e-6)
+    ratios = np.log(np.array(bins) / np.array(DLRM_2021_REUSE))
+    np.testing.assert_allclose(np.diff(ratios), np.diff(ratios)[0])  # tilted exponentially, nothing else
+
+
+def test_no_index_is_read_more_often_than_there_are_lookups() -> None:
+    """2 rows for 600 lookups: a row in the bin 513..1024 is read 600 times, not the 710 of that bin elsewhere."""
+    assert num_unique(feasible_reuse_bins(2, 600), 600) == pytest.approx(2, rel=1e-6)
+
+
+def test_a_base_that_is_impossible_gives_the_most_reuse_there_can_be() -> None:
+    assert feasible_reuse_bins(10**6, 10, base=one_hot(16)) == one_hot(4)  # 9..16
+
+
+def test_tilt_up_means_more_reuse() -> None:
+    means = [BIN_MEAN_COUNTS @ np.array(feasible_reuse_bins(10**7, 10**6, tilt)) for tilt in (-0.5, 0.0, 0.5)]
+    assert means[0] < means[1] < means[2]
+
+
+@given(
+    num_rows=st.integers(1, 10**9),
+    num_lookups=st.floats(0, 1e9),
+    tilt=st.floats(-3, 3),
+    base=st.sampled_from([DLRM_2021_REUSE, DLRM_2022_REUSE, one_hot(0), one_hot(16)]),
+)
+def test_the_default_is_always_possible(num_rows: int, num_lookups: float, tilt: float, base: ReuseBins) -> None:
+    bins = np.array(feasible_reuse_bins(num_rows, num_lookups, tilt, base))
+    assert bins.sum() == pytest.approx(1) and (bins >= 0).all()
+    assert not bins[1:][np.array(MIN_COUNT_OF_BIN[1:]) > num_lookups].any()
+    highest = np.flatnonzero(np.array(MIN_COUNT_OF_BIN) <= max(num_lookups, 1))[-1]
+    fits = num_unique(tuple(bins), num_lookups) <= num_rows * (1 + 1e-6)
+    assert fits or bins[highest] == 1
+
+
+# Power law -----------------------------------------------------------------------------------------------------------
+
+
+def test_power_law_of_two_rows_by_hand() -> None:
+    """alpha 1: the rows get 2/3 and 1/3 of 3 lookups, so their counts are Poisson(2) and Poisson(1)."""
+    once = 2 * np.exp(-2) + np.exp(-1)
+    twice = 2 * np.exp(-2) + np.exp(-1) / 2
+    three_or_four = (8 / 6 + 16 / 24) * np.exp(-2) + (1 / 6 + 1 / 24) * np.exp(-1)
+    seen = 2 - np.exp(-2) - np.exp(-1)
+    expected = np.array([once, twice, three_or_four]) / seen
+    np.testing.assert_allclose(power_law_reuse_bins(2, 3, 1.0)[:3], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 1.05, 2.0])
+def test_power_law_matches_drawn_lookups(alpha: float) -> None:
+    num_rows, num_lookups = 30_000, 400_000
+    weights = np.arange(1, num_rows + 1) ** -alpha
+    counts = np.random.default_rng(0).multinomial(num_lookups, weights / weights.sum())
+    drawn = reuse_bins_of_counts(counts)
+    error = 5 * np.sqrt(0.25 / np.count_nonzero(counts))
+    np.testing.assert_allclose(power_law_reuse_bins(num_rows, num_lookups, alpha), drawn, atol=error)
+
+
+@pytest.mark.parametrize("num_lookups", [1, 1_000_000])
+def test_power_law_in_blocks_of_ranks_agrees_with_rank_by_rank(num_lookups: int) -> None:
+    weights = np.arange(1, 100_001) ** -1.05
+    rates = torch.from_numpy(num_lookups * weights / weights.sum())[:, None]
+    at_least = torch.special.gammainc(torch.tensor([MIN_COUNT_OF_BIN], dtype=torch.float64), rates).sum(dim=0).numpy()
+    expected = -np.diff(at_least, append=0.0) / at_least[0]
+    np.testing.assert_allclose(power_law_reuse_bins(100_000, num_lookups, 1.05), expected, rtol=1e-4, atol=1e-9)
+
+
+def test_power_law_near_alpha_one_is_continuous() -> None:
+    exact = power_law_reuse_bins(10**6, 10**6, 1.0)
+    np.testing.assert_allclose(power_law_reuse_bins(10**6, 10**6, 1 + 1e-9), exact, atol=1e-8)
+
+
+def test_power_law_edges() -> None:
+    assert power_law_reuse_bins(10, 0, 1.05) == one_hot(0)
+    assert power_law_reuse_bins(1, 10**6, 1.05) == one_hot(16)
+    assert power_law_reuse_bins(10**9, 1e-3, 1.05)[0] == pytest.approx(1, abs=1e-3)
+
+
+def test_power_law_of_two_billion_rows_is_quick() -> None:
+    power_law_reuse_bins(10, 10, 1.05)  # the first call imports torch
+    start = time.process_time()
+    bins = power_law_reuse_bins(2_000_000_000, 65_536 * 301, 1.05)
+    assert time.process_time() - start < 0.5
+    assert sum(bins) == pytest.approx(1) and bins[0] > bins[1] > bins[2]

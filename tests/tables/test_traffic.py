@@ -1,0 +1,183 @@
+"""Samples of real traffic: counted in windows of one batch, and turned into tables."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenshard.tables.reuse import feasible_reuse_bins, reuse_bins_of_counts
+from evenshard.tables.traffic import Assumption, tables_from_traffic
+from evenshard.tables.traffic import counts as counts_module
+from evenshard.tables.traffic import tables as tables_module
+from evenshard.utils.errors import BadConfig
+from support.builders import table
+from support.traffic_builders import TRAFFIC, bins, complaint, write_batches, write_parquet
+
+# Figures by hand ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cuts", [(), (2,), (1,), (1, 3), (0, 1, 1, 2, 3)])
+@pytest.mark.parametrize("write", [write_parquet, write_batches])
+def test_figures_by_hand_wherever_the_files_are_cut(tmp_path: Path, write: Any, cuts: tuple[int, ...]) -> None:
+    found = tables_from_traffic(write(tmp_path, TRAFFIC, *cuts), 2, embedding_dim=8)
+    ads, user = found.tables
+    assert (found.num_samples, found.num_windows) == (4, 2)
+    assert (ads.name, ads.num_rows, ads.embedding_dim, ads.weight_bits) == ("ads", 8, 8, 32)
+    assert ads.pooling_factor == 6 / 4 and ads.reuse_bins == bins(4 / 5, 1 / 5)
+    assert (user.name, user.num_rows, user.pooling_factor) == ("user", 6, 1.0)
+    assert user.reuse_bins == bins(2 / 3, 1 / 3)
+    assert [one.problem() for one in found.tables] == [None, None]
+    assert found.assumptions == (
+        Assumption("ads", "num_rows", "8, the largest index seen + 1"),
+        Assumption("ads", "weight_bits", "32, the default"),
+        Assumption("user", "num_rows", "6, the largest index seen + 1"),
+        Assumption("user", "weight_bits", "32, the default"),
+    )
+
+
+def test_a_window_weighs_as_much_as_it_has_unique_rows(tmp_path: Path) -> None:
+    # One window reads a single row 8 times, the other 8 rows once: 16 lookups of 9 unique rows.
+    source = write_parquet(tmp_path, {"ads": [[3] * 8, list(range(8))]})
+    (ads,) = tables_from_traffic(source, 1, embedding_dim=8).tables
+    assert ads.reuse_bins == bins(8 / 9, 0, 0, 1 / 9)
+
+
+def test_the_histogram_is_that_of_the_batch_size(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path, {"ads": [[3]] * 8})
+    for batch_size, position in ((1, 0), (2, 1), (4, 2), (8, 3)):
+        found = tables_from_traffic(source, batch_size, embedding_dim=8)
+        assert found.num_windows == 8 // batch_size
+        assert found.tables[0].reuse_bins == bins(*[0.0] * position, 1.0)
+
+
+def test_an_incomplete_last_window_counts_for_the_pooling_factor_only(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path, {"ads": [[1], [1], [1, 2, 3, 4]]})
+    found = tables_from_traffic(source, 2, embedding_dim=8, weight_bits=16)
+    assert (found.num_samples, found.num_windows) == (3, 1)
+    assert found.tables[0].pooling_factor == 2.0 and found.tables[0].reuse_bins == bins(0, 1)
+    assert found.tables[0].num_rows == 5
+    assert [one.column for one in found.assumptions] == ["num_rows"]
+
+
+def test_fewer_samples_than_a_batch_are_used_and_said_to_be_assumed(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path, {"ads": [[0], [1], [1]]})
+    many = table("ads", rows=10**6)
+    found = tables_from_traffic(source, 4, [many])
+    assert found.num_windows == 0 and found.tables[0].reuse_bins == pytest.approx(bins(0.5, 0.5))
+    text = "those of 3 samples; a batch of 4 comes back to rows more often"
+    assert found.assumptions == (Assumption("ads", "reuse_bins", text),)
+    # 1024 lookups cannot be of rows that are read once or twice when there are only two rows.
+    (few,) = tables_from_traffic(source, 1024, [table("ads", rows=2)]).tables
+    assert few.reuse_bins == feasible_reuse_bins(2, 1024, base=bins(0.5, 0.5)) != bins(0.5, 0.5)
+
+
+def test_a_table_that_only_the_last_window_reads_gets_that_ones_histogram(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path, {"ads": [[], [], [5, 6]], "user": [[1], [1], [1]]})
+    found = tables_from_traffic(source, 2, [table("ads"), table("user")])
+    assert found.tables[0].reuse_bins == pytest.approx(bins(1)) and found.tables[0].pooling_factor == 2 / 3
+    assert found.tables[1].reuse_bins == bins(0, 1)
+    assert [(one.table, one.column) for one in found.assumptions] == [("ads", "reuse_bins")]
+    assert "those of 1 samples" in found.assumptions[0].text
+
+
+def test_a_table_that_is_never_read(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path, {"ads": [[], []]})
+    found = tables_from_traffic(source, 2, [table("ads", rows=50)])
+    (ads,) = found.tables
+    assert (ads.num_rows, ads.pooling_factor, ads.reuse_bins) == (50, 0.0, None)
+    assert found.assumptions == (Assumption("ads", "reuse_bins", "none, since no row was looked up"),)
+    found = tables_from_traffic(source, 2, embedding_dim=8, weight_bits=8)
+    assert found.tables[0].num_rows == 1 and found.assumptions[0].text == "1, since no row was looked up"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_any_cut_into_files_groups_and_blocks_counts_the_same(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    num_samples, batch_size = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 5))
+    lists = st.lists(st.integers(0, 9), max_size=6)
+    traffic = {
+        name: data.draw(st.lists(lists, min_size=num_samples, max_size=num_samples), name) for name in ("a", "b", "c")
+    }
+    cuts = sorted(data.draw(st.lists(st.integers(0, num_samples), max_size=3)))
+    write = data.draw(st.sampled_from([write_parquet, write_batches]))
+    source = write(tmp_path_factory.mktemp("traffic"), traffic, *cuts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables_module, "GROUP_LOOKUPS", data.draw(st.integers(1, 60)))
+        patch.setattr(tables_module, "BLOCK_LOOKUPS", data.draw(st.integers(1, 60)))
+        patch.setattr(counts_module, "COMPACT_AT", data.draw(st.integers(1, 20)))
+        found = tables_from_traffic(source, batch_size, [table(name, rows=10) for name in traffic])
+    for one in found.tables:
+        samples = traffic[one.name]
+        assert one.pooling_factor == sum(map(len, samples)) / num_samples
+        firsts = range(0, num_samples - batch_size + 1, batch_size)
+        windows = [list(chain(*samples[first : first + batch_size])) for first in firsts]
+        counts = [np.unique(window, return_counts=True)[1] for window in windows if window]
+        if counts:
+            assert one.reuse_bins == reuse_bins_of_counts(np.concatenate(counts))
+
+
+def test_given_tables_keep_everything_but_the_traffic(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path, TRAFFIC)
+    given_tables = [table("user", rows=6, dim=12, bits=16), table("ads", rows=1000, dim=64, pooling=99.0)]
+    found = tables_from_traffic(source, 2, given_tables)
+    user, ads = found.tables
+    assert (user.name, user.num_rows, user.embedding_dim, user.weight_bits) == ("user", 6, 12, 16)
+    assert (ads.name, ads.num_rows, ads.embedding_dim, ads.pooling_factor) == ("ads", 1000, 64, 1.5)
+    assert found.assumptions == ()
+
+
+@pytest.mark.parametrize("write", [write_parquet, write_batches])
+def test_an_index_beyond_the_table_is_refused(tmp_path: Path, write: Any) -> None:
+    source = write(tmp_path, TRAFFIC, 2)
+    assert tables_from_traffic(source, 2, [table("ads", rows=8), table("user", rows=6)]).num_samples == 4
+    message = complaint(source, tables=[table("ads"), table("user", rows=5)], embedding_dim=None)
+    assert "table 'user': index 5 is beyond the table's 5 rows" in message
+    assert message.startswith(str(sorted(source.iterdir())[1]))
+
+
+def test_tables_and_traffic_that_do_not_find_each_other(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path, TRAFFIC)
+    ads, item = table("ads", pooling=9.0), table("item", pooling=3.0)
+    assert "holds traffic of table 'user'." in complaint(source, tables=[ads], embedding_dim=None)
+    both = [ads, table("user"), item]
+    message = complaint(source, tables=both, embedding_dim=None)
+    assert "holds no traffic of table 'item'; it holds tables 'ads', 'user'." in message
+    assert "holds no traffic of table 'item'" in complaint(source, embedding_dim={"ads": 4, "user": 4, "item": 4})
+    assert "none of the tables" in complaint(source, tables=[item], embedding_dim=None, ignore_unmatched=True)
+    found = tables_from_traffic(source, 2, [item, ads], ignore_unmatched=True)
+    assert found.tables[0] == item and found.tables[1].pooling_factor == 1.5
+    text = "as given, since the sample does not hold the table"
+    assert found.assumptions == tuple(Assumption("item", column, text) for column in ("pooling_factor", "reuse_bins"))
+    many = write_parquet(tmp_path / "many", {f"t{k}": [[1]] for k in range(5)})
+    assert "of tables 't0', 't1', 't2' and 2 more" in complaint(many, tables=[ads], embedding_dim=None)
+
+
+def test_senseless_settings_are_refused(tmp_path: Path) -> None:
+    for words, options in (
+        ("batch_size is 0", {"batch_size": 0, "embedding_dim": 8}),
+        ("does not tell the dims", {}),
+        ("embedding_dim is 0", {"embedding_dim": 0}),
+        ("embedding_dim is -4", {"embedding_dim": {"ads": 8, "user": -4}}),
+        ("weight_bits is 4", {"embedding_dim": 8, "weight_bits": 4}),
+        ("come with the tables", {"embedding_dim": 8, "tables": [table("ads")]}),
+        ("come with the tables", {"weight_bits": 8, "tables": [table("ads")]}),
+        ("Several tables are called 'ads'", {"tables": [table("ads")] * 2}),
+    ):
+        settings_ = {"batch_size": 2} | options
+        with pytest.raises(BadConfig, match=words):
+            tables_from_traffic(tmp_path, **settings_)  # type: ignore[arg-type]
+
+
+def test_importing_it_brings_neither_torch_nor_pyarrow() -> None:
+    script = "import sys, evenshard.tables.traffic; assert not {'torch', 'pyarrow', 'rich'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,232 @@
+"""Files of traffic: what they may hold, and one clear line for everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from evenshard.tables.dlrm_batch import read_dlrm_batch, tables_from_batch
+from evenshard.tables.traffic import tables_from_traffic
+from support.builders import table
+from support.traffic_builders import TRAFFIC, bins, complaint, dlrm, jagged, write_batches, write_column, write_parquet
+
+# Parquet --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([3, 3, None, 1], pa.int64()),
+        pa.array([3, 3, None, 1], pa.uint16()),
+        pa.array([[3], [3], None, [1]], pa.list_(pa.int32())),
+        pa.array([[3], [3], [], [1]], pa.large_list(pa.uint64())),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_numbers_and_lists_of_any_width_and_nulls_for_no_lookup(tmp_path: Path, column: Any) -> None:
+    (ads,) = tables_from_traffic(write_column(tmp_path / "a.parquet", column), 2, embedding_dim=8).tables
+    assert (ads.num_rows, ads.pooling_factor, ads.reuse_bins) == (4, 3 / 4, bins(0.5, 0.5))
+
+
+def test_lists_of_one_size(tmp_path: Path) -> None:
+    column = pa.array([[3, 5], [3, 4]], pa.list_(pa.int64(), 2))
+    (ads,) = tables_from_traffic(write_column(tmp_path / "a.parquet", column), 2, embedding_dim=8).tables
+    assert (ads.pooling_factor, ads.reuse_bins) == (2.0, bins(2 / 3, 1 / 3))
+
+
+def test_a_file_of_nothing_but_nulls_has_no_type_and_no_lookups(tmp_path: Path) -> None:
+    write_column(tmp_path / "a.parquet", pa.array([[1], [1]]))
+    write_column(tmp_path / "b.parquet", pa.nulls(2))
+    write_column(tmp_path / "c.parquet", pa.array([[], []]))
+    (ads,) = tables_from_traffic(tmp_path, 2, embedding_dim=8).tables
+    assert (ads.pooling_factor, ads.reuse_bins) == (2 / 6, bins(0, 1))
+
+
+def test_names_with_dots_are_names(tmp_path: Path) -> None:
+    columns = {"ads": [[1], [1]], "ads.list": [[2, 3], []], "ads.click": [4, 5]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    found = tables_from_traffic(tmp_path, 2, [table(name) for name in ("ads.click", "ads", "ads.list")])
+    assert [(one.name, one.pooling_factor) for one in found.tables] == [("ads.click", 1), ("ads", 1), ("ads.list", 1)]
+    assert [one.reuse_bins for one in found.tables] == [bins(1), bins(0, 1), bins(1)]
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (pa.array([1.0, None]), "column 'ads': holds double, not row numbers. "),
+        (pa.array([[1.0], []]), "pandas makes floats"),
+        (pa.array(["a", "b"]), "holds string"),
+        (pa.array([True, False]), "holds bool"),
+        (pa.array([[[1]], []]), "not row numbers"),
+        (pa.array([{"x": 1}, None]), "holds struct<x: int64>"),
+        (pa.array([[1, None], []]), "column 'ads': a list holds a null"),
+        (pa.array([[1], [2**63]], pa.list_(pa.uint64())), "column 'ads': row numbers exceed 2**63 - 1"),
+        (pa.array([[1], [-1]]), "table 'ads': index -1 is negative"),
+    ],
+)
+def test_wrong_columns_are_refused(tmp_path: Path, column: Any, words: str) -> None:
+    path = write_column(tmp_path / "a.parquet", column)
+    message = complaint(tmp_path)
+    assert words in message and message.startswith(str(path))
+
+
+def test_columns_that_are_not_wanted_may_hold_anything(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"label": [0.5, 1.0], "ads": [[1], [1]]}), tmp_path / "a.parquet")
+    found = tables_from_traffic(tmp_path, 2, [table("ads")], ignore_unmatched=True)
+    assert found.tables[0].reuse_bins == bins(0, 1) and found.assumptions == ()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "pt"])
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path, kind: str) -> None:
+    write = write_parquet if kind == "parquet" else write_batches
+    (path,) = write(tmp_path, TRAFFIC).iterdir()
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 1 + len(whole) // 25):
+        path.write_bytes(whole[:length])
+        assert complaint(path).startswith(str(path))
+
+
+def test_damaged_pages_are_refused(tmp_path: Path) -> None:
+    path = write_column(tmp_path / "a.parquet", pa.array(list(range(10_000))))
+    content = bytearray(path.read_bytes())
+    content[4:4000] = b"\xff" * 3996
+    path.write_bytes(content)
+    assert "cannot be read as Parquet" in complaint(path)
+
+
+# .pt files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["batch.pt", "batch.pt.gz", "old.pt"])
+def test_a_dlrm_batch_gives_the_figures_of_dlrm_batch(tmp_path: Path, name: str) -> None:
+    rng = np.random.default_rng(0)
+    traffic = {f"t{k:03d}": [rng.zipf(1.5, rng.poisson(k)).clip(max=99).tolist() for _ in range(64)] for k in range(5)}
+    plain = tmp_path / "plain.pt"
+    torch.save(dlrm(traffic), plain, _use_new_zipfile_serialization=name != "old.pt")
+    source = tmp_path / name
+    source.write_bytes(gzip.compress(plain.read_bytes()) if name.endswith(".gz") else plain.read_bytes())
+    found = tables_from_traffic(source, 64, embedding_dim=8)
+    assert found.tables == tables_from_batch(read_dlrm_batch(source), [8], seed=0)
+
+
+def test_windows_within_a_dlrm_batch(tmp_path: Path) -> None:
+    torch.save(dlrm(TRAFFIC), tmp_path / "a.pt")
+    ads, user = tables_from_traffic(tmp_path, 2, embedding_dim={"t000": 4, "t001": 12}).tables
+    assert (ads.name, ads.embedding_dim, ads.reuse_bins) == ("t000", 4, bins(4 / 5, 1 / 5))
+    assert (user.name, user.embedding_dim, user.reuse_bins) == ("t001", 12, bins(2 / 3, 1 / 3))
+
+
+def test_the_order_of_the_keys_and_other_entries_do_not_matter(tmp_path: Path) -> None:
+    torch.save(jagged(TRAFFIC) | {"dense": torch.ones(4)}, tmp_path / "a.pt")
+    turned = jagged({name: TRAFFIC[name] for name in ("user", "ads")})
+    torch.save(turned | {"lengths": turned["lengths"].reshape(2, 4), "weights": None}, tmp_path / "b.pt")
+    ads, user = tables_from_traffic(tmp_path, 4, embedding_dim=8).tables
+    assert (ads.name, ads.pooling_factor, user.pooling_factor) == ("ads", 1.5, 1)
+    assert ads.reuse_bins == bins(4 / 5, 1 / 5)
+
+
+GOOD = jagged(TRAFFIC)
+INDICES, OFFSETS, LENGTHS = dlrm(TRAFFIC)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([1, 2], "holds a list. It must hold (indices, offsets, lengths) or"),
+        ({"keys": ["a"]}, "holds a dict with 'keys'"),
+        (GOOD | {"keys": []}, "keys is not a list of table names"),
+        (GOOD | {"keys": ["ads", 3]}, "keys is not a list of table names"),
+        (GOOD | {"keys": ["ads", "ads"]}, "keys holds 'ads' twice"),
+        (GOOD | {"keys": ["a", "b", "c"]}, "lengths of shape [8] cannot be shared among 3 tables"),
+        (GOOD | {"lengths": GOOD["lengths"].reshape(4, 2)}, "lengths of shape [4, 2] cannot be shared among 2 tables"),
+        (GOOD | {"values": [1, 2]}, "values is a list, not a tensor"),
+        (GOOD | {"values": GOOD["values"].float()}, "values holds torch.float32"),
+        (GOOD | {"values": GOOD["values"][None]}, "values has 2 dimensions, not 1"),
+        (GOOD | {"values": GOOD["values"][:-1]}, "lengths add up to 10, but there are 9 row numbers"),
+        (GOOD | {"lengths": GOOD["lengths"].bool()}, "lengths holds torch.bool"),
+        (GOOD | {"lengths": torch.tensor([2, 1, 0, 3, 1, -1, 3, 1])}, "'user': a sample has a negative number"),
+        (GOOD | {"values": GOOD["values"] - 1}, "table 'user': index -1 is negative"),
+        ((INDICES, OFFSETS), "holds a tuple"),
+        ((INDICES, OFFSETS, LENGTHS.flatten()), "lengths has shape [8], not [tables, samples]"),
+        ((INDICES, OFFSETS[:-1], LENGTHS), "offsets of shape [8] do not start at 0 with one more than 8 values"),
+        ((INDICES, OFFSETS + 1, LENGTHS), "offsets of shape [9] do not start at 0"),
+        ((INDICES[:-1], OFFSETS, LENGTHS), "offsets end at 10, but there are 9 row numbers"),
+        ((INDICES, OFFSETS, LENGTHS.flip(0)), "table 't000': offsets do not match the lengths"),
+        ((INDICES, torch.tensor([0, 2, 3, 3, 99, 7, 8, 9, 10]), LENGTHS), "table 't001': offsets fall"),
+        ((INDICES, torch.tensor([0, 2, 3, 3, 6, 7, 6, 9, 10]), LENGTHS), "table 't001': offsets do not match"),
+        (
+            (INDICES, torch.tensor([0, 2, 3, 3, 6, 7, 6, 9, 10]), torch.tensor([[2, 1, 0, 3], [1, -1, 3, 1]])),
+            "table 't001': offsets do not match",
+        ),
+    ],
+)
+def test_batches_that_contradict_themselves_are_refused(tmp_path: Path, content: Any, words: str) -> None:
+    torch.save(content, tmp_path / "a.pt")
+    assert words in complaint(tmp_path)
+
+
+class _Innocent:
+    """Any class will do: only tensors and plain containers may be in the file."""
+
+
+def test_a_pickle_that_could_run_code_is_refused(tmp_path: Path) -> None:
+    torch.save(GOOD | {"values": _Innocent()}, tmp_path / "a.pt")
+    assert "cannot be read" in complaint(tmp_path)
+
+
+# Folders and tables ---------------------------------------------------------------------------------------------------
+
+
+def test_a_few_bytes_that_stand_for_gigabytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenshard.tables.traffic.parquet.MAX_LOOKUPS_UNSEEN", 2**20)
+    many = pa.ListArray.from_arrays(pa.array([0, 0, 2**21]), pa.array(np.zeros(2**21, dtype=np.int64)))
+    message = complaint(write_column(tmp_path / "bomb.parquet", many))
+    assert f"holds {2**21 + 1:,} lookups in " in message
+    write_column(tmp_path / "bomb.parquet", pa.array([[]] * 2**21, pa.list_(pa.int64())))
+    assert tables_from_traffic(tmp_path / "bomb.parquet", 2, embedding_dim=8).tables[0].pooling_factor == 0
+    write_column(tmp_path / "bomb.parquet", pa.array(np.zeros(2**21, dtype=np.int64)))
+    assert tables_from_traffic(tmp_path / "bomb.parquet", 2**20, embedding_dim=8).tables[0].pooling_factor == 1
+
+
+def test_a_folder_holds_one_kind_of_file_and_sparks_leftovers(tmp_path: Path) -> None:
+    write_parquet(tmp_path, TRAFFIC, 2)
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / ".part-0.parquet.crc").touch()
+    assert tables_from_traffic(tmp_path, 2, embedding_dim=8).num_samples == 4
+    write_batches(tmp_path, TRAFFIC)
+    assert "holds both 0.pt and part-0.parquet" in complaint(tmp_path)
+    (tmp_path / "0.pt").rename(tmp_path / "0.csv")
+    assert "0.csv: is neither a .parquet nor a .pt file" in complaint(tmp_path)
+
+
+def test_other_sources_are_refused(tmp_path: Path) -> None:
+    assert "holds no file" in complaint(tmp_path)
+    assert "no such file or folder" in complaint(tmp_path / "absent")
+    (tmp_path / "year=2024.parquet").mkdir()
+    assert "is neither a .parquet nor a .pt file" in complaint(tmp_path)
+    (tmp_path / "a.pt.gz").write_bytes(b"\x1f\x8b but nothing more")
+    assert "cannot be unpacked" in complaint(tmp_path / "a.pt.gz")
+    assert "holds no sample" in complaint(write_parquet(tmp_path / "empty", {"ads": []}))
+    pq.write_table(pa.table({}), tmp_path / "none.parquet")
+    assert "has no column" in complaint(tmp_path / "none.parquet")
+    pq.write_table(pa.table([[1], [2]], names=["ads", "ads"]), tmp_path / "twice.parquet")
+    assert "several columns 'ads'" in complaint(tmp_path / "twice.parquet")
+
+
+def test_all_files_hold_the_same_tables(tmp_path: Path) -> None:
+    for write, suffix in ((write_parquet, "part-1.parquet"), (write_batches, "1.pt")):
+        source = write(tmp_path / suffix, {"ads": [[1], [2]], "user": [[1], [2]]}, 1)
+        write(tmp_path / "other", {"ads": [[1], [2]]}, 1)
+        (source / suffix).write_bytes((tmp_path / "other" / suffix).read_bytes())
+        assert f"{suffix}: lacks table 'user', which stands in" in complaint(source)
+        source = write(tmp_path / "other", {"ads": [[1], [2]], "user": [[1], [2]]}, 1)
+        write(tmp_path / suffix, {"ads": [[1], [2]]}, 1)
+        (tmp_path / suffix / suffix).write_bytes((source / suffix).read_bytes())
+        assert f"{suffix}: holds table 'user', which is not in" in complaint(tmp_path / suffix)

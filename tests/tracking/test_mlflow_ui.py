@@ -1,0 +1,175 @@
+"""What does somebody see who compares loops in MLflow's pages? Our names and values, in a real Chromium.
+
+With SCREENSHOTS=docs/images the pictures of the documentation are taken anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from support import servers
+from support.loops import Loop
+
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+CHANGED = ["loop.num_rounds", "train_cost.minibatch_size", "train_policy.entropy_weight"]
+COMPARED = ["evenshard.mean_measured_ms", "dreamshard.mean_measured_ms"]
+TIDY = """
+localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
+localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
+localStorage.setItem('mlflow.workflowType_v1', '"machine_learning"');
+"""
+"""Without the panel of MLflow's assistant, and with the menu for models instead of that for chats."""
+
+
+@pytest.fixture(scope="module")
+def page(mlflow_server: servers.MLflow) -> Iterator[Any]:
+    """A page of a real browser."""
+    if reason := servers.missing_chromium():
+        pytest.skip(reason)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=servers.chromium(), args=FLAGS.split())
+        opened = browser.new_page(viewport={"width": 1500, "height": 1000})
+        opened.set_default_timeout(30_000)
+        opened.add_init_script(TIDY)
+        yield opened
+        browser.close()
+
+
+@pytest.fixture
+def picture(page: Any, tmp_path: Path) -> Any:
+    """Takes a picture of the page, once nothing moves any more."""
+
+    def take(name: str, height: int) -> None:
+        page.set_viewport_size({"width": 1500, "height": height})
+        page.wait_for_timeout(1000)
+        path = Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"mlflow_{name}.png"
+        page.screenshot(path=path)
+        page.set_viewport_size({"width": 1500, "height": 1000})
+        assert path.stat().st_size > 20_000  # an empty page has 10 kB
+
+    return take
+
+
+@pytest.fixture
+def runs_page(mlflow_server: servers.MLflow, three_loops: list[Loop]) -> str:
+    from mlflow import MlflowClient
+
+    experiment = MlflowClient(mlflow_server.url).get_experiment_by_name("evenshard")
+    assert experiment is not None
+    return f"{mlflow_server.url}/#/experiments/{experiment.experiment_id}/runs"
+
+
+def metric_of(server: servers.MLflow, loop: Loop, name: str) -> float:
+    from mlflow import MlflowClient
+
+    return float(MlflowClient(server.url).get_run(loop.run_id).data.metrics[name])
+
+
+def test_loops_are_ticked_and_compared(
+    page: Any, picture: Any, runs_page: str, three_loops: list[Loop], mlflow_server: servers.MLflow
+) -> None:
+    _show_columns(page, runs_page)
+    for loop in three_loops:
+        row = page.get_by_role("row").filter(has=page.get_by_role("link", name=loop.name, exact=True))
+        row_id = row.first.get_attribute("row-index")
+        page.locator(f'[row-index="{row_id}"] input[aria-label^="Press Space to toggle row selection"]').first.check()
+    picture("runs", 460)
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.get_by_text("Comparing 3 Runs from 1 Experiment").wait_for()
+
+    parameters, metrics = page.get_by_role("combobox").nth(0), page.get_by_role("combobox").nth(1)
+    for name in CHANGED:  # chosen by MLflow: they are all that differs
+        assert name in (parameters.get_attribute("aria-description") or "")
+    metrics.press("Backspace")
+    for name in COMPARED:
+        metrics.fill(name)
+        page.get_by_role("option", name=name, exact=True).wait_for(state="attached")
+        metrics.press("Enter")
+    page.keyboard.press("Escape")
+    plot = page.locator(".js-plotly-plot").first
+    plot.get_by_text(COMPARED[-1]).wait_for()
+    page.wait_for_timeout(500)
+    assert plot.locator(".axis-title").all_text_contents() == [*CHANGED, *COMPARED]
+    ends = plot.locator("text").all_text_contents()
+    for name in COMPARED:
+        values = [metric_of(mlflow_server, loop, name) for loop in three_loops]
+        assert {f"{min(values):.5f}", f"{max(values):.5f}"} <= set(ends)
+    picture("compare", 940)
+    text = page.inner_text("body")
+    assert all(loop.name in text for loop in three_loops)
+
+
+def test_metrics_are_charts_with_names_and_values(
+    page: Any, picture: Any, runs_page: str, three_loops: list[Loop], mlflow_server: servers.MLflow
+) -> None:
+    page.goto(f"{runs_page}?compareRunsMode=CHART")
+    page.reload()
+    page.get_by_placeholder("Search metric charts").fill("evenshard|dreamshard|kendall|median|single_cost")
+    chart = page.locator(".js-plotly-plot").filter(has_text="0.").first
+    chart.wait_for()
+    page.get_by_text("evenshard.mean_measured_ms").first.wait_for()
+    text = page.inner_text("body")
+    assert all(loop.name in text for loop in three_loops)
+    for name in ("kendall_tau", "cost_model.median_abs_pct_error"):
+        for loop in three_loops:
+            assert f"{metric_of(mlflow_server, loop, name):.2f}" in text, f"{name} of {loop.name}"
+    picture("charts", 960)
+
+
+def test_losses_of_all_rounds_are_curves(
+    page: Any, picture: Any, runs_page: str, three_loops: list[Loop], mlflow_server: servers.MLflow
+) -> None:
+    from mlflow import MlflowClient
+
+    client, experiment = MlflowClient(mlflow_server.url), runs_page.split("/")[-2]
+    of_loop = f"tags.mlflow.parentRunId = '{three_loops[-1].run_id}' AND attributes.run_name LIKE 'train_cost%'"
+    found = sorted(client.search_runs([experiment], of_loop), key=lambda run: str(run.info.run_name))
+    assert [run.info.run_name for run in found] == ["train_cost_1", "train_cost_2", "train_cost_3"]
+    asked = {
+        "runs": json.dumps([run.info.run_id for run in found]),
+        "metric": '"loss_per_update"',
+        "experiments": json.dumps([experiment]),
+        "plot_metric_keys": '["loss_per_update"]',
+        "plot_layout": '{"autosize":true,"xaxis":{},"yaxis":{"type":"log"}}',
+        "x_axis": "step",
+        "y_axis_scale": "log",
+        "line_smoothness": "1",
+        "show_point": "false",
+        "deselected_curves": "[]",
+        "last_linear_y_axis_range": "[]",
+    }
+    page.goto(f"{mlflow_server.url}/#/metric?{'&'.join(f'{key}={quote(value)}' for key, value in asked.items())}")
+    page.get_by_role("link", name="train_cost_3", exact=True).wait_for()
+    page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    text = page.inner_text("body")
+    for run in found:
+        points = client.get_metric_history(run.info.run_id, "loss_per_update")
+        assert f"{run.info.run_name} (loss_per_update)" in text
+        assert f"{points[-1].value} (step={len(points) - 1})" in text
+    picture("losses", 720)
+
+
+def _show_columns(page: Any, runs_page: str) -> None:
+    """Opens the table of runs with what the loops differ in, as its button "Columns" would."""
+    page.goto(f"{runs_page}?compareRunsMode=TABLE")
+    page.get_by_role("columnheader", name="Run Name").first.wait_for()
+    key = f'MLflowLocalStorage-1.1-ExperimentPage-["{runs_page.split("/")[-2]}"]-ReactComponentState'
+    page.wait_for_function("key => localStorage.getItem(key)", arg=key)
+    state = json.loads(page.evaluate("key => localStorage.getItem(key)", key))
+    state["selectedColumns"] = [*(f"params.`{name}`" for name in CHANGED), *(f"metrics.`{name}`" for name in COMPARED)]
+    page.evaluate("([key, value]) => localStorage.setItem(key, value)", [key, json.dumps(state)])
+    page.goto("about:blank")
+    page.goto(f"{runs_page}?compareRunsMode=TABLE")
+    page.get_by_role("columnheader", name="Run Name").first.wait_for()

@@ -1,0 +1,292 @@
+"""What does MLflow have in the end, with PostgreSQL and an S3 behind it, if it dies at any moment? All of it, once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenshard import tracking
+from evenshard.cli import main
+from evenshard.tracking import runs
+from evenshard.tracking.outbox import entries
+from support import servers
+from support.dying_server import ANSWER, MIDDLE, REQUEST, Dying, dying
+from support.loops import CHANGES, Loop, params_with
+from support.tracking_builders import write_costs, write_model
+
+PARAMS = {"loop": {"num_rounds": 1}}
+LOSSES = [4.0, 3.0, 2.5, 2.25]
+
+
+@pytest.fixture
+def at(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with files to log, and an experiment of its own. A server that is away is not waited for."""
+    settle(workdir, monkeypatch)
+    return workdir
+
+
+def settle(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        patch.delenv(name)  # only the server has keys to the S3
+    patch.setenv("MLFLOW_EXPERIMENT_NAME", f"fault-{secrets.token_hex(4)}")
+    patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    costs = write_costs(folder / "measured" / "costs.parquet")
+    write_model(folder / "round_1", (costs,))
+
+
+def a_stage() -> None:
+    """Logs something of each kind."""
+    with tracking.stage_run("train_cost_1", PARAMS, {"num_updates": 4, "seed": 0}) as run:
+        run.series("loss_per_update", LOSSES)
+        run.metrics({"median_abs_pct_error": 7.5})
+        run.costs([Path("measured/costs.parquet")], "training")
+        run.artifact(Path("measured/costs.parquet"))
+        run.register(Path("round_1"), {"evenshard.mean_measured_ms": 1.5})
+    tracking.log_to_parent({"evenshard.mean_measured_ms": 1.5})
+
+
+def known_to(url: str) -> dict[str, Any]:
+    """All that MLflow knows of the experiment, without ids and times."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(url, url)
+    experiment = client.get_experiment_by_name(os.environ["MLFLOW_EXPERIMENT_NAME"])
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    names = {run.info.run_id: run.info.run_name for run in runs}
+    versions = [one for name in ("evenshard-cost", "evenshard-policy") for one in versions_of(client, name)]
+    logged = client.search_logged_models([experiment.experiment_id])
+    return {
+        "runs": sorted(names.values()),
+        "logged models": sorted((one.name, str(one.status), names[one.source_run_id]) for one in logged),
+        "versions": sorted((one.name, one.status, names[one.run_id]) for one in versions if one.run_id in names),
+        **{run.info.run_name: known_of(client, run, names) for run in runs},
+    }
+
+
+def known_of(client: Any, run: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    run_id, data = run.info.run_id, run.data
+    points = {name: [(one.step, one.value) for one in client.get_metric_history(run_id, name)] for name in data.metrics}
+    return {
+        "status": run.info.status,
+        "parent": names.get(data.tags.get("mlflow.parentRunId", ""), ""),
+        "metrics": {name: some for name, some in points.items() if not name.startswith("system/")},
+        "params": data.params,
+        "tags": sorted(data.tags),
+        "datasets": [(one.dataset.name, one.dataset.digest) for one in run.inputs.dataset_inputs],
+        "models": len(run.outputs.model_outputs) if run.outputs else 0,
+        "files": sorted((one.path, one.file_size) for one in client.list_artifacts(run_id)),
+    }
+
+
+def versions_of(client: Any, name: str) -> list[Any]:
+    return list(client.search_model_versions(f"name = '{name}'"))
+
+
+def send_all() -> None:
+    assert [one for one in tracking.sync() if one.problem] == []
+    assert not entries()
+
+
+@pytest.fixture
+def server(at: Path, mlflow_server: servers.MLflow, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dying]:
+    """The MLflow server of all tests, behind a proxy that can die."""
+    with dying(mlflow_server.url) as proxy:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def undisturbed(mlflow_server: servers.MLflow, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What MLflow knows of the stage when nothing happens."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+        settle(folder, patch)
+        a_stage()
+        assert not entries()
+        return known_to(mlflow_server.url)
+
+
+@pytest.mark.parametrize(
+    ("lost", "path", "nth"),
+    [
+        (REQUEST, "experiments/get-by-name", 1),  # away from the start
+        (ANSWER, "experiments/create", 1),
+        (ANSWER, "runs/create", 1),  # the loop's
+        (ANSWER, "runs/log-batch", 1),  # its settings
+        (REQUEST, "artifacts/params.yaml", 1),
+        (ANSWER, "runs/create", 2),  # the stage's
+        (ANSWER, "runs/log-batch", 3),  # a curve
+        (ANSWER, "runs/log-inputs", 1),
+        (ANSWER, "artifacts/costs.parquet", 1),
+        (ANSWER, "mlflow/logged-models", 1),
+        (REQUEST, "model/cost_net/state.pt", 1),
+        (ANSWER, "model-versions/create", 2),
+        (ANSWER, "runs/update", 3),  # the end of the loop
+    ],
+)
+def test_wherever_it_dies_all_is_there_once_after_a_sync(
+    server: Dying, undisturbed: dict[str, Any], lost: str, path: str, nth: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.counts, server.lost, server.stop_at = lambda method, asked: asked.split("?")[0].endswith(path), lost, nth
+    a_stage()
+    assert server.dead
+    warnings = [one.getMessage() for one in caplog.records if one.name.startswith("evenshard")]
+    assert 1 <= len(warnings) <= 2  # one for each run that it has met: the stage's and the loop's
+    assert all("`evenshard sync` sends it later" in one for one in warnings)
+    server.go_on()
+    send_all()
+    assert known_to(server.url) == undisturbed
+
+
+@pytest.fixture(scope="module")
+def own_server(s3: servers.S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.MLflow]:
+    """A server that a test may kill."""
+    with servers.mlflow_server(f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db", s3) as server:
+        yield server
+
+
+def test_a_server_that_is_killed_in_the_middle_of_a_log_call(
+    own_server: servers.MLflow, at: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dying(own_server.url) as proxy:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
+        proxy.counts, proxy.lost, proxy.kill = lambda method, path: path.endswith("log-batch"), MIDDLE, own_server.kill
+        proxy.stop_at = 4
+        losses = [1.0 / (1 + step) for step in range(2500)]  # more than one request
+        with tracking.stage_run("benchmark_1", PARAMS, {}) as run:
+            run.series("loss", losses)
+        assert proxy.dead and len(entries()) == 1
+        own_server.start()
+        proxy.go_on()
+        send_all()
+        points = known_to(proxy.url)["benchmark_1"]["metrics"]["loss"]
+    assert sorted(points) == list(enumerate(losses))
+
+
+def test_a_server_that_is_killed_in_the_middle_of_an_upload_and_comes_back_without_write_access(
+    own_server: servers.MLflow,
+    s3: servers.S3,
+    at: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from mlflow.artifacts import download_artifacts
+
+    content = os.urandom(8 << 20)
+    Path("big.bin").write_bytes(content)
+    before = set(s3.keys())
+    with dying(own_server.url) as proxy:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
+        proxy.counts, proxy.lost, proxy.kill = lambda method, path: path.endswith("big.bin"), MIDDLE, own_server.kill
+        proxy.stop_at = 1
+        with tracking.stage_run("benchmark_1", PARAMS, {}) as run:
+            run.artifact(Path("big.bin"))
+        assert proxy.dead
+        Path("big.bin").unlink()  # the outbox has it
+        assert not [key for key in set(s3.keys()) - before if key.endswith("big.bin")]
+        right = own_server.environment
+        own_server.environment = {**right, **s3.settings(s3.reader_key, s3.reader_secret)}
+        own_server.start()
+        proxy.go_on()
+        assert main(["sync"]) == 1
+        assert "kept:" in capsys.readouterr().out
+        assert not [key for key in set(s3.keys()) - before if key.endswith("big.bin")]
+        own_server.stop()
+        own_server.environment = right
+        own_server.start()
+        assert main(["sync"]) == 0
+        [key] = [key for key in set(s3.keys()) - before if key.endswith("big.bin")]
+        run_id = key.split("/")[2]
+        got = Path(download_artifacts(run_id=run_id, artifact_path="big.bin", dst_path=str(at / "got")))
+        assert hashlib.sha256(got.read_bytes()).digest() == hashlib.sha256(content).digest()
+        assert known_to(proxy.url)["benchmark_1"]["status"] == "FINISHED"
+
+
+@pytest.mark.parametrize("when", ["start", "middle", "upload"])
+def test_a_server_that_hangs_is_left_and_gets_all_once_later(
+    own_server: servers.MLflow, at: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", own_server.url)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3")
+    monkeypatch.setattr(runs, "_HANGING", set())
+    Path("file.bin").write_bytes(os.urandom(8 << 20))
+    try:
+        own_server.hang(when == "start")
+        with tracking.stage_run("benchmark_1", PARAMS, {}) as run:
+            own_server.hang(when != "upload")
+            run.series("loss", LOSSES)
+            own_server.hang()
+            run.artifact(Path("file.bin"))
+        tracking.log_to_parent({"evenshard.mean_measured_ms": 1.5})
+    finally:
+        own_server.hang(False)
+    assert "no answer within 3 s" in caplog.text or "timed out" in caplog.text  # who is impatient first
+    assert len(entries()) == 2
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
+    send_all()
+    known = known_to(own_server.url)
+    assert len(known["runs"]) == 2
+    stage = known["benchmark_1"]
+    assert (stage["status"], stage["files"]) == ("FINISHED", [("file.bin", 8 << 20)])
+    assert stage["metrics"]["loss"] == list(enumerate(LOSSES))
+
+
+def test_loops_that_write_at_once_keep_apart(mlflow_server: servers.MLflow, three_loops: list[Loop]) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(mlflow_server.url, mlflow_server.url)
+    experiment = client.get_experiment_by_name("evenshard")
+    runs = {run.info.run_id: run for run in client.search_runs([experiment.experiment_id])}
+    parents = {run_id for run_id, run in runs.items() if "mlflow.parentRunId" not in run.data.tags}
+    assert parents == {loop.run_id for loop in three_loops}
+    for loop in three_loops:
+        assert not (loop.folder / "work" / "mlflow_outbox").exists()
+        parent, params = runs[loop.run_id], params_with(CHANGES[loop.name])
+        assert parent.data.params["train_policy.entropy_weight"] == str(params["train_policy"]["entropy_weight"])
+        rounds = range(1, params["loop"]["num_rounds"] + 1)
+        stages = {f"{stage}_{k}" for stage in ("benchmark", "train_cost", "train_policy") for k in rounds}
+        children = [run for run in runs.values() if run.data.tags.get("mlflow.parentRunId") == loop.run_id]
+        assert sorted(run.info.run_name for run in children) == sorted({*stages, "generate_tables", "evaluate"})
+        assert {run.info.status for run in children} == {"FINISHED"}
+        for run in children:
+            if run.info.run_name.startswith("train_cost"):
+                losses = client.get_metric_history(run.info.run_id, "loss_per_update")
+                assert [one.step for one in losses] == list(range(params["train_cost"]["num_updates"]))
+        evaluate = next(run for run in children if run.info.run_name == "evaluate")
+        assert evaluate.data.metrics["evenshard.mean_measured_ms"] == parent.data.metrics["evenshard.mean_measured_ms"]
+
+
+def test_every_file_of_every_loop_is_in_the_s3_and_its_model_can_be_used(
+    mlflow_server: servers.MLflow,
+    s3: servers.S3,
+    three_loops: list[Loop],
+    at: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(mlflow_server.url, mlflow_server.url)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+    loop = three_loops[0]
+    evaluate = next(
+        version
+        for version in versions_of(client, "evenshard-cost")
+        if client.get_run(version.run_id).data.tags.get("mlflow.parentRunId") == loop.run_id
+    )
+    keys = s3.keys("mlflow/")
+    assert any(key.endswith(f"{evaluate.run_id}/artifacts/reports/evaluation.csv") for key in keys)
+    tables = loop.folder / "work" / "tables.parquet"
+    devices = ["--devices", "2", "--memory-cap-gb", "64", "--batch-size", "4096"]
+    place = ["place", str(tables), *devices, "--model", f"models:/evenshard-cost/{evaluate.version}"]
+    assert main([*place, "-o", "placement.json"]) == 0, capsys.readouterr().err
+    assert (at / "placement.json").exists()

@@ -1,0 +1,110 @@
+"""Settings: from params.yaml to dataclasses; what makes no sense is named by section and key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.params import load_params, require, section
+
+
+@dataclass(frozen=True)
+class Config:
+    num_updates: int
+    learning_rate: float = 0.5
+    dims: tuple[int, ...] = (4, 8)
+    max_rows: int | None = None
+    source: str = "dlrm_2021"
+
+
+def test_a_section_becomes_its_dataclass_with_defaults_for_the_rest() -> None:
+    params = {"train": {"num_updates": 3, "dims": [16, 32], "max_rows": None}, "other": {"num_updates": 9}}
+    assert section(params, "train", Config) == Config(3, 0.5, (16, 32))
+
+
+def test_whole_numbers_are_fine_where_fractions_are_allowed() -> None:
+    rate = section({"train": {"num_updates": 3, "learning_rate": 1}}, "train", Config).learning_rate
+    assert rate == 1.0 and isinstance(rate, float)
+
+
+def test_flags_win_over_the_file_unless_they_were_not_given() -> None:
+    params = {"train": {"num_updates": 3, "learning_rate": 0.1}}
+    assert section(params, "train", Config, num_updates=7, learning_rate=None) == Config(7, 0.1)
+    assert section(params, "train", Config, learning_rate=0.0) == Config(3, 0.0)
+    assert params == {"train": {"num_updates": 3, "learning_rate": 0.1}}
+
+
+def test_flags_alone_are_enough_for_a_section_that_is_not_there() -> None:
+    assert section({}, "train", Config, num_updates=2) == Config(2)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"num_updates": 3, "lerning_rate": 1.0}, "unknown key 'lerning_rate'. Did you mean 'learning_rate'?"),
+        ({"num_updates": 3, 7: 1.0}, "unknown key 7"),
+        ({}, "num_updates: Field required"),
+        ({"num_updates": "many"}, "num_updates: Input should be a valid integer"),
+        ({"num_updates": 2.5}, "num_updates: Input should be a valid integer"),
+        ({"num_updates": None}, "num_updates"),
+        ({"num_updates": 3, "dims": [4, "wide"]}, "dims.1: Input should be a valid integer"),
+        ({"num_updates": 3, "source": 5}, "source: Input should be a valid string"),
+        ({"num_updates": 3, "learning_rate": float("nan")}, "learning_rate is nan, not a finite number"),
+        ({"num_updates": 3, "learning_rate": float("inf")}, "learning_rate is inf, not a finite number"),
+    ],
+)
+def test_a_senseless_value_is_named_by_section_and_key(values: dict[Any, Any], words: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        section({"train": values}, "train", Config)
+    assert "params section train: " in str(caught.value) and words in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [None, [1, 2], "num_updates"])
+def test_a_section_that_is_no_mapping_is_refused(values: Any) -> None:
+    with pytest.raises(BadConfig, match="section train is no mapping"):
+        section({"train": values}, "train", Config)
+
+
+def test_a_file_is_read_into_its_sections(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("loop:\n  num_rounds: 3  # a comment\ntrain: {learning_rate: 0.0005}\n")
+    assert load_params(path) == {"loop": {"num_rounds": 3}, "train": {"learning_rate": 0.0005}}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"a: [1, 2", "not readable as YAML"),
+        (b"\xff\xfe\x00", "not readable as YAML"),
+        (b"- 1\n- 2\n", "is no mapping"),
+        (b"", "is no mapping"),
+    ],
+)
+def test_a_file_of_something_else_is_refused_on_one_line(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_bytes(content)
+    with pytest.raises(BadFile, match=words) as caught:
+        load_params(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["1: 2\n", "loop: {num_rounds: 3, 7: x}\n", "extra: [{2024-01-01: x}]\n"])
+def test_keys_are_texts(tmp_path: Path, text: str) -> None:
+    (tmp_path / "params.yaml").write_text(text)
+    with pytest.raises(BadFile, match=r"key .* is not a text. Put it in quotes"):
+        load_params(tmp_path / "params.yaml")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"no such file.*--params"):
+        load_params(tmp_path / "params.yaml")
+
+
+def test_require_speaks_only_when_the_condition_does_not_hold() -> None:
+    require(True, "never said")
+    with pytest.raises(BadConfig, match="Make it above 0"):
+        require(False, "Make it above 0.")

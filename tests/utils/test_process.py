@@ -1,0 +1,34 @@
+"""One thread inside the block and as many as before after it; SIGTERM inside the block and after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+
+from evenshard.utils.process import on_sigterm, one_thread
+
+
+def test_one_thread_inside_and_as_before_afterwards() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        with pytest.raises(ValueError), one_thread():
+            raise ValueError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_order_to_end_is_heard_inside_the_block_and_not_after_it() -> None:
+    heard: list[int] = []
+    before = signal.getsignal(signal.SIGTERM)
+    with on_sigterm(lambda: heard.append(1)):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert heard == [1]
+    assert signal.getsignal(signal.SIGTERM) is before
