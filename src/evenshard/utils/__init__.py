@@ -1,1 +1,1 @@
-"""What every package stands on: errors, messages, files that appear whole, readers of what others wrote, settings."""
+"""What every package stands on: errors, messages, atomic files, readers of foreign files, settings, S3."""

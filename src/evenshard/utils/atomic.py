@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all; what killed commands have left behind is tidied up.
+"""Files and folders that appear whole or not at all; leftovers of killed commands are tidied up.
 
 What is written lies beside its place, as ``.evenshard-1a2b3c4d.cost_net``, until it is whole and on the disk; then the
 file system puts it there in one step. Where it cannot exchange two folders in one step, the old one is set aside as

@@ -1,4 +1,4 @@
-"""How do answers reach a terminal, or a pipe? As they are: names are no markup, numbers have no colours."""
+"""Output for a terminal or a pipe, printed literally: no markup in names, no colours in numbers."""
 
 from __future__ import annotations
 

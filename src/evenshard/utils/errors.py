@@ -1,4 +1,4 @@
-"""Everything that can go wrong, as one tree.
+"""The errors of evenshard, as one tree.
 
 ::
 

@@ -1,4 +1,4 @@
-"""JSON that others wrote, read as values that JSON itself knows, within limits, and without a key that stands twice.
+"""A reader of JSON from elsewhere: only values that JSON itself knows, within limits, with duplicate keys refused.
 
 Python's reader takes NaN and 1e400 (as infinity), keeps the last of two equal keys, and ends deep nesting in a
 ``RecursionError``. Here each of them is an error in one line; what comes back has finite numbers and can be written

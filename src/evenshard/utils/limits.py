@@ -1,7 +1,7 @@
-"""How large may be what a user gives? One range for each number, by its name, and the sizes of files.
+"""The largest values that a user may give: one range for each named number, and the sizes of files.
 
-The ranges are far beyond what anybody places today; within them, every sum of bytes stays below 2**63 and no search
-runs for hours because of a typing error. They hold for every way in: files, flags, params.yaml, Python and pipelines.
+The ranges are far beyond any placement of today; within them, every sum of bytes stays below 2**63 and no search runs
+for hours because of a typing error. They hold for every way in: files, flags, params.yaml, Python and pipelines.
 """
 
 from __future__ import annotations

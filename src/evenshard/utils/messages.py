@@ -1,4 +1,4 @@
-"""What a message to the user may hold: printable text on one line, values cut short, no passwords of any address.
+"""Messages to the user: printable text on one line, long values cut, passwords in addresses hidden.
 
 Names, values and addresses come from the user's files and environment; a message that repeats them must not steer the
 terminal it is printed on, fill it, or give a password away to a log. Every ``EvenshardError`` and every line of our log

@@ -1,7 +1,7 @@
-"""What may a command write, and what may it replace? Nothing is lost that is not a former output of the same sort.
+"""The rule of what a command may replace: only an earlier output of the same kind.
 
 A file takes the place of a file. A folder that is written as a whole takes the place of an empty one, or of one that
-holds what this sort of folder holds and nothing else. Devices, pipes and sockets are never replaced; a link stays, and
+holds what this kind of folder holds and nothing else. Devices, pipes and sockets are never replaced; a link stays, and
 what it leads to is written.
 """
 

@@ -1,4 +1,4 @@
-"""How do settings get from params.yaml into the stages? One section per dataclass, checked once, here."""
+"""Settings from params.yaml: one section per dataclass, checked once, here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This process: how many cores torch computes on, and what happens when it is told to end."""
+"""This process: the number of cores that torch computes on, and a clean end when it is terminated."""
 
 from __future__ import annotations
 

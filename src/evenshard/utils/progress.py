@@ -1,4 +1,4 @@
-"""How does long work show that it is alive? A progress bar on a terminal, a log line now and then elsewhere."""
+"""Progress of long work: a bar on a terminal, an occasional log line elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which code, settings and files made this? The git commit, and hashes of the parameters and of files."""
+"""Where an output comes from: the git commit, and hashes of the parameters and of files."""
 
 from __future__ import annotations
 

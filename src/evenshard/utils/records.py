@@ -1,4 +1,4 @@
-"""How do plain values, as JSON and YAML give them, become records? Each has the type that a dataclass states.
+"""Plain values, as JSON and YAML give them, checked against the types of a dataclass and turned into it.
 
 Only types are checked here; what values make sense is for the dataclass to say.
 """

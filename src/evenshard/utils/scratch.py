@@ -1,4 +1,4 @@
-"""Folders for a moment: gone when the block ends, and where the process was killed in it, by the next such block.
+"""Temporary folders: removed when the block ends, or, if the process was killed, by the next such block.
 
 Whoever uses one holds a lock on it, which ends with the process, however it ends; so one that can be locked by another
 is in nobody's use any more.

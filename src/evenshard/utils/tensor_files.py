@@ -1,4 +1,4 @@
-"""How are tensors read that others saved? As data alone, and no more of them than the file holds.
+"""A reader of tensor files from elsewhere: as data alone, and no more than the file really holds.
 
 A file of torch.save is a pickle, which could run code, in a zip archive, which could unpack to a thousand times its
 size, and a tensor in it may claim a billion values where there is one. Recorded batches also come gzipped.

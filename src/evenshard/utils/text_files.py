@@ -1,4 +1,4 @@
-"""How is a user's text read? As UTF-8, and no more of it than anybody writes."""
+"""A reader of the user's text files: UTF-8, up to a maximum size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the project counts: bytes inside, GB = 1024**3 bytes in configuration; milliseconds everywhere."""
+"""The units of the project: bytes inside, GB = 1024**3 bytes in configuration, milliseconds everywhere."""
 
 BYTES_PER_GB = 1024**3
 

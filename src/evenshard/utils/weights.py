@@ -1,4 +1,4 @@
-"""The numbers of a network, kept as tensors in a file: never any that are not finite, and no pickled code.
+"""Network weights as tensors in a file: always finite, without pickled code.
 
 A training that diverged ends where its network would be saved; a file that was damaged or changed ends where it is
 read. Only tensors of the names, shapes and types that the network has are taken.

@@ -1,4 +1,4 @@
-"""How is a user's YAML read? As data alone, within limits, and a key that stands twice is an error.
+"""A reader of the user's YAML: as data alone, within limits, with duplicate keys refused.
 
 YAML itself drops the first of two equal keys. A few lines of aliases (``*a``) can stand for billions of values, and
 libyaml recurses for each bracket until the process dies, so both are counted before anything is built.
