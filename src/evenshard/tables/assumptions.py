@@ -1,4 +1,4 @@
-"""Which values of a table did nobody give? Each gets a stated default and is reported, never filled in silently."""
+"""Defaults for values that a table lacks: each is stated and reported, never filled in silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's own tables: read from and written to YAML, JSON, CSV or Parquet.
+"""The user's own table file: read from and written to YAML, JSON, CSV or Parquet.
 
 One record per table, with the columns ``name, num_rows, embedding_dim, pooling_factor`` and, if known,
 ``reuse_bins`` (17 shares) and ``weight_bits`` (32 where left out). How a record stands in each format: see

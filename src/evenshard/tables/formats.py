@@ -1,4 +1,4 @@
-"""How do records of tables stand in YAML, JSON, CSV and Parquet? Read and written as they are, values unchecked.
+"""Records of tables in YAML, JSON, CSV and Parquet, read and written as they are; values are not checked here.
 
 YAML and JSON hold a list of records, or ``{"tables": [...]}``. In CSV the histogram is a JSON list in one column, or 17
 columns ``reuse_bin_0`` to ``reuse_bin_16``. JSON and CSV need nothing beyond the standard library.

@@ -1,4 +1,4 @@
-"""How often does a batch come back to the same index? The index-reuse histogram and its defaults.
+"""The index-reuse histogram: how often a batch looks up the same index, and the defaults for it.
 
 A histogram has 17 bins; bin 0 holds the indices that a batch looks up once, bin k those looked up more than
 2**(k-1) and at most 2**k times, the last bin those looked up more than 32768 times. Its values are shares of the

@@ -1,4 +1,4 @@
-"""What may a user hand over as "my tables"? A table file, a public set, or a sample of traffic.
+"""The sources that a user may give as "my tables": a table file, a public set, or a sample of traffic.
 
 ================  =======================================================  =================================
 source            looks like                                               traffic may be given beside it

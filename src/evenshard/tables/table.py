@@ -1,8 +1,8 @@
-"""What is an embedding table, as far as its placement is concerned?
+"""An embedding table, as far as its placement is concerned.
 
-A *pool* is a tuple of tables with distinct names. Where pools come from stands in
-``table_files.py`` (the user's own file), ``catalog/`` (public table sets), ``generator.py``
-(the DLRM 2021 statistics) and ``dlrm_batch.py`` (a recorded batch of lookups).
+A *pool* is a tuple of tables with distinct names. Pools come from ``files.py`` (the user's own file), ``catalog/``
+(public table sets), ``generator.py`` (the DLRM 2021 statistics), ``dlrm_batch.py`` (a recorded batch of lookups) and
+``traffic/`` (a sample of many batches).
 """
 
 from __future__ import annotations

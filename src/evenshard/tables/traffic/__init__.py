@@ -1,4 +1,4 @@
-"""How do real lookups read the tables? Pooling factors and reuse histograms from a sample of traffic.
+"""Pooling factors and reuse histograms, counted in a sample of real lookups.
 
 ``tables_from_traffic`` reads a directory of Parquet files or of ``.pt`` batches, or one such file, in one pass and with
 bounded memory::

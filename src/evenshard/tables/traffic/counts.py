@@ -1,4 +1,4 @@
-"""How often does a batch come back to the same row? Lookups are counted in windows of one batch each.
+"""Lookups counted into reuse histograms, in windows of one batch each.
 
 Legend: L lookups, U unique rows of one table in one window, K = 17 bins.
 """

@@ -1,4 +1,4 @@
-"""What does a kind of traffic file have to offer? Its tables, a first look at their sizes, and blocks of samples.
+"""The interface of a kind of traffic file: its tables, a first look at their sizes, and blocks of samples.
 
 Legend: B samples of a block, L lookups of one table in a block.
 """

@@ -1,4 +1,4 @@
-"""Which files does a path name, and of which kind are they?"""
+"""From a path to the traffic files it names, and their kind."""
 
 from __future__ import annotations
 

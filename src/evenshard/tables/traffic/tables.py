@@ -1,4 +1,4 @@
-"""Which tables does a sample of traffic show? Fills pooling factors and reuse histograms in, or makes the tables up.
+"""Tables from a sample of traffic: fills in pooling factors and reuse histograms, or makes the tables themselves.
 
 The histogram belongs to a batch size (docs/decisions/0002), so the sample is cut into windows of that many successive
 samples, from file to file. All tables' lookups of one window may be too many to hold at once; then the tables are read
