@@ -1,1 +1,1 @@
-"""What is asked and what is legal: tasks, constraints, parts of tables, placements."""
+"""A placement task and its legal answers: tables, devices, memory, constraints, parts of tables, placements."""

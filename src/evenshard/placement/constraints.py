@@ -1,4 +1,4 @@
-"""What may a placement not do, beside filling a device beyond its memory? Constraints, by position in a task."""
+"""Constraints of a placement besides memory, by position in a task."""
 
 from __future__ import annotations
 

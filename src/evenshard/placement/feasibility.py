@@ -1,4 +1,4 @@
-"""Why can a task have no placement? The plain reasons, with numbers and what to do. Nothing is searched here.
+"""Plain reasons why a task has no placement, with numbers and what to do. Nothing is searched here.
 
 Not every impossible task has a plain reason: tables may fit by the numbers and not in pieces. Sharders that meet a dead
 end say so with the other errors below, and ``sharders/packing.py`` finds out whether there is a way around it.

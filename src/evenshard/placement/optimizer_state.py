@@ -1,4 +1,4 @@
-"""How much memory does an optimizer keep beside the weights? As FBGEMM's fused optimizers do, in FP32."""
+"""Memory that an optimizer keeps beside the weights, as FBGEMM's fused optimizers do, in FP32."""
 
 from __future__ import annotations
 

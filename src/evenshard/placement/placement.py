@@ -1,4 +1,4 @@
-"""Which device holds which table, and the ONLY rule of what is legal: what a device holds fits its room.
+"""Which device holds which table, and the ONLY rule of what is legal: a device's tables fit its memory.
 
 Room is memory first. Constraints (``constraints.py``) add to it: of tables that must stay apart, a device has room for
 one. Tables that must stay together are one item, and an item may be allowed on some devices only. Sharders that know

@@ -1,4 +1,4 @@
-"""What has to be placed? A placement task: tables, devices, their memory, and the training batch."""
+"""A placement task: tables, devices, their memory, and the training batch."""
 
 from __future__ import annotations
 
