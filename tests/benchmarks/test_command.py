@@ -55,7 +55,7 @@ def test_bad_flags_are_one_line(
     assert main(["study", *flags, *more]) == 2
     message = capsys.readouterr().err
     assert says in message
-    assert len([line for line in message.splitlines() if line.startswith("evenshard bench:")]) == 1
+    assert len([line for line in message.splitlines() if line.startswith("python -m benchmarks study:")]) == 1
     assert not (workdir / "work").exists()
 
 
