@@ -1,4 +1,4 @@
-"""What does a placement cost? One module per way to find out; ``open_hardware`` is the door.
+"""The cost of a placement, measured or simulated: one module per way to find it out, opened by ``open_hardware``.
 
 Imports nothing beyond the standard library, numpy and torch (FBGEMM inside functions; PyYAML where a profile is read),
 so that a bare GPU box that has only torch can measure.

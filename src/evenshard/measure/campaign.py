@@ -1,4 +1,4 @@
-"""In which order is a list of placements measured, how long, and what is kept? Pass after pass, into a journal.
+"""A campaign: a list of placements measured in several passes, into a journal, within a time budget.
 
 Each job is visited ``MeasureConfig.visits`` times, with all other jobs between two visits (docs/decisions/0004). A
 campaign can be stopped by its time budget or killed at any moment: started again with the same journal, it goes on

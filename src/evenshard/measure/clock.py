@@ -1,4 +1,4 @@
-"""How long did it take on this device? Marks between pieces of work, on the host's clock or in the GPU's own stream."""
+"""A clock for work on one device: marks between pieces of work, on the host's clock or in the GPU's own stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are measured costs kept? ``costs.parquet``: one row per device per measured placement.
+"""The file of measured costs, ``costs.parquet``: one row per device per measured placement.
 
 Rows of one placement share a ``measurement_id``. Every column has its unit in its field metadata, and the file says
 which hardware, driver, libraries, commit and parameters made it. A file is checked as a whole when it is read, and by

@@ -1,7 +1,7 @@
-"""What does a placement cost? The records of one measurement. Times are milliseconds of one training step.
+"""The records of one measurement of a placement. Times are milliseconds of one training step.
 
-No record holds an impossible time, a NaN or a negative one: whatever makes one of it, a device or a reader of
-files, fails with MeasurementFailed.
+No record holds an impossible time, a NaN or a negative one: a device or a reader of files that would make one fails
+with MeasurementFailed.
 """
 
 from __future__ import annotations

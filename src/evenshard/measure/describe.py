@@ -1,4 +1,4 @@
-"""What is inside a cost dataset, and how noisy is it? Counts, origins, times, spreads, controls and drift."""
+"""A description of a cost dataset: counts, origins, times, spreads, controls and drift."""
 
 from __future__ import annotations
 

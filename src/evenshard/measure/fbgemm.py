@@ -1,4 +1,4 @@
-"""What is a shard on the real kernels? FBGEMM's fused table-batched embedding on one device, CPU or CUDA.
+"""A shard on the real kernels: FBGEMM's fused table-batched embedding on one device, CPU or CUDA.
 
 One shard is one fused call: ``SplitTableBatchedEmbeddingBagsCodegen`` with fused EXACT_SGD, as DLRM training runs it.
 """

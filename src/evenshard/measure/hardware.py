@@ -1,4 +1,4 @@
-"""What is a piece of hardware to the rest of the code? Something that measures a placement and says what it is."""
+"""The interface of all hardware: it measures a placement and says what it is."""
 
 from __future__ import annotations
 

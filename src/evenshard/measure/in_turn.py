@@ -1,6 +1,6 @@
-"""What does a placement cost where there is one device? Its shards are measured on that device, one after the other.
+"""Hardware with one device, which measures the shards of a placement one after the other.
 
-The exchange between the devices cannot happen then: the link model gives the all-to-all times, and every row says so.
+No exchange between devices can happen then: the link model gives the all-to-all times, and every row says so.
 """
 
 from __future__ import annotations

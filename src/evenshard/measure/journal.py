@@ -1,9 +1,9 @@
-"""What has been measured so far, whatever happens next? An append-only file of JSON lines.
+"""The journal of a campaign: an append-only file of JSON lines that keeps every finished measurement.
 
 Two kinds of lines: an *origin* says what the measurements after it were taken on and how; a *visit* is one finished
 measurement of one job. A visit is written and flushed at once, so that a process killed at any moment loses nothing
 it has finished. Whoever opens the file again finds all whole lines; a torn last line, the trace of a kill, is
-dropped with a warning. A whole line that says what nobody can have measured is refused, and the file left as it is.
+dropped with a warning. A whole line with impossible values is refused, and the file left as it is.
 """
 
 from __future__ import annotations

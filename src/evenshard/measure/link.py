@@ -1,4 +1,4 @@
-"""How long does an all-to-all take? A model of a named link: latency and bandwidth, nothing more.
+"""A model of all-to-all times over a named link: latency and bandwidth, nothing more.
 
 One process that measures the devices in turn cannot exchange anything for real, so these times are modelled, and every
 row says so.

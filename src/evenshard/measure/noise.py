@@ -1,4 +1,4 @@
-"""How noisy are measured costs? What repeated control placements say, within one run and from run to run.
+"""The noise of measured costs, from repeated control placements, within one run and from run to run.
 
 All numbers are relative (of a placement's measured ``max_device_ms``), in per cent.
 """

@@ -1,4 +1,4 @@
-"""How does a list of placements get to a bare GPU box? As one JSON file: the tables, the jobs, how to measure.
+"""A list of placements to measure elsewhere, as one JSON file: the tables, the jobs, how to measure.
 
 evenshard benchmark ... --plan-out plan.json                     where evenshard is installed
 python -m evenshard.measure plan.json --journal gpu.jsonl        on the box, with torch, numpy and FBGEMM alone

@@ -1,4 +1,4 @@
-"""Which rows does a training batch look up? Lookups that match a table's own pooling factor and reuse histogram.
+"""Lookups of a training batch, drawn to match a table's own pooling factor and reuse histogram.
 
 Legend: L lookups of a table in a batch, U unique rows among them, B samples.
 """

@@ -1,1 +1,1 @@
-"""How are the constants of simulated devices and links found? They are fitted to measurements."""
+"""Constants of simulated devices and links, fitted to measurements."""

@@ -1,4 +1,4 @@
-"""Which free constants make the device model agree with measured costs? A least-squares fit on half of the shards.
+"""The free constants of a device model, fitted to measured costs by least squares on half of the shards.
 
 The other half is held out: it says how well the fitted profile predicts shards it has not seen. A shard that was
 measured several times is on one side only.

@@ -1,6 +1,6 @@
-"""How fast is the link between these devices really? Timed all-to-alls of many sizes, and the model that fits them.
+"""The speed of the link between these devices: timed all-to-alls of many sizes, and the model fitted to them.
 
-Runs under torchrun, one process per device (see ``measure/collective.py``): NCCL between GPUs, gloo between CPUs.
+Runs under torchrun, one process per device: NCCL between GPUs, gloo between CPUs.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Measuring with all devices at once: one process per device, under torchrun."""
+"""Measuring on several devices at once: one process per device, under torchrun."""

@@ -1,4 +1,4 @@
-"""What passes between devices that measure one placement together? Real all-to-alls, kept apart from waiting.
+"""The exchange between devices that measure one placement together: real all-to-alls, timed apart from waiting.
 
 Every process of torchrun is one device; its rank is the device id. A device pools its tables for the whole global batch
 and sends rank s the pooled embeddings of that one's samples; after the dense part the gradients travel back.

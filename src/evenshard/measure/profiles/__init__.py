@@ -1,4 +1,4 @@
-"""Where do the constants of simulated devices and calibrated links come from? YAML files; each number with its source.
+"""Profiles: the constants of simulated devices and calibrated links as YAML files, each number with its source.
 
 A profile maps each constant to ``{value: ..., source: "..."}``. The only place in ``measure`` that needs PyYAML: it
 is imported when a profile is read, so that a bare GPU box can measure without it.

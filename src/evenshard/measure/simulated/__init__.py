@@ -1,1 +1,1 @@
-"""Device models: what a GPU would take, from the constants of its profile."""
+"""Device models: the times of a GPU, computed from the constants of its profile."""

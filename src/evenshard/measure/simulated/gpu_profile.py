@@ -1,4 +1,4 @@
-"""What is a simulated GPU? The constants of the device model; one YAML file each in ``profiles/``."""
+"""A simulated GPU: the constants of the device model, one YAML file each in ``profiles/``."""
 
 from __future__ import annotations
 

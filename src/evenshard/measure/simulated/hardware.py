@@ -1,4 +1,4 @@
-"""What would a placement cost on GPUs that are not here? The device model and a link model, behind ``Hardware``.
+"""Simulated GPUs as ``Hardware``: the device model and a link model.
 
 Every row says that it was simulated, and of which profile. What the model is worth stands in benchmarks/.
 

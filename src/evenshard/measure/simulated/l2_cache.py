@@ -1,4 +1,4 @@
-"""How many bytes does a stream of row lookups miss in the L2 cache? Che's approximation on reuse histograms.
+"""L2 misses of a stream of row lookups, by Che's approximation on reuse histograms.
 
 The rows of a bin are looked up c times at random moments of a pass. A row is still in an LRU cache if it was looked
 up within the last share x of the pass, which is one x for all rows (Che, Tung and Wang, 2002). That no lookup of a

@@ -1,4 +1,4 @@
-"""How much work is a shard for a GPU? Lookups, bytes and cache misses of its tables, summed over the shard.
+"""The work of a shard for a GPU: lookups, bytes and cache misses of its tables, summed over the shard.
 
 Nothing here depends on the free constants of a profile, so that calibrating counts the work once. FBGEMM's kernels
 run over the bags table by table (bag t * B + b is sample b of table t), and over the gradients in the order of sorted
