@@ -1,4 +1,4 @@
-"""A model of the time that a shard takes on a GPU: the kernels of FBGEMM's fused embedding with SGD, one after the other.
+"""The model of a shard's time on a GPU: the kernels of FBGEMM's fused embedding with SGD, one after the other.
 
 It is a model that no GPU has confirmed.
 
