@@ -1,1 +1,1 @@
-"""Task in, placement out: one module per way to decide."""
+"""Sharders, which turn a task into a placement: one module or folder per method."""

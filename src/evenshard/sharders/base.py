@@ -1,4 +1,4 @@
-"""What is a sharder? Anything that turns a task into a legal placement."""
+"""The interface of a sharder: it turns a task into a legal placement."""
 
 from __future__ import annotations
 

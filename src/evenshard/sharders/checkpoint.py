@@ -1,4 +1,4 @@
-"""How do networks survive between stages? A folder: config.json, state.pt, optimizer.pt; no pickled code.
+"""Checkpoints of networks between stages: a folder of config.json, state.pt and optimizer.pt, without pickled code.
 
 A cost network has trained_on.json too. To place tables, config.json and state.pt are enough (``load_network``);
 training goes on from a whole checkpoint.

@@ -1,4 +1,4 @@
-"""What is the best placement, if costs added up? An integer program over single-table costs, solved by OR-tools.
+"""The best placement if costs added up: an integer program over single-table costs, solved by OR-tools.
 
 A fused shard does not cost the sum of its tables, so this is optimal for the sums and not for the hardware. What is
 left between it and a learned placement is what the sums do not see.

@@ -1,4 +1,4 @@
-"""How does a network see a table? As 21 numbers (DreamShard, section 3.1), normalised over the training pool.
+"""The features of a table for a network: 21 numbers (DreamShard, section 3.1), normalised over the training pool.
 
 Legend: T tables, F = 21 features.
 """

@@ -1,4 +1,4 @@
-"""The rules of thumb: give each table a weight, and put the heaviest table on the device with the least weight so far.
+"""Rules of thumb: each table has a weight, and the heaviest table goes to the device with the least weight so far.
 
 The four human-expert strategies of DreamShard (section 4.1) differ only in the weight. So does
 single-cost greedy, which weighs a table by its own measured cost.

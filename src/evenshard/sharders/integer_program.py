@@ -1,4 +1,4 @@
-"""How does a solver see a placement? Zero-one variables, one for each item and device it may go to.
+"""A placement as an integer program: zero-one variables, one for each item and device it may go to.
 
 Legend: I items, D devices.
 """

@@ -1,4 +1,4 @@
-"""What does ``evenshard place`` load? A model: a folder with a cost model and, where there is one, a policy.
+"""A model, as ``evenshard place`` loads it: a folder with a cost model and, where there is one, a policy.
 
 ::
 

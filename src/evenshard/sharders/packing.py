@@ -1,8 +1,8 @@
-"""Is there any legal placement at all? Packing by several orders, then a solver, whatever a placement costs.
+"""Packing: a search for any legal placement, by several orders, then by a solver; costs do not matter here.
 
-What is packed are items, in one piece or cut into blocks: a table of 64 columns is sixteen blocks of four, and what of
-it lives on one device is one part. Pieces go in. What comes out is where their blocks live, or the proof that there is
-no way, or neither.
+What is packed are items, in one piece or cut into blocks: a table of 64 columns is sixteen blocks of four, and the
+blocks of it on one device are one part. The input is pieces; the output is where their blocks live, or a proof that
+there is no way, or neither.
 
 Legend: I items, D devices, R kinds of room.
 """

@@ -1,4 +1,4 @@
-"""The placement of somebody who does not care: every table on a random device that still has room."""
+"""A random placement: every table on a random device that still has room."""
 
 from __future__ import annotations
 

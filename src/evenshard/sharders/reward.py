@@ -1,4 +1,4 @@
-"""What does a policy get for a finished placement, and how good is one? Every reward of the project, as pure functions.
+"""The rewards of all policies, and the comparison of placements, as pure functions.
 
 Legend: B episodes, D devices.
 """

@@ -1,10 +1,10 @@
-"""Where would TorchRec put the tables? Its ``EmbeddingShardingPlanner``, on fused kernels.
+"""TorchRec's ``EmbeddingShardingPlanner``, on fused kernels, as a sharder.
 
-Asked for whole tables, with one way to shard each table, nothing is left of its proposers; its greedy partitioner
+For whole tables, with one way to shard each table, its proposers have nothing to propose; its greedy partitioner
 decides: the tables in descending order of storage, each on the device with the least estimated time so far among those
 with room. The time of a shard is the sum of its tables' (forward, backward, both all-to-alls, the exchange of indices).
 
-TorchRec is told what it would not know by itself: the tables' true pooling factors, the weights' data type, the batch
+TorchRec gets what it would not know by itself: the tables' true pooling factors, the weights' data type, the batch
 size of a device and the bandwidths. It has no 8-bit weights to train and estimates them as FP16. It estimates that
 pooled embeddings travel in the weights' data type.
 
@@ -12,7 +12,7 @@ The memory: evenshard's rule is that the weights of a device fit its cap; TorchR
 outputs. So its own count keeps the order of the tables, with unlimited device memory, and the weights are capped in
 the column of host memory, which fused kernels leave empty.
 
-Asked for columns too, its proposers try which tables to split, and its own estimate of the time chooses.
+With columns allowed, its proposers try which tables to split, and its own estimate of the time decides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What has a model seen? The ranges of its training data, where they come from, and what lies outside of them."""
+"""The training data of a model: its ranges, where it comes from, and what of a task lies outside of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does AutoShard's cost network learn? Mean squared error on measured shards (AutoShard, section 3.2).
+"""Training of AutoShard's cost network: mean squared error on measured shards (AutoShard, section 3.2).
 
 What was measured may be shards alone on one device or whole placements: every device with tables is a shard.
 

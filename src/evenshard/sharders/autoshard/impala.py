@@ -1,4 +1,4 @@
-"""How does AutoShard's policy learn? IMPALA: actors that lag behind a learner, corrected by V-trace (section 3.4).
+"""Training of AutoShard's policy: IMPALA, actors that lag behind a learner, corrected by V-trace (section 3.4).
 
 The published version runs actors in processes of their own. Here all actors are slots of one batch in one process: a
 step of all of them is one product of matrices, the learner is what takes the time, and runs repeat exactly. What

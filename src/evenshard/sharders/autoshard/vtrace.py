@@ -1,4 +1,4 @@
-"""What should the learner believe of steps that another policy took? V-trace (IMPALA, arXiv 1802.01561, section 4.1).
+"""V-trace: the targets of a learner for steps that another policy took (IMPALA, arXiv 1802.01561, section 4.1).
 
 Legend: U steps of an unroll, B slots.
 """

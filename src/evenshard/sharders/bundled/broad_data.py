@@ -1,8 +1,8 @@
-"""What would anybody's tables look like? Tables, shards and placements over wide ranges, for a model that all may use.
+"""Tables, shards and placements over wide ranges, to train a model that serves any user's tables.
 
-Each *world* is one imaginary recommender: a batch size, a habit of dims and precisions, and some tables. Whoever brings
-tables lies somewhere between the worlds. Rows, lookups and batch sizes are log-uniform, because nobody knows which
-order of magnitude comes; common choices (a batch of 65,536, one lookup per sample, no reuse histogram) come more often.
+Each *world* is one imaginary recommender: a batch size, a habit of dims and precisions, and some tables. A user's
+tables lie somewhere between the worlds. Rows, lookups and batch sizes are log-uniform, because their order of magnitude
+is not known in advance; common choices (a batch of 65,536, one lookup per sample, no reuse histogram) come more often.
 
 None of the public sets of the catalogue is among the worlds: they stay an honest test.
 """

@@ -1,4 +1,4 @@
-"""How is the model made that comes with the package for a simulated profile? On broad data; no user's tables are known.
+"""Training of the model that comes with the package for a simulated profile: on broad data, without any user's tables.
 
 The cost model learns from shards and placements of many imaginary recommenders (``broad_data.py``), and then from its
 own first answers to others. The policy is DreamShard's, from its own loop at the usual batch size.

@@ -1,1 +1,1 @@
-"""evenshard's own method: a cost model that is convex in what a device holds, and a search that asks it."""
+"""evenshard's own method: a cost model that is convex in a device's load, and a search that minimises it."""

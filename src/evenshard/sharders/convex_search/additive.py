@@ -1,6 +1,6 @@
-"""What adds up when tables share a device? Plain quantities of a table's work, from its shape and reuse histogram.
+"""Additive quantities of a table's work: what a device does is the sum over its tables.
 
-They hold for any hardware and carry the learned cost model to numbers of tables and devices it has never seen.
+They come from a table's shape and reuse histogram, hold for any hardware and carry the learned cost model to numbers of tables and devices it has never seen.
 
 Legend: T tables, A = 8 quantities, K = 17 reuse bins.
 """

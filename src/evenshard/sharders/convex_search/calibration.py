@@ -1,4 +1,4 @@
-"""How sure is a cost model of what a search with it chooses? Less than of placements that somebody else chose.
+"""The error of a cost model on placements that a search with it selected, which is larger than on any other placements.
 
 A search chooses what the model is too optimistic about, so the errors of its choices are larger. They are known where
 such choices were measured before the model learned from them.

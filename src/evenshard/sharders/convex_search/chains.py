@@ -1,4 +1,4 @@
-"""What do placements side by side hold and cost, and what changes with a step of each?
+"""Many placements side by side: the load and cost of their devices, updated step by step.
 
 Legend: S chains (placements side by side), I items (mostly tables), D devices, H columns of an item, R kinds of room,
 N steps.

@@ -1,4 +1,4 @@
-"""A cost model that is convex in what adds up: it generalises to more tables and devices, and it gives lower bounds.
+"""The convex cost model: it generalises to more tables and devices than it was trained on, and gives lower bounds.
 
 A device's compute time is ``g(sum of its tables' representations) + lookups * p(rows)``. Representations are
 non-negative; ``g`` is convex and never falls (non-negative weights, ReLU), as kernels are: they take the longest of

@@ -1,4 +1,4 @@
-"""How does the convex cost model learn? Relative errors of single devices, of all measured placements at once.
+"""Training of the convex cost model: relative errors of single devices, of all measured placements at once.
 
 Each member of the ensemble leaves out one part of the placements. Its errors there, which cost no training data, say
 how far to trust the ensemble.

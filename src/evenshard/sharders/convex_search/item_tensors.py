@@ -1,4 +1,4 @@
-"""What does a search on tensors know of a task's items? Their columns, what they take, and where they may go.
+"""The items of a task as tensors: their columns, what they take of a device, and where they may go.
 
 Legend: I items, D devices, H columns, R kinds of room.
 """

@@ -1,11 +1,11 @@
-"""Can a placement be improved? Moves and swaps that relieve the slowest device, many placements side by side.
+"""Local search: moves and swaps that relieve the slowest device, for many placements side by side.
 
 What moves is an item: a table, or tables that stay together. A step looks at every item of the slowest device: every
 other device it could move to, and every item elsewhere it could change places with. Only the two devices concerned are
 scored again, and the step after which the slower of the two is fastest is taken, as long as that is faster than the
 slowest device was. Where no step helps, the device is settled and the slowest of the others is looked at: one huge
 table may decide the cost of the whole as far as the model knows, and the model may be wrong. Where all are settled, a
-kick moves a few items at random and the descent begins anew; a chain goes back to where it was if that ended worse.
+kick moves a few items at random and the descent starts over; a chain returns to where it was if that ended worse.
 
 Legend: S chains (placements side by side), I items, D devices, H columns of an item, R kinds of room, N candidates.
 """

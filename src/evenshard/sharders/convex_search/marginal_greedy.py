@@ -1,4 +1,4 @@
-"""Which placements does a cost model suggest by itself? Table after table to the device that stays the fastest.
+"""Greedy placements by a cost model: table after table goes to the device that stays the fastest.
 
 The costliest table comes first; every step asks what each device would cost with the table on it. That is done once
 freely, and once for each way to keep the rows of some devices below a pass of the sort (``PASS_ROWS``): such a device

@@ -1,4 +1,4 @@
-"""What does an answer carry? Its predicted cost, how sure that is, and how much better any placement could be."""
+"""The prediction of an answer: its cost, how sure that is, and how much better any placement could be."""
 
 from __future__ import annotations
 

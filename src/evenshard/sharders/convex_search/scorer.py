@@ -1,4 +1,4 @@
-"""How does a search ask the convex cost model for devices, a million times? In columns that only need adding up.
+"""The convex cost model in the form that a search evaluates a million times: columns that only need adding up.
 
 Everything the head does before its first bend is linear, so it can be done once for each table: columns for dims, rows,
 lookups and the linear part, and one for each piece of each unit. A device is then a sum of columns, and its cost takes

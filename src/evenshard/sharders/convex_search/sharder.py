@@ -1,4 +1,4 @@
-"""evenshard's own sharder: everything that is known proposes, the cost model judges, a local search improves.
+"""evenshard's own sharder: several sharders propose, the cost model predicts, a local search improves.
 
 Proposals are the greedy experts, greedy on the model's own costs (``marginal_greedy``), and rollouts of a trained
 policy where there is one. The most promising are improved by moves and swaps (``local_search``). All of them stay in

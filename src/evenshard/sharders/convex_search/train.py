@@ -1,4 +1,4 @@
-"""How is evenshard's cost model trained? On what DreamShard measured, on random shards, and on its own first answers.
+"""Training of evenshard's cost model: on DreamShard's measurements, on random shards, and on its own first answers.
 
 Placements of one kind of task show devices of one kind: with 25 tables each, no device of a random placement has few
 rows, and what such a device would save in the sort is never seen. Random shards of all sizes show it. And a search

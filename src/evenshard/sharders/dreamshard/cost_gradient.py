@@ -1,7 +1,7 @@
-"""What is the gradient of the cost network's loss? Written out by hand, layer by layer.
+"""The gradient of the cost network's loss, written out by hand, layer by layer.
 
 A fit takes thousands of steps on a network so small that recording them for automatic differentiation takes as long as
-the products do. The gradient here is the same but for rounding (``tests/test_cost_gradient.py``).
+the products do. The gradient here is the same but for rounding (``tests/sharders/dreamshard/test_cost_gradient.py``).
 
 Legend: N measured placements, U of them in a step, D devices, S = U * D devices in one row, P distinct tables,
 F features, G = 128 hidden size of the table MLP, H = 32 representation size, K = 64 hidden size of a head, C = 3 costs,

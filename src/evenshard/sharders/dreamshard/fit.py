@@ -1,4 +1,4 @@
-"""How does the cost network learn? Mean squared error on measured placements (DreamShard, section 3.2).
+"""Training of the cost network: mean squared error on measured placements (DreamShard, section 3.2).
 
 Legend: N measured placements, D devices, P distinct tables, F features, C = 3 costs, M placements of a minibatch.
 """

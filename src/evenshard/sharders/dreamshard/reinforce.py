@@ -1,4 +1,4 @@
-"""How does the policy learn? REINFORCE on the estimated MDP (DreamShard, section 3.3, Algorithm 1); no measuring.
+"""Training of the policy: REINFORCE on the estimated MDP (DreamShard, section 3.3, Algorithm 1), without measuring.
 
 Legend: B episodes, T steps, D devices.
 """

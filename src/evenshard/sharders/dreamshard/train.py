@@ -1,4 +1,4 @@
-"""DreamShard's whole training in one call (NeurIPS 2022, Algorithm 1): measure, fit the cost network, train the policy.
+"""DreamShard's training in one call (NeurIPS 2022, Algorithm 1): measure, fit the cost network, train the policy.
 
 The stages do the same through files, one process per step. This one keeps everything in memory, for studies that train
 dozens of times.
