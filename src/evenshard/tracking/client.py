@@ -1,4 +1,4 @@
-"""MLflow's client, with short timeouts: a stage must not wait for a server that is away, or hangs."""
+"""MLflow's client with short timeouts: a stage does not wait for a server that is away or hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does MLflow see of a cost dataset? Its name, hash, columns and where it came from; the rows stay in the file."""
+"""Cost datasets as MLflow inputs: name, hash, columns and origin; the rows stay in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that end: with an answer, or with an error once the other side has been silent for too long.
+"""Calls with a deadline: they return, or fail once the server has been silent for too long.
 
 A server that hangs takes a connection and never answers. PostgreSQL's client cannot give up on one, boto3 does after
 minutes. So each call runs in a thread of its own, which is left behind when its time is up. What counts is silence: a

@@ -1,4 +1,4 @@
-"""Which loop does a stage belong to? Its parent run, made by whichever stage needs it first.
+"""The parent run of a loop, made by whichever of its stages runs first.
 
 A loop begins when ``generate_tables`` runs or the parameters change; ``work/mlflow_parent.json`` remembers it. Under
 Kubeflow the run that MLFLOW_RUN_ID names is the parent, or the one that all pods of one EVENSHARD_LOOP_ID share.

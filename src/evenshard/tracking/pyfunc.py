@@ -1,4 +1,4 @@
-"""What does a registered model look like to MLflow? A pyfunc from code: tables in, placement out."""
+"""A registered model as MLflow serves it: a pyfunc from code, tables in, placement out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models does MLflow know? Registers a model's folder as a version that serves, and fetches one again.
+"""Registered models: registers a model's folder as a version that MLflow can serve, and downloads one.
 
 Two names: ``evenshard-cost`` is the whole folder, which ``evenshard place --model`` takes; ``evenshard-policy`` is the
 policy with the cost network that it reads. The alias ``champion`` says which version one should use.

@@ -1,4 +1,4 @@
-"""Which runs does MLflow have? Loops by id or by name, with their stages."""
+"""Runs in MLflow: loops by id or by name, with their stages."""
 
 from __future__ import annotations
 

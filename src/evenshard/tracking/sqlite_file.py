@@ -1,4 +1,4 @@
-"""The SQLite file that MLflow keeps runs in where there is no server: made whole or not at all.
+"""The SQLite file that holds MLflow's runs where there is no server, created whole or not at all.
 
 MLflow makes its tables in dozens of steps, in the file itself, and cannot go on where it was killed in one of them. A
 file that is missing is therefore made in a folder beside it and linked into its place, and one that was left half-made

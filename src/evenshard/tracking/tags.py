@@ -1,4 +1,4 @@
-"""What do runs and models say about their origin? Tags: code, settings, hardware, libraries, cost datasets."""
+"""Tags that say where a run or model comes from: code, settings, hardware, libraries, cost datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which version of a registered model is meant: the newest, the one of a run, the one with a folder's very files?"""
+"""Versions of a registered model: the newest, the one of a run, or the one with the very files of a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where does a team keep measured costs? In data/, by hardware and collection, with versions by DVC and git.
+"""The team's cost datasets: in data/, by hardware and collection, with versions by DVC and git.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Is a cost dataset fit to be published? Schema, duplicates, noise, and what has changed since the last version."""
+"""Checks before a cost dataset is published: schema, duplicates, noise, and changes since the last version."""
 
 from __future__ import annotations
 

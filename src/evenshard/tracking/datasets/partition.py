@@ -1,4 +1,4 @@
-"""Which folder of data/ is a cost dataset's own? One for each hardware and collection."""
+"""The folder of a cost dataset in data/, one for each hardware and collection."""
 
 from __future__ import annotations
 

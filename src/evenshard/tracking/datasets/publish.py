@@ -1,4 +1,4 @@
-"""How does a cost dataset get to the team? Checked, added to data.dvc, pushed, and only then named in git."""
+"""Publishing of a cost dataset: checked, added to data.dvc, pushed, and only then named in git."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which datasets are there, and how do they come here?"""
+"""The list of the team's cost datasets, and fetching them with DVC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do DVC and git do for the datasets? The few commands of theirs that are needed, each with one clear failure."""
+"""The DVC and git commands that the datasets need, each with one clear error."""
 
 from __future__ import annotations
 
