@@ -1,6 +1,7 @@
 """Additive quantities of a table's work: what a device does is the sum over its tables.
 
-They come from a table's shape and reuse histogram, hold for any hardware and carry the learned cost model to numbers of tables and devices it has never seen.
+They come from a table's shape and reuse histogram, hold for any hardware and carry the learned cost model to numbers of
+tables and devices it has never seen.
 
 Legend: T tables, A = 8 quantities, K = 17 reuse bins.
 """
