@@ -1,13 +1,14 @@
-"""From a request in an engineer's words to a placement that says what it is worth.
+"""From a request in an engineer's words to a placement and what it is worth.
 
 ::
 
-    request         what is asked: tables, devices, memory, optimizer, rules by table name (rules_file: as YAML)
-    model           which model answers
-    place           the answer: search, column splits (splits), comparison (rivals), measuring; refusals (room)
-    answer, file    what an answer knows; placement.json and its JSON schema
-    summary         for the terminal (terminal: how); page: as one HTML page (page_charts, page.html.j2); highlights:
-                    what both say first
-    explain         what each device would cost with a table on it (explanation: its records; explain_text)
-    diff            what moves between two answers, and what that saves (judged: by one model; diff_text)
+    request, rules_file   what is asked: tables, devices, memory, optimizer, rules by table name
+    model                 which model answers
+    place, api            the answer: search, column splits (splits), comparison (rivals), measuring; refusals: capacity
+    answer, file          the answer and placement.json with its JSON schema
+    summary, highlights   the answer on the terminal; page/: as one HTML page
+    explain/              what each device would cost with a table on it
+    diff/                 what moves between two answers, and what that saves
+    lineage, dvc_cache    where an answer comes from, and whether all of that is still there
+    torchrec/             plans for TorchRec, and a planner with its interface
 """

@@ -1,4 +1,4 @@
-"""What does an answer know? Where every column lives, what that costs by the model, and where the answer comes from."""
+"""The answer to a request: where every column lives, its predicted cost, and where the answer comes from."""
 
 from __future__ import annotations
 

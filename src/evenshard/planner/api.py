@@ -1,4 +1,4 @@
-"""Where should my tables live? ``evenshard.place``: one call from tables to an answer, the same as the command's."""
+"""``evenshard.place``: one call from tables to an answer, the same as the command's."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def place(
     num_measured: int = 0,
     seed: int = 0,
 ) -> PlacementAnswer:
-    """Where should these tables live?
+    """Places embedding tables on devices, so that a training step takes as little time as possible.
 
     Args:
         tables: a table file, the name of a public set, a DLRM batch file or a folder of traffic, here or on S3

@@ -1,4 +1,4 @@
-"""Is there room for what is asked, and what would help where there is none? With columns cut wherever that may be.
+"""Whether there is room for a request, and advice where there is none. Columns are cut wherever that is allowed.
 
 A refusal is a proof, or it says that nothing was found. Its figures hold for every placement; for the memory or the
 devices that it advises, a placement was found.

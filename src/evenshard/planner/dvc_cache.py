@@ -1,4 +1,4 @@
-"""Where does a file with this content lie? In a folder of data, or in DVC's cache."""
+"""A file found by its content hash, in a folder of data or in DVC's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does placement.json hold? The records below; its JSON schema is made of them (``evenshard place --schema``).
+"""The records of placement.json; its JSON schema is made from them (``evenshard place --schema``).
 
 The file holds the request too, tables included, so that ``evenshard explain`` and ``evenshard diff`` need nothing else
 but the model that its lineage names.

@@ -1,4 +1,4 @@
-"""What in an answer does a reader want first? The slowest device, what decides it, the best rival, what would help.
+"""The highlights of an answer: the slowest device, what decides it, the best rival, what would help.
 
 The terminal summary and the page show the same things; both take them from here, and their words for numbers too.
 """

@@ -1,7 +1,7 @@
-"""Where does a placement come from, and is all of that still there? The chain from placement.json to code and data.
+"""The lineage of a placement: the chain from placement.json to code and data, each link checked.
 
 A link is ok where what it names was found and is the same, broken where it should be there and is not, and unchecked
-where nothing here can tell. What names nothing that could be looked up, such as the hardware, is told.
+where nothing here can tell. A link that names nothing to look up, such as the hardware, is only stated.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[Link]:
 
 
 def _model(model: Mapping[str, Any], if_failed: str) -> Link:
-    """The model that placed: still there, and the same files?
+    """The link to the model of the placement: whether it is still there, with the same files.
 
     Args:
         if_failed: state where MLflow does not give the files.

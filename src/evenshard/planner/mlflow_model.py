@@ -1,4 +1,4 @@
-"""What does a registered model answer? Tables in, placement out: the code that MLflow stores beside the networks.
+"""The prediction of a registered model, tables in and placement out: the code that MLflow stores beside the networks.
 
 ``mlflow.pyfunc.load_model("models:/evenshard-cost@champion").predict(tables, params={"num_devices": 4})`` runs it. The
 columns are those of a table file. Each row of the answer says which columns of a table live on which device.

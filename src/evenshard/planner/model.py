@@ -1,4 +1,4 @@
-"""Which model answers: the one that is named, a registered one, or the one that made a placement before?"""
+"""The model that answers a request: a named one, a registered one, or the one that made an earlier placement."""
 
 from __future__ import annotations
 

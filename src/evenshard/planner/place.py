@@ -1,4 +1,4 @@
-"""How does a request become an answer? Search, split what is too big, compare, measure."""
+"""From a request to an answer: search, split what is too big, compare, measure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does an engineer ask for? Whole tables by name, devices and their memory, and rules. Checked once, here."""
+"""A request: whole tables by name, devices and their memory, and rules. Checked once, here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would others do with the same tables? The rules of thumb and TorchRec's planner, judged by the same model.
+"""Rival placements of the same tables: rules of thumb and TorchRec's planner, compared by the same model.
 
 They place whole tables; where the request allows splits, TorchRec's planner can be asked for those too. A rival that
 knows nothing of a rule may break it, and is then marked.

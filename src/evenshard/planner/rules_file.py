@@ -1,4 +1,4 @@
-"""How does an engineer write rules down? As a YAML file; it and the flags add up.
+"""Rules of a request in a YAML file, added to those of the flags.
 
 ::
 

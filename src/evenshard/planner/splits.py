@@ -1,10 +1,10 @@
-"""Which tables are worth splitting by columns? Those that fit nowhere, then those whose halves make a step faster.
+"""The choice of tables to split by columns: those that fit nowhere, then those whose halves make a step faster.
 
 A half has half the dims and all the lookups: splitting never saves work, it only spreads it. Candidates are the
 costliest part of the slowest device, of all devices that are about as slow, and the costliest parts of all together:
 halving one table alone does not help where several are too much for a device (NeuroShard, MLSys 2023, halves the
-largest and the costliest of a beam's tables). Each is tried with a short search. Where halves do
-not fit, any cuts that do are the start (``room``). Parts of one table that end up on one device are joined.
+largest and the costliest of a beam's tables). Each is tried with a short search. Where halves do not fit, any cuts that
+do are the start (``capacity.py``). Parts of one table that end up on one device are joined.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What does the terminal show of an answer? A headline, a table by device, and what to be wary of."""
+"""An answer as text for the terminal: a headline, a table by device, and warnings."""
 
 from __future__ import annotations
 

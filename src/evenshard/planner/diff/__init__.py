@@ -1,1 +1,1 @@
-"""What moves between two answers, and what that saves."""
+"""The difference between two answers: what moves, and what that saves."""

@@ -1,4 +1,4 @@
-"""What moves between two answers, how many bytes is that, and what does it save?
+"""The columns that move between two answers, in bytes, and what the move saves.
 
 Columns are compared, not parts: splits and joins move exactly the columns that change devices. Where an answer cuts a
 table, its pieces count apart, each with optimizer state of its own, so that the way back takes the same bytes. Device

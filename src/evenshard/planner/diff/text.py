@@ -1,4 +1,4 @@
-"""How does the terminal tell what moves between two placements? What it saves, what it takes, and the largest moves."""
+"""A diff as text for the terminal: what it saves, what it takes, and the largest moves."""
 
 from __future__ import annotations
 

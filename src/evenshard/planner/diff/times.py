@@ -1,4 +1,4 @@
-"""What do two answers cost, before and after? One model judges both on the new request, or their own figures stand."""
+"""The step times of two answers: one model predicts both on the new request, or the answers' own figures are used."""
 
 from __future__ import annotations
 

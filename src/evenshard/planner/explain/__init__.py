@@ -1,1 +1,1 @@
-"""Why each table lives where it does."""
+"""An explanation of why a table lives where it does."""

@@ -1,7 +1,7 @@
-"""Why does a table live where it does? What each device would cost with it, whether that is legal, the next best move.
+"""An explanation: what each device would cost with a table on it, whether that is legal, and the next best move.
 
 What moves is an item: a part of a table, or tables that a rule keeps together. A swap moves one item there and another
-one back. Either leaves all other devices as they are: two are predicted anew, and a step takes the slowest of all.
+one back. Either leaves all other devices as they are: two are predicted again, and a step takes the slowest of all.
 
 Legend: T parts, I items, D devices, H columns, R kinds of room.
 """

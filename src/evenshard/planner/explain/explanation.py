@@ -1,4 +1,4 @@
-"""What is known about a table of a placement? Where it is, what it costs there and elsewhere, its next best move."""
+"""The records of an explanation: where a table is, what it costs there and elsewhere, its next best move."""
 
 from __future__ import annotations
 

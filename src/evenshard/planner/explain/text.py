@@ -1,4 +1,4 @@
-"""How does the terminal tell why a table lives where it does? Words, then all devices, then the next best move."""
+"""An explanation as text for the terminal: a sentence, then all devices, then the next best move."""
 
 from __future__ import annotations
 

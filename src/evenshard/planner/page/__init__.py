@@ -1,1 +1,1 @@
-"""An answer as one HTML page."""
+"""An answer as an HTML page."""

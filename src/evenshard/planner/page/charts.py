@@ -1,4 +1,4 @@
-"""How long is each bar of the page? Times, memory and rivals, as shares of an axis."""
+"""The bars of the page: times, memory and rivals, as shares of an axis."""
 
 from __future__ import annotations
 

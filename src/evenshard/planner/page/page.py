@@ -1,7 +1,7 @@
-"""How does an answer become a page that a browser shows? One HTML file with everything in it, for ``--report``.
+"""An answer as one HTML file with everything in it, for ``--report``.
 
-The page asks for nothing from anywhere: styles and script stand in it, and it tells the browser to load nothing else.
-Names are the user's own and are escaped. ``page_charts.py`` says how long bars are, ``page.html.j2`` how it all looks.
+The page loads nothing: styles and script stand in it, and it tells the browser to load nothing else. Names are the
+user's own and are escaped. ``charts.py`` says how long bars are, ``page.html.j2`` how it all looks.
 """
 
 from __future__ import annotations

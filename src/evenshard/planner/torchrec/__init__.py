@@ -1,4 +1,4 @@
-"""How do placements get into TorchRec and plans out of it?
+"""evenshard and TorchRec: placements as sharding plans, and plans as placements.
 
 ::
 

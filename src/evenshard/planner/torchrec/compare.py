@@ -1,4 +1,4 @@
-"""What would a plan of TorchRec cost? The same model judges it that judges an answer of evenshard.
+"""The predicted cost of a TorchRec plan, by the model that also predicts evenshard's answers.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What does a TorchRec plan say about one table? The same words in a ``ShardingPlan`` and in a plan's file.
+"""The entry of one table in a TorchRec plan: the same words in a ``ShardingPlan`` and in a plan's file.
 
 They are those that TorchRec's ``EmbeddingModuleShardingPlan`` serializes. Nothing here needs TorchRec.
 """

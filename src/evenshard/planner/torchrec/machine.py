@@ -1,4 +1,4 @@
-"""Which machine is planned for? Ranks, nodes and memory, as they are told, or as TorchRec's own planner finds them."""
+"""The machine to plan for: ranks, nodes and memory, as given or as TorchRec's own planner finds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cost model answers for a TorchRec user? The one that is named, or the one of the GPU that the job runs on."""
+"""The cost model for a TorchRec user: the named one, or the one of the GPU that the job runs on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a plan get from the command line into a training job? As a JSON file; no pickle, so it is safe to read.
+"""A plan file, which carries a plan from the command line into a training job: JSON without pickle, so safe to read.
 
 ``evenshard place ... --format torchrec -o plan.json`` knows tables only. Where they stand in the model is said when the
 plan is loaded::

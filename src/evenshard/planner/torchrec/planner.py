@@ -1,4 +1,4 @@
-"""How does evenshard plan for a TorchRec model? With the interface of TorchRec's ``EmbeddingShardingPlanner``.
+"""evenshard's planner for a TorchRec model, with the interface of TorchRec's ``EmbeddingShardingPlanner``.
 
 ::
 

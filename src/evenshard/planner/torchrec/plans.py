@@ -1,4 +1,4 @@
-"""How is a placement said as TorchRec's ``ShardingPlan``, and a plan as a placement?
+"""A placement as TorchRec's ``ShardingPlan``, and a plan as a placement.
 
 A whole table is ``table_wise``, a split one ``column_wise``, both on fused kernels, which update the weights in the
 backward pass. A plan names tables by the path of their collection and their own name.

@@ -1,8 +1,8 @@
-"""Which tables does a TorchRec model have, and how does evenshard call them?
+"""The tables of a TorchRec model, and their names in evenshard.
 
-A table is called as in TorchRec. Where two collections of a model hold tables of the same name, both get the path of
-their collection in front: ``user.ebc.id`` and ``item.ebc.id``. A table's name cannot hold a dot in TorchRec, so that no
-two names can meet.
+A table has its TorchRec name. Where two collections of a model hold tables of the same name, both get the path of
+their collection in front: ``user.ebc.id`` and ``item.ebc.id``. A table's name cannot hold a dot in TorchRec, so the
+two kinds of names cannot collide.
 """
 
 from __future__ import annotations
