@@ -1,4 +1,4 @@
-"""Stage 2, once per round: what do placements cost? Proposes some and times them, by kernels or a device model."""
+"""Stage 2, once per round: proposes placements and measures their costs, on kernels or a device model."""
 
 from __future__ import annotations
 

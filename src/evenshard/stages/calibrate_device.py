@@ -1,4 +1,4 @@
-"""How well does a simulated device foretell measured costs, and how well once its free constants are fitted to them?"""
+"""The fit of a simulated device's free constants to measured costs, and how well it predicts before and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 5: does it hold on tables nobody has trained on? Measures every sharder's placement of every held-out task."""
+"""Stage 5: measures every sharder's placement of every held-out task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 1: which tables, and which tasks? Writes the pool and the train and test tasks."""
+"""Stage 1: writes the pool of tables and the train and test tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many rounds does the loop have?"""
+"""The number of rounds of the loop."""
 
 from __future__ import annotations
 

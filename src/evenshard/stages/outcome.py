@@ -1,4 +1,4 @@
-"""What does a stage report about its own work?"""
+"""A stage's report about its own work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which placements shall a round measure? The policy's, a few of a search's, random shards, and controls among them."""
+"""The placements that a round measures: the policy's, a few of a search's, random shards, and controls among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How did a run of the pipeline end? Written down whatever happened, as far as Kubeflow Pipelines tells."""
+"""The outcome of a pipeline run, written down whatever happened, as far as Kubeflow Pipelines reports it."""
 
 from __future__ import annotations
 

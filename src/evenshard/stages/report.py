@@ -1,4 +1,4 @@
-"""What does a person get to see? The tables and pictures of an evaluation."""
+"""The tables and pictures of an evaluation."""
 
 from __future__ import annotations
 

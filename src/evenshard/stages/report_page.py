@@ -1,4 +1,4 @@
-"""What does a browser show of an evaluation? Its table and pictures in one page that needs no other file."""
+"""An evaluation as one HTML page: its table and pictures, without any other file."""
 
 from __future__ import annotations
 

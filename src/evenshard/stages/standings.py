@@ -1,4 +1,4 @@
-"""How good is each sharder? Every sharder places every task; the placements are measured and compared task by task."""
+"""The standings of sharders: every sharder places every task; the placements are measured and compared task by task."""
 
 from __future__ import annotations
 

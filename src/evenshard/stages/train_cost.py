@@ -1,4 +1,4 @@
-"""Stage 3, once per round: what will a placement cost? Fits what predicts it to all costs measured so far.
+"""Stage 3, once per round: fits cost network and cost model to all costs measured so far.
 
 Two learn from the same costs: DreamShard's cost network, against which its policy is trained, and evenshard's cost
 model, with which evenshard searches.

@@ -1,4 +1,4 @@
-"""Stage 4, once per round: where should the next table go? Trains the policy on the estimated MDP; no measuring."""
+"""Stage 4, once per round: trains the policy on the estimated MDP, without measuring."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What follows from what was measured: is a new model better, do loops differ, is it time to train again?"""
+"""Decisions after measuring: whether to promote a model, how loops differ, when to retrain."""

@@ -1,4 +1,4 @@
-"""What do two models' placements of the same tasks cost? Both place every task, one run measures all of it."""
+"""A contest of two models: both place the same tasks, and one run measures all of it."""
 
 from __future__ import annotations
 

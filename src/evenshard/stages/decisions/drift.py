@@ -1,4 +1,4 @@
-"""Does a model still cover today's tables? They are compared with the tables that it was trained on.
+"""Drift: how far today's tables have moved from those that a model was trained on.
 
 Two things can be wrong with a table. It lies *outside* of a range: the model has seen nothing like it. Or it lies where
 hardly any training table was: a range is as wide as its two most extreme tables. What lies outside counts by its load,

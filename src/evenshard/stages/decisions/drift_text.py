@@ -1,4 +1,4 @@
-"""How does the terminal tell whether a model still covers today's tables? The verdict, why, and each quantity."""
+"""Drift as text for the terminal: the verdict, why, and each quantity."""
 
 from __future__ import annotations
 

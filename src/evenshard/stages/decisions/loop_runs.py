@@ -1,4 +1,4 @@
-"""What does MLflow have of a loop that another can be compared with? Settings, headline, and the evaluation's costs."""
+"""A loop in MLflow, as far as another can be compared with it: settings, headline, and the evaluation's costs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How does the alias ``champion`` move? A contest on held-out tasks decides, and the alias follows the decision.
+"""Promotion: a contest on held-out tasks decides whether the alias ``champion`` moves to a candidate.
 
-The first champion needs no contest. Where somebody else moves the alias while the contest is measured, it stays where
-they put it: the decision was about the champion before.
+The first champion needs no contest. If the alias is moved by another process while the contest is measured, it stays
+where it was put: the decision was about the champion before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Does the candidate become the champion? Only if it is better, or as good and learned from fewer measurements.
+"""The rule of promotion: a candidate wins if it is better, or as good and learned from fewer measurements.
 
 Both have placed the same held-out tasks, and one run has measured both: the differences are paired. What the measuring
 noise alone could bring is no difference (docs/decisions/0011). What the 95 % interval does not exclude may be a

@@ -1,4 +1,4 @@
-"""How does the terminal tell what became of a candidate? The verdict and why, then the times it rests on."""
+"""A promotion as text for the terminal: the verdict and why, then the times it rests on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would a new placement of today's tables move, and what would it save? The old request, with the new tables."""
+"""The old request with today's tables: what a new placement would move, and what it would save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do loops differ? In their settings, and in what their placements of the same held-out tasks cost.
+"""A comparison of loops: their settings, and the costs of their placements of the same held-out tasks.
 
 Loops are measured at different times, so a machine that is slower as a whole that day matters here: the noise is that
 between runs (docs/decisions/0011), which more tasks do not average away. Loops with other tasks or on other hardware

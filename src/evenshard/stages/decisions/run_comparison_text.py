@@ -1,4 +1,4 @@
-"""How does the terminal compare loops? Settings that differ, cost of each sharder, and the other headline metrics."""
+"""A comparison of loops as text for the terminal: settings that differ, cost of each sharder, other headline metrics."""
 
 from __future__ import annotations
 
