@@ -1,4 +1,4 @@
-"""Addresses of tables and models in a pipeline: which a pod reads by itself, and which Kubeflow has to bring.
+"""Addresses of tables and models in a pipeline: those that a pod reads itself, and those that Kubeflow must bring.
 
 ===========================  ==========================================================================================
 ``s3://bucket/key``          the pod reads it with boto3: endpoint and keys are those of the namespace

@@ -1,4 +1,4 @@
-"""What does an error of the API mean to whoever typed the command? One line, and whether to try again."""
+"""Errors of the API as one line for the user, and whether to try again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does each stage get of a cluster? One YAML file; ``pipelines/cluster.yaml`` says what every line means."""
+"""Settings of a cluster for each stage, in one YAML file; ``pipelines/cluster.yaml`` says what every line means."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How does a task run in a container on this machine? Through a Docker API, Docker's own or podman's.
+"""Tasks in containers on this machine, through a Docker API, Docker's own or podman's.
 
-kfp.local starts containers that vanish as they end, and takes one that it cannot find any more for a success: a failed
-stage would look well (kubeflow/pipelines#13332), and podman's API fails on the way. Here a container stays until its
+kfp.local starts containers that vanish as they end, and takes one that it no longer finds for a success: a failed
+stage would seem fine (kubeflow/pipelines#13332), and podman's API fails on the way. Here a container stays until its
 exit code has been read. And it sees the files that the user has named, which lie outside of kfp's folder.
 """
 

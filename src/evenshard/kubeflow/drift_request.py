@@ -1,4 +1,4 @@
-"""What does the component ``drift`` take, and what does it show? Flags of ``evenshard drift``; a page of Markdown."""
+"""The inputs of the component ``drift``, the flags of ``evenshard drift``; its result as a page of Markdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which image does every stage run in? One setting: EVENSHARD_IMAGE in the environment, when a pipeline is compiled.
+"""The image of every stage: EVENSHARD_IMAGE in the environment, when a pipeline is compiled.
 
 Kubeflow's cache knows an image by its name. A name that may mean another image tomorrow would give yesterday's results
 for tomorrow's code, so the name needs a version or a digest.

@@ -1,4 +1,4 @@
-"""How does a pipeline run on this machine? With kfp.local: each task a process, or each a container."""
+"""Runs of a pipeline on this machine with kfp.local, each task a process or a container."""
 
 from __future__ import annotations
 

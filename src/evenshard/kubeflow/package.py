@@ -1,4 +1,4 @@
-"""How does a pipeline become a file? Compiled with the settings of the moment, package and platform spec in one."""
+"""A pipeline as a file, compiled with the current settings: package and platform spec in one."""
 
 from __future__ import annotations
 

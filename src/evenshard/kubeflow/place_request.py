@@ -1,4 +1,4 @@
-"""What does the pipeline ``place`` take? Arguments of ``evenshard.place``, as a section of settings."""
+"""The input of the pipeline ``place``: arguments of ``evenshard.place``, as a section of settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a component do around its stage? Finds files in artifacts, tracks the stage, reports its metrics."""
+"""A component's work around its stage: finds files in artifacts, tracks the stage, reports its metrics."""
 
 from __future__ import annotations
 

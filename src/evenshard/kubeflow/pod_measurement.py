@@ -1,4 +1,4 @@
-"""How does a pod measure? On processors in this process; on GPUs in one of its own, or with torchrun over all at once.
+"""Measuring in a pod: on processors in this process; on GPUs in one of its own, or with torchrun over all at once.
 
 After a kernel that fails, a process can do no more with its GPU: another try needs another process.
 """

@@ -1,4 +1,4 @@
-"""How does a stage get what the cluster's settings say? As Kubeflow Pipelines writes it into its platform spec."""
+"""The cluster's settings for a stage, as Kubeflow Pipelines writes them into its platform spec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why does a pod not start, or why has it failed? Asked of Kubernetes, where a kubeconfig or a pod's own account can.
+"""The reasons why a pod does not start or has failed, from Kubernetes, where a kubeconfig or a pod's account can ask it.
 
 Kubeflow Pipelines itself tells neither: a pod that fits no node is PENDING to it, like one whose image is on its way.
 """

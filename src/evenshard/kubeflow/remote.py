@@ -1,4 +1,4 @@
-"""How does a pipeline run on a cluster? Through the API of Kubeflow Pipelines (v2beta1), as its SDK speaks it."""
+"""Runs of a pipeline on a cluster, through the API of Kubeflow Pipelines (v2beta1), as its SDK speaks it."""
 
 from __future__ import annotations
 

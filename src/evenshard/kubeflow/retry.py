@@ -1,4 +1,4 @@
-"""What is worth another try, in the same pod: S3 or MLflow that do not answer, a kernel that fails.
+"""Retries in the same pod: of S3 or MLflow that do not answer, and of a kernel that fails.
 
 Kubeflow Pipelines itself tries a pod again that was deleted, evicted or lost, and no other: a stock installation sets
 Argo's ``retryPolicy: OnError``, and its compiler has no word for another one (kubeflow/pipelines#9950). So what a stage

@@ -1,4 +1,4 @@
-"""How are the tasks of a run doing? Read from the nodes of Argo Workflows, which is what Kubeflow Pipelines keeps.
+"""The state of a run's tasks, read from the nodes of Argo Workflows, which is what Kubeflow Pipelines keeps.
 
 One task of a pipeline is six nodes or more: ``place-driver``, ``place-driver(0)``, ``place``, ``place(0)``,
 ``executor`` and ``executor(0)``, which is its pod; and each group of tasks (``root``, ``exit-handler-1``,

@@ -1,4 +1,4 @@
-"""How does a run's status read? The tasks of its pipeline: what is done, runs and waits, and what to do about it."""
+"""A run's status as text: the tasks of its pipeline, what is done, runs and waits, and what to do about it."""
 
 from __future__ import annotations
 

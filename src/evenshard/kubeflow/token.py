@@ -1,4 +1,4 @@
-"""Who asks the cluster? The token file that the user names, or the one that Kubernetes gives a pod."""
+"""The token of the caller: the file that the user names, or the one that Kubernetes gives a pod."""
 
 from __future__ import annotations
 
