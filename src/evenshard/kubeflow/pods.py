@@ -1,4 +1,4 @@
-"""The reasons why a pod does not start or has failed, from Kubernetes, where a kubeconfig or a pod's account can ask it.
+"""The reasons why a pod does not start or has failed, from Kubernetes where a kubeconfig or a pod's account allows it.
 
 Kubeflow Pipelines itself tells neither: a pod that fits no node is PENDING to it, like one whose image is on its way.
 """

@@ -25,7 +25,7 @@ LOOKS = 8
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """The file of ``sqlite:///mlflow.db``; None of other addresses, and of those with settings behind a "?"."""
+    """The file of ``sqlite:///mlflow.db``; None of other addresses, and of those with a query string."""
     scheme, _, path = uri.partition(":///")
     is_file = scheme.partition("+")[0] == "sqlite" and path not in ("", ":memory:") and "?" not in path
     return Path(path) if is_file else None

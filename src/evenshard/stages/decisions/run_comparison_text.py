@@ -1,4 +1,4 @@
-"""A comparison of loops as text for the terminal: settings that differ, cost of each sharder, other headline metrics."""
+"""A comparison of loops as text: settings that differ, cost of each sharder, other headline metrics."""
 
 from __future__ import annotations
 
