@@ -9,12 +9,18 @@
     answer.predicted_ms      # what a step waits for
     evenshard.save_answer(answer, "placement.json")
 
-The data flows one way, and the modules are floors of one house (a module imports only
-from lower floors; import-linter holds it)::
+The packages, each of which imports only from those before it (import-linter holds it)::
 
-    tables -> tasks -> placements to try -> measured costs -> cost network -> policy -> placement -> report
-                          ^                                                     |
-                          +------------------- next round ----------------------+
+    utils        errors, messages, atomic files, readers of foreign files, settings, S3
+    tables       what a table is, and where tables come from
+    placement    a task, its constraints, parts of tables, and what a legal placement is
+    measure      what a placement costs, measured or simulated
+    sharders     one module or folder per method that turns a task into a placement
+    tracking     MLflow, and the team's cost datasets
+    planner      a request in an engineer's words, and its answer; plans for TorchRec
+    stages       the stages of the loop, and the decisions after it
+    kubeflow     the loop on Kubeflow Pipelines
+    cli          the command line
 """
 
 from __future__ import annotations

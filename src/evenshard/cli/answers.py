@@ -1,4 +1,4 @@
-"""The commands that ask about placements: why a table lives where it does, and what moves between two."""
+"""The commands about a placement: why a table lives where it does, and what moves between two placements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do all commands have in common? How they are declared, and flags that several of them take."""
+"""What all commands share: how they are declared, and the flags of several of them."""
 
 from __future__ import annotations
 

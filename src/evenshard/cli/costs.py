@@ -1,4 +1,4 @@
-"""The commands around measuring: what a cost dataset holds, and what links and devices are really like."""
+"""The commands around measuring: describe a cost dataset, calibrate links and devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that decide: is a new model better, how do loops differ, is it time to train again?"""
+"""The commands that decide: promote a model, compare loops, retrain or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands for one's own tables: place them, ask why, see what moves."""
+"""The command ``place``, and the commands that ask about its answers."""
 
 from __future__ import annotations
 

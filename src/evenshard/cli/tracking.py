@@ -1,4 +1,4 @@
-"""The commands around MLflow: send what was kept while it was away, and ask where a placement comes from."""
+"""The commands around MLflow: send what was kept while it was away, and show a placement's lineage."""
 
 from __future__ import annotations
 
