@@ -1,4 +1,4 @@
-"""How good are the models that come with evenshard, on tables they have never seen? And how fast do they place?
+"""The quality and speed of the models that come with evenshard, on tables they have never seen.
 
     python benchmarks/bundled_models.py [--profile h200] > report.md
 

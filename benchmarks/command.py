@@ -1,4 +1,4 @@
-"""The commands that compare all sharders on many settings: the papers' tables on our own ground."""
+"""The commands that compare all sharders on many settings, like the tables of the papers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a loop cost in minutes of a GPU? Kernel time of everything it measures, on a simulated device.
+"""The cost of a loop in GPU minutes: kernel time of everything it measures, on a simulated device.
 
 python benchmarks/gpu_minutes.py presets/paper.yaml --hardware simulated:h200
 

@@ -1,4 +1,4 @@
-"""Does the loop's result hold for other tables, tasks and networks? Runs the whole loop of params.yaml once per seed.
+"""The loop's result with other tables, tasks and networks: runs the whole loop of params.yaml once per seed.
 
     python benchmarks/loop_seeds.py --seeds 0 1 2 --json out.json
 

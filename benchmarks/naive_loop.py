@@ -1,4 +1,4 @@
-"""What would training cost the plain way? Every state is encoded anew from its tables' features, one after the other.
+"""Training the plain way: every state is encoded again from its tables' features, one after the other.
 
 For ``speed.py --naive``: the same updates as DreamShard's training, episode by episode and device by device.
 """

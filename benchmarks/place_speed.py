@@ -1,4 +1,4 @@
-"""How long does an engineer wait for ``evenshard place``, the start of the process included, and in how much memory?
+"""The time and memory of ``evenshard place``, the start of the process included.
 
     python benchmarks/place_speed.py [--runs 5] [--json out.json] [--only NAME ...]
 

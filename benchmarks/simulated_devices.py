@@ -1,4 +1,4 @@
-"""What do the simulated devices say where something is published, and how fast are they?
+"""Simulated devices beside published times, and their speed.
 
     python benchmarks/simulated_devices.py [--tasks 50] > report.md
 

@@ -1,4 +1,4 @@
-"""How long do placing, searching and training take on one core, in how much memory, and how does that grow?
+"""The time and memory of placing, searching and training on one core, and how they grow.
 
     python benchmarks/speed.py [--json out.json] [--naive] [--picture docs/images/placing_time.png]
 

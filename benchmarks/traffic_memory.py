@@ -1,4 +1,4 @@
-"""How much memory and time does counting a sample of traffic take?
+"""The memory and time of counting a sample of traffic.
 
     python benchmarks/traffic_memory.py --gigabytes 1 --kind parquet
 

@@ -1,4 +1,4 @@
-"""How is a population of placements annealed? Many chains at once, and in each chain all pairs of devices at once.
+"""Annealing of a population of placements: many chains at once, and in each chain all pairs of devices at once.
 
 The energy of a placement adds up over its devices: (device time / the chain's slowest at the time) ** power, next to
 the maximum but smooth. A step pairs a chain's devices at random and proposes for each pair to move a table or to swap

@@ -1,4 +1,4 @@
-"""Where does annealing begin? Greedy placements on the true cost, with all ways to keep large tables together.
+"""The starts of annealing: greedy placements on the true cost, with all ways to keep large tables together.
 
 A device that holds few rows sorts its indices in fewer passes. Which devices these are is decided here, for each number
 of them; annealing keeps to it.

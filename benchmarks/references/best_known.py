@@ -1,4 +1,4 @@
-"""What is the best placement anybody has found? Long simulated annealing on the true simulated cost.
+"""The best known placement: long simulated annealing on the true simulated cost.
 
 A reference and not a competitor: it sees the noise-free cost itself, which real hardware never shows. The gap of a
 sharder to it is the part of its cost that better decisions could have saved.

@@ -1,4 +1,4 @@
-"""What would a simulated device take if one of its tables moved? Device times from running sums, for searches.
+"""Device times of a simulated device while tables move, from running sums, for searches.
 
 ``SimulatedHardware`` measures whole placements. A search changes two shards at a time, a million times: it keeps the
 sums of each shard's columns, adds and subtracts tables, and asks here for the time. The physics are those of

@@ -1,4 +1,4 @@
-"""Is there a move or swap that makes the slowest device faster? The best one each time, until there is none.
+"""Steepest descent: the move or swap that makes the slowest device fastest, until there is none.
 
 Legend: T tables, D devices, P proposals.
 """

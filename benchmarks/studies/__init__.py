@@ -1,1 +1,1 @@
-"""Studies: the papers' tables on our own ground, every sharder on the same held-out tasks."""
+"""Studies: every sharder on the same held-out tasks, like the tables of the papers."""

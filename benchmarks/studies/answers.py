@@ -1,4 +1,4 @@
-"""What did the sharders answer? Placements and reasons as JSON, and who gave them."""
+"""The sharders' answers: placements and reasons as JSON, with the sharder that gave them."""
 
 from __future__ import annotations
 

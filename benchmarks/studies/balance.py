@@ -1,4 +1,4 @@
-"""What does AutoShard answer? Its training and its placements, as units."""
+"""AutoShard in a study: its training and its placements, as units."""
 
 from __future__ import annotations
 

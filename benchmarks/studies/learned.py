@@ -1,4 +1,4 @@
-"""What do DreamShard and evenshard answer? One unit trains with one seed, another places the tasks of a setting."""
+"""DreamShard and evenshard in a study: one unit trains with one seed, another places the tasks of a setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a study measure? Simulated devices at once; real ones job by job, through a journal that survives a kill."""
+"""The measuring of a study: simulated devices at once; real ones job by job, through a journal that survives a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well do the cost networks foretell the random placements of unseen tables, and evenshard's own?"""
+"""The accuracy of the cost networks on random placements of unseen tables, and on evenshard's own."""
 
 from __future__ import annotations
 

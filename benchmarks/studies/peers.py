@@ -1,4 +1,4 @@
-"""What do the sharders answer that learn nothing? Rules of thumb, solvers, and the best of many random placements."""
+"""Sharders of a study that learn nothing: rules of thumb, solvers, and the best of many random placements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which units is a setting made of?"""
+"""The units of a setting."""
 
 from __future__ import annotations
 

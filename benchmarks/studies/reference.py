@@ -1,4 +1,4 @@
-"""How good could they have been, and what do all answers really cost? The best known placements, and the measuring."""
+"""The best known placements of a study's tasks, and the measured costs of all answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part in a study? The only place that lists the sharders of the table, in the order of its rows."""
+"""The rows of a study's table, one per sharder, in order: the only list of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do the units get done? Side by side over the cores, or one after the other where real hardware measures.
+"""The runner of units: in parallel over the cores, or one after the other where real hardware measures.
 
 Whatever ends the run, a finished unit's file is whole and found again.
 """

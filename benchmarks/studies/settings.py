@@ -1,4 +1,4 @@
-"""What does a study compare, and on which tasks? Settings, pools and training budgets, as DreamShard's section 4.1.
+"""The settings, pools and training budgets of a study, as in DreamShard's section 4.1.
 
 The tables come from the DLRM 2021 generator. One pool serves all settings of a study, and its halves are the same for
 all of them: a model that was trained at one size has seen no table of any other size's test tasks.

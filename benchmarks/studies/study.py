@@ -1,4 +1,4 @@
-"""A whole study: plan, run, compare. What ``evenshard bench`` calls."""
+"""A whole study: plan, run, compare. What ``python -m benchmarks study`` calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do the measured answers say? Means, intervals and paired differences; pure functions of numbers.
+"""The statistics of measured answers: means, intervals and paired differences; pure functions of numbers.
 
 Means are over the tasks that every row could place. A trained sharder's cost of a task is its mean over the seeds, so
 that the intervals say how much other tasks could change the picture; how much another training could is said beside.

@@ -1,4 +1,4 @@
-"""How is a study read? As text on the terminal and as markdown: the settings side by side, then each one in full."""
+"""A study as text on the terminal and as markdown: the settings side by side, then each one in full."""
 
 from __future__ import annotations
 

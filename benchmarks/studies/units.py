@@ -1,4 +1,4 @@
-"""What is a unit of work, and where does its result live? One JSON file per unit, named by all that it depends on.
+"""A unit of work of a study and the JSON file of its result, named by all that it depends on.
 
 A study that was killed finds the finished units again. A unit's key covers its own settings, the version of the
 package, and the keys of the units it builds on; the git commit is recorded and not part of it.
