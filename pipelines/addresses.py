@@ -1,4 +1,4 @@
-"""How a task of a pipeline gets what is at an address."""
+"""The tasks of a pipeline that read what is at an address, by themselves or through Kubeflow's importer."""
 
 from typing import Any
 
