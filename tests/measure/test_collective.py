@@ -144,7 +144,7 @@ class ExchangeErrors(AnyRanks):
 
 @dataclass(frozen=True)
 class RankOf(AnyRanks):
-    """Who is there?"""
+    """The rank of the process that answers."""
 
     def run(self, worker: Worker) -> int:
         return worker.ranks.rank

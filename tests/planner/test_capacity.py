@@ -1,4 +1,4 @@
-"""Is there room? Random requests at the edge of what fits, each checked by an integer program of this file's own."""
+"""Room for a request: random requests at the edge of what fits, checked by an integer program of this file's own."""
 
 from __future__ import annotations
 

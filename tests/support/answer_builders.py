@@ -1,4 +1,4 @@
-"""Answers made by hand, whose every number is known: no model, no search."""
+"""Answers made by hand, with known numbers: no model, no search."""
 
 from __future__ import annotations
 

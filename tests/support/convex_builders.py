@@ -1,4 +1,4 @@
-"""A convex cost model that nobody has trained, for the tests of what stands on it."""
+"""An untrained convex cost model, for the tests of what stands on it."""
 
 from __future__ import annotations
 

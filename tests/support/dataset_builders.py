@@ -1,4 +1,4 @@
-"""How do tests get a repository with datasets? A small one with its own git, DVC and remotes."""
+"""Small repositories with datasets, each with its own git, DVC and remotes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How does a test let a server die at one request and no other? A proxy before it that counts requests.
+"""A proxy that counts requests and lets the server behind it die at one request and no other.
 
-The request that it is told to stop at, it loses, or hands on whole and loses the answer, or hands on half and kills the
-real server. From then on it answers nobody, until it is told to go on.
+The request at which it shall stop, it loses, or hands on whole and loses the answer, or hands on half and kills the
+real server. From then on it answers no request, until it shall go on.
 """
 
 from __future__ import annotations

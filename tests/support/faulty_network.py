@@ -1,4 +1,4 @@
-"""How do tests get a network with faults? A proxy before a server that cuts connections and damages bytes."""
+"""A proxy before a server that cuts connections and damages bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do tests run whole loops? The commands of dvc.yaml, one after the other, on a simulated GPU."""
+"""Whole loops: the commands of dvc.yaml, one after the other, on a simulated GPU."""
 
 from __future__ import annotations
 

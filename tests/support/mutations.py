@@ -1,4 +1,4 @@
-"""How does a good input become a bad one? Seeded changes to documents, by their structure or byte by byte.
+"""Bad inputs made from good ones: seeded changes to documents, by their structure or byte by byte.
 
 A document is plain data until it is written: a changed value is a marker, and the text of something nasty takes its
 place at the end. So numbers that no float holds, deep nesting, aliases and half characters can stand anywhere.

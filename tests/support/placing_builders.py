@@ -1,4 +1,4 @@
-"""Requests and a model that nobody has trained, for the tests of what answers them."""
+"""Requests and an untrained model, for the tests of what answers them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do the tests get containers? From podman, with an image of this checkout that ``make image`` builds.
+"""Containers from podman, with an image of this checkout that ``make image`` builds.
 
 Packages come to the builder the way they come to this machine: its pip settings go along, and the folders they name.
 """

@@ -1,4 +1,4 @@
-"""How do tests get a real S3, a real PostgreSQL and a real MLflow server? Free ports, own folders, killed for sure.
+"""A real S3, a real PostgreSQL and a real MLflow server: free ports, own folders, always stopped at the end.
 
 Each is a context manager that yields a server, which a test can kill and start again on the same port and files.
 ``missing_*`` say in one line what this machine lacks, or "". Session fixtures stand in conftest.py.

@@ -1,6 +1,6 @@
-"""What does somebody see who compares loops in MLflow's pages? Our names and values, in a real Chromium.
+"""MLflow's pages for a user who compares loops: our names and values, in a real Chromium.
 
-With SCREENSHOTS=docs/images the pictures of the documentation are taken anew.
+With SCREENSHOTS=docs/images the pictures of the documentation are taken again.
 """
 
 from __future__ import annotations

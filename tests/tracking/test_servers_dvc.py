@@ -1,4 +1,4 @@
-"""What does a push leave behind that the S3 refuses, or dies under? What was whole before, and no halves."""
+"""A push that S3 refuses, or dies under: what was whole before stays whole."""
 
 from __future__ import annotations
 

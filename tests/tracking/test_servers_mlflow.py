@@ -1,4 +1,4 @@
-"""What does MLflow have in the end, with PostgreSQL and an S3 behind it, if it dies at any moment? All of it, once."""
+"""MLflow with PostgreSQL and an S3 behind it, dying at any moment: in the end it has everything, once."""
 
 from __future__ import annotations
 
