@@ -127,7 +127,7 @@ def packages_after(folder: Path, *arguments: str) -> set[str]:
 
 
 def test_the_public_names() -> None:
-    assert evenshard.__all__ == NAMES
+    assert evenshard.__all__ == sorted([*NAMES, "__version__"])
     assert set(NAMES) <= set(dir(evenshard))
     for name in NAMES:
         assert getattr(evenshard, name).__name__ == name
