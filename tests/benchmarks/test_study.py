@@ -175,7 +175,7 @@ def test_autoshard_reports_balance_and_compute_speedup(tmp_path: Path) -> None:
     assert found["random"]["compute_speedup"] == 1.0
     assert all(0 <= row["degree_of_balance"] <= 1 for row in found.values())
     assert found["lookup_greedy"]["degree_of_balance"] > 0
-    text = markdown(result, "evenshard bench autoshard")
+    text = markdown(result, "python -m benchmarks study autoshard")
     assert "| compute speedup |" in text
 
 

@@ -182,13 +182,13 @@ def study(**settings: Any) -> dict[str, Any]:
 
 def test_the_markdown_has_sharders_as_rows_and_settings_as_columns() -> None:
     measured = {"random": of((2.0, 4.0, 6.0)), "dim_greedy": of((1.0, 2.0, 3.0)), "best_known": of((1.0, 1.0, 1.0))}
-    text = markdown(study(**{"40x4": measured, "80x8": measured}), "evenshard bench mixed")
+    text = markdown(study(**{"40x4": measured, "80x8": measured}), "python -m benchmarks study mixed")
     lines = text.splitlines()
     assert "| sharder | 40x4 | 80x8 |" in lines
     cell = "2.000 [-0.484, 4.484] (+100.0 %)"
     assert f"| dim_greedy | {cell} | {cell} |" in lines
     assert any(line.startswith("| best_known \\* |") for line in lines)
-    assert "`evenshard bench mixed`" in text
+    assert "`python -m benchmarks study mixed`" in text
     assert "Left out: autoshard (skipped)." in lines
     assert "## 80x8" in lines
 

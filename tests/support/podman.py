@@ -66,7 +66,7 @@ def build_image(environment: dict[str, str], folder: Path) -> str:
     done = subprocess.run(words, cwd=ROOT, env={**os.environ, **environment}, stdout=sys.stderr)
     if done.returncode:
         raise AssertionError(f"make image ended with exit code {done.returncode}")
-    version = re.search(r'__version__ = "(.+)"', (ROOT / "src/evenshard/__init__.py").read_text())
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "src/evenshard/version.py").read_text())
     assert version is not None
     return f"{IMAGE}:{version[1]}-cpu"
 

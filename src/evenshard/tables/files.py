@@ -2,7 +2,7 @@
 
 One record per table, with the columns ``name, num_rows, embedding_dim, pooling_factor`` and, if known,
 ``reuse_bins`` (17 shares) and ``weight_bits`` (32 where left out). How a record stands in each format: see
-``table_formats.py``; how large numbers and files may be: ``limits.py``.
+``formats.py``; how large numbers and files may be: ``utils/limits.py``.
 
 The loop trains on what it reads, so ``load_tables`` wants every pooling factor; to place tables, a stated default will
 do: ``load_tables_with_assumptions``.

@@ -9,13 +9,13 @@ for tables with the sum S on D devices, whatever the placement (``lower_bound_ms
   saved (a knapsack);
 - the device that holds table t takes at least what t takes on its own.
 
-The mean over the ensemble has this form as its members have. The network itself stands in ``convex_net.py``.
+The mean over the ensemble has this form as its members have. The network itself stands in ``network.py``.
 
 The bounds hold for the model's own predictions. They say nothing sure about hardware where the model is wrong.
 
 All-to-all times need no network: latency plus bytes over bandwidth, with two fitted numbers.
 
-Ours; DreamShard's network (``dreamshard.py``) is neither convex nor bounded.
+Ours; DreamShard's network (``dreamshard/cost_net.py``) is neither convex nor bounded.
 
 Legend: T tables, K members, H representation size (column 0: dims; 1: rows; the others: inputs of the heads),
 N placements, D devices.
