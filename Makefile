@@ -7,9 +7,10 @@ BIN := .venv/bin
 
 export DVC_NO_ANALYTICS = 1
 export MLFLOW_DISABLE_TELEMETRY = true
+export NO_MKDOCS_2_WARNING = 1
 export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 
-.PHONY: setup run test fuzz test-containers check dataset dvc.yaml use image base-image clean
+.PHONY: setup run test fuzz test-containers check docs dataset dvc.yaml use image base-image clean
 
 # git carries an empty dvc.lock and looks away from what is measured here (docs/decisions/0005-dvc-lock-is-local.md).
 setup: .venv/ready
@@ -46,6 +47,13 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python pipelines/dvc_rounds.py --check
+	$(BIN)/python docs/tree.py --check
+	$(BIN)/mkdocs build --quiet --strict
+
+# The site, in work/site; the tree of modules in docs/architecture.md comes from their docstrings.
+docs: setup
+	$(BIN)/python docs/tree.py
+	$(BIN)/mkdocs build --quiet --strict
 
 # A cost dataset of this machine: make dataset MINUTES=55. Started again, it goes on where it stopped.
 MINUTES ?= 55
