@@ -39,6 +39,23 @@ KINDS: dict[str, type[nn.Module]] = {
 
 
 @dataclass(frozen=True)
+class Round:
+    """One round of training out of several.
+
+    Attributes:
+        number: from 1.
+        num_rounds: rounds altogether.
+    """
+
+    number: int
+    num_rounds: int
+
+    def decayed(self, learning_rate: float) -> float:
+        """Linear from the full learning rate in round 1 to 0 after the last round (DreamShard, section 4.1)."""
+        return learning_rate * (1 - (self.number - 1) / self.num_rounds)
+
+
+@dataclass(frozen=True)
 class Checkpoint(Generic[Net]):
     """A network with all that is needed to use it and to train it further.
 
@@ -53,6 +70,11 @@ class Checkpoint(Generic[Net]):
     normalizer: FeatureNormalizer
     optimizer: torch.optim.Optimizer
     round: int
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no round has trained the network."""
+        return self.round == 0
 
 
 def new_checkpoint(net: Net, normalizer: FeatureNormalizer) -> Checkpoint[Net]:

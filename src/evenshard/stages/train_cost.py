@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -16,16 +16,15 @@ from statistics import fmean
 import torch
 
 from evenshard.measure.cost_dataset import load_costs
-from evenshard.measure.costs import CONTROL, RANDOM_SHARD, MeasuredPlacement
-from evenshard.placement.task import PlacementTask, distinct_tables, load_tasks
-from evenshard.sharders.checkpoint import Checkpoint, load_checkpoint, new_checkpoint, save_checkpoint
-from evenshard.sharders.convex_search.calibration import calibrate_for_chosen
+from evenshard.measure.costs import MeasuredPlacement
+from evenshard.placement.task import PlacementTask, load_tasks
+from evenshard.sharders.checkpoint import Round, load_checkpoint, save_checkpoint
 from evenshard.sharders.convex_search.cost_model import ConvexCostModel
-from evenshard.sharders.convex_search.fit import ConvexFitConfig, fit_convex_net
+from evenshard.sharders.convex_search.fit import ConvexFitConfig
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
+from evenshard.sharders.convex_search.train import cost_model_round
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.fit import CostTensors, FitConfig, fit_cost_net, predict
-from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.dreamshard.fit import FitConfig, cost_net_round, new_cost_net, whole_placements
 from evenshard.sharders.models import save_cost_model
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.stages.outcome import Outcome
@@ -94,7 +93,7 @@ def run(
         require(getattr(config, name) > 0, f"train_cost.{name} is {getattr(config, name)}. Make it above 0.")
     pool = load_tables(inputs.tables)
     ran = [one for path in inputs.costs for one in load_costs(path, pool) if one.cost.fits]
-    whole = [one for one in ran if _teaches_cost_net(one)]
+    whole = whole_placements(ran)
     if not whole:
         problem = "no whole placement that fits its devices, so there is nothing to learn from"
         raise BadFile(inputs.costs[-1], problem, "Measure some with `evenshard benchmark --placements`.")
@@ -107,11 +106,6 @@ def run(
     return Outcome({**outcome.metrics, **more}, outcome.curve)
 
 
-def _teaches_cost_net(one: MeasuredPlacement) -> bool:
-    """Whole placements teach. A control would count several times, and a shard alone exchanges nothing."""
-    return one.proposed_by not in (CONTROL, RANDOM_SHARD)
-
-
 def _fit_cost_net(
     config: TrainCostConfig,
     inputs: TrainCostInputs,
@@ -121,30 +115,21 @@ def _fit_cost_net(
     lineage: Lineage,
 ) -> Outcome:
     torch.manual_seed(config.seed)
-    if inputs.cost_net is None:
-        checkpoint = new_checkpoint(
-            DreamShardCostNet(), FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)
-        )
-        checkpoint.net.cost_scale_ms.fill_(max(1e-9, fmean(one.cost.max_device_ms for one in measured)))
-    else:
-        checkpoint = load_checkpoint(inputs.cost_net, DreamShardCostNet)
-    data = CostTensors.of(measured, checkpoint.normalizer)
-    fit = FitConfig(
-        num_updates=config.num_updates,
-        minibatch_size=config.minibatch_size,
-        learning_rate=decayed(config.learning_rate, inputs.round, inputs.num_rounds),
-    )
+    before = load_checkpoint(inputs.cost_net, DreamShardCostNet) if inputs.cost_net else new_cost_net(tasks)
+    fit = FitConfig(config.num_updates, config.minibatch_size, config.learning_rate)
     generator = torch.Generator().manual_seed(config.seed * 1000 + inputs.round)
     show = partial(progress, description=f"train cost {inputs.round}")
     with one_thread():
-        losses = fit_cost_net(checkpoint.net, checkpoint.optimizer, data, fit, generator, show)
-    seen = TrainedOn.of(measured, lineage.git_commit, inputs.costs)
-    save_checkpoint(replace(checkpoint, round=inputs.round), folder, seen)
-    error = _median_abs_pct_error(checkpoint, data)
+        fitted = cost_net_round(before, measured, fit, Round(inputs.round, inputs.num_rounds), generator, show)
+    save_checkpoint(fitted.checkpoint, folder, TrainedOn.of(measured, lineage.git_commit, inputs.costs))
+    error = fitted.median_abs_pct_error
     log.info("round %d: cost network fitted to %d placements, median error %.1f %%", inputs.round, len(measured), error)
-    return Outcome(
-        {"loss": fmean(losses[-20:]), "fit_median_abs_pct_error": error, "num_placements": len(measured)}, losses
-    )
+    metrics = {
+        "loss": fmean(fitted.losses[-20:]),
+        "fit_median_abs_pct_error": error,
+        "num_placements": len(measured),
+    }
+    return Outcome(metrics, fitted.losses)
 
 
 def _fit_cost_model(
@@ -155,13 +140,11 @@ def _fit_cost_model(
     lineage: Lineage,
 ) -> dict[str, float]:
     """Fits and saves evenshard's cost model and what it was trained on; returns metrics."""
-    previous = None if inputs.cost_model is None else ConvexCostModel.load(inputs.cost_model)
+    previous = ConvexCostModel.load(inputs.cost_model) if inputs.cost_model else None
+    own = [one for one in measured if one.round == inputs.round and one.proposed_by == EvenshardSharder.name]
     fit = ConvexFitConfig(num_updates=config.convex_updates, seed=config.seed)
     show = partial(progress, description=f"cost model {inputs.round}")
-    model, found = fit_convex_net(measured, fit, show)
-    if previous is not None:
-        own = [one for one in measured if one.round == inputs.round and one.proposed_by == EvenshardSharder.name]
-        calibrate_for_chosen(model, previous, own)
+    model, found = cost_model_round(measured, fit, previous, own, show)
     save_cost_model(folder, model, TrainedOn.of(measured, lineage.git_commit, inputs.costs))
     log.info(
         "round %d: cost model fitted to %d devices, median error on held-out placements %.1f %%",
@@ -173,14 +156,3 @@ def _fit_cost_model(
         "cost_model_held_out_pct_error": found.held_out_pct_error,
         "cost_model_num_devices": float(found.num_devices),
     }
-
-
-def decayed(learning_rate: float, round_number: int, num_rounds: int) -> float:
-    """The learning rate of a round: linear from the full rate in round 1 to 0 after the last (DreamShard 4.1)."""
-    return learning_rate * (1 - (round_number - 1) / num_rounds)
-
-
-def _median_abs_pct_error(checkpoint: Checkpoint[DreamShardCostNet], data: CostTensors) -> float:
-    with torch.no_grad():
-        _, overall_N = predict(checkpoint.net, data, torch.arange(len(data.overall_N)))
-    return float(((overall_N / data.overall_N - 1).abs() * 100).median())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -12,13 +12,11 @@ from statistics import fmean
 import torch
 
 from evenshard.placement.task import load_tasks
-from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
+from evenshard.sharders.checkpoint import Round, load_checkpoint, save_checkpoint
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.env import EpisodeBatch
-from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, train_policy
+from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, new_policy, policy_round
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.stages.outcome import Outcome
-from evenshard.stages.train_cost import decayed
 from evenshard.tables.files import load_tables
 from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
@@ -76,23 +74,14 @@ def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPoli
     tasks = load_tasks(inputs.tasks, load_tables(inputs.tables)).train
     cost_net = load_checkpoint(inputs.cost_net, DreamShardCostNet)
     torch.manual_seed(config.seed)
-    if inputs.policy is None:
-        checkpoint = new_checkpoint(DreamShardPolicy(), cost_net.normalizer)
-        checkpoint.net.cost_scale_ms.copy_(cost_net.net.cost_scale_ms)
-    else:
-        checkpoint = load_checkpoint(inputs.policy, DreamShardPolicy)
-    reinforce = ReinforceConfig(
-        num_updates=config.num_updates,
-        num_episodes=config.num_episodes,
-        learning_rate=decayed(config.learning_rate, inputs.round, inputs.num_rounds),
-        entropy_weight=config.entropy_weight,
-    )
-    episodes = [EpisodeBatch.of([task], checkpoint.normalizer) for task in tasks]
+    policy = load_checkpoint(inputs.policy, DreamShardPolicy) if inputs.policy else new_policy(cost_net.normalizer)
+    learn = ReinforceConfig(config.num_updates, config.num_episodes, config.learning_rate, config.entropy_weight)
     generator = torch.Generator().manual_seed(config.seed * 1000 + inputs.round)
     show = partial(progress, description=f"train policy {inputs.round}")
+    this_round = Round(inputs.round, inputs.num_rounds)
     with one_thread():
-        history = train_policy(checkpoint.net, checkpoint.optimizer, cost_net.net, episodes, reinforce, generator, show)
-    save_checkpoint(replace(checkpoint, round=inputs.round), outputs.policy)
+        policy, history = policy_round(policy, cost_net.net, tasks, learn, this_round, generator, show)
+    save_checkpoint(policy, outputs.policy)
     finished = [value for value in history if math.isfinite(value)]
     if not finished:
         log.warning("round %d: no episode found room for its tables; the policy has learnt nothing", inputs.round)

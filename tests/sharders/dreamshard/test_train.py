@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
 import torch
 
-from evenshard.measure.costs import PlacementCost
+from evenshard.measure.costs import CONTROL, RANDOM_SHARD, DeviceCost, PlacementCost
 from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.base import Sharder
+from evenshard.sharders.checkpoint import Round
+from evenshard.sharders.dreamshard.fit import FitConfig, cost_net_round, new_cost_net, whole_placements
+from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, new_policy, policy_round
 from evenshard.sharders.dreamshard.train import DreamShardConfig, Measure, train_dreamshard
 from evenshard.sharders.random import RandomSharder
 from evenshard.utils.errors import InfeasibleTask
@@ -75,3 +79,44 @@ def test_tasks_that_fit_nowhere_are_left_out_and_none_at_all_is_an_error() -> No
     assert {one.task.task_id for one in trained.measured} == {"task"}
     with pytest.raises(InfeasibleTask, match="None of the train tasks"):
         train_dreamshard([full], measuring(hardware), hardware.provenance, quick, seed=0)
+
+
+# One round ------------------------------------------------------------------------------------------------------------
+
+
+def test_learning_rates_fall_linearly_over_the_rounds() -> None:
+    assert [Round(number, 4).decayed(0.8) for number in (1, 2, 3, 4)] == pytest.approx([0.8, 0.6, 0.4, 0.2])
+
+
+def test_a_round_goes_on_from_the_last_with_its_scale_and_a_lower_learning_rate() -> None:
+    hardware = FakeHardware()
+    measured = train_dreamshard(TRAIN, measuring(hardware), hardware.provenance, SMALL, seed=0).measured
+    torch.manual_seed(0)
+    fit, learn, generator = FitConfig(2, 4, 1e-3), ReinforceConfig(2, 4, 1e-3, 0.0), torch.Generator().manual_seed(0)
+    first = cost_net_round(new_cost_net(TRAIN), measured[:12], fit, Round(1, 2), generator)
+    scale_ms = float(first.checkpoint.net.cost_scale_ms)
+    assert scale_ms == pytest.approx(fmean(one.cost.max_device_ms for one in measured[:12]))
+    policy, history = policy_round(
+        new_policy(first.checkpoint.normalizer), first.checkpoint.net, TRAIN, learn, Round(1, 2), generator
+    )
+    assert len(first.losses) == len(history) == 2 and float(policy.net.cost_scale_ms) == pytest.approx(scale_ms)
+
+    second = cost_net_round(first.checkpoint, measured, fit, Round(2, 2), generator).checkpoint
+    policy, _ = policy_round(policy, second.net, TRAIN, learn, Round(2, 2), generator)
+    assert float(second.net.cost_scale_ms) == scale_ms and second.round == policy.round == 2
+    for optimizer in (second.optimizer, policy.optimizer):
+        assert [group["lr"] for group in optimizer.param_groups] == [5e-4]
+
+
+def test_controls_lone_shards_and_what_ran_out_of_memory_are_not_learned_from() -> None:
+    hardware = FakeHardware()
+    whole, control, shard, full = train_dreamshard(
+        TRAIN, measuring(hardware), hardware.provenance, SMALL, seed=0
+    ).measured[:4]
+    no_room = replace(full.cost, devices=(DeviceCost.out_of_memory(), *full.cost.devices[1:]))
+    others = [
+        replace(control, proposed_by=CONTROL),
+        replace(shard, proposed_by=RANDOM_SHARD),
+        replace(full, cost=no_room),
+    ]
+    assert whole_placements([whole, *others]) == [whole]

@@ -7,7 +7,7 @@ finds what a model is wrong about: some placements of its own, measured, correct
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -59,6 +59,27 @@ class TrainedEvenshard:
     measured: tuple[MeasuredPlacement, ...]
 
 
+def cost_model_round(
+    measured: Sequence[MeasuredPlacement],
+    config: ConvexFitConfig,
+    previous: ConvexCostModel | None = None,
+    own: Sequence[MeasuredPlacement] = (),
+    track: Callable[[range], Iterable[int]] = iter,
+) -> tuple[ConvexCostModel, ConvexFitMetrics]:
+    """One round of the cost model: a new fit, as sure of its own choices as the previous model's choices allow.
+
+    Args:
+        measured: everything known, random shards included.
+        previous: the model of the round before; None in the first.
+        own: placements that the previous model chose and that were then measured.
+        track: wraps the range of updates, for a progress bar.
+    """
+    model, metrics = fit_convex_net(measured, config, track)
+    if previous is not None:
+        calibrate_for_chosen(model, previous, [one for one in own if one.cost.fits])
+    return model, metrics
+
+
 def train_evenshard(
     tasks: Sequence[PlacementTask],
     known: Sequence[MeasuredPlacement],
@@ -89,15 +110,13 @@ def train_evenshard(
     if config.num_shards:
         shards = _sample_shards(tasks, config.num_shards, rng)
         add([(shard, alone(shard)) for shard in shards], RANDOM_SHARD)
-    model, metrics = fit_convex_net([*known, *added], fit)
+    model, metrics = cost_model_round([*known, *added], fit)
     for _ in range(config.own_rounds if config.own_placements else 0):
         sharder = EvenshardSharder(model, policy, replace(config.search, seed=seed))
         chosen = rng.choice(len(tasks), size=min(config.own_placements, len(tasks)), replace=False)
         before = len(added)
         add(_placed(sharder, [tasks[int(number)] for number in chosen]), sharder.name)
-        first = model
-        model, metrics = fit_convex_net([*known, *added], fit)
-        calibrate_for_chosen(model, first, [one for one in added[before:] if one.cost.fits])
+        model, metrics = cost_model_round([*known, *added], fit, model, added[before:])
     return TrainedEvenshard(model, metrics, tuple(added))
 
 

@@ -6,12 +6,14 @@ Legend: N measured placements, D devices, P distinct tables, F features, C = 3 c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 
-from evenshard.measure.costs import MeasuredPlacement
-from evenshard.sharders.dreamshard.cost_gradient import CostGradient
+from evenshard.measure.costs import CONTROL, RANDOM_SHARD, MeasuredPlacement
+from evenshard.placement.task import PlacementTask, distinct_tables
+from evenshard.sharders.checkpoint import Checkpoint, Round, new_checkpoint
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.features import FeatureNormalizer
 
@@ -23,12 +25,68 @@ class FitConfig:
     Attributes:
         num_updates: gradient steps.
         minibatch_size: measured placements per step.
-        learning_rate: of Adam, already decayed for this round.
+        learning_rate: of Adam.
     """
 
     num_updates: int
     minibatch_size: int
     learning_rate: float
+
+
+@dataclass(frozen=True)
+class FittedCostNet:
+    """The cost network after one round.
+
+    Attributes:
+        checkpoint: the network, ready for the next round.
+        losses: of every update, in units of the squared cost scale.
+        median_abs_pct_error: of the overall cost of the placements that it learned from, per cent.
+    """
+
+    checkpoint: Checkpoint[DreamShardCostNet]
+    losses: list[float]
+    median_abs_pct_error: float
+
+
+def new_cost_net(tasks: Sequence[PlacementTask]) -> Checkpoint[DreamShardCostNet]:
+    """An untrained cost network, drawn from torch's global generator, with the features of the train tasks' tables."""
+    return new_checkpoint(DreamShardCostNet(), FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size))
+
+
+def whole_placements(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
+    """What the cost network learns from: placements that fit their devices, without controls and lone shards.
+
+    A control would count several times, and a shard alone exchanges nothing.
+    """
+    return [one for one in measured if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD)]
+
+
+def cost_net_round(
+    checkpoint: Checkpoint[DreamShardCostNet],
+    measured: Sequence[MeasuredPlacement],
+    config: FitConfig,
+    of_round: Round,
+    generator: torch.Generator,
+    track: Callable[[range], Iterable[int]] = iter,
+) -> FittedCostNet:
+    """One round of the cost network (Algorithm 1): it goes on from the last round's, with all costs measured so far.
+
+    Args:
+        checkpoint: of the last round, or ``new_cost_net``; its network is trained in place.
+        measured: ``whole_placements`` of all rounds, at least one. The mean cost of the first round's is the scale
+            of all later ones.
+        config: its learning rate is that of the first round.
+        track: wraps the range of updates, for a progress bar.
+    """
+    if checkpoint.is_new:
+        checkpoint.net.cost_scale_ms.fill_(max(1e-9, fmean(one.cost.max_device_ms for one in measured)))
+    data = CostTensors.of(measured, checkpoint.normalizer)
+    config = replace(config, learning_rate=of_round.decayed(config.learning_rate))
+    losses = fit_cost_net(checkpoint.net, checkpoint.optimizer, data, config, generator, track)
+    with torch.no_grad():
+        _, overall_N = predict(checkpoint.net, data, torch.arange(len(measured)))
+    error = float(((overall_N / data.overall_N - 1).abs() * 100).median())
+    return FittedCostNet(replace(checkpoint, round=of_round.number), losses, error)
 
 
 @dataclass(frozen=True)
@@ -104,12 +162,21 @@ def fit_cost_net(
     """
     for group in optimizer.param_groups:
         group["lr"] = config.learning_rate
-    num_placements = len(data.overall_N)
-    write_gradient = CostGradient(net, data)
     losses = []
     for _ in track(range(config.num_updates)):
-        rows_M = torch.randint(num_placements, (config.minibatch_size,), generator=generator)
-        # A placement that was drawn twice is predicted once and counts twice: early rounds have fewer than M.
-        losses.append(write_gradient(*torch.unique(rows_M, return_counts=True)))
+        rows_M = torch.randint(len(data.overall_N), (config.minibatch_size,), generator=generator)
+        loss = cost_loss(net, data, rows_M)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        losses.append(loss.item())
     return losses
+
+
+def cost_loss(net: DreamShardCostNet, data: CostTensors, rows_M: torch.Tensor) -> torch.Tensor:
+    """Squared errors of the three costs, mean over devices, and of the overall cost, mean over placements."""
+    costs_MDC, overall_M = predict(net, data, rows_M)
+    mask_MD = data.device_mask_ND[rows_M]
+    errors_MDC = (costs_MDC - data.costs_NDC[rows_M]) / net.cost_scale_ms
+    errors_M = (overall_M - data.overall_N[rows_M]) / net.cost_scale_ms
+    return errors_MDC.square().sum(dim=2)[mask_MD].mean() + errors_M.square().mean()

@@ -6,10 +6,13 @@ Legend: B episodes, T steps, D devices.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.checkpoint import Checkpoint, Round, new_checkpoint
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import (
     CostModel,
     EpisodeBatch,
@@ -19,7 +22,8 @@ from evenshard.sharders.dreamshard.env import (
     replayed_logits_BTD,
     rollout,
 )
-from evenshard.sharders.dreamshard.sharder import lean_cost_model, lean_policy
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, lean_cost_model, lean_policy
+from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.reward import negative_predicted_cost_B, standardised_B
 
 
@@ -30,7 +34,7 @@ class ReinforceConfig:
     Attributes:
         num_updates: gradient steps, each on one task.
         num_episodes: episodes per step.
-        learning_rate: of Adam, already decayed for this round.
+        learning_rate: of Adam.
         entropy_weight: weight of the entropy bonus.
     """
 
@@ -38,6 +42,39 @@ class ReinforceConfig:
     num_episodes: int
     learning_rate: float
     entropy_weight: float
+
+
+def new_policy(normalizer: FeatureNormalizer) -> Checkpoint[DreamShardPolicy]:
+    """An untrained policy, drawn from torch's global generator."""
+    return new_checkpoint(DreamShardPolicy(), normalizer)
+
+
+def policy_round(
+    checkpoint: Checkpoint[DreamShardPolicy],
+    cost_net: DreamShardCostNet,
+    tasks: Sequence[PlacementTask],
+    config: ReinforceConfig,
+    of_round: Round,
+    generator: torch.Generator,
+    track: Callable[[range], Iterable[int]] = iter,
+) -> tuple[Checkpoint[DreamShardPolicy], list[float]]:
+    """One round of the policy (Algorithm 1): it goes on from the last round's, against this round's cost network.
+
+    Args:
+        checkpoint: of the last round, or ``new_policy``; its network is trained in place.
+        tasks: train tasks.
+        config: its learning rate is that of the first round.
+        track: wraps the range of updates, for a progress bar.
+
+    Returns:
+        The policy, ready for the next round, and the history that ``train_policy`` returns.
+    """
+    if checkpoint.is_new:
+        checkpoint.net.cost_scale_ms.copy_(cost_net.cost_scale_ms)
+    episodes = [EpisodeBatch.of([task], checkpoint.normalizer) for task in tasks]
+    config = replace(config, learning_rate=of_round.decayed(config.learning_rate))
+    history = train_policy(checkpoint.net, checkpoint.optimizer, cost_net, episodes, config, generator, track)
+    return replace(checkpoint, round=of_round.number), history
 
 
 def train_policy(

@@ -1,14 +1,13 @@
 """DreamShard's training in one call (NeurIPS 2022, Algorithm 1): measure, fit the cost network, train the policy.
 
-The stages do the same through files, one process per step. This one keeps everything in memory, for studies that train
-dozens of times.
+The stages run the same rounds through files, one process per step. This keeps everything in memory, for studies that
+train dozens of times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import numpy as np
 import torch
@@ -16,11 +15,11 @@ import torch
 from evenshard.measure.costs import MeasuredPlacement, Provenance
 from evenshard.measure.hardware import Measure
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask, distinct_tables
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.checkpoint import Round
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.env import EpisodeBatch
-from evenshard.sharders.dreamshard.fit import CostTensors, FitConfig, fit_cost_net
-from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, train_policy
+from evenshard.sharders.dreamshard.fit import FitConfig, cost_net_round, new_cost_net, whole_placements
+from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, new_policy, policy_round
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.random import random_placement
@@ -78,34 +77,26 @@ def train_dreamshard(
         measure: measures placements, such as ``SimulatedHardware.measure_many``.
         provenance: what measured them.
     """
-    normalizer = FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        cost_net, policy = DreamShardCostNet(), DreamShardPolicy()
-    cost_optimizer = torch.optim.Adam(cost_net.parameters(), fused=True)
-    policy_optimizer = torch.optim.Adam(policy.parameters(), fused=True)
-    episodes = [EpisodeBatch.of([task], normalizer) for task in tasks]
+        cost_net = new_cost_net(tasks)
+        policy = new_policy(cost_net.normalizer)
+    fit = FitConfig(config.cost_updates, config.minibatch_size, config.learning_rate)
+    learn = ReinforceConfig(config.policy_updates, config.num_episodes, config.learning_rate, config.entropy_weight)
     measured: list[MeasuredPlacement] = []
     for number in range(1, config.num_rounds + 1):
         chosen = [tasks[int(i)] for i in rng.choice(len(tasks), config.placements_per_round)]
-        sharder = DreamShardSharder(cost_net, policy, normalizer) if number > 1 else None
+        sharder = DreamShardSharder(cost_net.net, policy.net, policy.normalizer) if number > 1 else None
         jobs = _proposed(chosen, sharder, generator, rng)
         who = "dreamshard" if sharder else "random"
         for (task, placement), cost in zip(jobs, measure(jobs), strict=True):
             name = f"round{number}-{len(measured):05d}"
             measured.append(MeasuredPlacement(name, number, who, task, placement, cost, provenance))
-        teaching = [one for one in measured if one.cost.fits]
-        if number == 1:
-            scale_ms = fmean(one.cost.max_device_ms for one in teaching)
-            cost_net.cost_scale_ms.fill_(scale_ms)
-            policy.cost_scale_ms.fill_(scale_ms)
-        rate = config.learning_rate * (1 - (number - 1) / config.num_rounds)
-        fit = FitConfig(config.cost_updates, config.minibatch_size, rate)
-        fit_cost_net(cost_net, cost_optimizer, CostTensors.of(teaching, normalizer), fit, generator)
-        learn = ReinforceConfig(config.policy_updates, config.num_episodes, rate, config.entropy_weight)
-        train_policy(policy, policy_optimizer, cost_net, episodes, learn, generator)
-    return TrainedDreamShard(cost_net, policy, normalizer, tuple(measured))
+        this_round = Round(number, config.num_rounds)
+        cost_net = cost_net_round(cost_net, whole_placements(measured), fit, this_round, generator).checkpoint
+        policy, _ = policy_round(policy, cost_net.net, tasks, learn, this_round, generator)
+    return TrainedDreamShard(cost_net.net, policy.net, policy.normalizer, tuple(measured))
 
 
 def _proposed(
