@@ -67,7 +67,7 @@ dataset: setup
 	    --journal $(DATASET)/journal.jsonl --out $(DATASET)/costs.parquet
 	$(BIN)/evenshard describe $(DATASET)/costs.parquet
 
-# Writes dvc.yaml anew after loop.num_rounds changed in params.yaml.
+# Writes dvc.yaml again after loop.num_rounds changed in params.yaml.
 dvc.yaml: setup
 	$(BIN)/python pipelines/dvc_rounds.py
 

@@ -10,7 +10,7 @@
 
 Each case runs in a process of its own, so that its peak memory is its own; Python and torch alone take about 300 MB.
 Times are medians of repeats after a warm-up; training and search run once. ``--naive`` also times training in a loop
-that encodes every state anew, one episode after the other. ``--picture`` draws the growth.
+that encodes every state again, one episode after the other. ``--picture`` draws the growth.
 """
 
 from __future__ import annotations

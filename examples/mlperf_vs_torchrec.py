@@ -4,7 +4,7 @@
 
 All times come from evenshard's device model of an H200, which times both planners' plans in the same way; nothing
 runs on a GPU. evenshard's cost model has learned from that device model, on other tables. TorchRec plans with its own
-constants and is told the pooling factors.
+constants and gets the pooling factors.
 """
 
 import logging
@@ -29,12 +29,14 @@ warnings.filterwarnings("ignore", "HeuristicalStorageReservation", FutureWarning
 
 def torchrec(request: PlacementRequest, **limits: Any) -> tuple[TableShard, ...]:
     """Where TorchRec's planner puts the tables of a request."""
-    told, configs = {}, []
+    constraints, configs = {}, []
     for one in request.tables:
-        told[one.name] = ParameterConstraints(pooling_factors=[one.pooling_factor], compute_kernels=["fused"], **limits)
+        constraints[one.name] = ParameterConstraints(
+            pooling_factors=[one.pooling_factor], compute_kernels=["fused"], **limits
+        )
         configs.append(EmbeddingBagConfig(one.num_rows, one.embedding_dim, one.name, feature_names=[one.name]))
     topology = Topology(DEVICES, "cuda", hbm_cap=CAP_GB * 1024**3, local_world_size=DEVICES)
-    planner = EmbeddingShardingPlanner(topology, request.batch_size // DEVICES, constraints=told, debug=False)
+    planner = EmbeddingShardingPlanner(topology, request.batch_size // DEVICES, constraints=constraints, debug=False)
     model = EmbeddingBagCollection(configs, device="meta")
     return shards_of(planner.plan(model, [EmbeddingBagCollectionSharder()]), request.tables)
 
@@ -50,7 +52,7 @@ if __name__ == "__main__":
     split = evenshard.place("mlperf_dlrm_v2", DEVICES, CAP_GB, allow_column_split=True)
     rows = {"TorchRec, whole tables": torchrec(whole.request, sharding_types=["table_wise"])}
     rows["evenshard, whole tables"] = whole.table_shards
-    for least in (64, 32, 16):  # TorchRec must be told how narrow a part may be
+    for least in (64, 32, 16):  # TorchRec has to be given how narrow a part may be
         limits = {"sharding_types": ["table_wise", "column_wise"], "min_partition": least}
         rows[f"TorchRec, parts of {least} columns or more"] = torchrec(whole.request, **limits)
     rows["evenshard, split where that helps"] = split.table_shards

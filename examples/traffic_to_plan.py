@@ -1,4 +1,4 @@
-"""From a sample of real traffic to a plan for TorchRec: nobody has to know a pooling factor.
+"""From a sample of real traffic to a plan for TorchRec: no pooling factor has to be known.
 
     python examples/traffic_to_plan.py
 

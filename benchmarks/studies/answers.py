@@ -54,7 +54,7 @@ class Row:
     Attributes:
         sharder: its name.
         seed: of its training; None if it was not trained.
-        answers: by task; None where nobody asked.
+        answers: by task; None where the sharder was not asked.
     """
 
     sharder: str

@@ -36,11 +36,11 @@ def left_out(study: str, is_simulated: bool, skip: Sequence[str]) -> dict[str, s
     """Rows that the study has and this run does not, with the reason.
 
     Raises:
-        BadConfig: if a skipped name is no row of the study.
+        BadConfig: if a skipped name is not a row of the study.
     """
     unknown = next((name for name in skip if name not in ROWS[study]), None)
     if unknown is not None:
-        raise BadConfig(f"--skip: {shown(unknown)} is no row of the study. Its rows are {', '.join(ROWS[study])}.")
+        raise BadConfig(f"--skip: {shown(unknown)} is not a row of the study. Its rows are {', '.join(ROWS[study])}.")
     out = dict.fromkeys(skip, "skipped")
     for name in ROWS[study]:
         if name in NEEDS and not _installed(NEEDS[name]):

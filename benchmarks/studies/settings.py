@@ -86,7 +86,7 @@ class Ground:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether measuring costs next to nothing and disturbs nobody."""
+        """Whether measuring costs next to nothing and disturbs no other work."""
         return self.measure.hardware.startswith(SIMULATED)
 
     def split(self, setting: Setting) -> TaskSplit:

@@ -68,7 +68,7 @@ def run_study(config: BenchConfig) -> dict[str, Any]:
         BadConfig: if something is asked for that cannot be; before any work begins.
         EvenshardError: if a unit fails; the message names it.
     """
-    require(config.study in STUDIES, f"{shown(config.study)} is no study. The studies are {', '.join(STUDIES)}.")
+    require(config.study in STUDIES, f"{shown(config.study)} is not a study. The studies are {', '.join(STUDIES)}.")
     for name in ("num_seeds", "train_tasks", "test_tasks", "num_jobs"):
         value = getattr(config, name)
         require(value is None or value >= 1, f"{name} is {value}. Make it at least 1.")
@@ -97,7 +97,7 @@ def run_study(config: BenchConfig) -> dict[str, Any]:
     run_units(units, config.folder, commit, num_jobs, f"bench {config.study}")
     commits = sorted({store.record(unit).commit for unit in units})
     if commits != [commit]:
-        log.warning("Results of other commits are among these (%s): --fresh makes all of them anew", ", ".join(commits))
+        log.warning("Results of other commits are among these (%s): --fresh repeats all of them", ", ".join(commits))
     elif commit.endswith("-dirty"):
         log.warning("The code has changes that are not committed; results from before them are used: see --fresh")
     return {

@@ -229,7 +229,7 @@ def test_flags_that_cannot_be_read(table_file: Path, capsys: pytest.CaptureFixtu
 def test_a_flag_that_is_no_number_says_so(flag: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["place", "mlperf_dlrm_v2", flag, "two"])
-    assert f"{flag}: 'two' is no {kind}." in capsys.readouterr().err
+    assert f"{flag}: 'two' is not a {kind}." in capsys.readouterr().err
 
 
 def test_a_reader_who_has_seen_enough_is_no_failure(table_file: Path) -> None:

@@ -271,7 +271,7 @@ def test_senseless_settings_are_refused(tmp_path: Path) -> None:
 def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
     message = refused("mlperf_dlrm_v3")
     assert message.startswith(
-        "'mlperf_dlrm_v3' is no source of tables. Did you mean mlperf_dlrm_v2? Give a table file ("
+        "'mlperf_dlrm_v3' is not a source of tables. Did you mean mlperf_dlrm_v2? Give a table file ("
     )
     assert "Did you mean" not in refused("tables.txt")
     assert "absent.yaml: no such file" in refused(tmp_path / "absent.yaml")

@@ -141,7 +141,9 @@ def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str
         try:
             value = kind(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{shown(text)} is no {'whole ' if kind is int else ''}number") from None
+            raise argparse.ArgumentTypeError(
+                f"{shown(text)} is not a {'whole ' if kind is int else ''}number"
+            ) from None
         if not value >= least:
             raise argparse.ArgumentTypeError(f"is {text}, below {least}")
         return value

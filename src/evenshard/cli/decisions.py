@@ -204,7 +204,7 @@ def add_commands(commands: Commands) -> None:
         "drift",
         _drift,
         "Say whether a model still covers today's tables.",
-        "Compares rows, dims, lookups and reuse with the training data. With --placement it places the tables anew, "
+        "Compares rows, dims, lookups and reuse with the training data. With --placement it places the tables again, "
         "and says what moves and what that saves. Exit code 0: covered; 3: a retrain is due; 2: bad input, or "
         "covered but too large for the placement's devices.",
     )
@@ -218,7 +218,7 @@ def add_commands(commands: Commands) -> None:
     )
     add("--against", type=A_MODEL, required=True, metavar="MODEL", help="models:/evenshard-cost@champion, a round's "
         "folder such as work/round_3, or bundled:h200")  # fmt: skip
-    add("--placement", **PATH, help="placement.json of today: place the tables anew on its devices, by its rules")
+    add("--placement", **PATH, help="placement.json of today: place the tables again on its devices, by its rules")
     add("-o", "--out", **OUTPUT, help="placement.json to write, of the new placement")
     add("--link-gb-s", type=at_least(1e-9, float), metavar="X",
         help="GB (1024**3 bytes) per second of a device: says how long the move takes")  # fmt: skip

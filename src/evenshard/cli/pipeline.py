@@ -287,5 +287,7 @@ def _remote_flags(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("--endpoint", metavar="URL", help=f"address of Kubeflow Pipelines' API (default: {ENDPOINT})")
     add("--namespace", required=True, metavar="NS", help="of experiments and runs")
-    add("--token-file", **PATH, help="file with a token, read anew for each call (default: a pod's own, if it has one)")
+    add(
+        "--token-file", **PATH, help="file with a token, read again for each call (default: a pod's own, if it has one)"
+    )
     add("--timeout-seconds", type=at_least(0.01, float), default=30.0, metavar="S", help="for one call (default: 30)")

@@ -143,7 +143,9 @@ def _table_devices(text: str) -> tuple[str, tuple[int, ...]]:
     try:
         return name, tuple(int(device) for device in devices.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{shown(devices)} in {shown(text)} is no device id, nor several") from None
+        raise argparse.ArgumentTypeError(
+            f"{shown(devices)} in {shown(text)} is neither a device id nor several"
+        ) from None
 
 
 def _group(text: str) -> tuple[str, ...]:
@@ -186,7 +188,7 @@ def add_commands(commands: Commands) -> None:
         type=at_least(0, float),
         default=0.0,
         metavar="GB",
-        help="of each, for everything that is no table (default: 0)",
+        help="GB of each device kept for everything besides tables (default: 0)",
     )
     add(
         "--hardware",

@@ -132,7 +132,7 @@ def load_cluster(path: Path) -> Cluster:
     """
     content = load_params(path)
     by_stage = content.pop("stages", {})
-    require(isinstance(by_stage, dict), f"{path}: stages is no mapping. Write one block for each stage under it.")
+    require(isinstance(by_stage, dict), f"{path}: stages is not a mapping. Write one block for each stage under it.")
     for name in by_stage:
         is_stage = name == "default" or name in STAGES
         require(is_stage, f"{path}: stages has no {shown(name)}. Choose of {', '.join(STAGES)}.")

@@ -39,7 +39,7 @@ def checked_image(name: str) -> str:
     remedy = f"Name a version or a digest in {VARIABLE}, such as registry.example.com/evenshard:{__version__}-cpu."
     found = _NAME.fullmatch(name)
     if found is None:
-        raise BadConfig(f"image {shown(name)} is no name of an image. {remedy}")
+        raise BadConfig(f"image {shown(name)} is not the name of an image. {remedy}")
     if found["digest"] is None:
         if found["tag"] is None:
             raise BadConfig(f"image {shown(name)} has no tag, which means latest. {remedy}")

@@ -122,7 +122,7 @@ def pipeline_documents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise BadFile(path, f"not readable as YAML ({error})", remedy) from None
     if not documents or "deploymentSpec" not in documents[0]:
-        raise BadFile(path, "is no compiled pipeline", remedy)
+        raise BadFile(path, "is not a compiled pipeline", remedy)
     return documents[0], documents[1] if len(documents) > 1 else {}
 
 

@@ -27,7 +27,7 @@ def progress_of(status: RunStatus) -> str:
 
 
 def notes_on(status: RunStatus) -> Iterator[str]:
-    """What somebody who waits for the run should know: pods that do not start, and where the record ends."""
+    """What a user who waits for the run should know: pods that do not start, and where the record ends."""
     ended = status.recorded_until
     slow = {} if status.finished else {task.name: task for task in status.tasks if is_slow(task)}
     for task in slow.values():
@@ -65,7 +65,7 @@ def _failed(task: TaskStatus, namespace: str) -> str:
         return f"{task.name} failed in pod {task.pod}{reason}: `kubectl -n {namespace} logs {task.pod} -c main`"
     if not task.nodes:
         return f"{task.name} failed"
-    number = task.nodes[-1].rpartition("-")[2]  # the rest of the pod's name is not told
+    number = task.nodes[-1].rpartition("-")[2]  # the rest of the pod's name is left out
     return (
         f"{task.name} failed in the pod whose name ends with {number}: "
         f"`kubectl -n {namespace} logs -c main $(kubectl -n {namespace} get pods -o name | grep {number})`"

@@ -116,7 +116,7 @@ class ShardKernels:
         location = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
         num_weights = sum(table.num_rows * table.embedding_dim for table in shard)
-        # On the CPU, making and first touching the weights of every shard anew would take ten times as long as
+        # On the CPU, making and first touching the weights of every shard again would take ten times as long as
         # measuring it, so all shards borrow one arena; what the weights are does not change how long a lookup takes.
         # On a GPU PyTorch's caching allocator does the same.
         options: dict[str, Any] = (
@@ -215,7 +215,7 @@ class _WeightArena:
         if num_bytes > self._touched and num_bytes - self._touched > _free_host_memory():
             raise OutOfDeviceMemory
         if num_bytes > self._block.numel():
-            # Untouched memory costs nothing, so doubling keeps the number of times that pages are touched anew small.
+            # Untouched memory costs nothing, so doubling keeps the number of times that pages are touched again small.
             capacity = max(num_bytes, 2 * self._block.numel(), BYTES_PER_GB)
             self._block = torch.empty(0, dtype=torch.uint8)  # free the old block first: both may not fit
             self._touched = 0

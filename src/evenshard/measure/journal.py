@@ -78,7 +78,7 @@ class Journal:
         """Reads what is there, drops a torn last line, and opens the file for appending.
 
         Raises:
-            BadFile: if a whole line cannot be read, the file is no journal or of another version, or another process
+            BadFile: if a whole line cannot be read, the file is not a journal or of another version, or another process
                 is writing it.
         """
         self.path = path

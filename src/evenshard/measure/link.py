@@ -131,7 +131,7 @@ def link(name: str) -> Link:
 
     Raises:
         BadConfig: if there is none.
-        BadFile: if the file is no link profile.
+        BadFile: if the file is not a link profile.
     """
     if name == "auto":
         return LINKS[DEFAULT_LINK]
@@ -140,7 +140,7 @@ def link(name: str) -> Link:
 
         found = read_profile(Path(name), Link)
         if found.bandwidth_gb_s <= 0:
-            raise BadFile(name, "constant bandwidth_gb_s is 0", "Calibrate it anew with `evenshard calibrate-link`.")
+            raise BadFile(name, "constant bandwidth_gb_s is 0", "Calibrate it again with `evenshard calibrate-link`.")
         return found
     if name not in LINKS:
         raise BadConfig(

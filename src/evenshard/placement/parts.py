@@ -147,7 +147,7 @@ def by_table(
         if not 0 <= shard.device < num_devices:
             raise BadConfig(
                 f"table {shown(shard.table)} is on device {shard.device}, but the devices are 0 to {num_devices - 1}. "
-                f"Place it anew."
+                f"Place it again."
             )
         parts[shard.table].append(shard)
     return {table.name: _complete(table, parts[table.name]) for table in tables}

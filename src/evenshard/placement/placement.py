@@ -167,7 +167,7 @@ def check_placement(task: PlacementTask, placement: Placement) -> None:
     check_memory(task, placement)
     broken = next(broken_constraints(task, placement), None)
     if broken is not None:
-        raise InfeasibleTask(f"{cut(task.task_id)}: {broken}. Place it anew.")
+        raise InfeasibleTask(f"{cut(task.task_id)}: {broken}. Place it again.")
 
 
 def check_memory(task: PlacementTask, placement: Placement) -> None:

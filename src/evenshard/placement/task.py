@@ -36,7 +36,7 @@ class PlacementTask:
         memory_cap_bytes: bytes that one device may hold.
         batch_size: samples of one training step over all devices together (the global batch):
             with table-wise sharding every device looks its tables up for all of them.
-        constraints: what else a placement must respect. They change no cost, and so they are no part of ``repr``,
+        constraints: what else a placement must respect. They change no cost, so they are not part of ``repr``,
             which tells apart what is measured.
     """
 
@@ -186,7 +186,7 @@ def load_tasks(path: Path, pool: Sequence[Table]) -> TaskSplit:
     """Reads tasks that refer to the tables of ``pool``.
 
     Raises:
-        BadFile: if the file is missing, is no task file, or names a table the pool does not hold.
+        BadFile: if the file is missing, is not a task file, or names a table the pool does not hold.
     """
     by_name = {table.name: table for table in pool}
     remedy = "Write it with `evenshard generate-tables`."

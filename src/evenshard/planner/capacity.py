@@ -92,7 +92,7 @@ def any_parts(request: PlacementRequest, seed: int = 0, time_limit_s: float = TI
 
 def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
     """The error of a search as an answer to a request: with memory or devices for which a placement was found."""
-    problem = error.problem.removeprefix(f"{TASK_ID}: ")  # a request is no task among many: its name says nothing
+    problem = error.problem.removeprefix(f"{TASK_ID}: ")  # a request is not one task of many: its name says nothing
     if not error.remedy.startswith(MORE_MEMORY):
         return InfeasibleTask(problem, error.remedy)
     rest = error.remedy.removeprefix(MORE_ROOM).removeprefix(MORE_MEMORY)

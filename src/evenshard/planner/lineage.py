@@ -136,9 +136,9 @@ def _registered(what: str, named: Mapping[str, str], digest: str | None) -> tupl
         version: ModelVersion = model_version(uri)
     except (BadInput, TrackingFailed) as error:
         return Link(what, value, _state(error), str(error)), {}
-    told = version.tags.get(SHA256)
-    if digest is not None and told not in (None, digest):
-        state, note = BROKEN, f"MLflow says sha256 {str(told)[:12]}"
+    recorded = version.tags.get(SHA256)
+    if digest is not None and recorded not in (None, digest):
+        state, note = BROKEN, f"MLflow says sha256 {str(recorded)[:12]}"
     elif version.model_id != named.get("model_id", ""):
         state, note = BROKEN, f"is model {version.model_id or 'without an id'} now"
     else:
@@ -194,22 +194,22 @@ def _tables(answer: PlacementAnswer, tags: Mapping[str, str], data: Path, stored
 
 def _settings(tags: Mapping[str, str], origins: list[dict[str, Any]]) -> Link:
     """The hash of params.yaml."""
-    told = tags.get(PARAMS_HASH) or _joined(origins, "params_hash") or UNKNOWN
-    value = "; ".join(f"sha256 {one[:12]}" if one != UNKNOWN else one for one in told.split("; "))
-    return Link("settings", value, *_compared_settings(told))
+    recorded = tags.get(PARAMS_HASH) or _joined(origins, "params_hash") or UNKNOWN
+    value = "; ".join(f"sha256 {one[:12]}" if one != UNKNOWN else one for one in recorded.split("; "))
+    return Link("settings", value, *_compared_settings(recorded))
 
 
-def _compared_settings(told: str) -> tuple[str, str]:
+def _compared_settings(recorded: str) -> tuple[str, str]:
     from evenshard.utils.params import load_params
 
     path = Path("params.yaml")
-    if told == UNKNOWN:
+    if recorded == UNKNOWN:
         return UNCHECKED, "nothing here names them"
     try:
         here = params_hash(load_params(path)) if path.exists() else ""
     except BadInput:
         here = ""
-    if here and told == here:
+    if here and recorded == here:
         return OK, "params.yaml here says the same"
     return UNCHECKED, "params.yaml here says something else" if here else "there is no params.yaml here"
 

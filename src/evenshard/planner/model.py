@@ -35,7 +35,7 @@ def model_of(where: str | Path | None, hardware: str | None) -> PlacementModel:
         with download_model(version.uri) as folder:
             try:
                 model = load_model(folder, hardware)
-            except BadInput as error:  # nobody knows the folder that it was fetched into
+            except BadInput as error:  # the user does not know the folder that it was fetched into
                 raise BadConfig(str(error).replace(str(folder), version.uri)) from None
             if model.policy is not None and (policy := version_of_files(POLICY, folder, version.run_id)) is not None:
                 registered["policy"] = _names(policy)

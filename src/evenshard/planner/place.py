@@ -119,7 +119,7 @@ def _part_ms(
     device_of_T = torch.tensor(placement.device_of_table)
     sums_DH = alone_TH.new_zeros(task.num_devices, alone_TH.shape[1]).index_add_(0, device_of_T, alone_TH)
     others_TH = (sums_DH[device_of_T] - alone_TH).clamp(min=0.0)
-    # What rounding leaves of an emptied device is no table.
+    # What rounding leaves of an emptied device is not a table.
     others_TH[torch.bincount(device_of_T, minlength=task.num_devices)[device_of_T] == 1] = 0.0
     total_dims = float(alone_TH[:, 0].sum())
     context = (total_dims, task.num_devices, task.batch_size)

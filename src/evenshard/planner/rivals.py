@@ -32,7 +32,7 @@ SPLITTING = "torchrec_planner_columns"
 """TorchRec's planner where tables may be split by columns; it is left out where that is not allowed."""
 RIVALS = (*HEURISTICS, *TORCHREC, SPLITTING)
 MIN_PARTITIONS = (64, 32, 16)
-"""Columns of the narrowest part, which TorchRec must be told; the best of these plans is its answer."""
+"""Columns of the narrowest part, which TorchRec has to be given; the best of these plans is its answer."""
 MOST_SPLIT = 100
 """Tables that it is asked to split: it takes seconds for 100 and minutes for 400."""
 

@@ -56,18 +56,18 @@ def load_rules(path: Path) -> Rules:
 
 def _map(path: Path, key: str, content: Any) -> dict[str, tuple[int, ...]]:
     if not isinstance(content, Mapping):
-        raise BadFile(path, "is no mapping of tables to devices", "Write {table: device}.", key)
+        raise BadFile(path, "is not a mapping of tables to devices", "Write {table: device}.", key)
     return {str(name): _devices(path, f"{key}.{cut(str(name))}", devices) for name, devices in content.items()}
 
 
 def _devices(path: Path, key: str, content: Any) -> tuple[int, ...]:
     devices = content if isinstance(content, list) else [content]
     if not all(isinstance(device, int) and not isinstance(device, bool) for device in devices):
-        raise BadFile(path, f"{shown(content)} is no device id, nor a list of some", "Write 0, or [0, 1].", key)
+        raise BadFile(path, f"{shown(content)} is neither a device id nor a list of them", "Write 0, or [0, 1].", key)
     return tuple(devices)
 
 
 def _groups(path: Path, key: str, content: Any) -> tuple[tuple[str, ...], ...]:
     if not isinstance(content, list) or not all(isinstance(group, list) for group in content):
-        raise BadFile(path, "is no list of groups of tables", "Write [[a, b], [c, d]].", key)
+        raise BadFile(path, "is not a list of groups of tables", "Write [[a, b], [c, d]].", key)
     return tuple(tuple(str(name) for name in group) for group in content)

@@ -53,7 +53,7 @@ class ExactAnswer:
 class ExactSharder:
     """Minimises the largest sum of single-table costs within the devices' memory; never worse than greedy on the sums.
 
-    Privileged as single-cost greedy is: somebody has to measure every table of the task beforehand.
+    Privileged as single-cost greedy is: every table of the task has to be measured beforehand.
     """
 
     name = "exact_single_cost"

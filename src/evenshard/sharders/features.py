@@ -23,7 +23,7 @@ def raw_features_TF(tables: Sequence[Table], batch_size: int) -> np.ndarray:
 
     Embedding dim and pooling factor enter as square roots, row count and size in bytes as logarithms: they span up to
     seven decades, and a z-score of the plain numbers leaves most tables indistinguishable next to the largest. The 17
-    reuse bins enter as they are; a table nobody has counted gets the stated default (``feasible_reuse_bins``).
+    reuse bins enter as they are; a table without a count gets the stated default (``feasible_reuse_bins``).
     """
     scalars = np.array(
         [

@@ -69,5 +69,5 @@ def expert_sharders() -> tuple[GreedySharder, ...]:
 
 
 def single_cost_sharder(cost_ms_of_table: Mapping[str, float]) -> GreedySharder:
-    """Greedy on each table's own cost. Privileged: somebody has to measure every table of the task beforehand."""
+    """Greedy on each table's own cost. Privileged: every table of the task has to be measured beforehand."""
     return GreedySharder("single_cost_greedy", lambda table: cost_ms_of_table[table.name])

@@ -128,7 +128,7 @@ class TrainedOn:
     def outside(self, task: PlacementTask) -> tuple[str, ...]:
         """What of a task the model has seen nothing like: one line for each kind of trouble, none where all is well.
 
-        Predictions of such a task are guesses. A little beyond a range is no trouble: see the two slacks. Of tables and
+        Predictions of such a task are guesses. A little beyond a range is fine: see the two slacks. Of tables and
         dims on a device, which only a placement knows, the mean counts.
         """
         return (
@@ -149,7 +149,7 @@ class TrainedOn:
 
     def tables_outside(self, tables: Sequence[Table]) -> list[str]:
         """The part of ``outside`` that the tables decide."""
-        # A table that nobody looks up costs nothing, which needs no training.
+        # A table without lookups costs nothing, which needs no training.
         read = [table for table in tables if table.pooling_factor > 0]
         found = [
             *_beyond(tables, self.num_rows, lambda table: table.num_rows, "more rows", "fewer rows"),
@@ -207,7 +207,7 @@ _RANGES = tuple(field.name for field in fields(TrainedOn) if field.type == "Rang
 
 
 def mean_reuse(table: Table, batch_size: int) -> float | None:
-    """Mean lookups of an index that a batch looks up; None where nobody has counted."""
+    """Mean lookups of an index that a batch looks up; None if not counted."""
     if table.reuse_bins is None:
         return None
     bins, lookups = np.array([table.reuse_bins]), np.array([table.pooling_factor * batch_size])

@@ -45,7 +45,7 @@ def run(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
     ]
     constants = [
         f"  {name:<26}{getattr(start, name):>14.5g}{getattr(calibration.profile, name):>14.5g}"
-        f"{'  at its bound: the model misses something' if name in calibration.at_bound else ''}"
+        f"{'  at its bound: something is missing in the model' if name in calibration.at_bound else ''}"
         for name in FREE_CONSTANTS
     ]
     return "\n".join(

@@ -75,7 +75,7 @@ def placement_jobs(
     seed: int,
     proposers: Proposers | None = None,
 ) -> list[Job]:
-    """``count`` placements of the tasks: sampled from the policy, some searched; random where nobody found room.
+    """``count`` placements of the tasks: sampled from the policy, some searched; random where neither found room.
 
     Every task comes once, in random order, before any comes again: rounds then compare like with like.
 

@@ -244,7 +244,7 @@ def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccur
 def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> None:
     """Measured or simulated cost of the placements each round tried, with the 95 % interval of the round's mean.
 
-    What a search proposed is drawn beside the rest; random shards are no placements.
+    What a search proposed is drawn beside the rest; random shards are not placements.
     """
     figure, axes = _figure(5.6, 3.8)
     axis = axes[0][0]

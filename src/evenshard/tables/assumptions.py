@@ -21,10 +21,10 @@ class Assumption:
 
 
 def assumed_reuse_bins(table_name: str) -> Assumption:
-    """A table that nobody has counted: see ``reuse.feasible_reuse_bins``."""
+    """The histogram of a table without a count: see ``reuse.feasible_reuse_bins``."""
     return Assumption(table_name, "reuse_bins", "the DLRM 2021 histogram, moved to what rows and lookups allow")
 
 
 def assumed_weight_bits(table_name: str, weight_bits: int) -> Assumption:
-    """A table whose precision nobody gave."""
+    """The precision of a table whose source states none."""
     return Assumption(table_name, "weight_bits", f"{weight_bits}, the default")

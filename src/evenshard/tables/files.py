@@ -62,7 +62,7 @@ def load_tables_with_assumptions(
         bits), in the order of the tables. A table without a histogram keeps None.
 
     Raises:
-        BadConfig: the default is no possible pooling factor.
+        BadConfig: the default is not a valid pooling factor.
         BadFile: as ``load_tables``.
     """
     if problem := RANGES["default_pooling_factor"].problem(default_pooling_factor):

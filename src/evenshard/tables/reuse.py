@@ -90,7 +90,7 @@ def reuse_bins_of_counts(counts: npt.NDArray[np.integer[Any]] | torch.Tensor) ->
 def feasible_reuse_bins(
     num_rows: int, num_lookups: float, tilt: float = 0.0, base: ReuseBins = DLRM_2021_REUSE
 ) -> ReuseBins:
-    """The stated default of a table that nobody has counted.
+    """The stated default of a table without a counted histogram.
 
     The base histogram times ``exp(tilt * k)``, without the bins that need more lookups than there are, tilted further
     towards reuse as far as needed for the unique indices (lookups / mean count) to fit into the rows.

@@ -49,7 +49,7 @@ class SourceKind(Enum):
 
 @dataclass(frozen=True)
 class TableSet:
-    """Tables, and what nobody told about them.
+    """Tables, and what was assumed about them.
 
     Attributes:
         tables: with distinct names.
@@ -210,6 +210,6 @@ def _unknown(source: str | PathLike[str]) -> BadConfig:
     hint = f"Did you mean {close[0]}? " if close else ""
     kinds = f"a table file ({', '.join(TABLE_SUFFIXES)}), a DLRM batch file ({', '.join(BATCH_SUFFIXES)})"
     return BadConfig(
-        f"{shown(str(source))} is no source of tables. {hint}Give {kinds}, a folder of traffic or one of "
+        f"{shown(str(source))} is not a source of tables. {hint}Give {kinds}, a folder of traffic or one of "
         f"{', '.join(known)}."
     )

@@ -29,7 +29,7 @@ class Table:
         embedding_dim: length of one embedding.
         pooling_factor: mean lookups per sample, a float (0.3 and 12.7 are common in real traffic).
         reuse_bins: 17 shares, adding up to 1, of the UNIQUE indices of a batch that are looked up
-            (0,1], (1,2], (2,4], ... (16384,32768], >32768 times; None where nobody has counted.
+            (0,1], (1,2], (2,4], ... (16384,32768], >32768 times; None if not counted.
             They hold for the batch size of the task the table is used in.
         weight_bits: 8, 16 or 32 bits per weight.
     """

@@ -51,7 +51,7 @@ def connect(uri: str | None = None) -> Any:
     Raises:
         BadConfig: if an address is not valid.
         TrackingFailed: if its SQLite file cannot be used.
-        Exception: MLflow, SQLAlchemy and requests raise dozens of kinds where there is nobody to answer.
+        Exception: MLflow, SQLAlchemy and requests raise dozens of kinds where no server answers.
     """
     from mlflow import MlflowClient
 
@@ -130,7 +130,7 @@ def experiment_id(client: Any, name: str | None = None) -> str:
         try:
             return str(client.create_experiment(name))
         except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # somebody else was faster
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was faster
                 raise
             found = client.get_experiment_by_name(name)
     return str(found.experiment_id)

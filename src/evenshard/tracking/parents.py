@@ -31,7 +31,7 @@ class Parent:
     """The parent run, known by its id or by the value of one tag.
 
     Attributes:
-        run_id: where somebody else has made the run; empty otherwise.
+        run_id: id of a run that another process has made; empty otherwise.
         tag, value: what it is found by, and made with.
         name: of the run.
         tags: more of them.

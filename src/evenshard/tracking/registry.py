@@ -91,7 +91,7 @@ def register_model(
         client: of MLflow; None connects.
 
     Raises:
-        BadFile: if the folder is no model.
+        BadFile: if the folder is not a model.
         Exception: whatever MLflow raises, without a half-made version left behind.
     """
     from evenshard.sharders.models import digest_of
@@ -154,7 +154,7 @@ def model_version(uri: str) -> ModelVersion:
 
 
 def champion(name: str = COST) -> ModelVersion | None:
-    """The version that the alias ``champion`` names, or None where nobody has won yet.
+    """The version that the alias ``champion`` names, or None if there is none yet.
 
     Raises:
         TrackingFailed: if MLflow cannot be reached.
@@ -228,7 +228,7 @@ def _parsed(uri: str) -> tuple[str, str, str]:
 
 
 def _registered(client: Any, name: str, run_id: str, digest: str) -> ModelVersion | None:
-    """The version that this run, or nobody's run, has made of this model before."""
+    """The version that this run, or a registration without a run, has made of this model before."""
     for one in client.search_model_versions(f"name = '{name}' AND tags.`{SHA256_TAG}` = '{digest}'"):
         if (one.run_id or "") == run_id:
             return _version(client.get_model_version(name, one.version))

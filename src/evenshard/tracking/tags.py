@@ -57,7 +57,7 @@ def tables_tags(path: Path) -> dict[str, str]:
 
 
 def network_tags(folder: Path) -> dict[str, str]:
-    """Of a cost network's folder: what it was trained on; nothing where that is not told.
+    """Of a cost network's folder: what it was trained on; nothing if that is unknown.
 
     Raises:
         BadFile: if it cannot be read.

@@ -48,7 +48,7 @@ def register_folder(folder: Path) -> tuple[ModelVersion, ModelVersion | None]:
     Versions that have these files already are taken: a loop has registered its last round itself.
 
     Raises:
-        BadFile: if the folder is no model.
+        BadFile: if the folder is not a model.
         TrackingFailed: if MLflow cannot be reached, or does not take it.
     """
     from evenshard.sharders.models import load_model

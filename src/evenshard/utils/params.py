@@ -32,7 +32,7 @@ def load_params(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BadFile(path, f"not readable as YAML ({error})", "Repair it.") from None
     if not isinstance(params, dict):
-        raise BadFile(path, "is no mapping of sections", "Start from the params.yaml of the repository.")
+        raise BadFile(path, "is not a mapping of sections", "Start from the params.yaml of the repository.")
     odd = next(_odd_keys(params), None)
     if odd is not None:
         raise BadFile(path, f"key {shown(odd)} is not a text", "Put it in quotes, or remove it.")
@@ -40,7 +40,7 @@ def load_params(path: Path) -> dict[str, Any]:
 
 
 def _odd_keys(content: Any) -> Iterator[Any]:
-    """Keys that are no text, at any depth: they can be neither sorted nor written as JSON."""
+    """Keys that are not text, at any depth: they can be neither sorted nor written as JSON."""
     if isinstance(content, dict):
         yield from (key for key in content if not isinstance(key, str))
         content = list(content.values())
@@ -60,7 +60,7 @@ def section(params: dict[str, Any], name: str, kind: type[Config], **overrides: 
 
     values = params.get(name, {})
     if not isinstance(values, dict):
-        raise BadConfig(f"params section {name} is no mapping. Write `key: value` lines under it.")
+        raise BadConfig(f"params section {name} is not a mapping. Write `key: value` lines under it.")
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for key in values:
         if key not in known:

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def progress(items: Collection[Item], description: str) -> Iterator[Item]:
-    """Yields the items under a progress bar on stderr; where stderr is no terminal, logs a line every ten seconds."""
+    """Yields the items under a progress bar on stderr; if stderr is not a terminal, logs a line every ten seconds."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

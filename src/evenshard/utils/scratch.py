@@ -1,7 +1,7 @@
 """Temporary folders: removed when the block ends, or, if the process was killed, by the next such block.
 
 Whoever uses one holds a lock on it, which ends with the process, however it ends; so one that can be locked by another
-is in nobody's use any more.
+is no longer in use.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _locked_folder() -> tuple[Path, int]:
         with suppress(FileNotFoundError):  # another one has removed it before it was locked
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             # Shared: a file that is written whole into it takes the lock of a writer there (atomic.py). Where a
-            # file system knows no locks, nobody gets the other one either.
+            # file system knows no locks, no process gets the other one either.
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
             if folder.exists():

@@ -80,7 +80,7 @@ def load_tensors(path: Path, source: Path | IO[bytes] | None = None, mmap: bool 
 
 
 def not_integers(value: Any) -> str | None:
-    """Says in one clause why a value is no tensor of whole numbers, each of which the file holds; or None."""
+    """Says in one clause why a value is not a tensor of whole numbers that the file holds; None if it is."""
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -99,7 +99,7 @@ def is_bomb(source: Path | IO[bytes]) -> bool:
         with zipfile.ZipFile(source) as archive:
             num_bytes = sum(part.file_size for part in archive.infolist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, UnicodeDecodeError):
-        num_bytes = 0  # files of torch before 1.6 are no archives; what is torn, torch finds out
+        num_bytes = 0  # files of torch before 1.6 are not archives; what is torn, torch finds out
     if isinstance(source, Path):
         return num_bytes > source.stat().st_size
     size = source.seek(0, 2)

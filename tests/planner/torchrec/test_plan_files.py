@@ -126,10 +126,10 @@ def wide(content: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(schema_version=2), r"schema_version: is no TorchRec plan: Input should be 1"),
-        (lambda c: c.pop("world_size"), "world_size: is no TorchRec plan: Field required"),
-        (lambda c: c.update(more=1), "more: is no TorchRec plan: Extra inputs"),
-        (lambda c: c.update(compute_device="tpu"), "compute_device: is no TorchRec plan"),
+        (lambda c: c.update(schema_version=2), r"schema_version: is not a TorchRec plan: Input should be 1"),
+        (lambda c: c.pop("world_size"), "world_size: is not a TorchRec plan: Field required"),
+        (lambda c: c.update(more=1), "more: is not a TorchRec plan: Extra inputs"),
+        (lambda c: c.update(compute_device="tpu"), "compute_device: is not a TorchRec plan"),
         (lambda c: c.update(world_size=1), "'user.ebc.id' is on device|'clicks' is on device 1, but the devices are"),
         (lambda c: c.update(local_world_size=1), "types of table '.*' contradict each other"),
         (lambda c: wide(c).update(sharding_type="table_wise"), "types of table 'wide' contradict each other"),
@@ -156,7 +156,7 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, change: Any, 
     assert str(path) in str(caught.value) and "--format torchrec" in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "message"), [(None, "no such file"), ("{", "is no TorchRec plan: Invalid JSON")])
+@pytest.mark.parametrize(("text", "message"), [(None, "no such file"), ("{", "is not a TorchRec plan: Invalid JSON")])
 def test_a_file_that_is_no_plan(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / "plan.json").write_text(text)

@@ -201,7 +201,7 @@ def test_loops_in_mlflow(workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         ([first], "one run is nothing to compare"),
         ([first, "nobody"], f"({second[:8]}), loop-"),
         ([first, first[:8]], f"{first} and {first[:8]} are the same run"),
-        ([first, "promote"], f"promote ({study.run_id}) is no loop"),
+        ([first, "promote"], f"promote ({study.run_id}) is not a loop"),
         ([first, stage.run_id], f"{stage.name} is a stage of a loop. Name the loop: {first}"),
     ):
         assert main(["compare", *argv]) == 2

@@ -96,7 +96,7 @@ def test_tasks_that_disagree_leave_it_open() -> None:
 
 def test_one_task_proves_nothing_unless_the_placement_is_the_same() -> None:
     assert decided([5.0], [10.0]).verdict is Verdict.UNCLEAR
-    assert "nobody can tell" in decided([5.0], [10.0]).reason
+    assert "an unknown amount" in decided([5.0], [10.0]).reason
     same = decided([10.0], [10.0], NOISY, learned=(1, 2), same=1)
     assert same.promote and same.verdict is Verdict.EQUAL
     assert (same.difference_pct.low, same.difference_pct.high, same.noise_pct, same.num_same) == (0, 0, 0, 1)

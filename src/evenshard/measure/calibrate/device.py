@@ -27,7 +27,7 @@ from evenshard.utils.errors import BadInput
 
 MIN_SHARDS = 20
 COMPONENTS = ("forward compute", "backward compute")
-# What is physically conceivable; a constant that ends at such a bound says that the model misses something.
+# What is physically conceivable; a constant that ends at such a bound shows that the model lacks something.
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "fwd_overhead_us": (0.1, 5000.0),
     "bwd_overhead_us": (0.1, 5000.0),

@@ -22,7 +22,7 @@ from evenshard.utils.yaml_files import load_yaml
 Profile = TypeVar("Profile")
 CONSTANTS = Range(0, 1e18)
 """In the units of the profiles, whose largest numbers are some thousands of GB per second."""
-_REMEDY = "Start from one of the profiles that come with evenshard, or calibrate anew."
+_REMEDY = "Start from one of the profiles that come with evenshard, or calibrate again."
 
 
 def profile_names() -> tuple[str, ...]:
@@ -104,5 +104,5 @@ def _load(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BadFile(path, f"not readable as YAML ({error})", _REMEDY) from None
     if not isinstance(content, dict):
-        raise BadFile(path, "is no mapping of constants", _REMEDY)
+        raise BadFile(path, "is not a mapping of constants", _REMEDY)
     return content

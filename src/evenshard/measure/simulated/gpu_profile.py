@@ -116,7 +116,7 @@ def gpu_profile(name: str) -> GpuProfile:
 
     Raises:
         BadConfig: if there is none.
-        BadFile: if the file is no device profile.
+        BadFile: if the file is not a device profile.
     """
     path = Path(profile_path(name))
     profile = read_profile(path, GpuProfile)

@@ -74,7 +74,7 @@ class Traffic:
     Attributes:
         moved_bytes: weights and optimizer state.
         busiest_bytes: the most that a device sends, or receives.
-        seconds: of that over a link; None where nobody told its speed.
+        seconds: of that over a link; None if its speed is unknown.
         pairs: devices that exchange something, by id.
         devices: those that send or receive, by id.
     """

@@ -36,7 +36,7 @@ def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Expla
     """What a table costs where it lives, and what it would elsewhere.
 
     Args:
-        model: predicts everything anew; the answer's own figures are not used.
+        model: predicts everything again; the answer's own figures are not used.
         table: its name, or that of a part such as "clicks[64:128]".
 
     Raises:
@@ -105,7 +105,7 @@ class _Now:
             if len(devices) > 1:
                 raise BadConfig(
                     f"tables {names_text(task, members)} must stay together, but are on {devices_text(devices)}. Place "
-                    f"them anew."
+                    f"them again."
                 )
         self.names = [part.table.name for part in answer.parts]
         self.device_of_I = np.array(self.items.devices(answer))

@@ -181,7 +181,7 @@ def _segment(kind: int, time_ms: float, axis: Axis) -> Segment:
 
 
 def rival_axis(answer: PlacementAnswer) -> Axis:
-    """Of step times, everybody's."""
+    """Step times of evenshard and its rivals."""
     rivals = [time for one in answer.comparison for time in (one.predicted_ms, one.measured_ms) if time is not None]
     measured = [] if answer.measured is None else [answer.measured.max_device_ms]
     return Axis.of([answer.predicted_ms, *measured, *rivals])

@@ -61,7 +61,7 @@ def _place(rank: int, compute_device: str, local_world_size: int) -> str:
 
 
 def checked_local_world_size(local_world_size: int | None, world_size: int, compute_device: str) -> int:
-    """Ranks of a node; all of them where nothing is told.
+    """Ranks of a node; all of them where it is not given.
 
     Raises:
         BadConfig: if the ranks do not fill the nodes, or if the kind of device is unknown.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import Topology
 
 RESERVED_SHARE = 0.15
-"""Of a device's memory, for everything that is no table: what TorchRec's planner reserves by default."""
+"""Share of a device's memory for everything besides tables: TorchRec's planner reserves by default."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Machine:
         local_world_size: ranks of a node.
         compute_device: cuda or cpu.
         caps_bytes: memory of each rank.
-        reserved_bytes: of each, for everything that is no table; nothing where ``caps_bytes`` leaves it out already.
+        reserved_bytes: memory of each kept for everything besides tables; 0 where ``caps_bytes`` leaves it out.
     """
 
     local_world_size: int
@@ -53,7 +53,7 @@ def machine_of(
     """The machine; see ``EvenshardPlanner`` for the arguments.
 
     Raises:
-        BadConfig: if the ranks are unknown, something is told twice or makes no sense, or TorchRec is not installed.
+        BadConfig: if the ranks are unknown, something is given twice or makes no sense, or TorchRec is not installed.
     """
     require_torchrec()
     import torch

@@ -131,7 +131,7 @@ def _read(path: Path) -> PlanFile:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"]) or None
-        raise BadFile(path, f"is no TorchRec plan: {first['msg']}", REMEDY, where) from None
+        raise BadFile(path, f"is not a TorchRec plan: {first['msg']}", REMEDY, where) from None
 
 
 def _contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TableShard, ...]]:

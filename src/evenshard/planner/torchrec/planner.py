@@ -102,7 +102,7 @@ class EvenshardPlanner:
             seed: of the search.
 
         Raises:
-            BadConfig: if ranks are unknown, something is told twice or makes no sense, or TorchRec is not installed.
+            BadConfig: if ranks are unknown, something is given twice or makes no sense, or TorchRec is not installed.
         """
         if sharder is not None:
             if not callable(getattr(sharder, "place", None)):
@@ -169,19 +169,19 @@ class EvenshardPlanner:
             raise BadConfig("there is no process group. Start it with init_process_group, or use plan().")
         pg = dist.group.WORLD if pg is None else pg
         failure: Exception | None = None
-        told: list[Any] = [None, None]  # the plan, or what went wrong
+        result: list[Any] = [None, None]  # the plan, or what went wrong
         if dist.get_rank(pg) == 0:
             try:
-                told[0] = self.plan(module, sharders)
+                result[0] = self.plan(module, sharders)
             except Exception as error:  # raised again below: the others wait for an answer
                 failure = error
-                told[1] = (str(error), getattr(error, "error_type", PlannerErrorType.OTHER))
-        dist.broadcast_object_list(told, group=pg, group_src=0)
+                result[1] = (str(error), getattr(error, "error_type", PlannerErrorType.OTHER))
+        dist.broadcast_object_list(result, group=pg, group_src=0)
         if failure is not None:
             raise failure
-        if told[1] is not None:
-            raise PlannerError(*told[1])
-        plan: ShardingPlan = told[0]
+        if result[1] is not None:
+            raise PlannerError(*result[1])
+        plan: ShardingPlan = result[0]
         return plan
 
     def _request(self, collections: Mapping[str, Any]) -> PlacementRequest:

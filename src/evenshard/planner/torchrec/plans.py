@@ -86,7 +86,9 @@ def sharding_plan(
     tables = cast("Sequence[Table]", tables)
     if isinstance(answer, Placement):
         if world_size not in (None, answer.num_devices):
-            raise BadConfig(f"the placement has {answer.num_devices} devices, world_size is {world_size}. Place anew.")
+            raise BadConfig(
+                f"the placement has {answer.num_devices} devices, world_size is {world_size}. Place the tables again."
+            )
         world_size = answer.num_devices
         answer = answer.table_shards if isinstance(answer, PlacementAnswer) else whole_tables(answer, tables)
     if world_size is None or world_size < 1:
@@ -192,7 +194,9 @@ def _shards(table: Table, entry: ParameterSharding) -> tuple[TableShard, ...]:
         raise BadConfig(f"the plan does not tell the shards of table {shown(table.name)}. Give a complete plan.")
     ranks = [part.placement.rank() for part in parts]
     if entry.ranks is not None and list(entry.ranks) != ranks:
-        raise BadConfig(f"table {shown(table.name)} is on the ranks {entry.ranks}, its shards on {ranks}. Plan anew.")
+        raise BadConfig(
+            f"table {shown(table.name)} is on the ranks {entry.ranks}, its shards on {ranks}. Make a new plan."
+        )
     rows = [(part.shard_offsets[0], part.shard_offsets[0] + part.shard_sizes[0]) for part in parts]
     if set(rows) != {(0, table.num_rows)}:
         held = ", ".join(f"{start}:{stop}" for start, stop in rows)

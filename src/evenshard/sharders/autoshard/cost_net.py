@@ -38,7 +38,7 @@ class AutoShardCostNet(nn.Module):
     def shard_cost(self, sums: torch.Tensor) -> torch.Tensor:
         """Forward and backward compute of shards in ms, [...] from sums [..., H] of their tables' representations.
 
-        A shard without tables costs nothing; nobody has to ask the network, which has never seen one.
+        A shard without tables costs nothing; the network, which has never seen one, is not asked.
         """
         costs: torch.Tensor = self.cost_head(sums).squeeze(-1) * self.cost_scale_ms
         return costs

@@ -33,7 +33,7 @@ class ImpalaConfig:
         unroll_length: steps of an unroll; episodes go on over its end.
         sync_every: updates after which the actors get the learner's weights; our choice.
         learning_rate: of Adam at the beginning; it falls linearly to 0.
-        max_gradient_norm: longer gradients are cut to it. Some seeds forget halfway and learn anew within the run.
+        max_gradient_norm: longer gradients are cut to it. Some seeds forget halfway and learn again within the run.
         entropy_weight: weight of the entropy bonus.
         baseline_weight: weight of the value head's squared error.
         discount: gamma.

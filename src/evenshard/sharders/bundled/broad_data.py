@@ -100,7 +100,7 @@ def draw_world(
     for number in range(num_tables):
         rows = int(_log_uniform(rng, *ROW_RANGES[rng.choice(len(ROW_RANGES), p=ROW_SHARES)]))
         pooling = 1.0 if rng.random() < ONE_HOT_SHARE else _log_uniform(rng, *POOLING)
-        pooling = min(pooling, float(rows))  # nobody looks up three rows a hundred times for one sample
+        pooling = min(pooling, float(rows))  # a sample does not look up three rows a hundred times
         table = Table(f"{name}-{number:03d}", rows, dims[number], pooling, weight_bits=bits[number])
         while table.size_bytes > LARGEST_TABLE_SHARE * memory_bytes and table.embedding_dim > DIM_STEP:
             table = replace(table, embedding_dim=max(DIM_STEP, table.embedding_dim // 2 // DIM_STEP * DIM_STEP))

@@ -66,7 +66,7 @@ class BundleConfig:
 
 @dataclass(frozen=True)
 class TrainedBundle:
-    """A model for everybody.
+    """A model for any user's tables.
 
     Attributes:
         dreamshard: with the policy.

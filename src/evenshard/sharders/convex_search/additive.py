@@ -32,7 +32,7 @@ def additive_work_TA(tables: Sequence[Table], batch_size: int) -> FloatArray:
     bits_T = np.array([table.weight_bits for table in tables], dtype=np.float64)
     lookups_T = np.array([table.pooling_factor for table in tables], dtype=np.float64) * batch_size
     bins_TK = raw_features_TF(tables, batch_size)[:, -NUM_REUSE_BINS:]
-    # a histogram that somebody else wrote may add up to 0.999
+    # a histogram from elsewhere may add up to 0.999
     bins_TK = bins_TK / bins_TK.sum(axis=1, keepdims=True)
     uniques_T = np.minimum(lookups_T / mean_counts(bins_TK, lookups_T), rows_T)
     row_bytes_T = _whole_sectors(dims_T * bits_T / 8)

@@ -50,7 +50,7 @@ Number = float | torch.Tensor
 KIND = "convex_cost_model"
 BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
 CHUNK_ENTRIES = 2**24  # of the table-to-device matrices of ``placement_ms``: 64 MB at a time
-LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables say too little about tables that nobody has seen
+LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables say too little about unseen tables
 ROUNDING = 1e-5  # sums of float32 in another order differ by less, relatively
 
 

@@ -149,7 +149,7 @@ class _Quantity:
 
 def _quantities(batch_size: int) -> tuple[_Quantity, ...]:
     def pooling(table: Table) -> float | None:
-        return table.pooling_factor or None  # a table that nobody looks up costs nothing, which needs no training
+        return table.pooling_factor or None  # a table without lookups costs nothing, which needs no training
 
     return (
         _Quantity("num_rows", lambda one: one.num_rows, lambda s: s.num_rows_quantiles, lambda s: s.num_rows),

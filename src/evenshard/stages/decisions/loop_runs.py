@@ -20,7 +20,7 @@ def loop_runs(names: Sequence[str]) -> list[LoopRun]:
     """The loops of these names or ids.
 
     Raises:
-        BadConfig: if one is not there, is no loop, is named twice, or MLflow cannot be reached.
+        BadConfig: if one is not there, is not a loop, is named twice, or MLflow cannot be reached.
     """
     runs = find_runs(names)
     named: dict[str, str] = {}
@@ -38,7 +38,7 @@ def _loop_run(run: FoundRun) -> LoopRun:
     if run.parent_id:
         raise BadConfig(f"{run.name} is a stage of a loop. Name the loop: {run.parent_id}.")
     if STAGE in run.tags:
-        raise BadConfig(f"{run.name} ({run.run_id}) is no loop. Name one.")
+        raise BadConfig(f"{run.name} ({run.run_id}) is not a loop. Name one.")
     evaluated = [stage for stage in run.children if stage.name == EVALUATE and stage.status == "FINISHED"]
     if not evaluated:
         return LoopRun(run.name, run.run_id, run.params, run.metrics, "")

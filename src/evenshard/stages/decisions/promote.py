@@ -117,7 +117,7 @@ def promote(
         now = _crown(where, version)
         done = Promotion(Outcome.PROMOTED, "there was no champion", where, known, now)
     elif version is not None and version.version == before.version:
-        done = Promotion(Outcome.ALREADY, "nobody else competes", where, known, known)
+        done = Promotion(Outcome.ALREADY, "there is no other model to compare it with", where, known, known)
     else:
         done = _contested(inputs, outputs, (where, version, model), before, measure, search, rules, lineage)
     _write(done, outputs.report / REPORT)
@@ -134,7 +134,9 @@ def _candidate_version(candidate: str | None) -> ModelVersion | None:
             raise BadConfig(f"MLflow has no version of {COST} yet. Train one with `make run`, or name a folder.")
         return newest
     if candidate.startswith(BUNDLED):
-        raise BadConfig(f"{candidate} comes with evenshard and is no version of {COST}. Name a version, or a folder.")
+        raise BadConfig(
+            f"{candidate} comes with evenshard and is not a version of {COST}. Name a version, or a folder."
+        )
     if not candidate.startswith(REGISTERED):
         return None
     version = model_version(candidate)
@@ -176,7 +178,8 @@ def _contested(
         return Promotion(Outcome.REFUSED, decision.reason, where, before.uri, before.uri, decision, found)
     now = champion(COST)
     if now is None or now.version != before.version:
-        reason = f"the champion became {'nobody' if now is None else now.uri} in the meantime. Promote again"
+        change = "was removed" if now is None else f"became {now.uri}"
+        reason = f"the champion {change} in the meantime. Promote again"
         return Promotion(Outcome.REFUSED, reason, where, before.uri, now.uri if now else "", decision, found)
     crowned = _crown(where, version)
     return Promotion(Outcome.PROMOTED, decision.reason, where, before.uri, crowned, decision, found)

@@ -1,7 +1,7 @@
 """The rule of promotion: a candidate wins if it is better, or as good and learned from fewer measurements.
 
 Both have placed the same held-out tasks, and one run has measured both: the differences are paired. What the measuring
-noise alone could bring is no difference (docs/decisions/0011). What the 95 % interval does not exclude may be a
+noise alone could cause is not a difference (docs/decisions/0011). What the 95 % interval does not exclude may be a
 regression, and "as good" must exclude one that is worth mentioning (``Rules.tolerance_pct``).
 """
 
@@ -178,7 +178,7 @@ def _conclusion(
     if verdict is Verdict.WORSE:
         return False, f"its placements are {mean:.2g} % slower, which is more than noise ({noise_pct:.2g} %)"
     if verdict is Verdict.UNCLEAR:
-        may_be = "nobody can tell how much" if math.isinf(high) else f"{high:.2g} %"
+        may_be = "an unknown amount" if math.isinf(high) else f"{high:.2g} %"
         return False, (
             f"its placements may be slower by {may_be}, and {rules.tolerance_pct:g} % is tolerated. Take more tasks"
         )

@@ -30,8 +30,8 @@ class LoopRun:
         run_id: of MLflow.
         settings: by section and key, such as ``train_policy.entropy_weight``.
         metrics: headline metrics by name, such as ``evenshard.mean_measured_ms``.
-        hardware: that it was evaluated on; empty where that is not told.
-        tables: hash of the tables that its tasks are made of; empty where that is not told.
+        hardware: that it was evaluated on; empty if unknown.
+        tables: hash of the tables that its tasks are made of; empty if unknown.
         costs_ms: of each sharder, measured cost by task id; infinite where there was no placement or no memory. Empty
             where the loop was not evaluated.
     """
@@ -83,7 +83,7 @@ class Comparison:
 
     Attributes:
         runs: their names and ids.
-        hardware: that each was evaluated on; empty where that is not told.
+        hardware: that each was evaluated on; empty if unknown.
         settings: those that differ: a value for each loop, None where a loop does not have it.
         metrics: all but the means of the sharders: a value for each loop.
         sharders: fastest of the first loop first.

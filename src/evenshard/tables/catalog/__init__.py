@@ -3,7 +3,7 @@
 Two forms of data file:
 
 - one column per table: ``num_rows`` by column, ``hotness`` (lookups per sample, 1 where left out), one
-  ``embedding_dim``. Nobody publishes how often such a batch comes back to its indices: the reuse histogram is the
+  ``embedding_dim``. It is not published how often such a batch repeats an index: the reuse histogram is the
   stated default.
 - groups of equal tables, each with its own dim; their indices follow a power law with ``power_law_alpha``, which gives
   the reuse histogram. A shared group has one table for all hotnesses of its list, any other group one table for each.
@@ -36,8 +36,8 @@ def load_catalog(name: str, batch_size: int, embedding_dim: int | None = None) -
 
     Args:
         name: one of ``catalog_names()``.
-        batch_size: samples per batch that the reuse histograms shall hold for.
-        embedding_dim: instead of the one dim that the data file states for the whole set; None keeps that.
+        batch_size: samples per batch of the reuse histograms.
+        embedding_dim: the dim of every table; None keeps the one that the data file states.
 
     Raises:
         BadConfig: an unknown name, an impossible number, or a dim for a set that publishes its own dim for each table.

@@ -1,6 +1,6 @@
 """Traffic in Parquet files: one row per sample, one column per table.
 
-A column holds lists of row numbers, or one row number per sample. A null and an empty list are no lookup.
+A column holds lists of row numbers, or one row number per sample. A null and an empty list mean no lookups.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ row group are held in memory."""
 MAX_LOOKUPS_UNSEEN, MAX_LOOKUPS_PER_BYTE = 1 << 24, 100
 """Lookups in the lists of a column of a row group that are read whatever they take, and beyond that, in one byte; the
 commonest row of real traffic takes a bit for each lookup."""
-_REMEDY = "A column must hold row numbers or lists of them; write it anew or remove it."
+_REMEDY = "A column must hold row numbers or lists of them; write it again or remove it."
 
 
 class ParquetSample:
@@ -82,7 +82,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _torn(path: Path, error: Exception) -> BadFile:
-    return BadFile(path, f"cannot be read as Parquet ({reason_of(error)})", "Write or fetch the file anew.")
+    return BadFile(path, f"cannot be read as Parquet ({reason_of(error)})", "Write or fetch the file again.")
 
 
 def _names(path: Path, file: Any) -> tuple[str, ...]:

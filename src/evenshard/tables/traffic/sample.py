@@ -67,7 +67,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Survey:
-    """What can be told before the lookups are read.
+    """What is known before the lookups are read.
 
     Attributes:
         num_samples: of the whole sample.

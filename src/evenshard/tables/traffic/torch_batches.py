@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # torch takes a second to import
 _ZIP_MAGIC = b"PK\x03\x04"
 _KEYS = ("keys", "values", "lengths")
 _REMEDY = 'It must hold (indices, offsets, lengths) or {"keys": names, "values": tensor, "lengths": tensor}.'
-_SAVE_ANEW = "Save the file anew."
+_SAVE_AGAIN = "Save the file again."
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class _Batch:
                     raise self.problem("offsets fall", name)
         if end != num_values:
             what = "lengths add up to" if self.offsets is None else "offsets end at"
-            raise BadFile(self.path, f"{what} {end}, but there are {num_values} row numbers", _SAVE_ANEW)
+            raise BadFile(self.path, f"{what} {end}, but there are {num_values} row numbers", _SAVE_AGAIN)
         return begins | {"": end}
 
     def lookups(self, name: str, first: int, last: int, begin: int) -> TableLookups:
@@ -93,7 +93,7 @@ class _Batch:
         return TableLookups.of_lengths(values, lengths_B.numpy())
 
     def problem(self, problem: str, name: str) -> BadFile:
-        return BadFile(self.path, problem, _SAVE_ANEW, f"table {shown(name)}")
+        return BadFile(self.path, problem, _SAVE_AGAIN, f"table {shown(name)}")
 
 
 class TorchSample:
@@ -130,7 +130,7 @@ class TorchSample:
     def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
         whole = self._load(part.path)
         begins, num_samples = whole.begins(), whole.num_samples
-        del whole  # what was touched stays in memory as long as the file is mapped, so each block maps it anew
+        del whole  # what was touched stays in memory as long as the file is mapped, so each block maps it again
         for first in range(0, num_samples, max_samples):
             last = min(first + max_samples, num_samples)
             batch = self._load(part.path)

@@ -168,7 +168,7 @@ def _require_small(files: dict[str, Path], store: Path | None, remote: str) -> N
 
 
 def _require_clean(request: PublishRequest, repository: Repository) -> None:
-    """Before anything is done: nobody else's change of data.dvc is published along, and git can commit."""
+    """Before anything is done: no other change of data.dvc is published along, and git can commit."""
     if not request.commit:
         return
     if repository.git("status", "--porcelain", "--", POINTER.as_posix()).startswith((" M", "M", " D")):
@@ -231,7 +231,7 @@ def _all_or_nothing(
 
     Args:
         inside: the folder of that remote, if there is one.
-        staged: what git may have been told to commit.
+        staged: paths that may have been added to git's index.
     """
     pointer, folder = repository.root / POINTER, repository.root / partition.folder
     before = pointer.read_bytes() if pointer.exists() else None
@@ -263,7 +263,7 @@ def _list_inside(repository: Repository, inside: Path) -> None:
     """Puts DVC's list of all datasets beside those that travel with git, so that they can be pulled without network."""
     found = re.search(r"md5: ([0-9a-f]{32}\.dir)", _pointer(repository))
     if found is None:
-        raise DatasetFailed(f"{POINTER} names no folder. Make it anew: dvc add {DATA}.")
+        raise DatasetFailed(f"{POINTER} names no folder. Make it again: dvc add {DATA}.")
     place = Path("files/md5") / found[1][:2] / found[1][2:]
     cache = Path(repository.dvc("cache", "dir").strip())
     with atomic_path(inside / place) as draft:

@@ -84,7 +84,7 @@ def pull(
         except DatasetFailed as error:
             if "unsaved files" in str(error):  # DVC overwrites nothing that it could not bring back
                 raise DatasetFailed(
-                    f"files in {' or '.join(folders)} are not what was published, and nobody else has them. Move them "
+                    f"files in {' or '.join(folders)} are not what was published, and exist nowhere else. Move them "
                     f"away, or drop them: dvc checkout --force {' '.join(folders)}."
                 ) from None
             failures.append(f"{name}: {error}")

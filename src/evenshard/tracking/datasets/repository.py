@@ -42,7 +42,7 @@ class Repository:
         for folder in (Path.cwd(), *Path.cwd().parents):
             if (folder / ".dvc").is_dir():
                 return Repository(folder)
-        raise BadConfig("this is no DVC repository: there is no .dvc folder here or above. Run it in the checkout.")
+        raise BadConfig("this is not a DVC repository: there is no .dvc folder here or above. Run it in the checkout.")
 
     def dvc(self, *words: str) -> str:
         """Runs a DVC command; returns what it prints. Raises DatasetFailed."""

@@ -9,7 +9,7 @@
 boto3's transfer manager sends and fetches, large files in parts. An object appears when all of its parts are there, and
 a folder is what its manifest says: until that comes, in one piece, an older version stays whole. The server checks what
 arrives there against SHA-256, we check what arrives here. What a newer manifest no longer names stays in the bucket, as
-somebody may be reading it. So do the parts of an upload that was killed, unseen, until a lifecycle rule of the bucket
+it may be in use. So do the parts of an upload that was killed, unseen, until a lifecycle rule of the bucket
 (AbortIncompleteMultipartUpload) removes them.
 
 Keys, region and endpoint come from where boto3 finds them: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,

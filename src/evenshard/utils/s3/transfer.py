@@ -78,7 +78,7 @@ class Manifest:
 
     @staticmethod
     def from_json(content: bytes, where: str) -> Manifest:
-        """Reads what ``to_json`` has written, or anybody else who can write to the bucket.
+        """Reads what ``to_json`` has written, or another writer with access to the bucket.
 
         Raises:
             BadFile: if it is not a manifest, or a path leads out of the folder.
@@ -218,7 +218,7 @@ def _manifest(address: Address) -> Manifest | None:
     try:
         body = s3_client().get_object(Bucket=at.bucket, Key=at.key)["Body"].read()
     except ClientError as error:
-        if code_of(error) in MISSING | FORBIDDEN:  # a key that may not list is not told what is missing
+        if code_of(error) in MISSING | FORBIDDEN:  # a key that may not list gets no answer about what is missing
             return None
         raise
     return Manifest.from_json(body, str(at))
