@@ -76,7 +76,7 @@ def three_loops(mlflow_server: servers.MLflow, tmp_path_factory: pytest.TempPath
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with servers go to one process where pytest-xdist is told to keep groups: each would start its own."""
+    """Tests with servers go to one process where pytest-xdist keeps groups together: each would start its own."""
     for item in items:
         if "s3" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("servers"))

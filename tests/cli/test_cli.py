@@ -466,8 +466,8 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as left:
         main([name, "--help"])
     assert left.value.code == 0
-    told = capsys.readouterr().out
-    assert "--params" in told and len(told) > 500
+    text = capsys.readouterr().out
+    assert "--params" in text and len(text) > 500
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -126,7 +126,7 @@ def may_talk(manifests: list[Manifest], source: str, target: str, port: int) -> 
 def validator() -> Iterator[Any]:
     utils = pytest.importorskip("kubernetes_validate.utils", reason="needs kubernetes-validate, one of the dev extras")
     with pytest.MonkeyPatch.context() as patch:
-        # It reads a megabyte of schemas anew for every manifest.
+        # It reads a megabyte of schemas again for every manifest.
         patch.setattr(utils, "schema_contents", functools.cache(utils.schema_contents))
         yield utils
 
@@ -313,7 +313,7 @@ def test_network_policies_select_pods_that_exist(folder: str) -> None:
         selectors = [policy["spec"]["podSelector"], *mentions(policy["spec"], "podSelector")]
         for selector in selectors:
             assert any(selects(selector, labels) for labels in known), (policy["metadata"]["name"], selector)
-            # A misspelt key selects nobody, silently.
+            # A misspelt key selects no pod, silently.
             for rule in selector.get("matchExpressions", []):
                 for value in rule.get("values", []):
                     assert any(labels.get(rule["key"]) == value for labels in known), value

@@ -202,7 +202,7 @@ def test_nothing_is_measured_from_memory_unless_asked(folder: Path, packages: di
 
 
 def test_the_outcome_is_recorded_whatever_happens(packages: dict[str, Path]) -> None:
-    for name in ("train", "retrain"):  # place logs nothing to MLflow that could be told
+    for name in ("train", "retrain"):  # place logs nothing to MLflow that could be reported
         (outcome,) = [task for task in pods(packages[name]) if task.name == "record-outcome"]
         assert outcome.spec["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
         assert outcome.spec["inputs"]["parameters"]["run_id"]["runtimeValue"]["constant"] == "{{$.pipeline_job_uuid}}"
@@ -244,7 +244,7 @@ def test_own_tables_are_read_by_the_task_and_their_hash_is_part_of_the_key(folde
     assert defaults["data_hash"]["defaultValue"] == data_hash(str(own))
     assert defaults["source"]["defaultValue"] == str(own)
     assert cached(package)["generate-tables"]
-    generate["source"] = "s3://bucket/tables.parquet"  # nobody here knows what is in there today
+    generate["source"] = "s3://bucket/tables.parquet"  # its content today is unknown here
     params.write_text(yaml.safe_dump({**SMALL_PARAMS, "generate_tables": generate}))
     assert not cached(compiled("train", params, folder / "far.yaml"))["generate-tables"]
 

@@ -128,7 +128,7 @@ def test_containers_need_a_docker_api(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{workdir}/nobody.sock")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # docker leaves a socket open that found nobody
+        warnings.simplefilter("ignore", ResourceWarning)  # docker leaves a socket without a listener open
         assert main(["pipeline", "run", "--runner", "container"]) == 2
         gc.collect()
     assert "found no Docker API" in capsys.readouterr().err

@@ -35,7 +35,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fake(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePipelines]:
-    """The server; the working directory holds pipeline.yaml, and home is nobody's."""
+    """The server; the working directory holds pipeline.yaml, and home is empty."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name in ("KF_PIPELINES_ENDPOINT", "KF_PIPELINES_SA_TOKEN_PATH", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
@@ -172,8 +172,8 @@ def test_a_pod_that_does_not_start_is_told(
     assert f"\n{note}\n" in capsys.readouterr().out
     fake.states = ["RUNNING", "RUNNING", "SUCCEEDED"]
     assert run(fake, SUBMIT, "--wait", "--poll-seconds", "0.01") == 0
-    told = [record.message for record in caplog.records if record.name == "evenshard.cli.pipeline"]
-    assert told == ["done: importer; waiting: place", note]
+    logged = [record.message for record in caplog.records if record.name == "evenshard.cli.pipeline"]
+    assert logged == ["done: importer; waiting: place", note]
 
 
 def test_what_prepares_a_group_is_named_only_if_it_does_not_start(
@@ -280,7 +280,7 @@ def test_kubernetes_knows_the_name_of_a_failed_pod(
     assert "whose name ends with 2412005322" in the_line(capsys)
 
 
-def test_the_token_is_read_anew_for_each_call(fake: FakePipelines, tmp_path: Path) -> None:
+def test_the_token_is_read_again_for_each_call(fake: FakePipelines, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("first\n")
     fake.token = "first"
@@ -388,7 +388,7 @@ def test_nobody_at_the_address(fake: FakePipelines, capsys: pytest.CaptureFixtur
     ("words", "why"),
     [
         (SUBMIT, "no endpoint"),
-        ([*SUBMIT, "--endpoint", "kubeflow.example.com"], "is no address"),
+        ([*SUBMIT, "--endpoint", "kubeflow.example.com"], "is not an address"),
         ([*SUBMIT, "--endpoint", "http://h", "--token-file", "none"], "no token can be read"),
         ([*SUBMIT, "--endpoint", "http://h", "--token-file", "pipeline.yaml"], "holds no token"),
         ([*SUBMIT[:-1], "none.yaml", "--endpoint", "http://h"], "none.yaml: no such file"),

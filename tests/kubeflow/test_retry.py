@@ -1,4 +1,4 @@
-"""What may pass is tried again in the same pod; the rest is told at once."""
+"""What may pass is tried again in the same pod; the rest is reported at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evenshard.utils.errors import (
 
 
 class Stage:
-    """Fails as often as it is told, then returns its argument."""
+    """Fails as often as it is asked to, then returns its argument."""
 
     def __init__(self, error: EvenshardError, times: int) -> None:
         self.error, self.times, self.calls = error, times, 0

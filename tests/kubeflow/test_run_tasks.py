@@ -1,4 +1,4 @@
-"""Argo's nodes, as a real Kubeflow Pipelines told them, read as the tasks of a pipeline."""
+"""Argo's nodes, as a real Kubeflow Pipelines reports them, read as the tasks of a pipeline."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def test_more_placements_and_more_visits_go_on_from_the_same_journal(journal: Jo
         {"seed": 6},
     ],
 )
-def test_a_setting_that_changes_what_a_visit_means_measures_anew(journal: Journal, change: dict[str, Any]) -> None:
+def test_a_setting_that_changes_what_a_visit_means_measures_again(journal: Journal, change: dict[str, Any]) -> None:
     measure_jobs(FakeHardware(), JOBS[:2], CONFIG, journal)
     hardware = FakeHardware()
     measure_jobs(hardware, JOBS[:2], replace(CONFIG, **change), journal)
@@ -264,12 +264,12 @@ def test_a_setting_that_changes_what_a_visit_means_measures_anew(journal: Journa
 
 
 @pytest.mark.parametrize("change", [{"controls": 7}, {"control_repeats": 1}, {"timeout_s": 1.0}, {"hardware": "cpu"}])
-def test_a_setting_that_does_not_measures_nothing_anew(journal: Journal, change: dict[str, Any]) -> None:
+def test_a_setting_that_does_not_measures_nothing_again(journal: Journal, change: dict[str, Any]) -> None:
     measure_jobs(FakeHardware(), JOBS[:2], CONFIG, journal)
     measure_jobs(SometimesFails(succeed=0), JOBS[:2], replace(CONFIG, **change), journal)
 
 
-def test_other_hardware_measures_anew_and_does_not_mix(journal: Journal) -> None:
+def test_other_hardware_measures_again_and_does_not_mix(journal: Journal) -> None:
     elsewhere = FakeHardware(slowness=[10.0], provenance=replace(PROVENANCE, hardware="simulated: slow"))
     measure_jobs(elsewhere, JOBS, CONFIG, journal)
     assert measure_jobs(FakeHardware(), JOBS, CONFIG, journal, budget_s=0.0) == []
@@ -293,7 +293,7 @@ def test_a_journal_becomes_costs_without_hardware(tmp_path: Path) -> None:
 
 
 def test_a_visit_of_other_devices_than_the_jobs_is_refused(journal: Journal) -> None:
-    """As in a file that somebody wrote by hand: the key of the job is right."""
+    """As in a file written by hand: the key of the job is right."""
     measure_jobs(FakeHardware(), JOBS[:2], CONFIG, journal)
     visit = journal.find(JOBS[1].key, 1)
     assert visit is not None
@@ -401,30 +401,30 @@ class Child:
     def __init__(self, journal: Path) -> None:
         command = [sys.executable, killable_campaign.__file__, str(journal)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self._told: list[str] = []
+        self._lines: list[str] = []
 
     def wait_for(self, num_visits: int) -> None:
         assert self._process.stdout is not None
-        self._told += [self._process.stdout.readline() for _ in range(num_visits)]
+        self._lines += [self._process.stdout.readline() for _ in range(num_visits)]
 
     def kill(self) -> set[tuple[str, int]]:
         """The visits that it had reported as finished."""
         self._process.send_signal(signal.SIGKILL)
         self._end(-signal.SIGKILL)
-        return self.told
+        return self.visits
 
     def finish(self) -> set[tuple[str, int]]:
         self._end(0)
-        return self.told
+        return self.visits
 
     def _end(self, expected: int) -> None:
         rest, errors = self._process.communicate()
-        self._told += rest.splitlines(keepends=True)
+        self._lines += rest.splitlines(keepends=True)
         assert self._process.returncode == expected, errors
 
     @property
-    def told(self) -> set[tuple[str, int]]:
-        words = [line.split() for line in self._told if line.endswith("\n")]
+    def visits(self) -> set[tuple[str, int]]:
+        words = [line.split() for line in self._lines if line.endswith("\n")]
         return {(job, int(number)) for job, number in words}
 
 

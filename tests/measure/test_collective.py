@@ -65,7 +65,7 @@ FAILURES = {
 
 @dataclass
 class FakeKernels:
-    """Kernels that take a given time, and fail where they are told to.
+    """Kernels that take a given time, and fail where they should.
 
     Attributes:
         forward_s: seconds of every forward.
@@ -255,7 +255,7 @@ def lose(hardware: CollectiveHardware, out: Path, rank: int, with_signal: str) -
 
 
 def intrude(hardware: CollectiveHardware, out: Path) -> None:
-    """A session in which somebody else writes the next job."""
+    """A session in which another process writes the next job."""
     assert hardware.everyone(RankOf(), "asking") == [0, 1]
     store = dist.PrefixStore("evenshard", next(rendezvous("env://"))[0])
     hardware._hand_out = lambda job: store.set("job/1", pickle.dumps(Intruder(out / "intruder")))  # type: ignore

@@ -241,7 +241,7 @@ def test_the_arena_is_small_numbers_and_freed_on_demand() -> None:
     assert shared._weights._block.numel() == 0
 
 
-def test_an_arena_that_grows_is_filled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arena_that_grows_is_filled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the memory held before: 400 bytes lie in a block of 1000, 4000 need another one."""
     monkeypatch.setattr(fbgemm, "BYTES_PER_GB", 1000)
     arena = fbgemm._WeightArena()

@@ -161,7 +161,7 @@ def test_a_shard_that_does_not_fit_is_a_finding_and_the_other_devices_are_measur
     assert not measured.fits
     for device in (first, last):
         assert device.status == "ok" and device.fwd_compute_ms > 0 and device.fwd_all_to_all_ms > 0
-    assert min(first.fwd_wait_ms, last.fwd_wait_ms) == 0.0  # nobody waits for a device that never comes
+    assert min(first.fwd_wait_ms, last.fwd_wait_ms) == 0.0  # no device waits for one that never comes
     assert abs(first.fwd_wait_ms - last.fwd_wait_ms) == abs(first.fwd_compute_ms - last.fwd_compute_ms)
     after = hardware.measure(task(SHARD, batch_size=BATCH_SIZE), Placement((0, 1, 1), 2))
     assert after.fits and all(0 < device.fwd_compute_ms < 1000 for device in after.devices)

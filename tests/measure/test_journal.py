@@ -186,7 +186,7 @@ def test_a_last_line_torn_anywhere_is_dropped_with_one_warning_and_the_journal_g
     assert len(warnings_of(caplog)) == 1  # none from the whole file
 
 
-def test_a_torn_origin_is_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_torn_origin_is_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The first one, which leaves nothing, and a later one, which must not lend its visits to the one before."""
     path = tmp_path / "journal.jsonl"
     first = written(path, [visit("a")])

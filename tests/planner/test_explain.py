@@ -348,7 +348,7 @@ def test_moving_as_explained_costs_what_was_explained(seed: int) -> None:
 
 
 def check_best(answer: PlacementAnswer, model: Any, part: PartExplanation) -> None:
-    """Doing it is legal, and explaining anew says the same times."""
+    """Doing it is legal, and explaining again says the same times."""
     best = part.best
     assert best is not None
     moving = {part.name, *part.moves_with}
@@ -362,10 +362,10 @@ def check_best(answer: PlacementAnswer, model: Any, part: PartExplanation) -> No
     ]
     moved = replace(answer, device_of_table=tuple(devices))
     check_placement(moved.task, Placement(tuple(devices), answer.num_devices))
-    anew = explain(moved, model, part.name).parts[0]
-    assert anew.device == best.to_device
-    assert anew.device_ms == pytest.approx(best.to_ms, rel=1e-6)
-    assert anew.options[part.device].step_ms >= 0
+    again = explain(moved, model, part.name).parts[0]
+    assert again.device == best.to_device
+    assert again.device_ms == pytest.approx(best.to_ms, rel=1e-6)
+    assert again.options[part.device].step_ms >= 0
     assert explain(moved, model, part.name).step_ms == pytest.approx(best.step_ms, rel=1e-6)
 
 

@@ -285,7 +285,7 @@ def test_the_page_says_that_torchrec_is_missing(
     assert compared == [HEURISTICS]
 
 
-def test_without_a_report_nobody_looks_for_torchrec(
+def test_without_a_report_torchrec_is_not_looked_for(
     monkeypatch: pytest.MonkeyPatch, compared: list[tuple[str, ...]]
 ) -> None:
     """Importing it takes seconds."""

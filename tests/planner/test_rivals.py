@@ -26,7 +26,7 @@ def test_torchrec_splits_only_where_that_is_allowed() -> None:
     assert [one.sharder for one in whole] == ["random", *TORCHREC]
 
 
-def test_nobody_waits_minutes_for_torchrec_to_split_many_tables() -> None:
+def test_no_user_waits_minutes_for_torchrec_to_split_many_tables() -> None:
     many = tuple(table(f"t{number}", 10, 64) for number in range(MOST_SPLIT + 1))
     assert rivals(asked(tables=many), untrained(), (SPLITTING,)) == ()
 

@@ -36,7 +36,7 @@ def test_an_empty_file_and_empty_keys_are_no_rules(tmp_path: Path) -> None:
         ("- a", "holds no rules"),
         ("pinned: [a]", "pinned: is not a mapping"),
         ("pinned: {a: one}", r"pinned\.a: 'one' is neither a device id"),
-        ("pinned: {a: [true]}", "no device id"),
+        ("pinned: {a: [true]}", "neither a device id"),
         ("forbidden_devices: x", "forbidden_devices: 'x' is neither a device id"),
         ("together: [a, b]", "together: is not a list of groups"),
         ("pinned: {a: ", "not readable as YAML"),

@@ -35,7 +35,7 @@ def test_what_is_no_answer_is_seen(tmp_path: Path) -> None:
     """The test's own eyes: exceptions, messages of several lines, memory and time."""
     from evenshard.utils.errors import BadInput
 
-    def told(message: str) -> object:
+    def failing_with(message: str) -> object:
         error = BadInput("")
         error.args = (message,)
 
@@ -45,10 +45,10 @@ def test_what_is_no_answer_is_seen(tmp_path: Path) -> None:
         return read
 
     assert _fails(tmp_path, lambda path: 1) is None
-    assert _fails(tmp_path, told("one line")) is None
-    assert "not one printable line" in str(_fails(tmp_path, told("a\nb")))
-    assert "not one printable line" in str(_fails(tmp_path, told("\x1b[31m")))
-    assert "of 1201 characters" in str(_fails(tmp_path, told("x" * 1201)))
+    assert _fails(tmp_path, failing_with("one line")) is None
+    assert "not one printable line" in str(_fails(tmp_path, failing_with("a\nb")))
+    assert "not one printable line" in str(_fails(tmp_path, failing_with("\x1b[31m")))
+    assert "of 1201 characters" in str(_fails(tmp_path, failing_with("x" * 1201)))
     assert "ZeroDivisionError at " in str(_fails(tmp_path, lambda path: 1 / 0))
     assert "MemoryError" in str(_fails(tmp_path, lambda path: bytearray(2**36)))
 

@@ -4,7 +4,7 @@ What is proven: the sdist of this tree builds the wheel; the wheel holds every f
 asks for the dependencies that ``pyproject.toml`` names; in a clean virtual environment, where pip installed nothing but
 the wheel, the command and the Python API answer in another folder. What is not: that pip finds the dependencies, which
 would take minutes to install again. The clean environment borrows them from this one through a ``.pth`` file. It does
-not borrow evenshard: the editable install of the checkout is a ``.pth`` file itself, and nobody reads those of a
+not borrow evenshard: the editable install of the checkout is a ``.pth`` file itself, and those are not read from a
 borrowed folder.
 """
 

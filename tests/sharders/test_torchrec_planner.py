@@ -1,4 +1,4 @@
-"""TorchRec's planner as a sharder: it is told the truth about the tables, and evenshard's rule of memory holds."""
+"""TorchRec's planner as a sharder: it gets the true values of the tables, and evenshard's rule of memory holds."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_placed_is_infeasible_with_numbers(capfd: pytest.CaptureF
     assert capfd.readouterr().out == ""  # no report of the planner; stderr is the loggers', which other tests turn up
 
 
-# What TorchRec is told -----------------------------------------------------------------------------------------------
+# What TorchRec is given ---------------------------------------------------------------------------------------------
 
 
 def test_true_pooling_factors_count() -> None:
@@ -100,10 +100,10 @@ def test_bandwidths_decide_between_a_wide_and_a_busy_table() -> None:
 
 def test_the_planner_gets_bytes_per_millisecond_and_the_batch_of_one_device() -> None:
     of_task = task(some_tables(3), devices=4, batch_size=1000)
-    told = TorchRecSharder(Bandwidths(3888.0, 450.0, 300.0))._planner(of_task, weights)
-    assert told._topology.hbm_mem_bw == pytest.approx(3888e6)
-    assert (told._topology.intra_host_bw, told._topology.inter_host_bw) == (450e6, 300e6)
-    assert told._batch_size == 250
+    planner = TorchRecSharder(Bandwidths(3888.0, 450.0, 300.0))._planner(of_task, weights)
+    assert planner._topology.hbm_mem_bw == pytest.approx(3888e6)
+    assert (planner._topology.intra_host_bw, planner._topology.inter_host_bw) == (450e6, 300e6)
+    assert planner._batch_size == 250
     assert SHARDER._planner(replace(of_task, batch_size=1001), weights)._batch_size == 251
 
 

@@ -94,7 +94,7 @@ def test_a_task_that_is_searched_again_gives_its_next_best_candidate() -> None:
     assert predicted == sorted(predicted)
 
 
-def test_when_the_search_knows_no_more_candidates_somebody_else_proposes() -> None:
+def test_when_the_search_knows_no_more_candidates_another_sharder_proposes() -> None:
     two = task(POOL[:2], devices=2, task_id="train-000")  # together or apart
     jobs = placement_jobs([two], 5, 2, seed=0, proposers=Proposers(None, MODEL, 1.0))
     searched = [job.placement for job in jobs if job.proposed_by == "evenshard"]

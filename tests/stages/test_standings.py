@@ -1,4 +1,4 @@
-"""Evaluation: who is fastest, how sure that is, and what becomes of tasks that somebody could not place."""
+"""Evaluation: who is fastest, how sure that is, and what becomes of tasks that a sharder could not place."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_best_heuristic_is_neither_privileged_nor_learnt() -> None:
     assert [of[name].privileged for name in of] == [False, True, False]
 
 
-def test_a_task_that_somebody_could_not_place_counts_against_him_and_in_nobodys_mean() -> None:
+def test_a_task_that_one_sharder_could_not_place_counts_against_it_and_in_no_mean() -> None:
     answers: dict[str, list[float | None]] = {
         "random": [10.0, 20.0, None],
         "dim_greedy": [8.0, 18.0, 900.0],
@@ -126,7 +126,7 @@ def test_a_task_that_somebody_could_not_place_counts_against_him_and_in_nobodys_
     assert infeasible_tasks(results(answers)) == 2
 
 
-def test_a_single_common_task_separates_nobody() -> None:
+def test_a_single_common_task_separates_no_sharders() -> None:
     of = by_name({"dim_greedy": [8.0], "dreamshard": [1.0]})
     assert of["dreamshard"].verdict == "not separable from it"
 

@@ -122,7 +122,7 @@ def test_a_cost_model_that_diverged_is_not_saved(stage: Stage) -> None:
         model.save(stage.folder / "model")
 
 
-def test_controls_and_what_ran_out_of_memory_teach_nobody(stage: Stage) -> None:
+def test_controls_and_what_ran_out_of_memory_teach_nothing(stage: Stage) -> None:
     controls = placements(CONTROL, count=4, round_number=7)
     full = PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1.0, 1.0, 1.0, 1.0)), "modelled")
     failed = [replace(one, measurement_id=f"full-{n}", cost=full) for n, one in enumerate(placements(round_number=8))]

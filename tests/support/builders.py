@@ -212,7 +212,7 @@ class Step:
 
 
 class SlowEpisode:
-    """One episode as the paper tells it: every state is encoded anew from the lists of tables on the devices."""
+    """One episode as the paper describes it: every state is encoded again from the lists of tables on the devices."""
 
     def __init__(self, task: PlacementTask, normalizer: FeatureNormalizer, model: CostModel, policy: Policy) -> None:
         self._task, self._normalizer, self._model, self._policy = task, normalizer, model, policy

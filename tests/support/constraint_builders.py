@@ -1,4 +1,4 @@
-"""Small tasks with constraints, and the rule of what is legal once more, as slow and plain as it can be told."""
+"""Small tasks with constraints, and the rule of what is legal once more, as slow and plain as possible."""
 
 from __future__ import annotations
 

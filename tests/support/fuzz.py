@@ -61,8 +61,8 @@ def _run_stretch(name: str, seed: int, first: int, last: int, out: Path) -> None
         left = [number for number in range(first, last) if _unfinished(_folder(out, name, seed, number))]
         if not left:
             raise RuntimeError(f"{' '.join(words)}: {done.stderr}")
-        told = f"{name}\nthe process ended with {done.returncode}\n{done.stderr[-3000:]}\n"
-        (_folder(out, name, seed, left[0]) / PROBLEM).write_text(told)
+        report = f"{name}\nthe process ended with {done.returncode}\n{done.stderr[-3000:]}\n"
+        (_folder(out, name, seed, left[0]) / PROBLEM).write_text(report)
         first = left[0] + 1
 
 
@@ -71,13 +71,13 @@ def _unfinished(folder: Path) -> bool:
 
 
 def _replay(folder: Path) -> None:
-    name, told = (folder / PROBLEM).read_text().split("\n", 1)
+    name, report = (folder / PROBLEM).read_text().split("\n", 1)
     reader = READERS[name]
     again = folder.with_name(f"{folder.name}.again")
     shutil.rmtree(again, ignore_errors=True)
     again.mkdir()
     problem = problem_with(reader, (folder / reader.file).read_bytes(), again)
-    print(f"{name}\nthen: {told.strip()}\nnow: {problem or 'nothing'}")
+    print(f"{name}\nthen: {report.strip()}\nnow: {problem or 'nothing'}")
 
 
 def main() -> int:
@@ -111,9 +111,9 @@ def main() -> int:
             pass
     failed = []
     for path in sorted(args.out.glob(f"*-{args.seed}-*/{PROBLEM}")):
-        told = " ".join(path.read_text().splitlines()[1:])
-        print(f"{path.parent}: {told[:300]}{' (known, of pyarrow)' * (OF_PYARROW in told)}")
-        failed += [path] * (OF_PYARROW not in told)
+        report = " ".join(path.read_text().splitlines()[1:])
+        print(f"{path.parent}: {report[:300]}{' (known, of pyarrow)' * (OF_PYARROW in report)}")
+        failed += [path] * (OF_PYARROW not in report)
     print(f"{len(failed)} of {each * len(args.readers)} inputs failed (seed {args.seed})")
     return 1 if failed else 0
 

@@ -1,6 +1,6 @@
 """A server that answers like Kubeflow Pipelines' v2beta1 API, as far as evenshard asks it. It runs nothing.
 
-What it tells of runs is what Kubeflow Pipelines 2.17 told of three real ones (kubeflow_runs.json), with all nodes of
+What it says of runs is what Kubeflow Pipelines 2.17 said of three real ones (kubeflow_runs.json), with all nodes of
 Argo's, no errors and no names of pods. Of requests it shows the shape on the wire, not that a cluster would take them.
 """
 

@@ -110,7 +110,7 @@ def _places() -> list[str]:
 
 
 def _named(name: str, place: Path, mlflow_uri: str) -> Loop:
-    """Gives the loop's run a name that says what it is, as somebody would in MLflow's pages."""
+    """Gives the loop's run a name that says what it is, as a user would in MLflow's pages."""
     from mlflow import MlflowClient
 
     with pytest.MonkeyPatch.context() as patch:

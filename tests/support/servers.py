@@ -342,7 +342,7 @@ def _folder() -> Iterator[Path]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, below those that Linux hands out to clients."""
+    """Ports without a listener, below those that Linux hands out to clients."""
     found: list[int] = []
     while len(found) < count:
         port = random.SystemRandom().randrange(20000, 32000)

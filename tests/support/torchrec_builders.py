@@ -84,12 +84,12 @@ PATHS = {"user.ebc": USER, "item": ITEM}
 
 
 def gb(num_bytes: int) -> float:
-    """As memory caps are told."""
+    """As memory caps are given."""
     return num_bytes / BYTES_PER_GB
 
 
 def topology(world_size: int, compute_device: str = "cuda", **kwargs: Any) -> Any:
-    """TorchRec's description of a machine; one node, and 1 GB per GPU, where nothing else is told."""
+    """TorchRec's description of a machine; one node, and 1 GB per GPU, where nothing else is given."""
     from torchrec.distributed.planner.types import HardwareConfig, KernelConfig, TopologyFactory, TrainerConfig
 
     return TopologyFactory.create_topology(

@@ -98,7 +98,7 @@ def test_published_histograms_agree_with_all_three_published_figures(
     np.testing.assert_allclose(shares * BIN_MEAN_COUNTS / mean_count, accesses, atol=0.004)
 
 
-# The default of a table that nobody has counted ----------------------------------------------------------------------
+# The default of a table without a count ----------------------------------------------------------------------------
 
 
 def test_a_table_with_room_keeps_the_published_histogram() -> None:

@@ -122,7 +122,7 @@ def test_tables_made_in_python_can_only_lack_a_histogram() -> None:
 def test_every_public_set(name: str) -> None:
     found = tables_from(name, 65_536)
     assert found.tables == load_catalog(name, 65_536)
-    # NVIDIA's sets publish the power law of their lookups; nobody publishes a precision.
+    # NVIDIA's sets publish the power law of their lookups; a precision is not published.
     columns = ["weight_bits"] if name.startswith("nvidia") else ["reuse_bins", "weight_bits"]
     assert [(one.table, one.column) for one in found.assumptions] == [
         (t.name, c) for t in found.tables for c in columns

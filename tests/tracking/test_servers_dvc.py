@@ -88,7 +88,7 @@ def test_a_push_that_the_server_dies_under_can_be_repeated(s3: servers.S3, remot
             gives_up = time.monotonic() + 30
             while s3.running and time.monotonic() < gives_up:
                 time.sleep(0.02)
-            assert not s3.running and pushing.poll() is None  # DVC tries for minutes; somebody stops it
+            assert not s3.running and pushing.poll() is None  # DVC tries for minutes; a user stops it
             pushing.kill()
             pushing.communicate()
     finally:

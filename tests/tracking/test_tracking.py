@@ -43,7 +43,7 @@ def client(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def away(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody answers."""
+    """No server answers."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", AWAY)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 

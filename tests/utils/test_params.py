@@ -65,7 +65,7 @@ def test_a_senseless_value_is_named_by_section_and_key(values: dict[Any, Any], w
 
 @pytest.mark.parametrize("values", [None, [1, 2], "num_updates"])
 def test_a_section_that_is_no_mapping_is_refused(values: Any) -> None:
-    with pytest.raises(BadConfig, match="section train is no mapping"):
+    with pytest.raises(BadConfig, match="section train is not a mapping"):
         section({"train": values}, "train", Config)
 
 
@@ -80,8 +80,8 @@ def test_a_file_is_read_into_its_sections(tmp_path: Path) -> None:
     [
         (b"a: [1, 2", "not readable as YAML"),
         (b"\xff\xfe\x00", "not readable as YAML"),
-        (b"- 1\n- 2\n", "is no mapping"),
-        (b"", "is no mapping"),
+        (b"- 1\n- 2\n", "is not a mapping"),
+        (b"", "is not a mapping"),
     ],
 )
 def test_a_file_of_something_else_is_refused_on_one_line(tmp_path: Path, content: bytes, words: str) -> None:

@@ -15,7 +15,7 @@ from support.repository import git
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of one commit with one file; nobody's own git settings apply."""
+    """A repository of one commit with one file; no user's git settings apply."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     folder = tmp_path / "repository"

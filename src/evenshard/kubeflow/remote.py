@@ -86,7 +86,7 @@ class Remote:
         """
         if not endpoint.url.startswith(("http://", "https://")):
             raise BadConfig(
-                f"endpoint {shown(endpoint.url)} is no address. Write it as https://kubeflow.example.com/pipeline."
+                f"endpoint {shown(endpoint.url)} is not an address. Write it as https://kubeflow.example.com/pipeline."
             )
         if not endpoint.namespace:
             raise BadConfig("namespace is empty. Name the one that the runs are to be in.")

@@ -70,9 +70,9 @@ def test_a_file_becomes_the_plan_of_its_answer(tmp_path: Path, split: bool) -> N
     save_plan(one, tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json", model) == sharding_plan(one, model)
     save_plan(one, tmp_path / "nodes.json", local_world_size=1, compute_device="cpu")
-    told: dict[str, Any] = {"local_world_size": 1, "compute_device": "cpu"}
-    assert load_plan(str(tmp_path / "nodes.json"), model) == sharding_plan(one, model, **told)
-    assert load_plan(tmp_path / "plan.json", model, **told) == sharding_plan(one, model, **told)
+    ranks: dict[str, Any] = {"local_world_size": 1, "compute_device": "cpu"}
+    assert load_plan(str(tmp_path / "nodes.json"), model) == sharding_plan(one, model, **ranks)
+    assert load_plan(tmp_path / "plan.json", model, **ranks) == sharding_plan(one, model, **ranks)
 
 
 def test_a_file_says_what_torchrec_says(tmp_path: Path) -> None:

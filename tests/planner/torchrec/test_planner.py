@@ -170,8 +170,13 @@ def test_it_answers_as_evenshard_place_does(caplog: pytest.LogCaptureFixture) ->
     narrow = replace(known, trained_on=replace(known.trained_on, embedding_dim=(4.0, 8.0)))
     model = Model(META)
     asked: dict[str, Any] = {"model": narrow, "pinned": {"wide": 0}, "seed": 4}
-    told = {"world_size": 2, "compute_device": "cuda", "memory_cap_gb": gb(8000), "pooling_factors": {"clicks": 7.5}}
-    planner = EvenshardPlanner(**told, **asked)
+    settings = {
+        "world_size": 2,
+        "compute_device": "cuda",
+        "memory_cap_gb": gb(8000),
+        "pooling_factors": {"clicks": 7.5},
+    }
+    planner = EvenshardPlanner(**settings, **asked)
     plan = planner.plan(model)
     (warning,) = (one.getMessage() for one in caplog.records)
     assert warning.startswith("2 tables have a larger dim than the 8")

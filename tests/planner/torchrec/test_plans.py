@@ -24,7 +24,7 @@ from support.torchrec_builders import GREEDY, ITEM, META, NAMES, SPLIT, USER, Mo
 
 
 def test_tables_of_a_model_by_hand() -> None:
-    """Feature by feature, table as a whole, and what nobody knows."""
+    """Feature by feature, table as a whole, and what is unknown."""
     tables = tables_of(Model(META), {"clicks": 12.5, "item_before": 20.0, "user.ebc.id": 0.5}, default_pooling_factor=2)
     assert tables == (
         Table("user.ebc.id", 50, 8, 0.5),
@@ -89,7 +89,7 @@ def test_other_modules_with_tables_are_refused_or_left_out() -> None:
     assert set(planner.plan(model, [EmbeddingBagCollectionSharder()]).plan) == {"user.ebc", "item"}
 
 
-def test_lookups_that_nobody_told_are_assumed() -> None:
+def test_lookups_that_are_not_given_are_assumed() -> None:
     """A table's name stands for all its features; one feature of two leaves the other open."""
 
     def assumed(*names: str) -> list[str]:

@@ -194,7 +194,7 @@ def test_logits_are_those_of_the_head_as_the_paper_writes_it() -> None:
 
 
 def test_steps_one_by_one_equal_one_long_unroll_and_memory_ends_with_the_episode() -> None:
-    """TIGHT and the single-table task begin anew several times within the unroll."""
+    """TIGHT and the single-table task begin again several times within the unroll."""
     net, seen = balance_policy(), seen_so_far(MIXED, steps=20)
     assert seen.fresh_B[1:].sum() > 20
     whole = net(seen, net.blank_memory(4))
@@ -252,7 +252,7 @@ def test_devices_the_task_does_not_have_change_no_value() -> None:
 
 
 def place_slowly(of_task: PlacementTask, seed: int = 0) -> Placement:
-    """One table after the other, every quantity computed anew from the lists of tables."""
+    """One table after the other, every quantity computed again from the lists of tables."""
     net, policy = shard_net(), balance_policy(seed)
     with torch.no_grad():
         repr_TH = net.encode(NORMALIZER(of_task.tables, of_task.batch_size))

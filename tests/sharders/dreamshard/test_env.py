@@ -72,7 +72,7 @@ def sampled_episodes(batch: EpisodeBatch, seed: int) -> Episodes:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_costs_masks_and_logits_of_every_step_are_those_of_a_state_encoded_anew(seed: int) -> None:
+def test_costs_masks_and_logits_of_every_step_are_those_of_a_state_encoded_again(seed: int) -> None:
     batch = EpisodeBatch.of(MIXED, NORMALIZER).repeat(3)
     episodes = sampled_episodes(batch, seed)
     logits_BTD = replayed_logits_BTD(batch, episodes, policy()).detach()

@@ -42,7 +42,7 @@ def played(of_task: PlacementTask, episodes: int, seed: int = 0) -> tuple[Episod
 
 
 def slow_loss(of_task: PlacementTask, episodes: Episodes, net: DreamShardPolicy, entropy_weight: float) -> torch.Tensor:
-    """The loss as the paper tells it: episode by episode, step by step, every state encoded anew."""
+    """The loss as the paper describes it: episode by episode, step by step, every state encoded again."""
     finished = [row for row in range(len(episodes.device_BT)) if episodes.finished_B[row]]
     returns = [-float(episodes.predicted_ms_B[row]) for row in finished]
     mean = sum(returns) / len(returns)

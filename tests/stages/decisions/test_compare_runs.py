@@ -197,7 +197,7 @@ def test_loops_in_mlflow(workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     with tracking.study_run("promote", {}):
         pass
     [study] = [one for one in tracking.find_runs() if one.name == "promote"]
-    for argv, told in (
+    for argv, expected in (
         ([first], "one run is nothing to compare"),
         ([first, "nobody"], f"({second[:8]}), loop-"),
         ([first, first[:8]], f"{first} and {first[:8]} are the same run"),
@@ -206,4 +206,4 @@ def test_loops_in_mlflow(workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     ):
         assert main(["compare", *argv]) == 2
         err = capsys.readouterr().err
-        assert told in err and err.count("\n") == 1
+        assert expected in err and err.count("\n") == 1

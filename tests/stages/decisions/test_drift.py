@@ -96,7 +96,7 @@ def test_what_is_hardly_read_does_not_matter() -> None:
     assert drift([*NOW, busy]).retrain_due
 
 
-def test_tables_that_nobody_reads_need_no_training() -> None:
+def test_tables_without_lookups_need_no_training() -> None:
     unread = [replace(one, name=f"{one.name}-unread", pooling_factor=0.0) for one in NOW]
     assert not drift([*NOW, *unread]).retrain_due
     only = drift(unread)
@@ -112,8 +112,8 @@ def test_a_range_that_one_table_made_covers_little() -> None:
     assert found.quantities[1].num_outside == 0 and found.outside_load_pct < 5
     assert found.rare_pct == pytest.approx(100, abs=3) and found.quantities[1].num_rare == 200
     assert found.retrain_due and any("like hardly any table" in reason for reason in found.reasons)
-    untold = drift(wide, replace(seen, embedding_dim_quantiles=()))
-    assert untold.quantities[1].num_rare is None and not untold.retrain_due
+    unexpected = drift(wide, replace(seen, embedding_dim_quantiles=()))
+    assert unexpected.quantities[1].num_rare is None and not unexpected.retrain_due
 
 
 def test_a_table_outside_is_not_rare_too() -> None:
@@ -241,7 +241,7 @@ def test_a_new_placement_says_what_moves_and_what_it_saves(tables: Path, capsys:
     assert nothing["traffic"]["moved_bytes"] == 0 and nothing["times"]["saves_ms"] == pytest.approx(0)
 
 
-def test_tables_that_do_not_fit_any_more_are_told(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_that_do_not_fit_any_more_are_expected(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["place", "tables.csv", "--devices", "2", "--batch-size", "4096", "-o", "old.json"]) == 0
     save_tables([replace(one, num_rows=400_000_000) for one in some_tables(12)], Path("grown.csv"))
     capsys.readouterr()
@@ -257,7 +257,7 @@ def test_tables_that_do_not_fit_any_more_are_told(tables: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "expected"),
     [
         (["--against", "nowhere"], "nowhere: no such folder"),
         (["--against", "bundled:tpu"], "no model for hardware"),
@@ -266,10 +266,12 @@ def test_tables_that_do_not_fit_any_more_are_told(tables: Path, capsys: pytest.C
         (["--against", "models:/evenshard-cost@champion"], "no mlflow.db"),
     ],
 )
-def test_bad_input_is_one_line(tables: Path, capsys: pytest.CaptureFixture[str], argv: list[str], told: str) -> None:
+def test_bad_input_is_one_line(
+    tables: Path, capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
+) -> None:
     assert main(["drift", "--tables", "tables.csv", *argv]) == 2
     err = capsys.readouterr().err
-    assert told in err and err.count("\n") == 1
+    assert expected in err and err.count("\n") == 1
 
 
 def test_a_new_request_has_todays_batch() -> None:

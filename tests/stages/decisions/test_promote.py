@@ -271,12 +271,12 @@ def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkey
         assert register_folder(folder)[0].version == str(number + 1)
     tracking.set_champion(tracking.COST, "1")
 
-    def then_somebody_else_wins(*args: Any, **kwargs: Any) -> Contest:
+    def then_another_candidate_wins(*args: Any, **kwargs: Any) -> Contest:
         found = contest(*args, **kwargs)
         tracking.set_champion(tracking.COST, "2")
         return found
 
-    monkeypatch.setattr("evenshard.stages.decisions.promote.contest", then_somebody_else_wins)
+    monkeypatch.setattr("evenshard.stages.decisions.promote.contest", then_another_candidate_wins)
     assert main(["promote", "--candidate", str(good_model(place / "good"))]) == 1
     assert champion() == "models:/evenshard-cost/2"
     assert "became models:/evenshard-cost/2 in the meantime" in str(report()["reason"])
@@ -314,7 +314,7 @@ def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, m
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "expected"),
     [
         ([], "MLflow has no version of evenshard-cost yet"),
         (["--candidate", "nowhere"], "nowhere: no such folder"),
@@ -324,7 +324,7 @@ def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, m
         (["--tolerance-pct", "-1"], "below 0"),
     ],
 )
-def test_bad_input_is_one_line(place: Path, capsys: pytest.CaptureFixture[str], argv: list[str], told: str) -> None:
+def test_bad_input_is_one_line(place: Path, capsys: pytest.CaptureFixture[str], argv: list[str], expected: str) -> None:
     good_model(place / "good")
     try:
         code = main(["promote", *argv])
@@ -332,7 +332,7 @@ def test_bad_input_is_one_line(place: Path, capsys: pytest.CaptureFixture[str], 
         code = int(str(left.code))
     assert code == 2
     err = capsys.readouterr().err
-    assert told in err and err.count("\n") == 1
+    assert expected in err and err.count("\n") == 1
     assert champion() == ""
 
 
