@@ -41,8 +41,8 @@ STUDY = {
         (["mixed", "--settings", "500x4"], "tables_per_task is 500"),
         (["mixed", "--hardware", "tpu"], "hardware is 'tpu'"),
         (["mixed", "--hardware", "simulated:nothing"], "nothing"),
-        (["mixed", "--skip", "nobody"], "'nobody' is no row"),
-        (["autoshard", "--skip", "best_known"], "'best_known' is no row"),
+        (["mixed", "--skip", "nobody"], "'nobody' is not a row"),
+        (["autoshard", "--skip", "best_known"], "'best_known' is not a row"),
         (["mixed", "--json", "out.md"], "markdown"),
         (["mixed", *[word for name in ROWS["mixed"] for word in ("--skip", name)]], "leaves no row"),
     ],
@@ -73,7 +73,7 @@ def test_a_row_whose_package_is_missing_is_left_out_and_named(monkeypatch: pytes
     missing = "needs torchrec, which is not installed"
     assert out == {"random": "skipped", "torchrec_planner": missing, "torchrec_planner_perf": missing}
     assert "torchrec_planner" not in rows("dlrm", out)
-    with pytest.raises(BadConfig, match="no row"):
+    with pytest.raises(BadConfig, match="not a row"):
         left_out("generalize", True, ["torchrec_planner"])
 
 

@@ -30,9 +30,9 @@ def test_a_version_or_a_digest_is_an_image(name: str) -> None:
         ("r.example.com:5000/evenshard", "has no tag"),
         ("evenshard:latest", "means another image tomorrow"),
         ("evenshard:Main", "means another image tomorrow"),
-        ("", "is no name"),
-        ("evenshard@sha256:12", "is no name"),
-        ("two words:1", "is no name"),
+        ("", "is not the name"),
+        ("evenshard@sha256:12", "is not the name"),
+        ("two words:1", "is not the name"),
     ],
 )
 def test_a_name_that_may_move_is_none(name: str, why: str) -> None:

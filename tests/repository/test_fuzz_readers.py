@@ -54,7 +54,7 @@ def test_what_is_no_answer_is_seen(tmp_path: Path) -> None:
 
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("fuzz_readers.SECONDS", 0.05)
+    monkeypatch.setattr("support.fuzz_readers.SECONDS", 0.05)
 
     def loop(path: Path) -> None:
         while True:
