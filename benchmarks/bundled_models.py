@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.references.best_known import BestKnownSharder
-from evenshard.measure.hardware import MeasureConfig
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask, TaskSampling, sample_tasks

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from evenshard.measure import Hardware, MeasureConfig, open_hardware
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.hardware import Hardware, open_hardware
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import PlacementTask, distinct_tables, load_tasks
 from evenshard.sharders.greedy import expert_sharders

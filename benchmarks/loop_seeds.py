@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from evenshard.measure import MeasureConfig
+from evenshard.measure.config import MeasureConfig
 from evenshard.stages import benchmark, evaluate, generate_tables, train_cost, train_policy
 from evenshard.stages.loop import LoopConfig
 from evenshard.stages.standings import EXPERTS, PRIVILEGED

@@ -19,7 +19,7 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from evenshard.measure.hardware import MeasureConfig
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import link
 from evenshard.measure.simulated.device_model import gradient_ns, index_ns, lookup_ns, sort_ns
 from evenshard.measure.simulated.gpu_profile import gpu_profile

@@ -43,7 +43,7 @@ def small_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     tables/tables.parquet, tasks, part_1, part_2, costs/round_001.parquet, cost_net/, cost_model/, policy/
     """
-    from evenshard.measure import MeasureConfig
+    from evenshard.measure.config import MeasureConfig
     from evenshard.stages import benchmark, generate_tables, merge_costs, train_cost, train_policy
 
     folder = tmp_path_factory.mktemp("round")

@@ -17,7 +17,8 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import evenshard
-from evenshard.measure import MeasureConfig, open_hardware
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.hardware import open_hardware
 from evenshard.placement.parts import TableShard
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec import shards_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from evenshard.measure import MeasureConfig
+from evenshard.measure.config import MeasureConfig
 from evenshard.stages.generate_tables import GenerateTablesConfig
 from evenshard.stages.loop import LoopConfig
 from evenshard.tables.formats import TABLE_SUFFIXES
@@ -113,7 +113,7 @@ def _evaluate(num_rounds: int, measuring_files: list[str]) -> dict[str, Any]:
 def measured_with(params: dict[str, Any]) -> list[str]:
     """The files that the settings of measuring name: a recorded batch, a link, a device profile."""
     measure = section(params, "measure", MeasureConfig)
-    return _files(measure.recorded_batch, measure.link, measure.hardware.removeprefix("simulated:"))
+    return _files(measure.recorded_batch, measure.link, measure.hardware_name.device)
 
 
 def sources(params: dict[str, Any]) -> list[str]:

@@ -21,8 +21,7 @@ from benchmarks.references.annealing_starts import (
 )
 from benchmarks.references.shard_times import IntArray, ShardTimes
 from benchmarks.references.steepest import descend
-from evenshard.measure.costs import SIMULATED
-from evenshard.measure.hardware import MeasureConfig
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.constraints import UNCONSTRAINED
 from evenshard.placement.feasibility import require_room
@@ -52,10 +51,10 @@ class BestKnownSharder:
             BadConfig: if the hardware is real: its true cost is unknown.
         """
         given = MeasureConfig(hardware=measure) if isinstance(measure, str) else measure
-        if not given.hardware.startswith(SIMULATED):
+        if given.hardware_name.kind.times == "measured":
             raise BadConfig(
                 f"best_known searches the noise-free cost, which {given.hardware} does not have. "
-                f"Use hardware {SIMULATED}<profile>."
+                f"Use hardware simulated:<profile>."
             )
         self._hardware = SimulatedHardware(replace(given, noise=0.0))
         self._config = config or AnnealConfig()

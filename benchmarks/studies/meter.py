@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from evenshard.measure import Hardware, Job, Journal, MeasureConfig, measure_jobs, open_hardware
+from evenshard.measure.campaign import Job, measure_jobs
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import MeasuredPlacement, PlacementCost, Provenance
-from evenshard.measure.hardware import TimeShare
+from evenshard.measure.hardware import Hardware, TimeShare, open_hardware
+from evenshard.measure.journal import Journal
 from evenshard.measure.noise import Noise, controls_of, noise_of
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from benchmarks.references.annealing import AnnealConfig
-from evenshard.measure import MeasureConfig
-from evenshard.measure.costs import SIMULATED
+from evenshard.measure.config import MeasureConfig
 from evenshard.placement.task import PlacementTask, TaskSampling, TaskSplit, sample_tasks
 from evenshard.sharders.autoshard.train import AutoShardConfig
 from evenshard.sharders.convex_search.sharder import SearchConfig
@@ -87,7 +86,7 @@ class Ground:
     @property
     def is_simulated(self) -> bool:
         """Whether measuring costs next to nothing and disturbs no other work."""
-        return self.measure.hardware.startswith(SIMULATED)
+        return self.measure.hardware_name.kind.times == "simulated"
 
     def split(self, setting: Setting) -> TaskSplit:
         """Train and test tasks of a setting, always the same.
@@ -212,7 +211,7 @@ def ground_of(
 ) -> tuple[Ground, Budgets]:
     """The study's pool and budgets on this hardware; None leaves a number as the study has it."""
     measure = MeasureConfig(hardware)
-    if not hardware.startswith(SIMULATED):  # as in params.yaml
+    if measure.hardware_name.kind.times == "measured":  # as in params.yaml
         measure = MeasureConfig(hardware, num_batches=2, warmup=1, repeats=4, visits=3)
     if on_cpu := _on_cpu(hardware):
         pool = PoolConfig(GeneratorConfig(3000, study.cpu_dims, 300_000, 32), 0.6, 512)

@@ -19,8 +19,8 @@ from benchmarks.studies.runner import run_units
 from benchmarks.studies.settings import STUDIES, Budgets, Setting, Study, ground_of
 from benchmarks.studies.summary import Measured, standings
 from benchmarks.studies.units import Store
-from evenshard.measure import open_hardware
 from evenshard.measure.distributed import collective
+from evenshard.measure.hardware import open_hardware
 from evenshard.measure.noise import Noise
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from evenshard.measure.costs import measured_or_simulated
+from evenshard.measure.hardware import measured_or_simulated
 
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], str]]

@@ -13,7 +13,7 @@ from benchmarks.references.annealing_starts import best_of_kinds, greedy_starts,
 from benchmarks.references.best_known import BestKnownSharder
 from benchmarks.references.shard_times import ShardTimes
 from benchmarks.references.steepest import descend
-from evenshard.measure.hardware import MeasureConfig
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.device_model import RADIX_BITS, ROW_LIMITS, sort_passes
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.measure.simulated.shard_work import HOTTEST, ShardWork

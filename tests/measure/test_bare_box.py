@@ -21,7 +21,10 @@ class Bare:
 sys.meta_path.insert(0, Bare())
 from pathlib import Path
 
-from evenshard.measure import Job, Journal, MeasureConfig, from_journal, measure_jobs, open_hardware
+from evenshard.measure.campaign import Job, from_journal, measure_jobs
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.hardware import open_hardware
+from evenshard.measure.journal import Journal
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.tables.files import load_tables
 from evenshard.placement.task import PlacementTask

@@ -20,8 +20,8 @@ from evenshard.measure.calibrate.device import (
     measured_shards,
     save_profile,
 )
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
-from evenshard.measure.hardware import MeasureConfig
 from evenshard.measure.profiles import profile_path, write_profile
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, gpu_profile
 from evenshard.measure.simulated.hardware import SimulatedHardware

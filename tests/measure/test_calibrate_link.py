@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import yaml
 
-from evenshard.measure import MeasureConfig
 from evenshard.measure.calibrate.link import ExchangePoint, LinkFit, calibrate_link, fit_link, save_link
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import link
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 

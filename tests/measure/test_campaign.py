@@ -22,9 +22,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.measure import Job, Journal, MeasureConfig, campaign, from_journal, measure_jobs, with_controls
+from evenshard.measure import campaign
+from evenshard.measure.campaign import Job, from_journal, measure_jobs, with_controls
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.costs import CONTROL, MeasuredPlacement, PlacementCost
+from evenshard.measure.journal import Journal
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.utils.errors import BadFile, MeasurementFailed
@@ -252,7 +255,7 @@ def test_more_placements_and_more_visits_go_on_from_the_same_journal(journal: Jo
         {"repeats": 5},
         {"recorded_batch": "batch.pt"},
         {"keep_cache_warm": True},
-        {"noise": 0.5},
+        {"hardware": "simulated:v100", "noise": 0.5},
         {"seed": 6},
     ],
 )

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from evenshard.measure import MeasureConfig
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost
 from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.collective import CollectiveHardware, device_costs

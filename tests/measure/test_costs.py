@@ -18,7 +18,6 @@ from evenshard.measure.costs import (
     PlacementCost,
     combine_visits,
     interquartile_range,
-    measured_or_simulated,
 )
 from evenshard.utils.errors import MeasurementFailed
 from support.builders import PROVENANCE, cost, device_costs, measured, some_tables, task
@@ -82,21 +81,6 @@ def test_a_placement_has_devices_and_a_measurement_hardware() -> None:
 def test_only_controls_are_controls() -> None:
     one = measured(task(some_tables(1), devices=1), (0,), cost(1.0))
     assert not one.is_control and replace(one, proposed_by=CONTROL).is_control
-
-
-@pytest.mark.parametrize(
-    ("hardware", "word"),
-    [
-        ("cpu", "measured"),
-        ("cuda: NVIDIA H200", "measured"),
-        ("simulated:h200", "simulated"),
-        ("simulated: h200", "simulated"),
-        ("simulated", "simulated"),
-        ("cpu: one, simulated: h200", "simulated"),
-    ],
-)
-def test_only_real_hardware_measures(hardware: str, word: str) -> None:
-    assert measured_or_simulated(hardware) == word
 
 
 def test_interquartile_range_by_hand() -> None:

@@ -14,7 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.measure import MeasureConfig, fbgemm
+from evenshard.measure import fbgemm
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import (
     LoadedShard,
     OutOfDeviceMemory,
@@ -24,6 +25,7 @@ from evenshard.measure.fbgemm import (
     library_versions,
     real_device,
 )
+from evenshard.measure.hardware import HardwareName
 from evenshard.measure.workload import draw_lookups
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
@@ -367,11 +369,15 @@ def test_the_cpu_says_what_it_is() -> None:
     assert re.fullmatch(rf"torch {re.escape(torch.__version__)}, fbgemm_gpu \d.*", library_versions(CPU))
 
 
+def device_of(hardware: str) -> torch.device:
+    return real_device(HardwareName.parse(hardware))
+
+
 def test_auto_is_the_cpu_where_there_is_no_gpu_and_cuda_is_refused_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert real_device("auto") == real_device("cpu") == CPU
+    assert device_of("auto") == device_of("cpu") == CPU
     with pytest.raises(BadConfig, match="finds no CUDA GPU"):
-        real_device("cuda")
+        device_of("cuda")
 
 
 def test_each_process_has_its_own_gpu_and_cpu_is_the_cpu_even_beside_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,10 +386,10 @@ def test_each_process_has_its_own_gpu_and_cpu_is_the_cpu_even_beside_one(monkeyp
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    assert real_device("auto") == torch.device("cuda", 0) and real_device("cpu") == CPU
+    assert device_of("auto") == torch.device("cuda", 0) and device_of("cpu") == CPU
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert real_device("cuda") == torch.device("cuda", 3)
+    assert device_of("cuda") == torch.device("cuda", 3)
     assert chosen == [torch.device("cuda", 0), torch.device("cuda", 3)]
     monkeypatch.setenv("LOCAL_RANK", "4")
     with pytest.raises(BadConfig, match="more processes than the 4 GPUs"):
-        real_device("cuda")
+        device_of("cuda")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.measure.link import LINKS, Link, beyond_span, is_modelled, link, start_skew_ms
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.link import LINKS, Link, beyond_span, is_modelled, link, link_of, start_skew_ms
 from evenshard.utils.errors import BadConfig, BadFile
 
 PLAIN = Link(latency_us=0.0, bandwidth_gb_s=1.0, source="by hand")
@@ -81,7 +82,8 @@ def test_an_unknown_link_is_refused_with_the_known_ones() -> None:
 
 
 def test_auto_is_an_affordable_network() -> None:
-    assert link("auto") is LINKS["ethernet_25g"]
+    assert link_of(MeasureConfig()) == "ethernet_25g" and link_of(MeasureConfig(), "nvlink_a100") == "nvlink_a100"
+    assert link_of(MeasureConfig(link="pcie3_host"), "nvlink_a100") == "pcie3_host"
 
 
 # Links of one's own --------------------------------------------------------------------------------------------------

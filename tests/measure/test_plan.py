@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from evenshard.measure import Job, MeasureConfig
+from evenshard.measure.campaign import Job
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.plan import load_plan, save_plan
 from evenshard.placement.placement import Placement
 from evenshard.tables.table import Table

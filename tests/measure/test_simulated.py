@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from evenshard.measure import open_hardware
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, interquartile_range
-from evenshard.measure.hardware import MeasureConfig
+from evenshard.measure.hardware import open_hardware
 from evenshard.measure.link import LINKS
 from evenshard.measure.profiles import profile_names, profile_path
 from evenshard.measure.simulated.device_model import backward_ms, forward_ms

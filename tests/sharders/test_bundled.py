@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evenshard.cli import main
-from evenshard.measure import MeasureConfig
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.profiles import profile_names
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.task import PlacementTask

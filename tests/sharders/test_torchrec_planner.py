@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.measure import MeasureConfig
+from evenshard.measure.config import MeasureConfig
 from evenshard.placement.placement import broken_constraints, check_placement
 from evenshard.sharders.torchrec_planner import Bandwidths, TorchRecSharder, bandwidths_of
 from evenshard.tables.table import Table

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evenshard.cli import main
-from evenshard.measure import MeasureConfig
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import read_rows, save_rows
 from evenshard.measure.costs import CONTROL
 from evenshard.stages import benchmark, generate_tables, merge_costs

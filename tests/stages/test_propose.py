@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from evenshard.measure import MeasureConfig
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import CONTROL, RANDOM_SHARD
 from evenshard.placement.placement import check_placement
 from evenshard.placement.task import sample_shards

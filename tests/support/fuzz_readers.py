@@ -124,8 +124,8 @@ def bounded() -> Iterator[None]:
 @cache
 def _made() -> Path:
     """A folder with one good input of each kind that takes writing."""
-    from evenshard.measure import MeasureConfig
     from evenshard.measure.campaign import Job
+    from evenshard.measure.config import MeasureConfig
     from evenshard.measure.journal import Journal, Origin, Visit
     from evenshard.measure.plan import save_plan
     from evenshard.placement.placement import Placement
@@ -242,7 +242,7 @@ def _read_tasks(path: Path) -> None:
 
 
 def _read_params(path: Path) -> None:
-    from evenshard.measure import MeasureConfig
+    from evenshard.measure.config import MeasureConfig
     from evenshard.stages.benchmark import BenchmarkConfig
     from evenshard.stages.evaluate import EvaluateConfig
     from evenshard.stages.generate_tables import GenerateTablesConfig
@@ -269,7 +269,8 @@ def _read_rules(path: Path) -> None:
 
 
 def _read_profile(path: Path) -> None:
-    from evenshard.measure import MeasureConfig, open_hardware
+    from evenshard.measure.config import MeasureConfig
+    from evenshard.measure.hardware import open_hardware
     from evenshard.placement.placement import Placement
 
     hardware = open_hardware(MeasureConfig(f"simulated:{path}"))

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.measure.campaign import Job, measure_jobs
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import DeviceCost, PlacementCost, Provenance
-from evenshard.measure.hardware import MeasureConfig, TimeShare
+from evenshard.measure.hardware import TimeShare
 from evenshard.measure.journal import Journal, Visit
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask

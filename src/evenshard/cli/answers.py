@@ -67,9 +67,9 @@ def _model(args: argparse.Namespace, answer: PlacementAnswer) -> PlacementModel:
     if args.model is not None:
         model = model_of(args.model, answer.request.hardware)
     else:
-        where, hardware = named_model(answer)
+        source = named_model(answer)
         try:
-            model = model_of(where, hardware)
+            model = model_of(source)
         except BadInput as error:
             raise BadConfig(
                 f"the model that the file names cannot be loaded: {error} Or name another one (--model)."

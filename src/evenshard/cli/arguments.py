@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from evenshard.measure.hardware import CHOICES, names_in
 from evenshard.utils.atomic import tidy_up
 from evenshard.utils.messages import one_line, shown
 from evenshard.utils.outputs import MODEL_PARTS, File, Output, require_apart, require_place
@@ -30,12 +31,20 @@ class Source:
 
     def paths(self, value: Any) -> tuple[Path, ...]:
         """The files or folders of this machine that the value may be."""
-        path = Path(value.removeprefix("simulated:"))
+        path = Path(value)
         return tuple(path / part for part in self._parts) if self._parts and os.path.isdir(path) else (path,)
 
 
+class HardwareSource(Source):
+    """An argument type: hardware, which may name the file of its profile."""
+
+    def paths(self, value: Any) -> tuple[Path, ...]:
+        """The file of the profile, if it is one."""
+        return tuple(Path(name.device) for name in names_in(value) if name.device)
+
+
 PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}
-SOURCE, A_MODEL = Source(), Source(*MODEL_PARTS)
+SOURCE, A_MODEL, HARDWARE = Source(), Source(*MODEL_PARTS), HardwareSource()
 
 
 def written(kind: Output) -> dict[str, Any]:
@@ -128,9 +137,8 @@ def hardware_flag(sub: argparse.ArgumentParser) -> None:
     """``--hardware``: one word for what times placements."""
     sub.add_argument(
         "--hardware",
-        type=SOURCE,
-        help="auto, cpu, cuda (these measure kernels), or simulated:<profile>, a device model, such as simulated:h200 "
-        "(default: measure.hardware)",
+        type=HARDWARE,
+        help=f"what times placements: {CHOICES} (default: measure.hardware)",
     )
 
 

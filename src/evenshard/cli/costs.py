@@ -21,8 +21,8 @@ def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.measure import MeasureConfig
     from evenshard.measure.calibrate.link import calibrate_link
+    from evenshard.measure.config import MeasureConfig
     from evenshard.measure.distributed import collective
     from evenshard.utils.params import load_params, section
 

@@ -33,7 +33,7 @@ REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
 
 
 def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
-    from evenshard.measure import MeasureConfig
+    from evenshard.measure.config import MeasureConfig
     from evenshard.measure.distributed import collective
     from evenshard.sharders.convex_search.local_search import SearchEffort
     from evenshard.sharders.convex_search.sharder import SearchConfig

@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from evenshard.cli.arguments import SOURCE, Commands, written
+from evenshard.cli.arguments import HARDWARE, Commands, written
 from evenshard.utils.messages import shown
 from evenshard.utils.outputs import MODEL
 
 
 def _bundle(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.measure import SIMULATED, MeasureConfig
+    from evenshard.measure.config import MeasureConfig
     from evenshard.measure.simulated.hardware import SimulatedHardware
     from evenshard.sharders.bundled.train import BundleConfig, train_bundle
     from evenshard.sharders.models import digest_of, save_model
@@ -20,11 +20,12 @@ def _bundle(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.utils.errors import BadConfig
     from evenshard.utils.provenance import git_commit
 
-    if not args.hardware.startswith(SIMULATED):
+    measure = MeasureConfig(args.hardware)
+    if measure.hardware_name.kind.times == "measured":
         raise BadConfig(
-            f"--hardware is {shown(args.hardware)}. Only {SIMULATED}<profile> can time as much as this takes."
+            f"--hardware is {shown(args.hardware)}. Only simulated:<profile> can time as much as this takes."
         )
-    trained = train_bundle(SimulatedHardware(MeasureConfig(args.hardware)), BundleConfig(seed=args.seed))
+    trained = train_bundle(SimulatedHardware(measure), BundleConfig(seed=args.seed))
     trained_on = TrainedOn.of(trained.measured, git_commit())
     networks = (trained.dreamshard.cost_net, trained.dreamshard.policy, trained.dreamshard.normalizer)
     save_model(args.out, trained.evenshard.model, trained_on, networks)
@@ -42,7 +43,7 @@ def add_commands(commands: Commands) -> None:
         "It learns from made-up tables over wide ranges, for those who have trained nothing. The same command gives "
         "the same files on the same machine.",
     )
-    sub.add_argument("--hardware", type=SOURCE, required=True, help="simulated:<profile>, such as simulated:h200")
+    sub.add_argument("--hardware", type=HARDWARE, required=True, help="simulated:<profile>, such as simulated:h200")
     sub.add_argument(
         "--out", **written(MODEL), required=True, help="folder to write, such as src/evenshard/bundled/h200"
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenshard.cli import answers as asking
-from evenshard.cli.arguments import A_MODEL, OUTPUT, PATH, SOURCE, Commands, at_least
+from evenshard.cli.arguments import A_MODEL, HARDWARE, OUTPUT, PATH, SOURCE, Commands, at_least
 from evenshard.utils.messages import shown
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def add_commands(commands: Commands) -> None:
     )
     add(
         "--hardware",
-        type=SOURCE,
+        type=HARDWARE,
         default="simulated:h200",
         help="that the answer is for: cpu, cuda, or simulated:<profile>, a device model (default: simulated:h200)",
     )

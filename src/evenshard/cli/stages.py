@@ -39,7 +39,7 @@ def _generate_tables(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _benchmark(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.measure import MeasureConfig
+    from evenshard.measure.config import MeasureConfig
     from evenshard.measure.distributed import collective
     from evenshard.stages import benchmark as stage
     from evenshard.tracking import stage_run
@@ -138,7 +138,7 @@ def _train_policy(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _evaluate(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.measure import MeasureConfig
+    from evenshard.measure.config import MeasureConfig
     from evenshard.measure.distributed import collective
     from evenshard.stages import evaluate as stage
     from evenshard.tracking import log_to_parent, stage_run

@@ -15,7 +15,7 @@ from typing import Any
 
 from evenshard.kubeflow.pod import lineage, log_to_parent, record, stage_run
 from evenshard.kubeflow.retry import tried_again
-from evenshard.measure import MeasureConfig
+from evenshard.measure.config import MeasureConfig
 from evenshard.stages import benchmark, evaluate
 from evenshard.utils.errors import BadConfig, MeasurementFailed
 from evenshard.utils.params import section

@@ -11,8 +11,10 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from evenshard.measure import Journal, measure_jobs, open_hardware
+from evenshard.measure.campaign import measure_jobs
 from evenshard.measure.distributed import collective
+from evenshard.measure.hardware import CHOICES, open_hardware
+from evenshard.measure.journal import Journal
 from evenshard.measure.plan import load_plan
 from evenshard.utils.errors import BadInput, EvenshardError
 from evenshard.utils.outputs import File, require_apart, require_place
@@ -26,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m evenshard.measure", description=__doc__)
     parser.add_argument("plan", type=Path, help="what evenshard benchmark --plan-out wrote")
     parser.add_argument("--journal", type=Path, required=True, help="where every measurement goes at once")
-    parser.add_argument("--hardware", help="auto, cpu, cuda or simulated:<profile> (default: the plan's)")
+    parser.add_argument("--hardware", help=f"{CHOICES} (default: the plan's)")
     parser.add_argument("--budget-minutes", type=float, help="begin no measurement after that")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

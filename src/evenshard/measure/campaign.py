@@ -15,8 +15,9 @@ from functools import cached_property
 
 import numpy as np
 
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import CONTROL, MeasuredPlacement, Provenance, combine_visits
-from evenshard.measure.hardware import Hardware, MeasureConfig
+from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal, Origin, Visit
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask

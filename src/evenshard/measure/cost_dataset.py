@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.measure.costs import (
-    HARDWARE_KINDS,
     OK,
     OUT_OF_MEMORY,
     DeviceCost,
@@ -25,6 +24,7 @@ from evenshard.measure.costs import (
     moment_problem,
     time_problem,
 )
+from evenshard.measure.hardware import provenance_problem
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.tables.table import Table
@@ -267,8 +267,8 @@ def _row_problem(row: Mapping[str, Any]) -> str | None:
                 return problem
             if not ran:
                 return f"{column} is {value}, but status is {row['status']}"
-    if row["hardware"].partition(":")[0] not in HARDWARE_KINDS:
-        return f"hardware is {shown(row['hardware'])}, which is none of {', '.join(HARDWARE_KINDS)}"
+    if problem := provenance_problem(row["hardware"]):
+        return problem
     for column in ("num_devices", "batch_size", "memory_cap_bytes"):
         if row[column] < 1:
             return f"{column} is {row[column]}, below 1"

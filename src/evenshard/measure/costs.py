@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal
 
 import numpy as np
 
+from evenshard.measure.hardware import provenance_problem
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.utils.errors import MeasurementFailed
@@ -25,23 +25,10 @@ CONTROL = "control"
 """``proposed_by`` of a placement that is repeated to watch the noise."""
 RANDOM_SHARD = "random_shard"
 """``proposed_by`` of a shard that is measured alone, on one device."""
-HARDWARE_KINDS = ("cpu", "cuda", "simulated")
 MOST_MS = 1e12
 """No step takes 31 years; sums and squares of such times are still finite in float32."""
 LAST_MOMENT = 253_402_300_799.0
 """The end of the year 9999, the last that a date can say, in seconds since 1970 UTC."""
-SIMULATED = "simulated:"
-"""How hardware that is a device model is called, in settings (simulated:h200) and in a provenance (simulated: h200)."""
-
-
-def measured_or_simulated(hardware: str) -> Literal["measured", "simulated"]:
-    """What may be said of times on this hardware: a device model measures nothing.
-
-    Args:
-        hardware: of a setting or a ``Provenance``; one name, or several joined.
-    """
-    kinds = {one.strip().partition(":")[0] for one in hardware.split(",")}
-    return "simulated" if SIMULATED.rstrip(":") in kinds else "measured"
 
 
 @dataclass(frozen=True)
@@ -211,9 +198,8 @@ class Provenance:
     repeats: int
 
     def __post_init__(self) -> None:
-        if self.hardware.partition(":")[0] not in HARDWARE_KINDS:
-            kinds = ", ".join(HARDWARE_KINDS)
-            raise MeasurementFailed(f"hardware is {shown(self.hardware)}, which is none of {kinds}")
+        if problem := provenance_problem(self.hardware):
+            raise MeasurementFailed(problem)
 
 
 @dataclass(frozen=True)

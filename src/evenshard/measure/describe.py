@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from evenshard.measure.cost_dataset import CostRows, read_rows
-from evenshard.measure.costs import OK, measured_or_simulated
+from evenshard.measure.costs import OK
+from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.noise import controls_of_rows, drift_pct, noise_of
 
 COMPONENTS = ("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms", "fwd_wait_ms")

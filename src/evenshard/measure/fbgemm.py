@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from evenshard.measure.hardware import MeasureConfig
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.hardware import HardwareName
 from evenshard.measure.workload import RecordedLookups, draw_lookups
 from evenshard.tables.dlrm_batch import read_dlrm_batch
 from evenshard.tables.table import Table
@@ -260,18 +261,18 @@ def _named_failures(shard: Sequence[Table]) -> Iterator[None]:
         raise MeasurementFailed(f"FBGEMM failed on the shard [{names}]: {reason_of(error)}") from error
 
 
-def real_device(hardware: str) -> torch.device:
+def real_device(hardware: HardwareName) -> torch.device:
     """The device that auto, cpu or cuda means here; under torchrun, this process's own GPU.
 
     Raises:
         BadConfig: if CUDA is asked for where there is none.
     """
     has_gpu = torch.cuda.is_available()
-    if hardware == "cuda" and not has_gpu:
+    if hardware.kind.name == "cuda" and not has_gpu:
         raise BadConfig(
             "hardware is cuda, but torch finds no CUDA GPU here. Use cpu or auto, or install the cuda extra."
         )
-    if hardware == "cpu" or not has_gpu:
+    if hardware.kind.name == "cpu" or not has_gpu:
         return torch.device("cpu")
     number, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= num_gpus:
@@ -284,7 +285,7 @@ def real_device(hardware: str) -> torch.device:
 def device_name(device: torch.device) -> str:
     """What ran, as ``Provenance.hardware`` wants it."""
     if device.type == "cuda":
-        return f"cuda: {torch.cuda.get_device_name(device)}"
+        return HardwareName.of("cuda", torch.cuda.get_device_name(device)).provenance
     cpu_info = Path("/proc/cpuinfo")
     model = platform.processor() or platform.machine()
     if cpu_info.exists():
@@ -292,7 +293,7 @@ def device_name(device: torch.device) -> str:
             line.split(":", 1)[1].strip() for line in cpu_info.read_text().splitlines() if line.startswith("model name")
         ]
         model = lines[0] if lines else model
-    return f"cpu: {model} (1 thread)"
+    return HardwareName.of("cpu", f"{model} (1 thread)").provenance
 
 
 def driver_version(device: torch.device) -> str:

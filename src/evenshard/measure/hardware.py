@@ -1,74 +1,26 @@
-"""The interface of all hardware: it measures a placement and says what it is."""
+"""The hardware that placements are measured on: its kinds, its name in every spelling, and what all of it can do.
+
+A kind of hardware is one entry of ``KINDS``, which says how it opens.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from evenshard.measure.costs import PlacementCost, Provenance
-from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import shown
 
+if TYPE_CHECKING:
+    from evenshard.measure.config import MeasureConfig
+    from evenshard.measure.costs import PlacementCost, Provenance
+    from evenshard.placement.placement import Placement
+    from evenshard.placement.task import PlacementTask
 
-@dataclass(frozen=True)
-class MeasureConfig:
-    """How to measure.
-
-    Attributes:
-        hardware: auto, cpu, cuda, or simulated:<profile> (a name in ``measure/profiles/`` or a YAML file).
-        link: the link model behind the all-to-all times: a name of ``measure/link.py``, a YAML file that
-            ``evenshard calibrate-link`` wrote, or auto: a simulated device's own, else ethernet_25g.
-        num_batches: distinct input batches that the repeats cycle through.
-        warmup: untimed forward and backward passes at the start of a visit.
-        repeats: timed ones after them; their median counts.
-        visits: times each placement is measured, seconds or minutes apart; the median of the visits counts. A
-            neighbour on the machine disturbs for seconds on end, which more repeats in a row would all catch.
-        recorded_batch: a DLRM batch file whose lookups are replayed; None draws lookups that match each table's pooling
-            factor and reuse histogram.
-        keep_cache_warm: leave what the pass before left in the GPU's L2; else it is flushed before every pass.
-        controls: placements that are measured again and again, spread over the run, to know the noise.
-        control_repeats: times each of them is measured (each time like any other placement).
-        noise: relative standard deviation that a simulated device adds to its times; real hardware has its own.
-        timeout_s: several devices at once: seconds after which a silent device ends the run.
-        seed: of drawn lookups, of simulated noise and of the order of measuring.
-    """
-
-    hardware: str = "auto"
-    link: str = "auto"
-    num_batches: int = 4
-    warmup: int = 2
-    repeats: int = 3
-    visits: int = 3
-    recorded_batch: str | None = None
-    keep_cache_warm: bool = False
-    controls: int = 2
-    control_repeats: int = 4
-    noise: float = 0.0
-    timeout_s: float = 120.0
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class TimeShare:
-    """Where the wall time of measuring went.
-
-    Attributes:
-        kernel_s: seconds inside timed or warm-up kernels.
-        wall_s: seconds altogether.
-    """
-
-    kernel_s: float
-    wall_s: float
-
-    @property
-    def kernel_share(self) -> float:
-        """Part of the wall time spent inside kernels, 0 to 1."""
-        return self.kernel_s / self.wall_s if self.wall_s else 0.0
-
-
-Measure = Callable[[Sequence[tuple[PlacementTask, Placement]]], Sequence[PlacementCost]]
-"""Measures placements, such as ``SimulatedHardware.measure_many``."""
+Times = Literal["measured", "simulated"]
 
 
 class Hardware(Protocol):
@@ -95,3 +47,202 @@ class Hardware(Protocol):
     def close(self) -> None:
         """Frees the devices."""
         ...
+
+
+Measure = Callable[["Sequence[tuple[PlacementTask, Placement]]"], "Sequence[PlacementCost]"]
+"""Measures placements, such as ``SimulatedHardware.measure_many``."""
+
+
+@dataclass(frozen=True)
+class TimeShare:
+    """Where the wall time of measuring went.
+
+    Attributes:
+        kernel_s: seconds inside timed or warm-up kernels.
+        wall_s: seconds altogether.
+    """
+
+    kernel_s: float
+    wall_s: float
+
+    @property
+    def kernel_share(self) -> float:
+        """Part of the wall time spent inside kernels, 0 to 1."""
+        return self.kernel_s / self.wall_s if self.wall_s else 0.0
+
+
+def open_hardware(config: MeasureConfig) -> Hardware:
+    """The hardware that the settings name.
+
+    Under torchrun all its processes measure together, each one as one device; this is then the first of them (the
+    others run ``collective.serve``).
+
+    Raises:
+        BadConfig: if its profile is unknown, or CUDA is asked for where there is none.
+        BadFile: if its profile cannot be read.
+    """
+    return config.hardware_name.kind.open(config)
+
+
+# Kinds ---------------------------------------------------------------------------------------------------------------
+
+
+def _open_kernels(config: MeasureConfig) -> Hardware:
+    from evenshard.measure.distributed import collective
+    from evenshard.measure.fbgemm import real_device
+    from evenshard.measure.in_turn import OneDeviceInTurn
+
+    device = real_device(config.hardware_name)
+    return collective.lead(config, device) if collective.world_size() > 1 else OneDeviceInTurn(config, device)
+
+
+def _open_simulated(config: MeasureConfig) -> Hardware:
+    from evenshard.measure.simulated.hardware import SimulatedHardware
+
+    return SimulatedHardware(config)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of hardware.
+
+    Attributes:
+        name: what every spelling of such hardware begins with.
+        open: opens it for measuring; what that needs is imported there.
+        times: what may be said of its times: a device model measures nothing.
+        runs_kernels: on devices of this machine, which torchrun can start one process each for.
+        device: what flags and settings say behind the kind, such as "<profile>"; "" if they say nothing.
+    """
+
+    name: str
+    open: Callable[[MeasureConfig], Hardware]
+    times: Times = "measured"
+    runs_kernels: bool = True
+    device: str = ""
+
+    @property
+    def usage(self) -> str:
+        """What flags and settings say."""
+        return f"{self.name}:{self.device}" if self.device else self.name
+
+
+AUTO = "auto"
+"""CUDA where there is a GPU, else the CPU; as hardware that a model must be of: any."""
+KINDS = (
+    Kind("cpu", _open_kernels),
+    Kind("cuda", _open_kernels),
+    Kind("simulated", _open_simulated, times="simulated", runs_kernels=False, device="<profile>"),
+)
+_KIND_OF = {kind.name: kind for kind in (Kind(AUTO, _open_kernels), *KINDS)}
+CHOICES = ", ".join(kind.usage for kind in _KIND_OF.values())
+"""What flags and settings may say."""
+
+
+# Names ---------------------------------------------------------------------------------------------------------------
+
+_SPELLING = re.compile(r"([a-z]+)(?:[:-] *(.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class HardwareName:
+    """The name of some hardware: its kind, and which device of that kind.
+
+    It has three spellings, and ``parse`` reads them all: simulated:h200 in flags and settings (``str``),
+    "simulated: h200" in what was measured (``provenance``), and simulated-h200 in data/ (``folder``). Real hardware is
+    asked for by its kind alone (cuda); what was measured on it also names the device ("cuda: NVIDIA H200").
+
+    Attributes:
+        kind: one of ``KINDS``, or that of ``AUTO``.
+        device: the profile's name or YAML file of a simulated device, or what the driver calls a real one; "" for any.
+    """
+
+    kind: Kind
+    device: str = ""
+
+    @staticmethod
+    def of(kind: str, device: str = "") -> HardwareName:
+        """From the name of a kind."""
+        return HardwareName(_KIND_OF[kind], device)
+
+    @staticmethod
+    def parse(text: str) -> HardwareName:
+        """The name in any of its spellings.
+
+        Raises:
+            BadConfig: if it is of no known kind.
+        """
+        found = _name_in(text)
+        if found is None:
+            raise BadConfig(f"hardware is {shown(text)}. Use one of {CHOICES}.")
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.kind.name}:{self.device}" if self.kind.device else self.kind.name
+
+    @property
+    def provenance(self) -> str:
+        """As every row measured on it says."""
+        device = Path(self.device).stem if self.device.endswith((".yaml", ".yml")) else self.device
+        return f"{self.kind.name}: {device}"
+
+    @property
+    def folder(self) -> str:
+        """As a folder of data/ says."""
+        return folder_name(self.provenance)
+
+    def has_measured(self, provenance: str) -> bool:
+        """Whether all of these costs are of this hardware: those of any device where it names none.
+
+        Args:
+            provenance: one, or several joined.
+        """
+        names = names_in(provenance)
+        if self.kind.name == AUTO:
+            return True
+        return bool(names) and all(
+            name.kind == self.kind and (not self.device or name.provenance == self.provenance) for name in names
+        )
+
+    def may_lie_in(self, folder: str) -> bool:
+        """Whether costs of this provenance belong into a folder of data/: those of a device model only into its own.
+
+        "cuda: NVIDIA H200" may lie in h200.
+        """
+        is_own = self.kind.times == "measured" or folder.startswith(f"{self.kind.name}-")
+        return is_own and _words(folder) <= _words(self.provenance)
+
+
+def names_in(text: str) -> tuple[HardwareName, ...]:
+    """The names of known kinds in one or several provenances that are joined by commas or semicolons."""
+    return tuple(name for part in re.split("[,;]", text) if (name := _name_in(part.strip())) is not None)
+
+
+def measured_or_simulated(hardware: str) -> Times:
+    """What may be said of times on this hardware.
+
+    Args:
+        hardware: one name in any of its spellings, or several joined.
+    """
+    return "simulated" if any(name.kind.times == "simulated" for name in names_in(hardware)) else "measured"
+
+
+def provenance_problem(hardware: str) -> str | None:
+    """Says in one clause why this is not the provenance of a measurement, or None."""
+    name = _name_in(hardware)
+    if name is not None and name.kind in KINDS:
+        return None
+    return f"hardware is {shown(hardware)}, which is none of {', '.join(kind.name for kind in KINDS)}"
+
+
+def _name_in(text: str) -> HardwareName | None:
+    found = _SPELLING.fullmatch(text)
+    return HardwareName.of(found[1], found[2] or "") if found is not None and found[1] in _KIND_OF else None
+
+
+def folder_name(hardware: str) -> str:
+    """A name as part of a folder's name."""
+    return re.sub(r"[\s:]+", "-", hardware.strip().lower())
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", text.lower()))

@@ -13,10 +13,11 @@ from statistics import median
 import torch
 
 from evenshard.measure.clock import CacheFlush, stopwatch
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OK, DeviceCost, PlacementCost, Provenance, interquartile_range
 from evenshard.measure.fbgemm import OutOfDeviceMemory, ShardKernels, device_name, driver_version, library_versions
-from evenshard.measure.hardware import MeasureConfig, TimeShare
-from evenshard.measure.link import DEFAULT_LINK, link, start_skew_ms
+from evenshard.measure.hardware import TimeShare
+from evenshard.measure.link import link, link_of, start_skew_ms
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.tables.table import Table
@@ -29,14 +30,14 @@ class OneDeviceInTurn:
         self._config = config
         self._kernels = ShardKernels(config, device)
         self._flush = CacheFlush(device, config.keep_cache_warm)
-        self._link = link(config.link)
+        self._link = link(link_of(config))
         self._opened = time.perf_counter()
         self._kernel_s = 0.0
         self.provenance = Provenance(
             hardware=device_name(device),
             driver=driver_version(device),
             versions=library_versions(device),
-            link=DEFAULT_LINK if config.link == "auto" else config.link,
+            link=link_of(config),
             seed=config.seed,
             repeats=config.repeats,
         )

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.hardware import AUTO
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import shown
@@ -126,6 +128,15 @@ def start_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
     return tuple(last - own if math.isfinite(own) else 0.0 for own in fwd_compute_ms)
 
 
+def link_of(config: MeasureConfig, own: str = DEFAULT_LINK) -> str:
+    """Name of the link that the settings name.
+
+    Args:
+        own: that of the hardware, which auto means.
+    """
+    return own if config.link == AUTO else config.link
+
+
 def link(name: str) -> Link:
     """The link called ``name``: one of ``LINKS``, or a YAML file that ``evenshard calibrate-link`` wrote.
 
@@ -133,8 +144,6 @@ def link(name: str) -> Link:
         BadConfig: if there is none.
         BadFile: if the file is not a link profile.
     """
-    if name == "auto":
-        return LINKS[DEFAULT_LINK]
     if name.endswith((".yaml", ".yml")):
         from evenshard.measure.profiles import read_profile
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.measure.campaign import Job
-from evenshard.measure.hardware import MeasureConfig
+from evenshard.measure.config import MeasureConfig
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.tables.table import Table

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.measure import Hardware, MeasureConfig, open_hardware
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import PlacementCost, combine_visits
+from evenshard.measure.hardware import Hardware, open_hardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.answer import PlacementAnswer

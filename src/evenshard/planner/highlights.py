@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from evenshard.measure.costs import measured_or_simulated
+from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.link import is_modelled
 from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import PlacementAnswer, Rival

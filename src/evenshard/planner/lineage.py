@@ -14,8 +14,8 @@ from typing import Any
 from evenshard.measure.cost_dataset import read_lineage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.dvc_cache import StoredFiles
-from evenshard.planner.model import BUNDLED, model_of, named_model
-from evenshard.sharders.models import digest_of
+from evenshard.planner.model import REGISTERED, model_of, named_model
+from evenshard.sharders.models import BUNDLED, digest_of
 from evenshard.tracking import ModelVersion, find_run, model_version
 from evenshard.tracking.tags import (
     COMMIT,
@@ -59,7 +59,7 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[Link]:
     Raises:
         BadConfig: if the placement names no model.
     """
-    source, _ = named_model(answer)
+    source = named_model(answer)
     model: Mapping[str, Any] = answer.lineage["model"]
     trained_on = model.get("trained_on") or {}
     in_mlflow, tags = _in_mlflow(model)
@@ -99,10 +99,8 @@ def _model(model: Mapping[str, Any], if_failed: str) -> Link:
     source, digest = str(model["source"]), str(model.get("sha256"))
     value = f"{source} (sha256 {digest[:12]})"
     try:
-        if source.startswith(BUNDLED):
-            found = model_of(None, "simulated:" + source.removeprefix(BUNDLED)).digest
-        elif source.startswith("models:/"):
-            found = model_of(source, None).digest
+        if source.startswith((BUNDLED, REGISTERED)):
+            found = model_of(source).digest
         else:
             found = digest_of(Path(source)) if Path(source).is_dir() else ""
     except (BadInput, TrackingFailed) as error:

@@ -14,7 +14,7 @@ import pandas as pd
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
 
-from evenshard.measure.costs import SIMULATED
+from evenshard.measure.hardware import HardwareName
 from evenshard.placement.parts import TableShard, whole_tables
 from evenshard.planner import api
 from evenshard.planner.request import PlacementRequest, caps_of
@@ -54,9 +54,8 @@ class ServedModel(PythonModel):
 
     def _searched(self, tables: tuple[Table, ...], **params: Any) -> tuple[TableShard, ...]:
         assert self._model is not None
-        kind, _, device = self._model.trained_on.hardware.partition(": ")
-        hardware = f"{SIMULATED}{device}" if kind == SIMULATED.rstrip(":") else kind
-        return api.place(tables, model=self._model, hardware=hardware, **params).table_shards
+        hardware = HardwareName.parse(self._model.trained_on.hardware)
+        return api.place(tables, model=self._model, hardware=str(hardware), **params).table_shards
 
     def _rolled_out(
         self,

@@ -6,18 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evenshard.measure.costs import SIMULATED
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.sharders.models import ANY, PlacementModel, load_model
+from evenshard.sharders.models import PlacementModel, load_model
 from evenshard.tracking import POLICY, ModelVersion, download_model, model_version, version_of_files
 from evenshard.utils.errors import BadConfig, BadInput
 from evenshard.utils.s3 import is_address, local
 
-BUNDLED = "bundled:"
 REGISTERED = "models:/"
 
 
-def model_of(where: str | Path | None, hardware: str | None) -> PlacementModel:
+def model_of(where: str | Path | None, hardware: str | None = None) -> PlacementModel:
     """A model from a folder, S3, MLflow (``models:/name@alias`` or ``models:/name/version``), or a bundled one.
 
     Args:
@@ -43,16 +41,11 @@ def model_of(where: str | Path | None, hardware: str | None) -> PlacementModel:
     if where is not None and is_address(where):
         with local(where) as folder:
             return replace(load_model(folder, hardware), source=str(where))
-    if isinstance(where, str) and where.startswith(BUNDLED):
-        of_model = SIMULATED + where.removeprefix(BUNDLED)
-        if hardware not in (None, ANY, of_model):
-            raise BadConfig(f"{where}: this model is for {of_model}, not for {hardware}. Name the other model.")
-        return load_model(None, of_model)
     return load_model(where, hardware)
 
 
-def named_model(answer: PlacementAnswer) -> tuple[str | None, str]:
-    """The model that an answer names, as what ``model_of`` takes: where it is, and its hardware.
+def named_model(answer: PlacementAnswer) -> str:
+    """The model that an answer names, for ``model_of``.
 
     Raises:
         BadConfig: if it names none.
@@ -60,9 +53,7 @@ def named_model(answer: PlacementAnswer) -> tuple[str | None, str]:
     source = _model(answer).get("source")
     if not isinstance(source, str) or not source:
         raise BadConfig("the lineage of this placement names no model. Name one (--model).")
-    if source.startswith(BUNDLED):
-        return None, SIMULATED + source.removeprefix(BUNDLED)
-    return source, ANY
+    return source
 
 
 def other_model(answer: PlacementAnswer, model: PlacementModel) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from evenshard.measure import SIMULATED, MeasureConfig
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import Measure
 from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import COLUMN_STEP
@@ -21,7 +21,7 @@ from evenshard.sharders.base import Sharder
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.random import RandomSharder
-from evenshard.sharders.torchrec_planner import Bandwidths, TorchRecSharder, bandwidths_of
+from evenshard.sharders.torchrec_planner import TorchRecSharder, bandwidths_of
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import shown
@@ -116,6 +116,4 @@ def _sharder(name: str, request: PlacementRequest) -> Sharder:
 
 
 def _torchrec(request: PlacementRequest, sort_by: Literal["storage", "perf"]) -> TorchRecSharder:
-    known = request.hardware.startswith(SIMULATED)
-    bandwidths = bandwidths_of(MeasureConfig(request.hardware)) if known else Bandwidths()
-    return TorchRecSharder(bandwidths, sort_by)
+    return TorchRecSharder(bandwidths_of(MeasureConfig(request.hardware)), sort_by)

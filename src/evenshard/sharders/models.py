@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from evenshard.measure.costs import SIMULATED
+from evenshard.measure.hardware import AUTO, HardwareName
 from evenshard.sharders.checkpoint import load_network, save_network
 from evenshard.sharders.convex_search.cost_model import ConvexCostModel
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
@@ -31,8 +31,8 @@ from evenshard.utils.messages import shown
 from evenshard.utils.outputs import MODEL, MODEL_PARTS, NETWORK
 
 PARTS = COST_MODEL, COST_NET, POLICY = MODEL_PARTS
-ANY = "auto"
-"""The hardware that fits every model."""
+BUNDLED = "bundled:"
+"""What a model that comes with the package is named by, before its profile: bundled:h200."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PlacementModel:
         cost_model: predicts what placements cost.
         policy: proposes some; None where there is none.
         trained_on: what the cost model has seen.
-        source: where it was loaded from: "bundled:h200", or the folder.
+        source: where it was loaded from: bundled:h200, or the folder.
         digest: SHA-256 of its files (``digest_of``).
         registered: what MLflow calls it, if it came from there: name, version, model_id, run_id, and the names of its
             policy's own version.
@@ -61,19 +61,19 @@ def load_model(where: str | Path | None = None, hardware: str | None = None) -> 
     """The model in a folder, or the one that comes with the package.
 
     Args:
-        where: the folder; None for the one of ``hardware`` that comes with the package.
-        hardware: simulated:<profile>, cpu or cuda. With a folder, the kind that its model must have been trained on;
-            None or auto for any.
+        where: the folder; or the one that comes with the package: bundled:h200, or None for that of ``hardware``.
+        hardware: that the model must have been trained on, such as simulated:h200 or cuda; None or auto for any.
 
     Raises:
         BadConfig: if no model comes with the package for this hardware, or the folder's is for another one.
         BadFile: if the folder is missing, torn, or holds something else.
     """
-    if where is None:
-        folder = _bundled_folder(hardware)
-        return _load(folder, f"bundled:{folder.name}")
-    model = _load(Path(where), str(where))
-    if not _same_hardware(hardware, model.trained_on.hardware):
+    if where is None or str(where).startswith(BUNDLED):
+        folder = _bundled_folder(hardware if where is None else _simulated(str(where).removeprefix(BUNDLED)))
+        model = _load(folder, BUNDLED + folder.name)
+    else:
+        model = _load(Path(where), str(where))
+    if not HardwareName.parse(hardware or AUTO).has_measured(model.trained_on.hardware):
         raise BadConfig(
             f"{where}: this model was trained on {model.trained_on.hardware}, not on {hardware}. Name the other model, "
             f"or leave the hardware out."
@@ -151,20 +151,14 @@ def _bundle_root() -> Path:
 
 
 def _bundled_folder(hardware: str | None) -> Path:
-    profile = (hardware or "").removeprefix(SIMULATED)
-    if hardware is None or not hardware.startswith(SIMULATED) or profile not in bundled_models():
-        names = ", ".join(f"{SIMULATED}{name}" for name in bundled_models())
+    profile_of = {_simulated(profile): profile for profile in bundled_models()}
+    if hardware not in profile_of:
         raise BadConfig(
             f"there is no model for hardware {shown(hardware)}. Train one with `make run` and name its folder (--model "
-            f"work/round_3), or use one that comes with evenshard: {names or 'none'}."
+            f"work/round_3), or use one that comes with evenshard: {', '.join(profile_of) or 'none'}."
         )
-    return _bundle_root() / profile
+    return _bundle_root() / profile_of[hardware]
 
 
-def _same_hardware(asked: str | None, trained: str) -> bool:
-    """Whether "simulated:h200" was meant with "simulated: h200", or "cuda" with "cuda: NVIDIA H200"."""
-    if asked is None or asked == ANY:
-        return True
-    kind, _, name = asked.partition(":")
-    trained_kind, _, trained_name = trained.partition(":")
-    return kind == trained_kind and (not name or Path(name).name.split(".")[0] == trained_name.strip())
+def _simulated(profile: str) -> str:
+    return str(HardwareName.of("simulated", profile))

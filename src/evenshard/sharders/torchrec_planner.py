@@ -23,8 +23,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from evenshard.measure import SIMULATED, MeasureConfig
-from evenshard.measure.link import link
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.link import link, link_of
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.feasibility import no_placement_found, require_room
 from evenshard.placement.parts import TableShard
@@ -65,10 +65,10 @@ def bandwidths_of(config: MeasureConfig) -> Bandwidths:
     Raises:
         BadConfig, BadFile: if the device or link profile cannot be read.
     """
-    if not config.hardware.startswith(SIMULATED):
+    if config.hardware_name.kind.times == "measured":
         return Bandwidths()
-    profile = gpu_profile(config.hardware.removeprefix(SIMULATED))
-    link_gb_s = link(profile.link if config.link == "auto" else config.link).bandwidth_gb_s
+    profile = gpu_profile(config.hardware_name.device)
+    link_gb_s = link(link_of(config, profile.link)).bandwidth_gb_s
     return Bandwidths(profile.hbm_bytes_per_ns, link_gb_s, link_gb_s)
 
 

@@ -12,10 +12,12 @@ from statistics import fmean
 
 import numpy as np
 
-from evenshard.measure import Job, Journal, MeasureConfig, from_journal, measure_jobs, open_hardware
+from evenshard.measure.campaign import Job, from_journal, measure_jobs
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
-from evenshard.measure.hardware import TimeShare
+from evenshard.measure.hardware import TimeShare, open_hardware
+from evenshard.measure.journal import Journal
 from evenshard.measure.noise import controls_of, noise_of
 from evenshard.measure.plan import save_plan
 from evenshard.placement.task import load_tasks

@@ -12,9 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evenshard.measure import Hardware, Job, Journal, MeasureConfig, measure_jobs, open_hardware
+from evenshard.measure.campaign import Job, measure_jobs
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.costs import MeasuredPlacement, PlacementCost
+from evenshard.measure.hardware import Hardware, open_hardware
+from evenshard.measure.journal import Journal
 from evenshard.measure.noise import controls_of, noise_of
 from evenshard.placement.placement import alone
 from evenshard.placement.task import PlacementTask, load_tasks, single_table_task

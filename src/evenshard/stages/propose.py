@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from evenshard.measure import Job, MeasureConfig, with_controls
+from evenshard.measure.campaign import Job, with_controls
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import CONTROL, RANDOM_SHARD
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import PlacementTask, sample_shards

@@ -16,8 +16,8 @@ from evenshard.measure.costs import (
     RANDOM_SHARD,
     MeasuredPlacement,
     PlacementCost,
-    measured_or_simulated,
 )
+from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.noise import Noise
 from evenshard.stages.standings import Interval, NetworkAccuracy, Result, Standing
 from evenshard.utils.atomic import atomic_path

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evenshard.measure.costs import measured_or_simulated
+from evenshard.measure.hardware import measured_or_simulated
 from evenshard.stages.report import write_text
 
 PICTURES = {

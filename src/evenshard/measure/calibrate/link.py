@@ -14,12 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from evenshard.measure import REAL
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.collective import CollectiveHardware
 from evenshard.measure.distributed.jobs import TimeExchanges
 from evenshard.measure.fbgemm import real_device
-from evenshard.measure.hardware import MeasureConfig
 from evenshard.measure.link import BYTES_PER_VALUE, Link
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
@@ -96,13 +95,13 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> LinkFit:
             "one process has no link to measure. Start it under torchrun --nproc-per-node N -m evenshard "
             "calibrate-link, N processes for N devices."
         )
-    if config.hardware not in REAL:
+    if not config.hardware_name.kind.runs_kernels:
         raise BadConfig(f"hardware is {shown(config.hardware)}, which has no real link. Use auto, cpu or cuda.")
     if out.suffix not in (".yaml", ".yml"):
         raise BadConfig(f"--out is {out}. Name a file that ends with .yaml, as measure.link expects it.")
     if not LEAST_MB <= max_mb < float("inf"):
         raise BadConfig(f"--max-mb is {max_mb:g}. Make it at least {LEAST_MB:.3f}.")
-    with closing(collective.lead(config, real_device(config.hardware))) as hardware:
+    with closing(collective.lead(config, real_device(config.hardware_name))) as hardware:
         points = measure_all_to_all(hardware, int(max_mb * MB))
         provenance = hardware.provenance
     origin = (

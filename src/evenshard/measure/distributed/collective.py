@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, interquartile_range
 from evenshard.measure.distributed.exchange import (
     BAD_INPUT,
@@ -44,7 +45,7 @@ from evenshard.measure.distributed.jobs import (
 )
 from evenshard.measure.distributed.store import Board, Pulse
 from evenshard.measure.fbgemm import device_name, driver_version, library_versions, real_device
-from evenshard.measure.hardware import MeasureConfig, TimeShare
+from evenshard.measure.hardware import TimeShare
 from evenshard.placement.constraints import UNCONSTRAINED
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
@@ -322,9 +323,9 @@ def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
         BadConfig: if CUDA is asked for where there is none.
         MeasurementFailed: if rank 0 itself hangs or dies, or what is handed out is not a job.
     """
-    if config.hardware not in ("auto", "cpu", "cuda"):
-        return  # a simulated device needs one process
-    device = real_device(config.hardware)
+    if not config.hardware_name.kind.runs_kernels:
+        return  # a device model needs one process
+    device = real_device(config.hardware_name)
     board = Board(config.timeout_s, PLANNING_S)
     board.say(f"here/{board.rank}", _settings(config))
     in_step = not _leader_comes(board)

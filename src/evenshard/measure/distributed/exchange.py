@@ -30,9 +30,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from evenshard.measure.clock import CacheFlush, stopwatch
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY
 from evenshard.measure.fbgemm import LoadedShard, OutOfDeviceMemory, ShardKernels
-from evenshard.measure.hardware import MeasureConfig
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.utils.errors import BadInput, MeasurementFailed

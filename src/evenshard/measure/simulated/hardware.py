@@ -13,14 +13,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.costs import SIMULATED, DeviceCost, PlacementCost, Provenance
-from evenshard.measure.hardware import MeasureConfig, TimeShare
-from evenshard.measure.link import Link, link, start_skew_ms
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.costs import DeviceCost, PlacementCost, Provenance
+from evenshard.measure.hardware import TimeShare
+from evenshard.measure.link import Link, link, link_of, start_skew_ms
 from evenshard.measure.simulated.device_model import backward_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.measure.simulated.shard_work import ShardWork, WorkCounter
@@ -60,9 +60,8 @@ class SimulatedHardware:
     """
 
     def __init__(self, config: MeasureConfig) -> None:
-        name = config.hardware.removeprefix(SIMULATED)
-        self.profile: GpuProfile = gpu_profile(name)
-        link_name = self.profile.link if config.link == "auto" else config.link
+        self.profile: GpuProfile = gpu_profile(config.hardware_name.device)
+        link_name = link_of(config, self.profile.link)
         self.link: Link = link(link_name)
         self.counter = WorkCounter(self.profile)
         self._tasks: OrderedDict[int, _TaskTables] = OrderedDict()
@@ -71,7 +70,7 @@ class SimulatedHardware:
         self._sigma = math.sqrt(math.log1p(config.noise**2))
         self._opened = time.perf_counter()
         self.provenance = Provenance(
-            hardware=f"simulated: {Path(name).stem if name.endswith(('.yaml', '.yml')) else name}",
+            hardware=config.hardware_name.provenance,
             driver="none",
             versions=f"evenshard {__version__}",
             link=link_name,

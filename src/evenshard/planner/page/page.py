@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from evenshard.measure.costs import measured_or_simulated
+from evenshard.measure.hardware import measured_or_simulated
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights import ms_text, pct_text, size_text

@@ -6,7 +6,7 @@ import logging
 import re
 from pathlib import Path
 
-from evenshard.measure.costs import SIMULATED
+from evenshard.measure.hardware import HardwareName
 from evenshard.planner.model import model_of
 from evenshard.sharders.models import PlacementModel
 
@@ -38,7 +38,7 @@ def chosen_model(
     if hardware is None and where is None:
         hardware = _hardware_here(compute_device)
     model = where if isinstance(where, PlacementModel) else model_of(where, hardware)
-    return model, hardware or _told_hardware(model.trained_on.hardware)
+    return model, hardware or str(HardwareName.parse(model.trained_on.hardware))
 
 
 def _hardware_here(compute_device: str) -> str:
@@ -53,9 +53,3 @@ def _hardware_here(compute_device: str) -> str:
             return hardware
     log.warning("no model is known for %s; it is placed as for %s. Name hardware or model.", name, DEFAULT_HARDWARE)
     return DEFAULT_HARDWARE
-
-
-def _told_hardware(trained_on: str) -> str:
-    """ "simulated: h200" as it is asked for: simulated:h200; "cuda: NVIDIA H200" as cuda."""
-    kind, _, name = trained_on.partition(":")
-    return f"{SIMULATED}{name.strip()}" if f"{kind}:" == SIMULATED else kind

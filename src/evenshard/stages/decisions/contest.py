@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from evenshard.measure import Hardware, Job, Journal, MeasureConfig, measure_jobs
+from evenshard.measure.campaign import Job, measure_jobs
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import MeasuredPlacement
+from evenshard.measure.hardware import Hardware
+from evenshard.measure.journal import Journal
 from evenshard.measure.noise import Noise, controls_of, noise_of
 from evenshard.placement.task import PlacementTask, TaskSplit
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig

@@ -14,12 +14,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from evenshard.measure import Journal, MeasureConfig, open_hardware
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
+from evenshard.measure.hardware import open_hardware
+from evenshard.measure.journal import Journal
 from evenshard.placement.task import load_tasks
-from evenshard.planner.model import BUNDLED, REGISTERED, model_of
+from evenshard.planner.model import REGISTERED, model_of
 from evenshard.sharders.convex_search.sharder import SearchConfig
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.models import BUNDLED, PlacementModel
 from evenshard.stages.decisions.contest import Contest, contest
 from evenshard.stages.decisions.promotion import Decision, Rules, decide
 from evenshard.tables.files import load_tables

@@ -6,7 +6,7 @@ from typing import TextIO
 
 from rich.table import Table as Grid
 
-from evenshard.measure.costs import measured_or_simulated
+from evenshard.measure.hardware import measured_or_simulated
 from evenshard.planner.highlights import ms_text
 from evenshard.stages.decisions.promote import Outcome, Promotion
 from evenshard.utils.console import plain_console

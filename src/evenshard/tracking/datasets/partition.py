@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from evenshard.measure.hardware import HardwareName, folder_name, measured_or_simulated
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import shown
 
@@ -56,7 +57,7 @@ class Partition:
     @property
     def simulated(self) -> bool:
         """Whether no device has measured it."""
-        return self.hardware.startswith("simulated-")
+        return measured_or_simulated(self.hardware) == "simulated"
 
     def require_hardware(self, measured_on: Iterable[str]) -> None:
         """Refuses costs of other hardware, and simulated ones under the name of a device.
@@ -67,21 +68,14 @@ class Partition:
         Raises:
             BadConfig: they do not fit this partition.
         """
-        wanted = set(self.hardware.split("-"))
         for hardware in sorted(set(measured_on)):
-            words = set(re.findall(r"[a-z0-9]+", hardware.lower()))
-            simulated = hardware.startswith("simulated")
-            if simulated != self.simulated or not wanted <= words:
-                name = folder_name(hardware) if simulated else "the device's name"
+            name = HardwareName.parse(hardware)
+            if not name.may_lie_in(self.hardware):
+                fitting = name.folder if name.kind.device else "the device's name"
                 raise BadConfig(
                     f"the costs are of {shown(hardware)}, which is not hardware {shown(self.hardware)}. "
-                    f"Publish them with --hardware {name}."
+                    f"Publish them with --hardware {fitting}."
                 )
 
     def __str__(self) -> str:
         return f"{self.hardware}/{self.collection}"
-
-
-def folder_name(hardware: str) -> str:
-    """ "simulated:h200" as part of a folder's name."""
-    return re.sub(r"[\s:]+", "-", hardware.strip().lower())

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.datasets.partition import Partition, folder_name
+from evenshard.measure.hardware import folder_name
+from evenshard.tracking.datasets.partition import Partition
 from evenshard.tracking.datasets.repository import POINTER, DatasetFailed, Repository
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.json_files import load_json

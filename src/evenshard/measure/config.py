@@ -1,0 +1,76 @@
+"""The settings of measuring: section ``measure`` of params.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evenshard.measure.hardware import AUTO, CHOICES, HardwareName
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import shown
+
+
+@dataclass(frozen=True)
+class MeasureConfig:
+    """How to measure.
+
+    Attributes:
+        hardware: auto, cpu, cuda, or simulated:<profile> (a name in ``measure/profiles/`` or a YAML file).
+        link: the link model behind the all-to-all times: a name of ``measure/link.py``, a YAML file that
+            ``evenshard calibrate-link`` wrote, or auto: a simulated device's own, else ethernet_25g.
+        num_batches: distinct input batches that the repeats cycle through.
+        warmup: untimed forward and backward passes at the start of a visit.
+        repeats: timed ones after them; their median counts.
+        visits: times each placement is measured, seconds or minutes apart; the median of the visits counts. A
+            neighbour on the machine disturbs for seconds on end, which more repeats in a row would all catch.
+        recorded_batch: a DLRM batch file whose lookups are replayed; None draws lookups that match each table's pooling
+            factor and reuse histogram.
+        keep_cache_warm: leave what the pass before left in the GPU's L2; else it is flushed before every pass.
+        controls: placements that are measured again and again, spread over the run, to know the noise.
+        control_repeats: times each of them is measured (each time like any other placement).
+        noise: relative standard deviation that a simulated device adds to its times; real hardware has its own.
+        timeout_s: several devices at once: seconds after which a silent device ends the run.
+        seed: of drawn lookups, of simulated noise and of the order of measuring.
+
+    Raises:
+        BadConfig: if a setting makes no sense.
+    """
+
+    hardware: str = AUTO
+    link: str = AUTO
+    num_batches: int = 4
+    warmup: int = 2
+    repeats: int = 3
+    visits: int = 3
+    recorded_batch: str | None = None
+    keep_cache_warm: bool = False
+    controls: int = 2
+    control_repeats: int = 4
+    noise: float = 0.0
+    timeout_s: float = 120.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            if not getattr(self, name) >= least:
+                raise BadConfig(f"measure.{name} is {getattr(self, name)}. Make it at least {least}.")
+        if str(self.hardware_name) != self.hardware:  # a provenance may name another device than the one here
+            raise BadConfig(f"hardware is {shown(self.hardware)}. Use one of {CHOICES}.")
+        if self.noise and self.hardware_name.kind.times == "measured":
+            raise BadConfig(f"measure.noise is {self.noise}, but {self.hardware} has its own. Make it 0.")
+
+    @property
+    def hardware_name(self) -> HardwareName:
+        """``hardware``, parsed."""
+        return HardwareName.parse(self.hardware)
+
+
+_LEAST = {
+    "num_batches": 1,
+    "warmup": 0,
+    "repeats": 1,
+    "visits": 1,
+    "controls": 0,
+    "control_repeats": 1,
+    "noise": 0,
+    "timeout_s": 1,
+}

@@ -1,0 +1,109 @@
+"""The names of hardware: one parser for every spelling, and what may be said of its kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.hardware import (
+    KINDS,
+    HardwareName,
+    measured_or_simulated,
+    open_hardware,
+    provenance_problem,
+)
+from evenshard.utils.errors import BadConfig
+
+H200 = HardwareName.of("simulated", "h200")
+REAL_H200 = HardwareName.of("cuda", "NVIDIA H200")
+
+
+@pytest.mark.parametrize("spelling", ["simulated:h200", "simulated: h200", "simulated-h200"])
+def test_one_parser_reads_flags_provenances_and_folders(spelling: str) -> None:
+    assert HardwareName.parse(spelling) == H200
+
+
+def test_a_name_in_every_spelling() -> None:
+    assert (str(H200), H200.provenance, H200.folder) == ("simulated:h200", "simulated: h200", "simulated-h200")
+    assert (str(REAL_H200), REAL_H200.provenance) == ("cuda", "cuda: NVIDIA H200")
+    own = HardwareName.parse("simulated:profiles/my-gpu.v2.yaml")
+    assert (str(own), own.provenance) == ("simulated:profiles/my-gpu.v2.yaml", "simulated: my-gpu.v2")
+
+
+@pytest.mark.parametrize("text", ["tpu", "", "h200", "Simulated:h200", "cpux", "simulated h200"])
+def test_an_unknown_kind_lists_the_known_ones(text: str) -> None:
+    with pytest.raises(BadConfig, match=f"hardware is '{text}'. Use one of auto, cpu, cuda, simulated:<profile>"):
+        HardwareName.parse(text)
+
+
+@pytest.mark.parametrize("hardware", ["cuda: NVIDIA A100", "cpu:x", "simulated: h200", "auto:"])
+def test_settings_name_no_real_device(hardware: str) -> None:
+    with pytest.raises(BadConfig, match="Use one of auto"):
+        MeasureConfig(hardware)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "word"),
+    [
+        ("cpu", "measured"),
+        ("h200", "measured"),
+        ("cuda: NVIDIA H200", "measured"),
+        ("simulated:h200", "simulated"),
+        ("simulated: h200", "simulated"),
+        ("simulated-h200", "simulated"),
+        ("simulated", "simulated"),
+        ("cpu: one, simulated: h200", "simulated"),
+        ("cpu: one; simulated: h200", "simulated"),
+    ],
+)
+def test_only_real_hardware_measures(hardware: str, word: str) -> None:
+    assert measured_or_simulated(hardware) == word
+
+
+@pytest.mark.parametrize(
+    ("asked", "provenance", "has"),
+    [
+        ("auto", "abacus", True),
+        ("cuda", "cuda: NVIDIA H200", True),
+        ("cuda", "cuda: NVIDIA H200; cuda: NVIDIA A100", True),
+        ("cuda", "cuda: NVIDIA H200; cpu: x", False),
+        ("cuda", "", False),
+        ("cuda: NVIDIA A100", "cuda: NVIDIA H200", False),
+        ("simulated:profiles/a.b.yaml", "simulated: a.b", True),
+        ("simulated:h200", "simulated: h200; simulated: v100", False),
+        ("simulated:h200", "cuda: NVIDIA H200", False),
+    ],
+)
+def test_whose_costs_they_are(asked: str, provenance: str, has: bool) -> None:
+    assert HardwareName.parse(asked).has_measured(provenance) is has
+
+
+@pytest.mark.parametrize(
+    ("provenance", "folder", "may"),
+    [
+        ("cuda: NVIDIA H200", "h200", True),
+        ("cuda: NVIDIA GeForce RTX 2080 Ti", "rtx_2080_ti", True),
+        ("cuda: NVIDIA H200", "a100", False),
+        ("cuda: NVIDIA H200", "simulated-h200", False),
+        ("simulated: h200", "h200", False),
+        ("simulated: h200", "simulated-h200", True),
+        ("simulated: a100_80gb", "simulated-a100_80gb", True),
+        ("cpu: AMD EPYC (1 thread)", "cpu", True),
+    ],
+)
+def test_costs_of_a_device_model_lie_in_a_folder_that_says_so(provenance: str, folder: str, may: bool) -> None:
+    assert HardwareName.parse(provenance).may_lie_in(folder) is may
+
+
+def test_measurements_are_of_a_known_kind() -> None:
+    assert [kind.name for kind in KINDS] == ["cpu", "cuda", "simulated"]
+    for known in ("cpu", "cuda: NVIDIA H200 x 8", "simulated: h200"):
+        assert provenance_problem(known) is None
+    for unknown in ("auto", "abacus", "", "h200"):
+        assert provenance_problem(unknown) == f"hardware is '{unknown}', which is none of cpu, cuda, simulated"
+
+
+def test_a_name_opens_as_its_kind_says() -> None:
+    opened = open_hardware(MeasureConfig("simulated:v100"))
+    assert opened.provenance.hardware == "simulated: v100"
+    assert HardwareName.parse(opened.provenance.hardware) == HardwareName.parse("simulated:v100")
