@@ -16,24 +16,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from evenshard.measure.costs import OK, RANDOM_SHARD, DeviceCost, MeasuredPlacement
-from evenshard.sharders.convex_search.cost_model import (
-    Calibration,
-    ConvexCostModel,
-    ExchangeTime,
-    exchanged_bytes,
-    log_spread_N,
-)
+from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement
+from evenshard.sharders.convex_search.calibration import calibrate
+from evenshard.sharders.convex_search.cost_model import ConvexCostModel, ExchangeTime, exchanged_bytes
 from evenshard.sharders.convex_search.network import ConvexNet, EnsembleSizes
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.process import one_thread
 
-COVERAGE = 0.9
 ROBUST_BEYOND = 0.03  # relative error from which on the loss grows linearly: steps and outliers do not bend the rest
 LEAST_TIME = 1e-4  # of the mean time: shorter ones count as that
-LEAST_FLOOR = 1e-3  # a model that fits its data exactly is still not sure
 WARM_UP = 0.1  # part of the updates
 
 
@@ -330,35 +323,3 @@ def _exchange_times(one: MeasuredPlacement, cost: DeviceCost) -> list[float]:
     if one.task.num_devices == 1 or cost.status != OK:
         return []
     return [time_ms for time_ms in (cost.fwd_all_to_all_ms, cost.bwd_all_to_all_ms) if time_ms > 0]
-
-
-def calibrate(
-    model: ConvexCostModel, measured: Sequence[MeasuredPlacement], held_out_by_N: torch.Tensor
-) -> tuple[Calibration, float]:
-    """What the held-out errors say about intervals, and their median in per cent.
-
-    Whole placements count; random shards only where nothing else was measured. A single member errs more than the
-    ensemble does, which makes up for the tables that the other placements share with a held-out one.
-    """
-    ran = [number for number, one in enumerate(measured) if one.cost.fits]
-    chosen = [number for number in ran if measured[number].proposed_by != RANDOM_SHARD] or ran
-    if not chosen:
-        return Calibration(), math.nan
-    overall = [model.overall_ms(measured[n].task, [measured[n].placement])[1][:, 0] for n in chosen]
-    members_KN = torch.stack(overall, dim=1)
-    actual_N = torch.tensor([measured[n].cost.max_device_ms for n in chosen])
-    held_out_N = members_KN.gather(0, held_out_by_N[chosen][None])[0]
-    errors_N = (held_out_N / actual_N).log().abs()
-    floor = max(float(errors_N.median()), LEAST_FLOOR)
-    deviations_N = Calibration(floor=floor).deviation_N(log_spread_N(members_KN))
-    factor = conformal_factor(errors_N, deviations_N)
-    return Calibration(factor, floor), float((held_out_N / actual_N - 1).abs().median()) * 100
-
-
-def conformal_factor(errors_N: torch.Tensor, deviations_N: torch.Tensor) -> float:
-    """How many deviations wide an interval must be to hold a new error nine times in ten.
-
-    Of n errors and a new one, any order is as likely: that is why it is the 0.9 (n + 1)-th of them.
-    """
-    rank = min(math.ceil(COVERAGE * (len(errors_N) + 1)), len(errors_N))
-    return float((errors_N / deviations_N).kthvalue(rank).values)
