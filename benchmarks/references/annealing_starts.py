@@ -12,12 +12,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
 from benchmarks.references.annealing import Start
 from benchmarks.references.shard_times import IntArray, ShardTimes
 from evenshard.measure.simulated.shard_work import NUM_ROWS
-from evenshard.tables.reuse import FloatArray
+from evenshard.sharders.convex_search.marginal_greedy import row_splits
 
 MAX_SPLITS = 16  # numbers of devices with few rows that are tried; all up to 16 devices
 PER_KIND = 3  # starts of one kind that go on
@@ -29,7 +29,11 @@ def greedy_starts(times: ShardTimes, num_devices: int) -> list[Start]:
 
     Tables that may not go everywhere come first. Splits for which that finds no room are left out.
     """
-    allowed_STD, limit_SD = _splits(times, num_devices)
+    rows_T, pass_rows = times.columns_TC[:-1, NUM_ROWS], [limit + 1 for limit in times.row_limits[1:]]
+    allowed, below = row_splits(
+        torch.from_numpy(rows_T), torch.from_numpy(times.alone_ms_T), num_devices, pass_rows, MAX_SPLITS
+    )
+    allowed_STD, limit_SD = allowed.numpy(), below.double().numpy() - 1
     starts, tables, devices = allowed_STD.shape
     sums_SDC = np.zeros((starts, devices, times.columns_TC.shape[1]))
     device_of_ST = np.zeros((starts, tables), dtype=np.int64)
@@ -68,27 +72,6 @@ def within_its_limits(times: ShardTimes, device_of_T: IntArray) -> Start:
     """The placement, each of its devices kept to the lowest limit that it is within."""
     limits = np.array([*times.row_limits, np.inf])
     return Start(device_of_T, limits[np.searchsorted(limits, times.rows(times.sums(device_of_T)))])
-
-
-def _splits(times: ShardTimes, num_devices: int) -> tuple[npt.NDArray[np.bool_], FloatArray]:
-    """[S, T, D] which tables may go to which devices, and [S, D] rows that each device may hold.
-
-    The last devices hold few rows. Tables of many rows, or of many rows for their time, are kept off them.
-    """
-    rows_T = times.columns_TC[:-1, NUM_ROWS]
-    allowed, limits = [np.ones((len(rows_T), num_devices), dtype=bool)], [np.full(num_devices, np.inf)]
-    numbers = np.unique(np.linspace(1, num_devices, min(num_devices, MAX_SPLITS)).round())
-    for criterion_T in (rows_T, rows_T / times.alone_ms_T):
-        order = np.argsort(criterion_T, kind="stable")
-        total = np.cumsum(rows_T[order])
-        for limit in times.row_limits[1:]:  # one pass alone is for fewer rows than most tables have
-            for number in numbers.tolist():
-                few_D = np.arange(num_devices) >= num_devices - number
-                kept_off_T = np.zeros(len(rows_T), dtype=bool)
-                kept_off_T[order[total > number * limit]] = True
-                allowed.append(~(kept_off_T[:, None] & few_D))
-                limits.append(np.where(few_D, limit, np.inf))
-    return np.array(allowed), np.array(limits)
 
 
 def ranked_starts(times: ShardTimes, starts: Sequence[Start], slack: float) -> Ranked:

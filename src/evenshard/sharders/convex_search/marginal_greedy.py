@@ -11,6 +11,8 @@ Legend: S ways, I items, D devices, H columns, R kinds of room.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from evenshard.placement.placement import Placement
@@ -29,7 +31,8 @@ def marginal_greedy(task: PlacementTask, scorer: ShardScorer, max_splits: int = 
     rows_I = torch.tensor(
         [float(sum(task.tables[position].num_rows for position in one)) for one in items.items.members]
     )
-    allowed_SID, limit_SD = _splits(rows_I, alone_ms_I, task.num_devices, max_splits)
+    # One pass is for fewer rows than most tables have.
+    allowed_SID, limit_SD = row_splits(rows_I, alone_ms_I, task.num_devices, PASS_ROWS[1:], max_splits)
     if items.allowed_ID is not None:
         allowed_SID &= items.allowed_ID
     num_ways, num_items, num_devices = allowed_SID.shape
@@ -58,25 +61,32 @@ def marginal_greedy(task: PlacementTask, scorer: ShardScorer, max_splits: int = 
     return [items.items.placement(row) for row in device_SI[placed_S].tolist()]
 
 
-def _splits(
-    rows_I: torch.Tensor, alone_ms_I: torch.Tensor, devices: int, max_splits: int
+def row_splits(
+    rows_I: torch.Tensor, alone_ms_I: torch.Tensor, num_devices: int, pass_rows: Sequence[float], max_splits: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[S, I, D] which items may go to which devices, and [S, D] the rows that each must stay below.
 
-    The last devices hold few rows. Kept off them are the items of many rows, or of many rows for their time, as far
-    as the devices have no room for them together.
+    The first way is free. In the others the last devices hold few rows: kept off them are the items of many rows, or
+    of many rows for their time, as far as the devices have no room for them together.
+
+    Args:
+        rows_I: rows of each item.
+        alone_ms_I: its time on a device of its own.
+        num_devices: D.
+        pass_rows: numbers of rows from which on the sort of a device takes one more pass.
+        max_splits: numbers of devices with few rows that are tried, per limit and criterion.
     """
-    allowed = [torch.ones(len(rows_I), devices, dtype=torch.bool)]
-    limits = [torch.full((devices,), torch.inf)]
-    numbers = torch.linspace(1, devices, min(devices, max_splits)).round().tolist()
-    for limit in PASS_ROWS[1:]:  # one pass is for fewer rows than most tables have
+    allowed = [torch.ones(len(rows_I), num_devices, dtype=torch.bool)]
+    limits = [torch.full((num_devices,), torch.inf)]
+    numbers = torch.linspace(1, num_devices, min(num_devices, max_splits)).round().tolist()
+    for limit in pass_rows:
         if rows_I.sum() < limit:
             continue
         for criterion_I in (rows_I, rows_I / alone_ms_I):
             order_I = criterion_I.argsort(stable=True)
             total_I = rows_I[order_I].cumsum(0)
             for number in numbers:
-                few_D = torch.arange(devices) >= devices - number
+                few_D = torch.arange(num_devices) >= num_devices - number
                 kept_off_I = torch.zeros(len(rows_I), dtype=torch.bool)
                 kept_off_I[order_I[total_I >= number * limit]] = True
                 allowed.append(~(kept_off_I[:, None] & few_D))
