@@ -20,11 +20,11 @@ import torch
 from evenshard.measure.config import MeasureConfig
 from evenshard.stages import benchmark, evaluate, generate_tables, train_cost, train_policy
 from evenshard.stages.loop import LoopConfig
-from evenshard.stages.standings import EXPERTS, PRIVILEGED
+from evenshard.stages.standings import HEURISTICS, PRIVILEGED
 from evenshard.utils.params import load_params, section
 from evenshard.utils.progress import log_to_stderr
 
-SHOWN = (*EXPERTS, *PRIVILEGED, "dreamshard", "evenshard")
+SHOWN = (*HEURISTICS, *PRIVILEGED, "dreamshard", "evenshard")
 
 
 def run_loop(params: dict[str, Any], seed: int, work: Path) -> evaluate.Evaluation:

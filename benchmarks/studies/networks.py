@@ -4,51 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
 from statistics import fmean, median
 from typing import Any
+
+from evenshard.stages.standings import NetworkAccuracy
 
 Samples = Sequence[Sequence[Mapping[str, Any]]]
 Placing = Mapping[str, Any]
 
 
-def network_accuracy(samples: Samples, placings: Sequence[Placing]) -> dict[str, Any]:
+def sample_accuracy(samples: Samples, placings: Sequence[Placing]) -> dict[str, Any]:
     """Accuracy of ``dreamshard`` and ``convex`` over all samples, tasks and seeds, JSON.
 
     Args:
         samples: by task: placements with their measured ms.
         placings: one result of ``PlaceLearned`` per seed.
     """
+
+    def predicted(what: str) -> list[list[tuple[float, float]]]:
+        """Predicted and measured ms of the samples that ran, by seed and task."""
+        return [
+            [(guess, one["ms"]) for guess, one in zip(predictions[what], of_task, strict=True) if one["ms"] is not None]
+            for placing in placings
+            for of_task, predictions in zip(samples, placing["predictions"], strict=True)
+        ]
+
     found: dict[str, Any] = {}
     for network in ("dreamshard", "convex"):
-        errors: list[float] = []
-        taus: list[float] = []
-        inside: list[bool] = []
-        for placing in placings:
-            for of_task, predicted in zip(samples, placing["predictions"], strict=True):
-                pairs = [(p, s["ms"]) for p, s in zip(predicted[network], of_task, strict=True) if s["ms"] is not None]
-                errors += [abs(guess / ms - 1) * 100 for guess, ms in pairs]
-                taus += _tau(pairs)
-                if network == "convex":
-                    ends = zip(predicted["convex_low"], of_task, predicted["convex_high"], strict=True)
-                    inside += [low <= one["ms"] <= high for low, one, high in ends if one["ms"] is not None]
-        found[network] = {
-            "median_abs_pct_error": median(errors) if errors else None,
-            "kendall_tau": fmean(taus) if taus else None,
-            "num_placements": len(errors),
+        pairs = predicted(network)
+        accuracy = {
+            key: None if math.isnan(value) else value for key, value in asdict(NetworkAccuracy.of(pairs)).items()
         }
-        if network == "convex":
-            found[network]["share_in_90_pct_interval"] = fmean(inside) if inside else None
+        found[network] = {**accuracy, "num_placements": sum(map(len, pairs))}
+    ends = zip(chain(*predicted("convex_low")), chain(*predicted("convex_high")), strict=True)
+    inside = [low <= ms <= high for (low, ms), (high, _) in ends]
+    found["convex"]["share_in_90_pct_interval"] = fmean(inside) if inside else None
     return found
-
-
-def _tau(pairs: Sequence[tuple[float, float]]) -> list[float]:
-    """The rank correlation of one task's placements; nothing where there is none."""
-    from scipy.stats import kendalltau
-
-    if len(pairs) < 2:
-        return []
-    tau = float(kendalltau(*zip(*pairs, strict=True)).statistic)
-    return [tau] if math.isfinite(tau) else []
 
 
 def own_placements(

@@ -13,16 +13,16 @@ from benchmarks.studies.rows import (
     AUTOSHARD,
     DREAMSHARD,
     EVENSHARD,
-    EXPERTS,
     EXTERNAL,
     REFERENCE,
     SEARCH,
-    SINGLE_COST,
+    SINGLE_COSTS,
     SUFFIX,
     TRANSFERRED,
 )
 from benchmarks.studies.settings import Budgets, Ground, Setting, Study
 from benchmarks.studies.units import Unit
+from evenshard.sharders.greedy import EXPERTS
 
 TASKS_PER_CHUNK = 5
 """Test tasks of one unit of annealing: about a minute."""
@@ -87,7 +87,7 @@ def plan_setting(
     if among("random", *EXPERTS):
         answers.append(Peers(own, setting, among("random", *EXPERTS)))
     answers += [Peers(own, setting, (name,)) for name in among(*EXTERNAL)]
-    for name in among(*SINGLE_COST):
+    for name in among(*SINGLE_COSTS):
         limit_s = budgets.exact_s if name == "exact_single_cost" else 0.0
         answers.append(Peers(own, setting, (name,), SingleCosts(own, setting), limit_s))
     for seed in range(num_seeds):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
+from evenshard.sharders.greedy import EXPERTS, SINGLE_COST
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import shown
 
-EXPERTS = ("size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy")
-SINGLE_COST = ("single_cost_greedy", "exact_single_cost")
+SINGLE_COSTS = (SINGLE_COST, "exact_single_cost")
 DREAMSHARD = ("dreamshard_argmax", "dreamshard")
 AUTOSHARD = ("autoshard", "autoshard_cost_greedy")
 EVENSHARD = ("evenshard", "evenshard_measured")
@@ -20,13 +20,13 @@ EXTERNAL = ("torchrec_planner", "torchrec_planner_perf")
 SEARCH = "random_search"
 
 ROWS = {
-    "dlrm": ("random", *EXPERTS, *SINGLE_COST, *EXTERNAL, SEARCH, *DREAMSHARD, *EVENSHARD, REFERENCE),
-    "mixed": ("random", *EXPERTS, *SINGLE_COST, *EXTERNAL, SEARCH, "autoshard", *DREAMSHARD, *EVENSHARD, REFERENCE),
+    "dlrm": ("random", *EXPERTS, *SINGLE_COSTS, *EXTERNAL, SEARCH, *DREAMSHARD, *EVENSHARD, REFERENCE),
+    "mixed": ("random", *EXPERTS, *SINGLE_COSTS, *EXTERNAL, SEARCH, "autoshard", *DREAMSHARD, *EVENSHARD, REFERENCE),
     "generalize": ("random", *EXPERTS, "dreamshard", "evenshard", *TRANSFERRED, REFERENCE),
-    "autoshard": ("random", *EXPERTS, "single_cost_greedy", "dreamshard", "evenshard", *AUTOSHARD),
+    "autoshard": ("random", *EXPERTS, SINGLE_COST, "dreamshard", "evenshard", *AUTOSHARD),
 }
 """The rows of each study."""
-PRIVILEGED = (*SINGLE_COST, SEARCH, "evenshard_measured", REFERENCE)
+PRIVILEGED_ROWS = (*SINGLE_COSTS, SEARCH, "evenshard_measured", REFERENCE)
 """They measured the test tables, or placements of the test tasks."""
 NEEDS = {"exact_single_cost": "ortools", **dict.fromkeys(EXTERNAL, "torchrec")}
 """Modules without which a row is left out; the study says so."""

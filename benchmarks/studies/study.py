@@ -12,12 +12,12 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.studies.answers import rows_of
-from benchmarks.studies.networks import network_accuracy, own_placements
+from benchmarks.studies.networks import own_placements, sample_accuracy
 from benchmarks.studies.plan import SettingPlan, all_units, plan_setting
 from benchmarks.studies.rows import SUFFIX, left_out, rows
 from benchmarks.studies.runner import run_units
 from benchmarks.studies.settings import STUDIES, Budgets, Setting, Study, ground_of
-from benchmarks.studies.summary import Measured, standings
+from benchmarks.studies.summary import Measured, compared
 from benchmarks.studies.units import Store
 from evenshard.measure.distributed import collective
 from evenshard.measure.hardware import open_hardware
@@ -123,27 +123,27 @@ def _comparison(name: str, study: Study, plan: SettingPlan, names: Sequence[str]
     for row in measuring["rows"]:
         of_sharder.setdefault(row["sharder"], []).append(row)
     measured = {one: Measured.of(of_sharder[one]) for one in names}
-    compared = standings(measured, balance=name == "autoshard")
+    found = compared(measured, balance=name == "autoshard")
     noise_pct = measuring["relative_noise_pct"]
     if noise_pct is not None:  # as evaluate: below it, a mean difference is no more than noise
         noise = Noise(noise_pct, None, None, 0, 1)
-        compared["noise_of_a_difference_pct"] = noise.difference_pct(compared["num_common_tasks"])
+        found["noise_of_a_difference_pct"] = noise.difference_pct(found["num_common_tasks"])
     at_home = [store.result(unit) for unit in plan.placings if unit.suffix != SUFFIX]
     transferred = [store.result(unit) for unit in plan.placings if unit.suffix == SUFFIX]
     samples = store.result(plan.random_search)["samples"]
-    networks = network_accuracy(samples, at_home) if at_home else {}
+    networks = sample_accuracy(samples, at_home) if at_home else {}
     rows_at_home = rows_of([unit for unit in plan.placings if unit.suffix != SUFFIX], store, plan.ground.test_tasks)
     own = [[answer or {} for answer in row.answers] for row in rows_at_home if row.sharder == "evenshard"]
     if own:
         networks["convex"]["own_placements"] = own_placements(own, measured["evenshard"].ms)
     return {
-        **compared,
+        **found,
         "num_test_tasks": plan.ground.test_tasks,
-        "num_tasks_not_placed_by_all": plan.ground.test_tasks - compared["num_common_tasks"],
+        "num_tasks_not_placed_by_all": plan.ground.test_tasks - found["num_common_tasks"],
         "trained_at": plan.trained_at.name,
         "transferred_from": study.transferred_from.name if study.transferred_from else None,
         "cost_networks": networks,
-        "cost_networks_transferred": network_accuracy(samples, transferred) if transferred else None,
+        "cost_networks_transferred": sample_accuracy(samples, transferred) if transferred else None,
         "seconds": _seconds(plan, store),
     }
 

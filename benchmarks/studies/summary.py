@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.studies.rows import EXPERTS, EXTERNAL, PRIVILEGED, REFERENCE, SUFFIX, TRANSFERRED
-from evenshard.stages.standings import Interval
+from benchmarks.studies.rows import EXTERNAL, PRIVILEGED_ROWS, REFERENCE, SUFFIX, TRANSFERRED
+from evenshard.sharders.greedy import EXPERTS, SINGLE_COST
+from evenshard.stages.standings import Interval, common_tasks, fastest
 
-COMPARED = (*EXTERNAL, "single_cost_greedy")
+COMPARED = (*EXTERNAL, SINGLE_COST)
 """Every row is also compared with these."""
 
 
@@ -40,31 +41,28 @@ class Measured:
         balance = tuple(tuple(one or 0.0 for one in row["balance"]) for row in rows)
         return Measured(ms, balance, tuple(tuple(row["compute_speedup"]) for row in rows))
 
-    def task_ms(self, task: int) -> float:
-        """Mean over the seeds; infinite if one of them found no room."""
-        return fmean(of_seed[task] for of_seed in self.ms)
-
     @property
-    def num_infeasible(self) -> int:
-        """Tasks that at least one seed could not place."""
-        return sum(math.isinf(self.task_ms(task)) for task in range(len(self.ms[0])))
+    def task_ms(self) -> list[float]:
+        """By task: mean over the seeds; infinite if one of them found no room."""
+        return [fmean(of_task) for of_task in zip(*self.ms, strict=True)]
 
 
-def standings(measured: Mapping[str, Measured], balance: bool = False) -> dict[str, Any]:
+def compared(measured: Mapping[str, Measured], balance: bool = False) -> dict[str, Any]:
     """The comparison of one setting, JSON: ``best_heuristic``, ``num_common_tasks`` and ``sharders``.
 
     Args:
         measured: by sharder, in the order of the rows.
         balance: also AutoShard's metrics.
     """
-    common = common_tasks(measured)
-    costs = {name: [one.task_ms(task) for task in common] for name, one in measured.items()} if common else {}
-    best = min((name for name in EXPERTS if name in costs), key=lambda name: fmean(costs[name]), default=None)
+    ms_of = {name: one.task_ms for name, one in measured.items()}
+    common = common_tasks(ms_of)
+    costs = {name: [ms[task] for task in common] for name, ms in ms_of.items()} if common else {}
+    best = fastest(costs, EXPERTS)
     sharders = {}
     for name, one in measured.items():
         row = _row(name, costs, best) | {
-            "infeasible": one.num_infeasible,
-            "privileged": name in PRIVILEGED,
+            "infeasible": sum(map(math.isinf, ms_of[name])),
+            "privileged": name in PRIVILEGED_ROWS,
             "num_seeds": len(one.ms),
             "seed_deviation_ms": _seed_deviation(one, common),
         }
@@ -74,12 +72,6 @@ def standings(measured: Mapping[str, Measured], balance: bool = False) -> dict[s
             row["compute_speedup"] = _mean(speedups)
         sharders[name] = row
     return {"best_heuristic": best, "num_common_tasks": len(common), "sharders": sharders}
-
-
-def common_tasks(measured: Mapping[str, Measured]) -> list[int]:
-    """The tasks that every sharder could place with every seed."""
-    num_tasks = len(next(iter(measured.values())).ms[0])
-    return [t for t in range(num_tasks) if all(math.isfinite(one.task_ms(t)) for one in measured.values())]
 
 
 def _row(name: str, costs: Mapping[str, Sequence[float]], best: str | None) -> dict[str, Any]:
@@ -112,8 +104,7 @@ def difference(
     """The paired difference with its interval, in ms or in per cent of the base's mean; negative is faster."""
     if not own or not base:
         return {mean_key: None, ends_key: None}
-    scale = 100 / fmean(base) if in_pct else 1.0
-    interval = Interval.of([(one - other) * scale for one, other in zip(own, base, strict=True)])
+    interval = Interval.of_difference_pct(own, base) if in_pct else Interval.of_difference(own, base)
     return {mean_key: interval.mean, ends_key: ends(interval)}
 
 

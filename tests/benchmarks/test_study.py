@@ -14,7 +14,7 @@ from benchmarks.studies import runner, study
 from benchmarks.studies.answers import placement_of, rows_of
 from benchmarks.studies.plan import plan_setting
 from benchmarks.studies.reference import MeasureAnswers, figures
-from benchmarks.studies.rows import EXPERTS, ROWS, rows
+from benchmarks.studies.rows import ROWS, rows
 from benchmarks.studies.settings import STUDIES, Setting, ground_of
 from benchmarks.studies.study import run_study
 from benchmarks.studies.table import markdown, text_table
@@ -24,6 +24,7 @@ from evenshard.placement.placement import check_placement
 from evenshard.sharders.convex_search import train as evenshard_loop
 from evenshard.sharders.convex_search.fit import ConvexFitConfig
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.greedy import EXPERTS
 from support.bench_builders import SMALL, TINY, config
 from support.builders import cost
 
@@ -251,9 +252,9 @@ def test_the_seed_reaches_the_convex_fit_and_the_search(tmp_path: Path, monkeypa
     seen: list[int] = []
     fit, begin = evenshard_loop.fit_convex_net, EvenshardSharder.__init__
 
-    def fitted(measured: Any, settings: ConvexFitConfig) -> Any:
+    def fitted(measured: Any, settings: ConvexFitConfig, track: Any) -> Any:
         seen.append(settings.seed)
-        return fit(measured, settings)
+        return fit(measured, settings, track)
 
     def begun(self: EvenshardSharder, model: Any, policy: Any = None, settings: SearchConfig | None = None) -> None:
         seen.append(settings.seed if settings else -1)

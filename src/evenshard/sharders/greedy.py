@@ -19,6 +19,20 @@ from evenshard.tables.table import Table
 Weight = Callable[[Table], float]
 
 
+def _lookup_weight(table: Table) -> float:
+    return table.embedding_dim * table.pooling_factor
+
+
+EXPERTS: dict[str, Weight] = {
+    "size_greedy": lambda table: table.size_bytes,
+    "dim_greedy": lambda table: table.embedding_dim,
+    "lookup_greedy": _lookup_weight,
+    "size_lookup_greedy": lambda table: _lookup_weight(table) * math.log10(table.num_rows),
+}
+"""The human-expert strategies of the papers, by what they weigh."""
+SINGLE_COST = "single_cost_greedy"
+
+
 class GreedySharder:
     """Longest-processing-time-first on a weight of the tables; ties go to the larger table and the emptier device.
 
@@ -54,20 +68,11 @@ class GreedySharder:
         return items.placement(device_of_item)
 
 
-def _lookup_weight(table: Table) -> float:
-    return table.embedding_dim * table.pooling_factor
-
-
 def expert_sharders() -> tuple[GreedySharder, ...]:
     """The human-expert strategies of the papers."""
-    return (
-        GreedySharder("size_greedy", lambda table: table.size_bytes),
-        GreedySharder("dim_greedy", lambda table: table.embedding_dim),
-        GreedySharder("lookup_greedy", _lookup_weight),
-        GreedySharder("size_lookup_greedy", lambda table: _lookup_weight(table) * math.log10(table.num_rows)),
-    )
+    return tuple(GreedySharder(name, weight) for name, weight in EXPERTS.items())
 
 
 def single_cost_sharder(cost_ms_of_table: Mapping[str, float]) -> GreedySharder:
     """Greedy on each table's own cost. Privileged: every table of the task has to be measured beforehand."""
-    return GreedySharder("single_cost_greedy", lambda table: cost_ms_of_table[table.name])
+    return GreedySharder(SINGLE_COST, lambda table: cost_ms_of_table[table.name])

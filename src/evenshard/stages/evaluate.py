@@ -34,7 +34,7 @@ from evenshard.sharders.random import RandomSharder
 from evenshard.stages import report
 from evenshard.stages.propose import among_controls
 from evenshard.stages.standings import (
-    EXPERTS,
+    HEURISTICS,
     Answer,
     Result,
     Standing,
@@ -239,7 +239,7 @@ def _origin(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[s
 
 def _plot_one_task(results: Sequence[Result], ranking: Sequence[Standing], learned: Sequence[str], path: Path) -> None:
     """Random, the best heuristic and the learned sharders, on the task where the last one's gain is the median one."""
-    best = min((one for one in ranking if one.sharder in EXPERTS), key=lambda one: one.measured_ms.mean).sharder
+    best = min((one for one in ranking if one.sharder in HEURISTICS), key=lambda one: one.measured_ms.mean).sharder
     shown = list(dict.fromkeys(("random", best, *learned)))
     by_task: dict[PlacementTask, dict[str, PlacementCost]] = {}
     for result in results:

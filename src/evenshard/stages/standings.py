@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -14,10 +14,11 @@ from evenshard.measure.noise import Noise
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.base import Sharder
+from evenshard.sharders.greedy import EXPERTS, SINGLE_COST
 from evenshard.utils.errors import InfeasibleTask
 
-EXPERTS = ("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy")
-PRIVILEGED = ("single_cost_greedy",)
+HEURISTICS = ("random", *EXPERTS)
+PRIVILEGED = (SINGLE_COST,)
 QUIET = Noise(None, None, None, num_controls=0, num_runs=0)
 """Where no control was measured, nothing is known about the noise."""
 
@@ -79,6 +80,30 @@ class Interval:
         half = float(t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
         return Interval(mean, mean - half, mean + half)
 
+    @staticmethod
+    def of_difference(own: Sequence[float], base: Sequence[float], scale: float = 1.0) -> Interval:
+        """Of the paired differences, times ``scale``; negative is faster than the base."""
+        return Interval.of([(one - other) * scale for one, other in zip(own, base, strict=True)])
+
+    @staticmethod
+    def of_difference_pct(own: Sequence[float], base: Sequence[float]) -> Interval:
+        """Of the paired differences, in per cent of the base's mean."""
+        return Interval.of_difference(own, base, 100 / fmean(base))
+
+
+def common_tasks(ms_of: Mapping[str, Sequence[float]]) -> list[int]:
+    """Positions of the tasks that every sharder could place: means over different tasks compare nothing.
+
+    Args:
+        ms_of: by sharder, the cost of each task; infinite where infeasible.
+    """
+    return [number for number, ms in enumerate(zip(*ms_of.values(), strict=True)) if all(map(math.isfinite, ms))]
+
+
+def fastest(costs: Mapping[str, Sequence[float]], names: Iterable[str]) -> str | None:
+    """Which of the named sharders has the least mean cost; None if there is none of them."""
+    return min((name for name in names if name in costs), key=lambda name: fmean(costs[name]), default=None)
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -119,37 +144,31 @@ class Standing:
 
 
 def standings(results: Sequence[Result], noise: Noise = QUIET) -> list[Standing]:
-    """Compares the sharders over the tasks that all of them could place: means over different tasks compare nothing.
+    """Compares the sharders over the tasks that all of them could place.
 
     Args:
+        results: of every sharder, the tasks in the same order.
         noise: of the measurements; two sharders closer than it are called equal.
     """
-    by_sharder: dict[str, dict[str, Result]] = {}
+    ms_of: dict[str, list[float]] = {}
     for result in results:
-        by_sharder.setdefault(result.answer.sharder, {})[result.answer.task.task_id] = result
-    common = [
-        task_id
-        for task_id in next(iter(by_sharder.values()))
-        if all(math.isfinite(results_of[task_id].measured_ms) for results_of in by_sharder.values())
-    ]
-    costs = {name: [results_of[t].measured_ms for t in common] for name, results_of in by_sharder.items()}
+        ms_of.setdefault(result.answer.sharder, []).append(result.measured_ms)
+    common = common_tasks(ms_of)
+    costs = {name: [ms[task] for task in common] for name, ms in ms_of.items()} if common else {}
+    best = fastest(costs, HEURISTICS)
     nothing = Interval(math.nan, math.nan, math.nan)
-    best = min((name for name in EXPERTS if name in costs), key=lambda name: fmean(costs[name])) if common else ""
-    scale = 100 / fmean(costs[best]) if common else math.nan
-
-    def standing(name: str) -> Standing:
-        differences = [(own - other) * scale for own, other in zip(costs[name], costs.get(best, []), strict=True)]
-        return Standing(
+    return [
+        Standing(
             sharder=name,
             privileged=name in PRIVILEGED,
             is_best_heuristic=name == best,
             measured_ms=Interval.of(costs[name]) if common else nothing,
-            against_best_pct=Interval.of(differences) if common else nothing,
-            num_infeasible=sum(1 for result in by_sharder[name].values() if math.isinf(result.measured_ms)),
+            against_best_pct=Interval.of_difference_pct(costs[name], costs[best]) if best is not None else nothing,
+            num_infeasible=sum(map(math.isinf, ms)),
             noise_pct=noise.difference_pct(len(common)),
         )
-
-    return [standing(name) for name in by_sharder]
+        for name, ms in ms_of.items()
+    ]
 
 
 def infeasible_tasks(results: Sequence[Result]) -> int:
@@ -159,29 +178,34 @@ def infeasible_tasks(results: Sequence[Result]) -> int:
 
 @dataclass(frozen=True)
 class NetworkAccuracy:
-    """How well the cost network foretells measured placements of unseen tables.
+    """How well a network predicts measured placements of unseen tables.
 
     Attributes:
-        median_abs_pct_error: of the overall cost, per cent.
-        kendall_tau: mean over tasks of the rank correlation between predicted and measured placements of one task.
+        median_abs_pct_error: of the overall cost, per cent; NaN without placements.
+        kendall_tau: mean over tasks of the rank correlation between predicted and measured placements of one task;
+            NaN without a task that has ranks.
     """
 
     median_abs_pct_error: float
     kendall_tau: float
 
+    @staticmethod
+    def of(pairs_of_tasks: Iterable[Sequence[tuple[float, float]]]) -> NetworkAccuracy:
+        """From the predicted and measured ms of the placements of each task."""
+        from scipy.stats import kendalltau
+
+        errors, taus = [], []
+        for pairs in pairs_of_tasks:
+            errors += [abs(predicted_ms / measured_ms - 1) * 100 for predicted_ms, measured_ms in pairs]
+            tau = float(kendalltau(*zip(*pairs, strict=True)).statistic) if len(pairs) > 1 else math.nan
+            taus += [tau] if math.isfinite(tau) else []
+        return NetworkAccuracy(median(errors) if errors else math.nan, fmean(taus) if taus else math.nan)
+
 
 def network_accuracy(results: Sequence[Result]) -> NetworkAccuracy:
     """Compares predictions with measurements over all measured placements."""
-    from scipy.stats import kendalltau
-
-    measured = [result for result in results if math.isfinite(result.measured_ms)]
-    errors = [abs(r.answer.predicted_ms / r.measured_ms - 1) * 100 for r in measured]
-    taus = []
-    for task_id in dict.fromkeys(r.answer.task.task_id for r in measured):
-        own = [r for r in measured if r.answer.task.task_id == task_id]
-        if len(own) < 2:
-            continue
-        tau = float(kendalltau([r.answer.predicted_ms for r in own], [r.measured_ms for r in own]).statistic)
-        if math.isfinite(tau):
-            taus.append(tau)
-    return NetworkAccuracy(median(errors) if errors else math.nan, fmean(taus) if taus else math.nan)
+    pairs_of: dict[str, list[tuple[float, float]]] = {}
+    for one in results:
+        if math.isfinite(one.measured_ms):
+            pairs_of.setdefault(one.answer.task.task_id, []).append((one.answer.predicted_ms, one.measured_ms))
+    return NetworkAccuracy.of(pairs_of.values())
