@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import evenshard
-from evenshard.planner.rules_file import load_rules
+from evenshard.planner.rules import load_rules
 
 HERE = Path(__file__).parent
 

@@ -5,9 +5,8 @@ from typing import Any
 from kfp import dsl
 
 from evenshard.kubeflow.cluster import Cluster
-from evenshard.kubeflow.place_request import PlaceRequest
+from evenshard.kubeflow.place_request import place_arguments
 from evenshard.kubeflow.pod_spec import placed
-from evenshard.utils.params import section
 from evenshard_components.place.component import place
 from evenshard_pipelines.addresses import read
 
@@ -15,9 +14,9 @@ from evenshard_pipelines.addresses import read
 def place_pipeline(params: dict[str, Any], cluster: Cluster, tables_at: str = "", model_at: str = "") -> Any:
     """The pipeline ``place``, ready to be compiled.
 
-    Its parameters: ``tables``, the address of a table file such as ``s3://bucket/tables.parquet``; ``request``, fields
-    of ``PlaceRequest``; ``model_uri``, a registered model such as ``models:/evenshard-cost@champion``, or empty for the
-    one that comes with evenshard; ``model``, the address of a model's folder in its place.
+    Its parameters: ``tables``, the address of a table file such as ``s3://bucket/tables.parquet``; ``request``,
+    arguments of ``evenshard.place``; ``model_uri``, a registered model such as ``models:/evenshard-cost@champion``, or
+    empty for the one that comes with evenshard; ``model``, the address of a model's folder in its place.
 
     Args:
         params: sections; ``place`` becomes the default of ``request``.
@@ -27,7 +26,7 @@ def place_pipeline(params: dict[str, Any], cluster: Cluster, tables_at: str = ""
         BadConfig: if the section makes no sense.
     """
     asked = params.get("place") or {}
-    section({"place": asked}, "place", PlaceRequest)
+    place_arguments(asked)
     request_of = dict(asked)
 
     @dsl.pipeline(name="evenshard-place", description="Places embedding tables over the devices of a training job.")

@@ -16,7 +16,8 @@ from evenshard.placement.parts import Cuts
 from evenshard.placement.placement import Placement
 from evenshard.planner.capacity import Room, any_parts, refusal
 from evenshard.planner.place import PlaceConfig, place
-from evenshard.planner.request import PlacementRequest, Rules
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rules import Rules
 from evenshard.planner.splits import split_search, whole_search
 from evenshard.sharders import packing
 from evenshard.sharders.convex_search.local_search import SearchEffort

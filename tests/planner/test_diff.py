@@ -19,7 +19,8 @@ from evenshard.planner.diff.diff import ChangedTable, ColumnMove, DeviceTraffic,
 from evenshard.planner.diff.text import print_difference
 from evenshard.planner.diff.times import OWN_FIGURES
 from evenshard.planner.file import save_answer
-from evenshard.planner.request import PlacementRequest, Rules
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rules import Rules
 from evenshard.sharders.models import load_model, save_model
 from evenshard.utils.units import BYTES_PER_GB
 from support.asking_builders import ROOM, additive, answered, asked

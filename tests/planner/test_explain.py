@@ -20,7 +20,8 @@ from evenshard.planner.explain.explain import explain
 from evenshard.planner.explain.explanation import Move, PartExplanation
 from evenshard.planner.explain.text import print_explanation
 from evenshard.planner.file import save_answer
-from evenshard.planner.request import PlacementRequest, Rules
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rules import Rules
 from evenshard.sharders.convex_search.cost_model import ExchangeTime
 from evenshard.sharders.models import load_model, save_model
 from evenshard.utils.errors import BadConfig, InfeasibleTask

@@ -14,7 +14,7 @@ from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
 from evenshard.planner.place import PlaceConfig, place
-from evenshard.planner.request import Rules
+from evenshard.planner.rules import Rules
 from evenshard.utils.errors import BadFile
 from support.placing_builders import QUICK, ROOM, request, untrained
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -12,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
+import evenshard
 from evenshard.cli import main
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema
 from evenshard.planner.page.charts import Axis, device_bars, rival_axis, rival_bars, time_axis
 from evenshard.planner.page.page import page, save_page
-from evenshard.planner.request import Rules
 from evenshard.planner.rivals import HEURISTICS, SPLITTING, TORCHREC
+from evenshard.planner.rules import Rules
 from evenshard.tables.assumptions import Assumption
 from evenshard.utils.errors import BadConfig
 from support.answer_builders import GB, answer
@@ -249,6 +251,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """What the command compares with; the answer is made by hand."""
     asked: list[tuple[str, ...]] = []
 
+    @functools.wraps(evenshard.place)  # flags come from its signature
     def place(*args: object, compare: tuple[str, ...], **more: object) -> PlacementAnswer:
         asked.append(compare)
         return full()

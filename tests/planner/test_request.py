@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from evenshard.placement.optimizer_state import NUMBERS, state_bytes
-from evenshard.planner.request import Rules, caps_of
+from evenshard.planner.request import caps_of
+from evenshard.planner.rules import Rules
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import table

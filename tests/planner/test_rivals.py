@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
-from evenshard.planner.request import PlacementRequest, Rules
+from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import MOST_SPLIT, SPLITTING, TORCHREC, rivals
+from evenshard.planner.rules import Rules
 from support.builders import table
 from support.placing_builders import ROOM, untrained
 

@@ -8,7 +8,8 @@ import pytest
 
 from evenshard.placement.placement import check_placement
 from evenshard.planner import splits
-from evenshard.planner.request import PlacementRequest, Rules
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rules import Rules
 from evenshard.planner.splits import Found, split_search, whole_search
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import table

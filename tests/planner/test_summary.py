@@ -8,7 +8,7 @@ import pytest
 
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer, Rival
-from evenshard.planner.request import Rules
+from evenshard.planner.rules import Rules
 from evenshard.planner.summary import print_answer, shown_devices
 from evenshard.tables.assumptions import Assumption
 from support.answer_builders import GB, answer

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evenshard.planner.rules_file import load_rules
+from evenshard.planner.rules import load_rules
 from evenshard.tables.sources import tables_from
 from support.repository import ROOT
 

@@ -263,7 +263,7 @@ def _read_params(path: Path) -> None:
 
 def _read_rules(path: Path) -> None:
     from evenshard.planner.request import PlacementRequest
-    from evenshard.planner.rules_file import load_rules
+    from evenshard.planner.rules import load_rules
 
     PlacementRequest(tuple(map(table, "abc")), (10**9,) * 2, 64, rules=load_rules(path)).task({})
 

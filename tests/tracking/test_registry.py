@@ -94,7 +94,7 @@ def test_the_policy_places_by_itself(registry: Path) -> None:
     assert list(answer["table"]) == [table.name for table in TABLES]
     assert list(answer["column_stop"]) == [table.embedding_dim for table in TABLES]
     assert set(answer["device"]) <= {0, 1}
-    with pytest.raises(BadConfig, match="splits no table"):
+    with pytest.raises(BadConfig, match="takes no allow_column_split"):
         served("models:/evenshard-policy/1", rows(), allow_column_split=True)
 
 

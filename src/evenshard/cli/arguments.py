@@ -146,14 +146,21 @@ def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str
     """An argument type: a number of at least ``least``."""
 
     def parse(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"{shown(text)} is not a {'whole ' if kind is int else ''}number"
-            ) from None
+        value = number(text, kind)
         if not value >= least:
             raise argparse.ArgumentTypeError(f"is {text}, below {least}")
         return value
 
     return parse
+
+
+def number(text: str, kind: type[int] | type[float]) -> float:
+    """A flag's number.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is not one.
+    """
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a {'whole ' if kind is int else ''}number") from None

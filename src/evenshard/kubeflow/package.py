@@ -11,7 +11,7 @@ from typing import Any
 from evenshard.kubeflow.addresses import is_imported, require_known, require_readable
 from evenshard.kubeflow.cluster import Cluster, load_cluster
 from evenshard.kubeflow.drift_request import DriftRequest
-from evenshard.kubeflow.place_request import PlaceRequest
+from evenshard.kubeflow.place_request import place_arguments
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, BadInput, StorageFailed
 from evenshard.utils.messages import shown
@@ -130,9 +130,10 @@ def require_fits(package: Path, values: Mapping[str, Any]) -> None:
     """Raises BadInput unless a compiled pipeline can be run with these values of its parameters."""
     spec, _ = pipeline_documents(package)
     _check_names(values, spec["root"].get("inputDefinitions", {}).get("parameters", {}))
-    kinds = {"request": PlaceRequest, "drift_request": DriftRequest}
-    for key in kinds.keys() & values.keys():
-        section({SECTIONS[key]: values[key]}, SECTIONS[key], kinds[key])
+    if "request" in values:
+        place_arguments(values["request"])
+    if "drift_request" in values:
+        section({"drift": values["drift_request"]}, "drift", DriftRequest)
     imported = _imported(spec)
     for key in ADDRESSES & values.keys():
         if key not in imported:

@@ -1,38 +1,41 @@
-"""The input of the pipeline ``place``: arguments of ``evenshard.place``, as a section of settings."""
+"""The request of the pipeline ``place``: arguments of ``evenshard.place``, as a section of settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, make_dataclass
 from typing import Any
 
 from evenshard.kubeflow.retry import tried_again
 from evenshard.planner import api
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.options import Option, place_options
 from evenshard.planner.rivals import HEURISTICS
+from evenshard.planner.rules import RULES, Rules
 from evenshard.utils.params import section
 
+NOT_ASKED = {"model", "traffic", "compare", "num_measured"}
+"""The model is another input of the task, traffic comes as tables, and a pod has nothing to measure on."""
 
-@dataclass(frozen=True)
-class PlaceRequest:
-    """Section ``place``; see ``evenshard.place`` for what its arguments mean."""
 
-    num_devices: int = 8
-    memory_cap_gb: float | tuple[float, ...] = 64.0
-    batch_size: int = api.DEFAULT_BATCH_SIZE
-    hardware: str = api.DEFAULT_HARDWARE
-    optimizer: str = "sgd"
-    reserved_gb: float = 0.0
-    pinned: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
-    forbidden: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
-    forbidden_devices: tuple[int, ...] = ()
-    together: tuple[tuple[str, ...], ...] = ()
-    apart: tuple[tuple[str, ...], ...] = ()
-    allow_column_split: bool = False
-    embedding_dim: int | None = None
-    weight_bits: int | None = None
-    default_pooling_factor: float = 1.0
-    seed: int = 0
+def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ``evenshard.place`` that a request gives, and the defaults of the others.
+
+    Args:
+        request: section ``place`` of the settings.
+
+    Raises:
+        BadConfig: if a key is unknown, or a value is of the wrong type or out of range.
+    """
+    kinds = [(option.name, _kind(option), option.default) for option in place_options() if option.name not in NOT_ASKED]
+    arguments = asdict(section({"place": request}, "place", make_dataclass("PlaceRequest", kinds)))
+    return {**arguments, **vars(Rules.of(**{name: arguments[name] for name in RULES}))}
+
+
+def _kind(option: Option) -> Any:
+    if option.name in RULES:
+        return Any  # judged by Rules.of
+    return option.kind | None if option.default is None else option.kind
 
 
 @tried_again
@@ -42,11 +45,10 @@ def place_tables(tables: str, model: str | None, request: Mapping[str, Any]) -> 
     Args:
         tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
         model: a model's folder, here or on S3, or its MLflow URI; None for the one that comes with evenshard.
-        request: fields of ``PlaceRequest``.
+        request: arguments of ``evenshard.place``.
 
     Raises:
         BadInput: if something of that cannot be used.
         InfeasibleTask: if there is no legal placement.
     """
-    asked = section({"place": dict(request)}, "place", PlaceRequest)
-    return api.place(tables, model=model, compare=HEURISTICS, **asdict(asked))
+    return api.place(tables, model=model, compare=HEURISTICS, **place_arguments(request))

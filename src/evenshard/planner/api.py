@@ -1,6 +1,8 @@
-"""``evenshard.place``: one call from tables to an answer, the same as the command's."""
+"""``evenshard.place``: one call from tables to an answer, the same as the command's.
 
-from __future__ import annotations
+Its signature and its docstring declare every knob of a placement; see ``evenshard.planner.options``, which reads them
+for a flag or a schema. That must not wait for torch: what is heavy is imported when a placement is asked for.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -8,98 +10,96 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import PlacementCost, combine_visits
-from evenshard.measure.hardware import Hardware, open_hardware
-from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
-from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.model import model_of
-from evenshard.planner.place import PlaceConfig
-from evenshard.planner.place import place as place_request
-from evenshard.planner.request import PlacementRequest, Rules, caps_of
-from evenshard.sharders.convex_search.sharder import SearchConfig
-from evenshard.sharders.models import PlacementModel
-from evenshard.tables.assumptions import Assumption
-from evenshard.tables.sources import TableSet, tables_from, with_traffic, with_weight_bits
-from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
-from evenshard.utils.params import check_ranges
-from evenshard.utils.s3 import is_address, local
-from evenshard.utils.units import gb_to_bytes
-
 if TYPE_CHECKING:
+    from evenshard.measure.costs import PlacementCost
+    from evenshard.measure.hardware import Hardware
+    from evenshard.placement.placement import Placement
+    from evenshard.placement.task import PlacementTask
+    from evenshard.planner.answer import PlacementAnswer
     from evenshard.planner.torchrec.tables import Collections
+    from evenshard.sharders.models import PlacementModel
+    from evenshard.tables.sources import TableSet
+    from evenshard.tables.table import Table
 
-DEFAULT_BATCH_SIZE = 65_536
-DEFAULT_HARDWARE = "simulated:h200"
 VISITS = 3
+"""Moments at which a candidate is measured: what disturbs one moment does not decide."""
 
 
 def place(
-    tables: str | Path | Sequence[Table] | Collections,
+    tables: "str | Path | Sequence[Table] | Collections",
     num_devices: int = 8,
     memory_cap_gb: float | Sequence[float] = 64.0,
     *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
-    hardware: str = DEFAULT_HARDWARE,
-    model: str | Path | PlacementModel | None = None,
-    optimizer: str = "sgd",
     reserved_gb: float = 0.0,
+    hardware: str = "simulated:h200",
+    model: "str | Path | PlacementModel | None" = None,
+    batch_size: int = 65_536,
+    optimizer: str = "sgd",
+    weight_bits: int | None = None,
+    traffic: str | Path | None = None,
+    embedding_dim: int | None = None,
+    default_pooling_factor: float = 1.0,
+    allow_column_split: bool = False,
     pinned: Mapping[str, int | Sequence[int]] | None = None,
     forbidden: Mapping[str, int | Sequence[int]] | None = None,
     forbidden_devices: Sequence[int] = (),
     together: Sequence[Sequence[str]] = (),
     apart: Sequence[Sequence[str]] = (),
-    allow_column_split: bool = False,
-    traffic: str | Path | None = None,
-    embedding_dim: int | None = None,
-    weight_bits: int | None = None,
-    default_pooling_factor: float = 1.0,
-    compare: Sequence[str] = (),
     num_measured: int = 0,
+    compare: Sequence[str] = (),
     seed: int = 0,
-) -> PlacementAnswer:
-    """Places embedding tables on devices, so that a training step takes as little time as possible.
+) -> "PlacementAnswer":
+    """Decides where embedding tables live: which columns of which table on which device.
 
     Args:
         tables: a table file, the name of a public set, a DLRM batch file or a folder of traffic, here or on S3
             (s3://bucket/tables.parquet); or ``Table``s; or TorchRec's ``EmbeddingBagCollection``, a model with some, or
             a list of ``EmbeddingBagConfig``.
         num_devices: devices, equally fast.
-        memory_cap_gb: GB (1024**3 bytes) that a device may hold; one number, or one for each device.
+        memory_cap_gb: memory of a device, GB of 1024**3 bytes; one number, or one for each device.
+        reserved_gb: GB of each device kept for everything besides tables.
+        hardware: that the answer is for: cpu, cuda, or simulated:<profile>, a device model.
+        model: a round's folder such as work/round_3, here or on S3, an MLflow URI such as
+            models:/evenshard-cost@champion, or a loaded model; where left out, the one that comes with evenshard for
+            the hardware.
         batch_size: samples of a training step over all devices together.
-        hardware: that the answer is for: ``simulated:<profile>``, a device model, ``cpu`` or
-            ``cuda``. The first come with a cost model.
-        model: a folder, as a round of the loop leaves it, here or on S3; an MLflow URI such as
-            ``models:/evenshard-cost@champion``; or a loaded model. None: the one that comes with evenshard for
-            ``hardware``.
-        optimizer: whose state takes memory too: sgd, rowwise_adagrad, adagrad or adam.
-        reserved_gb: of each device, for everything that is no table.
+        optimizer: sgd, rowwise_adagrad, adagrad or adam: its state takes memory.
+        weight_bits: 8, 16 or 32 bits for the weights of all tables; where left out, each table's own.
+        traffic: a sample of lookups with the pooling factors and histograms of the tables of a file or public set.
+        embedding_dim: of all tables, where the tables are a sample of traffic.
+        default_pooling_factor: lookups per sample of a table that has no pooling factor; reported as assumed.
+        allow_column_split: split tables by columns where that helps.
         pinned: the device, or devices, that a table may live on.
         forbidden: the device, or devices, that a table may not live on.
         forbidden_devices: devices that no table may live on.
         together: groups of tables that live on one device.
         apart: groups of tables of which a device holds one at most.
-        allow_column_split: tables may be split by columns.
-        traffic: a sample that tells pooling factors and histograms of the tables of a file or set.
-        embedding_dim: of all tables, where ``tables`` is a sample of traffic.
-        weight_bits: 8, 16 or 32 for all tables, whatever their own.
-        default_pooling_factor: of tables that have none; reported as assumed.
-        compare: other sharders to compare with; see ``evenshard.planner.rivals``.
-        num_measured: candidates to time on ``hardware`` (a simulated one simulates); the fastest is the answer. 0
+        num_measured: candidates to time on the hardware (a simulated one simulates); the fastest is the answer. 0
             trusts the model.
+        compare: other sharders to compare with; see ``evenshard.planner.rivals``.
         seed: of the search.
 
     Returns:
         The placement, with its predicted times, how sure they are, and a lower bound. The same arguments give the same.
 
     Raises:
-        BadInput: if something of that cannot be used; the message says what to do.
+        BadInput: if an argument cannot be used; the message says what to do.
         InfeasibleTask: if there is no legal placement; the message says what is missing.
     """
+    from evenshard.measure.config import MeasureConfig
+    from evenshard.measure.hardware import open_hardware
+    from evenshard.planner.model import model_of
+    from evenshard.planner.place import PlaceConfig
+    from evenshard.planner.place import place as place_request
+    from evenshard.planner.request import PlacementRequest, caps_of
+    from evenshard.planner.rules import Rules
+    from evenshard.sharders.convex_search.sharder import SearchConfig
+    from evenshard.sharders.models import PlacementModel
+    from evenshard.utils.params import check_ranges
+    from evenshard.utils.units import gb_to_bytes
+
     check_ranges(num_devices=num_devices, batch_size=batch_size, reserved_gb=reserved_gb, seed=seed)
-    check_ranges(default_pooling_factor=default_pooling_factor)
+    check_ranges(default_pooling_factor=default_pooling_factor, num_measured=num_measured)
     known = _tables(tables, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor)
     request = PlacementRequest(
         tables=known.tables,
@@ -121,8 +121,10 @@ def place(
         return place_request(request, loaded, config, partial(_measure, opened), origin)
 
 
-def _measure(hardware: Hardware, jobs: Sequence[tuple[PlacementTask, Placement]]) -> list[PlacementCost]:
-    """Costs of a few placements, each measured at several moments: what disturbs one moment does not decide."""
+def _measure(hardware: "Hardware", jobs: "Sequence[tuple[PlacementTask, Placement]]") -> "list[PlacementCost]":
+    """Costs of a few placements."""
+    from evenshard.measure.costs import combine_visits
+
     visits = [[hardware.measure(task, placement) for task, placement in jobs] for _ in range(VISITS)]
     return [combine_visits(of_one) for of_one in zip(*visits, strict=True)]
 
@@ -134,7 +136,13 @@ def _tables(
     embedding_dim: int | None,
     weight_bits: int | None,
     default_pooling_factor: float,
-) -> TableSet:
+) -> "TableSet":
+    from evenshard.tables.assumptions import Assumption
+    from evenshard.tables.sources import TableSet, tables_from, with_traffic, with_weight_bits
+    from evenshard.tables.table import Table
+    from evenshard.utils.errors import BadConfig
+    from evenshard.utils.s3 import is_address, local
+
     if isinstance(tables, str | Path):
         with local(tables) if is_address(tables) else nullcontext(tables) as here:
             return tables_from(here, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor)

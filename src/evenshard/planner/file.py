@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.parts import TableShard
 from evenshard.planner.answer import PlacementAnswer, Rival
-from evenshard.planner.request import PlacementRequest, Rules
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rules import Rules
 from evenshard.sharders.convex_search.prediction import PredictedDevice
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import Table

@@ -17,7 +17,9 @@ from mlflow.pyfunc.model import PythonModel
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.parts import TableShard, whole_tables
 from evenshard.planner import api
+from evenshard.planner.options import default_of
 from evenshard.planner.request import PlacementRequest, caps_of
+from evenshard.planner.serving import served_parameters
 from evenshard.sharders.checkpoint import load_network
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
@@ -49,27 +51,30 @@ class ServedModel(PythonModel):
             InfeasibleTask: if the tables do not fit.
         """
         tables = tables_of(model_input)
-        shards = self._searched(tables, **(params or {})) if self._model else self._rolled_out(tables, **(params or {}))
+        asked = {**served_parameters(), **(params or {})}
+        shards = self._searched(tables, asked) if self._model else self._rolled_out(tables, **asked)
         return pd.DataFrame([vars(one) for one in shards], columns=["table", "device", "column_start", "column_stop"])
 
-    def _searched(self, tables: tuple[Table, ...], **params: Any) -> tuple[TableShard, ...]:
+    def _searched(self, tables: tuple[Table, ...], asked: dict[str, Any]) -> tuple[TableShard, ...]:
         assert self._model is not None
         hardware = HardwareName.parse(self._model.trained_on.hardware)
-        return api.place(tables, model=self._model, hardware=str(hardware), **params).table_shards
+        return api.place(tables, model=self._model, hardware=str(hardware), **asked).table_shards
 
     def _rolled_out(
         self,
         tables: tuple[Table, ...],
-        num_devices: int = 8,
-        memory_cap_gb: float = 64.0,
-        batch_size: int = api.DEFAULT_BATCH_SIZE,
-        optimizer: str = "sgd",
-        reserved_gb: float = 0.0,
-        allow_column_split: bool = False,
-        seed: int = 0,  # the rollouts of a task are always the same
+        *,
+        num_devices: int,
+        memory_cap_gb: float,
+        reserved_gb: float,
+        batch_size: int,
+        optimizer: str,
+        seed: int,  # the rollouts of a task are always the same
+        **others: Any,
     ) -> tuple[TableShard, ...]:
-        if allow_column_split:
-            raise BadConfig("evenshard-policy splits no table. Serve evenshard-cost, or leave allow_column_split out.")
+        for name, value in others.items():
+            if value != default_of(name):
+                raise BadConfig(f"evenshard-policy takes no {name}. Serve evenshard-cost, or leave {name} out.")
         check_ranges(reserved_gb=reserved_gb)
         caps = caps_of(memory_cap_gb, num_devices)
         request = PlacementRequest(tables, caps, batch_size, gb_to_bytes(reserved_gb), optimizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
 
@@ -11,79 +11,17 @@ from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import Cuts, TablePart, TableShard, by_table, parts_of
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
+from evenshard.planner.options import default_of
+from evenshard.planner.rules import Rules
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import Table, duplicate_name
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.limits import MAX_TABLES
-from evenshard.utils.messages import cut, shown
+from evenshard.utils.messages import shown
 from evenshard.utils.params import check_ranges
 from evenshard.utils.units import gb_to_bytes
 
 TASK_ID = "placement"
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Where tables may and may not live, by name.
-
-    Attributes:
-        pinned: the devices that a table may live on; one device pins it.
-        forbidden: devices that a table may not live on.
-        forbidden_devices: devices that no table may live on.
-        together: groups of tables that live on one device.
-        apart: groups of tables of which a device holds one at most.
-    """
-
-    pinned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    forbidden: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    forbidden_devices: tuple[int, ...] = ()
-    together: tuple[tuple[str, ...], ...] = ()
-    apart: tuple[tuple[str, ...], ...] = ()
-
-    @staticmethod
-    def of(
-        pinned: Mapping[str, int | Sequence[int]] | None = None,
-        forbidden: Mapping[str, int | Sequence[int]] | None = None,
-        forbidden_devices: Sequence[int] = (),
-        together: Sequence[Sequence[str]] = (),
-        apart: Sequence[Sequence[str]] = (),
-    ) -> Rules:
-        """Rules as a caller writes them down: one device or several."""
-
-        def devices(rules: Mapping[str, int | Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
-            return {name: (one,) if isinstance(one, int) else tuple(one) for name, one in (rules or {}).items()}
-
-        return Rules(
-            devices(pinned),
-            devices(forbidden),
-            tuple(forbidden_devices),
-            tuple(tuple(group) for group in together),
-            tuple(tuple(group) for group in apart),
-        )
-
-    def problem(self, names: Iterable[str], num_devices: int) -> str | None:
-        """Says in one sentence what makes the rules unusable for these tables and devices, or None."""
-        known = set(names)
-        groups = (*self.together, *self.apart)
-        for name in (*self.pinned, *self.forbidden, *(name for group in groups for name in group)):
-            if name not in known:
-                return f"a rule names table {shown(name)}, which is not among the tables. Correct its name."
-        for group in groups:
-            if len(set(group)) < max(len(group), 2):
-                return f"a rule groups {cut(', '.join(group))}. Name at least two tables, each once."
-        for name, devices in (*self.pinned.items(), *self.forbidden.items(), ("", self.forbidden_devices)):
-            wrong = next((device for device in devices if not 0 <= device < num_devices), None)
-            if wrong is not None:
-                of = f" for table {shown(name)}" if name else ""
-                devices_are = f"the devices are 0 to {num_devices - 1}"
-                return f"a rule{of} names device {shown(wrong)}, but {devices_are}. Correct it."
-        return None
-
-    def allowed(self, name: str, num_devices: int) -> frozenset[int] | None:
-        """The devices that a table may live on; None for any."""
-        devices = set(self.pinned.get(name, range(num_devices)))
-        devices -= {*self.forbidden.get(name, ()), *self.forbidden_devices}
-        return None if len(devices) == num_devices else frozenset(devices)
 
 
 @dataclass(frozen=True)
@@ -109,10 +47,10 @@ class PlacementRequest:
     caps_bytes: tuple[int, ...]
     batch_size: int
     reserved_bytes: int = 0
-    optimizer: str = "sgd"
+    optimizer: str = default_of("optimizer")
     rules: Rules = field(default_factory=Rules)
-    allow_column_split: bool = False
-    hardware: str = "simulated:h200"
+    allow_column_split: bool = default_of("allow_column_split")
+    hardware: str = default_of("hardware")
     assumptions: tuple[Assumption, ...] = ()
 
     def __post_init__(self) -> None:

@@ -58,6 +58,7 @@ RANGES: Mapping[str, Range] = {
     "batch_size": Range(1, 2**31 - 1, whole=True),
     "memory_cap_gb": Range(0, 2**20, above=True),
     "reserved_gb": Range(0, 2**20),
+    "num_measured": Range(0, 10_000, whole=True),
     "seed": Range(0, 2**31 - 1, whole=True),
     "num_rows": Range(1, MAX_TABLE_BYTES, whole=True),
     "embedding_dim": Range(1, 2**16, whole=True),

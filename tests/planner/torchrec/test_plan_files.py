@@ -14,7 +14,8 @@ from evenshard.cli import main
 from evenshard.placement.placement import Placement
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place
-from evenshard.planner.request import PlacementRequest, Rules
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec import load_plan, predicted, save_plan, sharding_plan, shards_of, tables_of
 from evenshard.utils.errors import BadConfig, BadFile
 from support.placing_builders import QUICK, untrained

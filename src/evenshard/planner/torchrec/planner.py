@@ -20,7 +20,8 @@ from evenshard.placement.parts import TableShard, whole_tables
 from evenshard.placement.placement import check_placement
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place
-from evenshard.planner.request import PlacementRequest, Rules
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.machine import machine_of
 from evenshard.planner.torchrec.model import DEFAULT_HARDWARE, chosen_model
 from evenshard.planner.torchrec.plans import sharding_plan

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.diff import Difference, diff
 from evenshard.planner.place import PlaceConfig, place
-from evenshard.planner.request import PlacementRequest, Rules
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rules import Rules
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.sources import TableSet
 
