@@ -33,7 +33,7 @@ def generate_tables(
     from pathlib import Path
 
     from evenshard.kubeflow.pod import TABLES, given, record, stage_run
-    from evenshard.kubeflow.retry import tried_again
+    from evenshard.kubeflow.retry import with_retries
     from evenshard.stages import generate_tables as stage
     from evenshard.utils.params import section
 
@@ -41,5 +41,5 @@ def generate_tables(
     settings = section({"generate_tables": config}, "generate_tables", stage.GenerateTablesConfig, source=own)
     with stage_run("generate_tables", settings) as run:
         outputs = stage.GenerateTablesOutputs(Path(tables.path, TABLES), Path(tasks.path))
-        found = tried_again(stage.run)(settings, stage.GenerateTablesInputs(), outputs)
+        found = with_retries(stage.run)(settings, stage.GenerateTablesInputs(), outputs)
         record(run, metrics, found, outputs.tasks)

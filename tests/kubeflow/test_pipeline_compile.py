@@ -195,7 +195,7 @@ def test_nothing_is_measured_from_memory_unless_asked(folder: Path, packages: di
         "evaluate",
         "record-outcome",
     }
-    asked = default_cluster().measured_again(True)
+    asked = default_cluster().remeasured(True)
     again = cached(compiled("train", folder / "params.yaml", folder / "again.yaml", asked))
     assert {name for name, yes in again.items() if not yes} == {"record-outcome"}
     assert "cacheKey" not in packages["train"].read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenshard.kubeflow.retry import PAUSES, tried_again
+from evenshard.kubeflow.retry import PAUSES, with_retries
 from evenshard.utils.errors import (
     BadConfig,
     EvenshardError,
@@ -34,11 +34,11 @@ def test_what_may_pass_is_tried_again(
 ) -> None:
     monkeypatch.setenv(PAUSES, "0 0.001")
     stage = Stage(kind("away."), times=2)
-    assert (tried_again(stage.run)("costs"), stage.calls) == ("costs", 3)
+    assert (with_retries(stage.run)("costs"), stage.calls) == ("costs", 3)
     assert caplog.messages == ["away. (trying again in 0 s)", "away. (trying again in 0.001 s)"]
     stage = Stage(kind("away."), times=3)
     with pytest.raises(kind, match="away"):
-        tried_again(stage.run)("costs")
+        with_retries(stage.run)("costs")
     assert stage.calls == 3
 
 
@@ -47,7 +47,7 @@ def test_what_stays_is_not(monkeypatch: pytest.MonkeyPatch, kind: type[Evenshard
     monkeypatch.setenv(PAUSES, "0 0")
     stage = Stage(kind("bad"), times=1)
     with pytest.raises(kind):
-        tried_again(stage.run)("costs")
+        with_retries(stage.run)("costs")
     assert stage.calls == 1
 
 
@@ -55,5 +55,5 @@ def test_outside_of_a_pod_nothing_is_tried_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv(PAUSES, raising=False)
     stage = Stage(StorageFailed("away"), times=1)
     with pytest.raises(StorageFailed):
-        tried_again(stage.run)("costs")
+        with_retries(stage.run)("costs")
     assert stage.calls == 1

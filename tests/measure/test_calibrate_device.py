@@ -13,7 +13,7 @@ import yaml
 from evenshard.measure.calibrate.device import (
     BOUNDS,
     COMPONENTS,
-    Calibration,
+    DeviceCalibration,
     Errors,
     errors_markdown,
     fit_profile,
@@ -68,11 +68,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fitted(directory: Path) -> Calibration:
+def fitted(directory: Path) -> DeviceCalibration:
     return fit_profile(gpu_profile(START), measured(directory))
 
 
-def test_the_fit_finds_the_constants_that_the_times_depend_on(directory: Path, fitted: Calibration) -> None:
+def test_the_fit_finds_the_constants_that_the_times_depend_on(directory: Path, fitted: DeviceCalibration) -> None:
     for name, value in TRUTH.items():
         assert getattr(fitted.profile, name) == pytest.approx(value, rel=0.05), name
     assert fitted.at_bound == ()
@@ -80,7 +80,7 @@ def test_the_fit_finds_the_constants_that_the_times_depend_on(directory: Path, f
     assert abs(fitted.num_fitted - fitted.num_held_out) <= 2
 
 
-def test_held_out_errors_shrink_to_about_the_noise(fitted: Calibration) -> None:
+def test_held_out_errors_shrink_to_about_the_noise(fitted: DeviceCalibration) -> None:
     """The median of |noise| is 0.67 of its standard deviation, the 90th percentile 1.64 of it."""
     for component in COMPONENTS:
         before, after = fitted.before[component], fitted.after[component]
@@ -89,13 +89,13 @@ def test_held_out_errors_shrink_to_about_the_noise(fitted: Calibration) -> None:
         assert after.median_percent < after.p90_percent < 1.5 * 1.64 * 100 * NOISE
 
 
-def test_the_fixed_constants_stay(fitted: Calibration) -> None:
+def test_the_fixed_constants_stay(fitted: DeviceCalibration) -> None:
     start = gpu_profile(START)
     unfitted = {name: getattr(start, name) for name in FREE_CONSTANTS}
     assert replace(fitted.profile, **unfitted) == start
 
 
-def test_a_constant_that_little_depends_on_stays_near_where_it_was(fitted: Calibration) -> None:
+def test_a_constant_that_little_depends_on_stays_near_where_it_was(fitted: DeviceCalibration) -> None:
     """Hardly a row here is so hot that its shard waits for it."""
     assert fitted.profile.hot_row_ns == pytest.approx(gpu_profile(START).hot_row_ns, rel=0.3)
 
@@ -139,7 +139,7 @@ def test_costs_of_two_machines_are_refused(directory: Path) -> None:
 
 
 def test_the_saved_profile_can_be_simulated_and_says_what_it_was_fitted_to(
-    directory: Path, fitted: Calibration, tmp_path: Path
+    directory: Path, fitted: DeviceCalibration, tmp_path: Path
 ) -> None:
     path = tmp_path / "fitted.yaml"
     save_profile(fitted, START, path)
@@ -156,7 +156,7 @@ def test_the_saved_profile_can_be_simulated_and_says_what_it_was_fitted_to(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_missing_template_is_refused_and_nothing_is_written(fitted: Calibration, tmp_path: Path) -> None:
+def test_a_missing_template_is_refused_and_nothing_is_written(fitted: DeviceCalibration, tmp_path: Path) -> None:
     with pytest.raises(BadFile):
         save_profile(fitted, str(tmp_path / "none.yaml"), tmp_path / "fitted.yaml")
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ import pytest
 
 from evenshard.measure.campaign import Job
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.plan import load_plan, save_plan
+from evenshard.measure.plan import load_measure_plan, save_measure_plan
 from evenshard.placement.placement import Placement
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadFile
@@ -25,8 +25,8 @@ CONFIG = MeasureConfig(hardware="cuda", repeats=7, keep_cache_warm=True, seed=3)
 
 
 def test_jobs_keys_and_settings_come_back(tmp_path: Path) -> None:
-    save_plan(JOBS, CONFIG, tmp_path / "plan.json")
-    jobs, config = load_plan(tmp_path / "plan.json")
+    save_measure_plan(JOBS, CONFIG, tmp_path / "plan.json")
+    jobs, config = load_measure_plan(tmp_path / "plan.json")
     assert jobs == JOBS and config == CONFIG
     assert [job.key for job in jobs] == [job.key for job in JOBS]
     assert len(json.loads((tmp_path / "plan.json").read_text())["tables"]) == len(TABLES)
@@ -38,9 +38,9 @@ def test_jobs_keys_and_settings_come_back(tmp_path: Path) -> None:
 def test_what_is_no_plan_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "plan.json").write_text(content)
     with pytest.raises(BadFile, match=r"plan\.json: is not a plan"):
-        load_plan(tmp_path / "plan.json")
+        load_measure_plan(tmp_path / "plan.json")
     with pytest.raises(BadFile, match="no such file"):
-        load_plan(tmp_path / "none.json")
+        load_measure_plan(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, content: str) -> None:
     ],
 )
 def test_an_impossible_job_is_refused(tmp_path: Path, path: str, value: Any, why: str) -> None:
-    save_plan(JOBS, CONFIG, tmp_path / "plan.json")
+    save_measure_plan(JOBS, CONFIG, tmp_path / "plan.json")
     content = json.loads((tmp_path / "plan.json").read_text())
     *steps, last = [int(step) if step.isdigit() else step for step in path.split(".")]
     record = content
@@ -69,4 +69,4 @@ def test_an_impossible_job_is_refused(tmp_path: Path, path: str, value: Any, why
     record[last] = value
     (tmp_path / "plan.json").write_text(json.dumps(content))
     with pytest.raises(BadFile, match=rf"plan\.json: is not a plan .*{why}"):
-        load_plan(tmp_path / "plan.json")
+        load_measure_plan(tmp_path / "plan.json")

@@ -14,7 +14,14 @@ from benchmarks.references.annealing import AnnealConfig
 from benchmarks.references.best_known import BestKnownSharder
 from evenshard.placement.constraints import UNCONSTRAINED, Constraints
 from evenshard.placement.feasibility import no_room, reason
-from evenshard.placement.placement import Items, Placement, broken_constraints, check_memory, check_placement, renamed
+from evenshard.placement.placement import (
+    Items,
+    Placement,
+    broken_constraints,
+    canonical_devices,
+    check_memory,
+    check_placement,
+)
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv
@@ -100,7 +107,7 @@ def test_devices_are_of_one_kind_where_room_and_allowed_items_are_the_same() -> 
     assert Items.of(limited(of_task, device_caps_bytes=(8, 9, 8, 8))).device_kinds() == [0, 1, 0, 0]
     assert Items.of(limited(of_task, allowed=(None, only(0, 3)))).device_kinds() == [0, 1, 1, 0]
     assert Items.of(limited(of_task, together=((0, 1),))).device_kinds() == [0, 0, 0, 0]
-    assert renamed([3, 1, 3, 2, 0], [0, 1, 1, 0]) == [0, 1, 0, 2, 3]
+    assert canonical_devices([3, 1, 3, 2, 0], [0, 1, 1, 0]) == [0, 1, 0, 2, 3]
 
 
 def test_what_is_broken_is_said_in_words() -> None:

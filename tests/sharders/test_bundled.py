@@ -13,7 +13,14 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.profiles import profile_names
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.task import PlacementTask
-from evenshard.sharders.bundled.broad_data import BroadConfig, draw_task, draw_world, halves, placement_jobs, shard_jobs
+from evenshard.sharders.bundled.broad_data import (
+    BroadConfig,
+    draw_task,
+    draw_world,
+    split_in_half,
+    world_placement_jobs,
+    world_shard_jobs,
+)
 from evenshard.sharders.bundled.train import BundleConfig, train_bundle
 from evenshard.sharders.convex_search.fit import ConvexFitConfig
 from evenshard.sharders.convex_search.local_search import SearchEffort
@@ -128,12 +135,12 @@ def test_worlds_hold_what_people_bring() -> None:
     assert all(one.pooling_factor <= one.num_rows for one in tables)
     uncounted = np.mean([one.reuse_bins is None for one in tables])
     assert 0.5 <= uncounted < 0.9
-    halves = [one for one in tables if one.name.endswith("[1]")]
-    assert 0.02 < len(halves) / len(tables) < 0.15
+    split_in_half = [one for one in tables if one.name.endswith("[1]")]
+    assert 0.02 < len(split_in_half) / len(tables) < 0.15
 
 
 def test_the_two_halves_of_a_split_table_share_its_dims() -> None:
-    first, second = halves(table("wide", rows=100, dim=64, pooling=3.0))
+    first, second = split_in_half(table("wide", rows=100, dim=64, pooling=3.0))
     assert (first.name, second.name) == ("wide[0]", "wide[1]")
     assert replace(first, name="") == replace(second, name="") == table("", rows=100, dim=32, pooling=3.0)
 
@@ -149,7 +156,7 @@ def test_tasks_have_enough_devices_for_their_tables() -> None:
 def test_shards_and_placements_of_a_world() -> None:
     rng = np.random.default_rng(0)
     world = draw_world("w", BroadConfig(), MEMORY_BYTES, rng, batch_size=2048)
-    shards = shard_jobs(world, 8, rng)
+    shards = world_shard_jobs(world, 8, rng)
     assert [who for who, _, _ in shards] == ["random_shard"] * 8
     assert len(shards[0][1].tables) == len(shards[4][1].tables) == 1
     tasks = [draw_task(world, f"task-{n}", rng) for n in range(30)]
@@ -158,6 +165,6 @@ def test_shards_and_placements_of_a_world() -> None:
     assert all(set(task.tables) <= set(world.tables) for task in tasks)
     assert all(sum(t.size_bytes for t in task.tables) <= task.num_devices * MEMORY_BYTES for task in tasks)
     several = max(tasks, key=lambda task: task.num_devices)
-    assert {who for who, _, _ in placement_jobs(several, 6, rng)} - {one.name for one in expert_sharders()} == {
+    assert {who for who, _, _ in world_placement_jobs(several, 6, rng)} - {one.name for one in expert_sharders()} == {
         "random"
     }

@@ -127,7 +127,7 @@ def _made() -> Path:
     from evenshard.measure.campaign import Job
     from evenshard.measure.config import MeasureConfig
     from evenshard.measure.journal import Journal, Origin, Visit
-    from evenshard.measure.plan import save_plan
+    from evenshard.measure.plan import save_measure_plan
     from evenshard.placement.placement import Placement
     from evenshard.placement.task import TaskSplit, save_tasks
     from evenshard.planner.file import save_answer
@@ -145,7 +145,7 @@ def _made() -> Path:
     write_model(folder / "model")
     save_answer(answer(), folder / "placement.json")
     job = Job("m1", task(POOL), Placement((0, 1, 0, 1), 2), 1, "random", "")
-    save_plan([job], MeasureConfig("simulated:h200"), folder / "plan.json")
+    save_measure_plan([job], MeasureConfig("simulated:h200"), folder / "plan.json")
     with Journal(folder / "journal.jsonl") as journal:
         for number in range(3):
             origin = Origin(PROVENANCE, {"num_batches": 2, "recorded_batch": None})
@@ -318,9 +318,9 @@ def _read_placement(path: Path) -> None:
 
 
 def _read_plan(path: Path) -> None:
-    from evenshard.measure.plan import load_plan
+    from evenshard.measure.plan import load_measure_plan
 
-    load_plan(path)
+    load_measure_plan(path)
 
 
 def _read_torchrec_plan(path: Path) -> None:

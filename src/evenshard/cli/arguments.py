@@ -47,12 +47,12 @@ PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}
 SOURCE, A_MODEL, HARDWARE = Source(), Source(*MODEL_PARTS), HardwareSource()
 
 
-def written(kind: Output) -> dict[str, Any]:
+def output_flag(kind: Output) -> dict[str, Any]:
     """How a flag is declared that names what the command writes."""
     return {"type": kind, "metavar": "PATH"}
 
 
-OUTPUT = written(File())
+OUTPUT = output_flag(File())
 
 
 def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespace) -> None:

@@ -18,8 +18,8 @@ from evenshard.cli.arguments import (
     Commands,
     at_least,
     hardware_flag,
+    output_flag,
     params_flag,
-    written,
 )
 from evenshard.utils.outputs import PROMOTION
 
@@ -185,7 +185,7 @@ def add_commands(commands: Commands) -> None:
     hardware_flag(sub)
     add("--tolerance-pct", type=at_least(0, float), default=1.0, metavar="PCT",
         help="as fast means slower by at most so much, with 95 %% confidence (default: 1)")  # fmt: skip
-    add("--out", **written(PROMOTION), default=Path("work/promotion"),
+    add("--out", **output_flag(PROMOTION), default=Path("work/promotion"),
         help="folder of promotion.json and the costs (default: work/promotion)")  # fmt: skip
     add("--json", action="store_true", help="print JSON")
 

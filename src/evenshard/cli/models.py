@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from evenshard.cli.arguments import HARDWARE, Commands, written
+from evenshard.cli.arguments import HARDWARE, Commands, output_flag
 from evenshard.utils.messages import shown
 from evenshard.utils.outputs import MODEL
 
@@ -45,6 +45,6 @@ def add_commands(commands: Commands) -> None:
     )
     sub.add_argument("--hardware", type=HARDWARE, required=True, help="simulated:<profile>, such as simulated:h200")
     sub.add_argument(
-        "--out", **written(MODEL), required=True, help="folder to write, such as src/evenshard/bundled/h200"
+        "--out", **output_flag(MODEL), required=True, help="folder to write, such as src/evenshard/bundled/h200"
     )
     sub.add_argument("--seed", type=int, default=0, help="of everything (default: 0)")

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.cli.arguments import OUTPUT, PATH, Commands, Source, at_least, written
+from evenshard.cli.arguments import OUTPUT, PATH, Commands, Source, at_least, output_flag
 from evenshard.kubeflow.remote import ENDPOINT
 from evenshard.utils.messages import shown
 from evenshard.utils.outputs import FilesInside
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from evenshard.kubeflow.remote import Remote, RunStatus
 
 log = logging.getLogger(__name__)
-PIPELINES = ("train", "retrain", "place")
-RUNNERS = ("subprocess", "container")
+_PIPELINES = ("train", "retrain", "place")
+_RUNNERS = ("subprocess", "container")
 NEEDS_TABLES = ("retrain", "place")
 LEFT_BEHIND = {
     "train": "evaluate/report/metrics.json",
@@ -127,7 +127,7 @@ def _cluster(args: argparse.Namespace) -> Cluster:
 
     small = str(args.cluster) == "small"
     cluster = load_cluster(args.cluster) if args.cluster and not small else default_cluster(small)
-    return cluster.measured_again(True) if args.cache_measurements else cluster
+    return cluster.remeasured(True) if args.cache_measurements else cluster
 
 
 def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> tuple[Any, dict[str, Any]]:
@@ -228,8 +228,8 @@ def add_commands(commands: Commands) -> None:
         "The same tasks as on a cluster, each as a process, or each in a container of EVENSHARD_IMAGE.",
     )
     _pipeline_flags(sub)
-    sub.add_argument("--runner", choices=RUNNERS, default="subprocess", help="(default: subprocess)")
-    sub.add_argument("--out", **written(FilesInside()), default=Path("work/kubeflow"),
+    sub.add_argument("--runner", choices=_RUNNERS, default="subprocess", help="(default: subprocess)")
+    sub.add_argument("--out", **output_flag(FilesInside()), default=Path("work/kubeflow"),
                      help="folder that gets a folder for each run (default: work/kubeflow)")  # fmt: skip
 
     sub = nested.add(
@@ -262,7 +262,7 @@ def add_commands(commands: Commands) -> None:
 
 def _pipeline_flags(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add("--pipeline", choices=PIPELINES, default="train", help="(default: train)")
+    add("--pipeline", choices=_PIPELINES, default="train", help="(default: train)")
     add("--params", **PATH, help="settings (default: params.yaml, which place can do without)")
     add("--cluster", **PATH, help="what stages get of a cluster: a file, or small for pipelines/cluster_small.yaml of "
         "this version, which 4 CPUs and 8 GB hold (default: its pipelines/cluster.yaml)")  # fmt: skip

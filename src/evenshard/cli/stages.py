@@ -15,8 +15,8 @@ from evenshard.cli.arguments import (
     at_least,
     hardware_flag,
     metrics_flag,
+    output_flag,
     params_flag,
-    written,
 )
 from evenshard.utils.outputs import NETWORK, REPORT
 
@@ -237,10 +237,10 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--cost-net", **PATH, help="cost network of the previous round")
     sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the previous round: its errors about its "
                      "own choices widen the new one's intervals")  # fmt: skip
-    sub.add_argument("--out", **written(NETWORK), required=True, help="folder of the network to write")
+    sub.add_argument("--out", **output_flag(NETWORK), required=True, help="folder of the network to write")
     sub.add_argument(
         "--model-out",
-        **written(NETWORK),
+        **output_flag(NETWORK),
         help="folder of evenshard's cost model to write (default: none is fitted)",
     )
 
@@ -254,7 +254,7 @@ def add_commands(commands: Commands) -> None:
     at_round(sub)
     sub.add_argument("--cost-net", **PATH, required=True, help="cost network of this round")
     sub.add_argument("--policy", **PATH, help="policy of the previous round")
-    sub.add_argument("--out", **written(NETWORK), required=True, help="folder of the policy to write")
+    sub.add_argument("--out", **output_flag(NETWORK), required=True, help="folder of the policy to write")
 
     sub = stage(
         "evaluate",
@@ -268,4 +268,4 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--cost-net", **PATH, required=True, help="cost network of the last round")
     sub.add_argument("--policy", **PATH, required=True, help="policy of the last round")
     sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the last round; evenshard then takes part")
-    sub.add_argument("--out", **written(REPORT), required=True, help="report folder to write into")
+    sub.add_argument("--out", **output_flag(REPORT), required=True, help="report folder to write into")

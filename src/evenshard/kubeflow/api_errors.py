@@ -10,7 +10,7 @@ from pathlib import Path
 from evenshard.utils.errors import BadConfig, EvenshardError, PipelineFailed
 from evenshard.utils.messages import cut, one_line, reason_of
 
-MAX_REASON = 300  # characters of the server's own words
+_MAX_REASON = 300  # characters of the server's own words
 
 BUSY = (429, 502, 503)
 """Answers of a server, or of a proxy before it, that has not begun with what it was asked."""
@@ -32,7 +32,7 @@ class Problem:
     again: Again = Again.NEVER
 
 
-def explained(error: Exception, what: str, url: str, namespace: str, token_file: Path | None) -> Problem:
+def problem_of(error: Exception, what: str, url: str, namespace: str, token_file: Path | None) -> Problem:
     """The problem behind an error of the SDK.
 
     Args:
@@ -99,4 +99,4 @@ def _said(error: Exception) -> str:
     except (ValueError, AttributeError):
         words = body
     text = one_line(words.decode(errors="replace") if isinstance(words, bytes) else str(words))
-    return cut(text, MAX_REASON).rstrip(".") or "no reason given"
+    return cut(text, _MAX_REASON).rstrip(".") or "no reason given"

@@ -105,7 +105,7 @@ class Cluster:
     config_keys: tuple[str, ...] = ()
     secrets: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def measured_again(self, cached: bool) -> Cluster:
+    def remeasured(self, cached: bool) -> Cluster:
         """The same with the cache of the measuring stages on or off."""
         return self._measuring(cache=cached)
 

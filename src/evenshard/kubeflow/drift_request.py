@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evenshard.kubeflow.retry import tried_again
+from evenshard.kubeflow.retry import with_retries
 from evenshard.planner.model import model_of
 from evenshard.stages.decisions.drift import Drift, drift_of
 from evenshard.stages.decisions.drift_text import print_drift
@@ -36,7 +36,7 @@ class DriftRequest:
     tolerated_pct: float = 5.0
 
 
-@tried_again
+@with_retries
 def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Drift, str]:
     """What has become of a model's ground, and the same in Markdown.
 

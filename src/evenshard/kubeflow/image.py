@@ -13,7 +13,7 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import shown
 from evenshard.version import __version__
 
-VARIABLE = "EVENSHARD_IMAGE"
+_VARIABLE = "EVENSHARD_IMAGE"
 DEFAULT_IMAGE = f"localhost/evenshard:{__version__}-cpu"
 MOVING_TAGS = ("latest", "main", "master", "dev", "nightly", "stable", "edge")
 _NAME = re.compile(
@@ -27,7 +27,7 @@ def image() -> str:
     Raises:
         BadConfig: if its name has neither a version nor a digest.
     """
-    return checked_image(os.environ.get(VARIABLE) or DEFAULT_IMAGE)
+    return checked_image(os.environ.get(_VARIABLE) or DEFAULT_IMAGE)
 
 
 def checked_image(name: str) -> str:
@@ -36,7 +36,7 @@ def checked_image(name: str) -> str:
     Raises:
         BadConfig: if it has no tag and no digest, or a tag that moves, such as latest.
     """
-    remedy = f"Name a version or a digest in {VARIABLE}, such as registry.example.com/evenshard:{__version__}-cpu."
+    remedy = f"Name a version or a digest in {_VARIABLE}, such as registry.example.com/evenshard:{__version__}-cpu."
     found = _NAME.fullmatch(name)
     if found is None:
         raise BadConfig(f"image {shown(name)} is not the name of an image. {remedy}")

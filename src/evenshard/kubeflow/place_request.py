@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, make_dataclass
 from typing import Any
 
-from evenshard.kubeflow.retry import tried_again
+from evenshard.kubeflow.retry import with_retries
 from evenshard.planner import api
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.options import Option, place_options
@@ -38,7 +38,7 @@ def _kind(option: Option) -> Any:
     return option.kind | None if option.default is None else option.kind
 
 
-@tried_again
+@with_retries
 def place_tables(tables: str, model: str | None, request: Mapping[str, Any]) -> PlacementAnswer:
     """Places tables, and compares with the heuristics.
 

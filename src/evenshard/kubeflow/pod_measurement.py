@@ -14,7 +14,7 @@ from dataclasses import fields
 from typing import Any
 
 from evenshard.kubeflow.pod import lineage, log_to_parent, record, stage_run
-from evenshard.kubeflow.retry import tried_again
+from evenshard.kubeflow.retry import with_retries
 from evenshard.measure.config import MeasureConfig
 from evenshard.stages import benchmark, evaluate
 from evenshard.utils.errors import BadConfig, MeasurementFailed
@@ -47,11 +47,11 @@ def measure_round(
     settings = section(params, "benchmark", benchmark.BenchmarkConfig)
     measuring = section(params, "measure", MeasureConfig)
     if num_gpus:
-        found = tried_again(on_gpus)("benchmark", num_gpus, params, {**_flags(inputs), "out": outputs.costs})
+        found = with_retries(on_gpus)("benchmark", num_gpus, params, {**_flags(inputs), "out": outputs.costs})
         record(None, metrics, found)
         return
     with stage_run(inputs.name, settings, measuring) as run:
-        outcome = tried_again(benchmark.run)(settings, measuring, inputs, outputs, lineage(settings, measuring))
+        outcome = with_retries(benchmark.run)(settings, measuring, inputs, outputs, lineage(settings, measuring))
         run.series("measured_ms_per_placement", outcome.curve)
         record(run, metrics, outcome.metrics, outputs.costs)
         run.tables(inputs.tables)
@@ -71,11 +71,11 @@ def evaluate_all(
     settings = section(params, "evaluate", evaluate.EvaluateConfig)
     measuring = section(params, "measure", MeasureConfig)
     if num_gpus:
-        tried_again(on_gpus)("evaluate", num_gpus, params, {**_flags(inputs), "out": outputs.report})
+        with_retries(on_gpus)("evaluate", num_gpus, params, {**_flags(inputs), "out": outputs.report})
         record(None, metrics, evaluate.headline(json.loads((outputs.report / "metrics.json").read_text())))
         return  # the command has logged to MLflow
     with stage_run("evaluate", settings, measuring) as run:
-        evaluation = tried_again(evaluate.run)(settings, measuring, inputs, outputs, lineage(settings, measuring))
+        evaluation = with_retries(evaluate.run)(settings, measuring, inputs, outputs, lineage(settings, measuring))
         record(None, metrics, evaluate.headline(evaluation.metrics))
         run.tables(inputs.tables)
         run.evaluation(outputs.report, inputs.networks, inputs.costs, evaluate.headline(evaluation.metrics))

@@ -15,7 +15,7 @@ from typing import Any
 from evenshard.utils.messages import cut, one_line
 
 TIMEOUT_S = 5.0
-MAX_REASON = 300  # characters of what Kubernetes says
+_MAX_REASON = 300  # characters of what Kubernetes says
 STARTING = ("ContainerCreating", "PodInitializing")
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def _reason(status: Any) -> str:
             said.append(_said(one.state.waiting.reason, one.state.waiting.message))  # such as ImagePullBackOff
         if one.state.terminated and one.state.terminated.exit_code:
             said.append(f"{one.state.terminated.reason}, exit code {one.state.terminated.exit_code}")  # OOMKilled
-    return next((cut(one_line(one), MAX_REASON).rstrip(".") for one in said if one), "")
+    return next((cut(one_line(one), _MAX_REASON).rstrip(".") for one in said if one), "")
 
 
 def _said(reason: str | None, message: str | None) -> str:

@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evenshard.kubeflow.api_errors import Again, explained
+from evenshard.kubeflow.api_errors import Again, problem_of
 from evenshard.kubeflow.pods import Pod, pods_of
 from evenshard.kubeflow.run_tasks import FAILED, PENDING, RUNNING, TaskStatus, record_ends, tasks_of
 from evenshard.kubeflow.token import token_file_in_use
 from evenshard.utils.errors import BadConfig, PipelineFailed
 from evenshard.utils.messages import shown, without_credentials
 
-Answer = TypeVar("Answer")
+_Answer = TypeVar("_Answer")
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 ENDPOINT = "KF_PIPELINES_ENDPOINT"
 """The variable with the address of the API."""
@@ -203,7 +203,7 @@ class Remote:
             url=run_page(self._endpoint.url, run.run_id),
         )
 
-    def _call(self, call: Callable[[], Answer], what: str, id_name: str, repeatable: bool = True) -> Answer:
+    def _call(self, call: Callable[[], _Answer], what: str, id_name: str, repeatable: bool = True) -> _Answer:
         """One call, again where the server is in trouble: always what only reads, and else what it has not begun.
 
         Args:
@@ -217,7 +217,7 @@ class Remote:
                     raise ValueError(f"no {id_name} in the answer")
                 return answer
             except Exception as error:  # the SDK lets errors of urllib3, ssl, json and its own through
-                problem = explained(error, what, self._endpoint.url, self._endpoint.namespace, self._token_file)
+                problem = problem_of(error, what, self._endpoint.url, self._endpoint.namespace, self._token_file)
                 again = problem.again is Again.ALWAYS or (problem.again is Again.IF_IT_ONLY_READS and repeatable)
                 if pause_s is None or not again:
                     raise problem.error from None

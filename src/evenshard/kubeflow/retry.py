@@ -25,7 +25,7 @@ Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
 
-def tried_again(stage: Callable[Given, Made]) -> Callable[Given, Made]:
+def with_retries(stage: Callable[Given, Made]) -> Callable[Given, Made]:
     """The same stage, which is called again after a failure that may pass, as often as the pod's settings say."""
 
     @wraps(stage)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from evenshard.utils.errors import BadFile
 
-VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"
+_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"
 IN_CLUSTER = "/var/run/secrets/kubeflow/pipelines/token"
 
 
@@ -18,7 +18,7 @@ def token_file_in_use(named: Path | None) -> Path | None:
         BadFile: if the named file cannot be read or is empty.
     """
     if named is None:
-        found = Path(os.environ.get(VARIABLE) or IN_CLUSTER)
+        found = Path(os.environ.get(_VARIABLE) or IN_CLUSTER)
         return found if found.is_file() else None
     try:
         content = named.read_text().strip()

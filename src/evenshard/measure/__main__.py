@@ -15,7 +15,7 @@ from evenshard.measure.campaign import measure_jobs
 from evenshard.measure.distributed import collective
 from evenshard.measure.hardware import CHOICES, open_hardware
 from evenshard.measure.journal import Journal
-from evenshard.measure.plan import load_plan
+from evenshard.measure.plan import load_measure_plan
 from evenshard.utils.errors import BadInput, EvenshardError
 from evenshard.utils.outputs import File, require_apart, require_place
 
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         require_place(File(), args.journal)
         File().require(args.journal)
         require_apart({"--journal": (args.journal,)}, {"plan": (args.plan,)})
-        jobs, config = load_plan(args.plan)
+        jobs, config = load_measure_plan(args.plan)
         config = replace(config, hardware=args.hardware or config.hardware)
         if collective.is_follower():
             collective.serve(config)

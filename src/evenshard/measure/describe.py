@@ -16,7 +16,7 @@ from evenshard.measure.costs import OK
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.noise import controls_of_rows, drift_pct, noise_of
 
-COMPONENTS = ("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms", "fwd_wait_ms")
+_COMPONENTS = ("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms", "fwd_wait_ms")
 SPREADS = {"fwd_compute_ms": "fwd_compute_spread_ms", "bwd_compute_ms": "bwd_compute_spread_ms"}
 PERCENTILES = (10, 50, 90)
 
@@ -55,7 +55,7 @@ def _one(path: Path, dataset: CostRows) -> dict[str, Any]:
         "repeats": _percentiles([row["repeats"] for row in ran]),
         "measured_from": _utc(min(times)) if times else None,
         "measured_to": _utc(max(times)) if times else None,
-        "ms": {name: _percentiles([row[name] for row in ran]) for name in COMPONENTS},
+        "ms": {name: _percentiles([row[name] for row in ran]) for name in _COMPONENTS},
         "spread_of_repeats_pct": {
             name: _percentiles([100 * row[spread] / row[name] for row in ran if row[name] > 0])
             for name, spread in SPREADS.items()
@@ -124,7 +124,7 @@ def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
         f"  {'shards that ran':<26}{'p10':>12}{'median':>12}{'p90':>12}",
         _percentile_line("tables", one["tables_per_shard"], 0),
         _percentile_line("timed repeats", one["repeats"], 0),
-        *(_percentile_line(name, one["ms"][name], 3) for name in COMPONENTS),
+        *(_percentile_line(name, one["ms"][name], 3) for name in _COMPONENTS),
         *(
             _percentile_line(f"spread of {name.removesuffix('_ms')}, %", spread, 1)
             for name, spread in one["spread_of_repeats_pct"].items()

@@ -29,7 +29,7 @@ PLAN_VERSION = 1
 MAX_PLAN_BYTES = 2**30
 
 
-def save_plan(jobs: Sequence[Job], config: MeasureConfig, path: Path) -> None:
+def save_measure_plan(jobs: Sequence[Job], config: MeasureConfig, path: Path) -> None:
     """Writes jobs and settings; each table stands once, however many jobs hold it."""
     number_of = {
         table: number for number, table in enumerate(dict.fromkeys(table for job in jobs for table in job.task.tables))
@@ -81,7 +81,7 @@ class _Record:
     group: str
 
 
-def load_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
+def load_measure_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
     """Jobs and settings as they were saved; a job's key is the same.
 
     Raises:

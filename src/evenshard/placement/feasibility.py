@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.placement import Items, caps_text, gb_text, legal_mask, names_text
+from evenshard.placement.placement import Items, caps_text, gb_text, legal_mask, tables_text
 from evenshard.placement.task import PlacementTask
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import cut as shortened
@@ -97,7 +97,7 @@ def _needs_and_room(task: PlacementTask, cut: Collection[int]) -> str:
         return f"the tables need at least {room} ({caps_text(task)}), however they are split by columns"
     largest = max(range(len(sizes)), key=lambda position: sizes[position])
     return (
-        f"the tables need {room} ({caps_text(task)}), the largest ({names_text(task, [largest])}) "
+        f"the tables need {room} ({caps_text(task)}), the largest ({tables_text(task, [largest])}) "
         f"{gb_text(sizes[largest])}"
     )
 
@@ -114,7 +114,7 @@ def _contradictions(task: PlacementTask, items: Items) -> Iterator[Reason]:
                     f"Allow it at least one of 0 to {devices - 1}.",
                 )
         yield Reason(
-            f"tables {names_text(task, items.members[item])} must stay together, but no device is allowed for all of "
+            f"tables {tables_text(task, items.members[item])} must stay together, but no device is allowed for all of "
             f"them.",
             "Allow them a common device, or drop the rule.",
         )
@@ -122,7 +122,7 @@ def _contradictions(task: PlacementTask, items: Items) -> Iterator[Reason]:
         for item in np.flatnonzero(items.needs_IR[:, kind] > 1).tolist():
             both = [position for position in items.members[item] if position in group]
             yield Reason(
-                f"tables {names_text(task, both)} must stay both together and apart.", "Drop one of the two rules."
+                f"tables {tables_text(task, both)} must stay both together and apart.", "Drop one of the two rules."
             )
         for allowed_D, inside in _confined(items, np.flatnonzero(items.needs_IR[:, kind])):
             if len(inside) > allowed_D.sum():
@@ -131,7 +131,8 @@ def _contradictions(task: PlacementTask, items: Items) -> Iterator[Reason]:
                 if not allowed_D.all():
                     room, remedy = f"may only live on {_devices(allowed_D)}", "Allow them more devices"
                 yield Reason(
-                    f"tables {names_text(task, tables)} must stay apart, but {room}.", f"{remedy}, or keep fewer apart."
+                    f"tables {tables_text(task, tables)} must stay apart, but {room}.",
+                    f"{remedy}, or keep fewer apart.",
                 )
 
 
@@ -194,7 +195,7 @@ def _confined(
 
 
 def _subject(task: PlacementTask, tables: Sequence[int]) -> str:
-    return f"table{'s' if len(tables) > 1 else ''} {names_text(task, tables)}"
+    return f"table{'s' if len(tables) > 1 else ''} {tables_text(task, tables)}"
 
 
 def _bytes(task: PlacementTask, tables: Sequence[int]) -> int:

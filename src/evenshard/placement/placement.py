@@ -21,7 +21,7 @@ from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import cut, shown
 from evenshard.utils.units import bytes_to_gb
 
-MAX_NAMES = 3  # of tables in a message
+_MAX_NAMES = 3  # of tables in a message
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Items:
         return [placement.device_of_table[item[0]] for item in self.members]
 
 
-def renamed(devices: Sequence[int], kinds: Sequence[int]) -> list[int]:
+def canonical_devices(devices: Sequence[int], kinds: Sequence[int]) -> list[int]:
     """Devices by new names, those of one kind in the order of their appearance: what equals are called says nothing.
 
     Args:
@@ -192,15 +192,15 @@ def broken_constraints(task: PlacementTask, placement: Placement) -> Iterator[st
             yield f"table {cut(table.name)} is on device {device}, allowed are {shown(sorted(devices))}"
     for group in limits.together:
         if len({device_of_table[position] for position in group}) > 1:
-            yield f"tables {names_text(task, group)} are not together"
+            yield f"tables {tables_text(task, group)} are not together"
     for group in limits.apart:
         if len({device_of_table[position] for position in group}) < len(group):
-            yield f"tables {names_text(task, group)} are not apart"
+            yield f"tables {tables_text(task, group)} are not apart"
 
 
-def names_text(task: PlacementTask, tables: Sequence[int]) -> str:
+def tables_text(task: PlacementTask, tables: Sequence[int]) -> str:
     """Names of tables by position, the first three of many."""
-    names = [cut(task.tables[position].name) for position in tables[:MAX_NAMES]]
+    names = [cut(task.tables[position].name) for position in tables[:_MAX_NAMES]]
     more = len(tables) - len(names)
     return f"{', '.join(names)} and {more} more" if more else ", ".join(names)
 

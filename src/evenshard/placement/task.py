@@ -22,7 +22,7 @@ from evenshard.utils.records import record_of
 from evenshard.utils.text_files import read_text
 from evenshard.utils.units import bytes_to_gb, gb_to_bytes
 
-MAX_SHARD_TABLES = 64
+_MAX_SHARD_TABLES = 64
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def sample_shards(
     candidates = [table for table in pool if table.size_bytes <= memory_cap_bytes]
     if not candidates:
         raise BadConfig(f"memory_cap_gb is {bytes_to_gb(memory_cap_bytes):.2f}: no table of the pool fits. Raise it.")
-    most = min(MAX_SHARD_TABLES, len(candidates))
+    most = min(_MAX_SHARD_TABLES, len(candidates))
     shards = []
     for number in range(count):
         size = min(most, int(np.exp(rng.uniform(0, np.log(most + 1)))))

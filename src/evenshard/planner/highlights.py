@@ -30,7 +30,7 @@ UNEVEN = 0.9
 CLOSE_PCT = 2.0
 """A placement this close to the lower bound leaves nothing to gain."""
 
-PARTS = ("forward", "forward all-to-all", "backward all-to-all", "backward")
+STEP_PARTS = ("forward", "forward all-to-all", "backward all-to-all", "backward")
 """The four times of a device, in the order of a training step."""
 
 SHARDERS = {
@@ -173,7 +173,7 @@ def _pct(time_ms: float, reference_ms: float) -> float:
 def setting_text(answer: PlacementAnswer) -> str:
     """What the times are of: hardware, link, batch, optimizer and what is left for tables."""
     request = answer.request
-    model = "" if timed(answer) == "measured" else " (a device model, not a GPU)"
+    model = "" if timing_word(answer) == "measured" else " (a device model, not a GPU)"
     how = "modelled" if is_modelled(answer.link) else "measured"
     link = f", link {printable(answer.link)} ({how})" if answer.link else ""
     reserved = f"{size_text(request.reserved_bytes)} of each device" if request.reserved_bytes else "no memory"
@@ -183,7 +183,7 @@ def setting_text(answer: PlacementAnswer) -> str:
     )
 
 
-def timed(answer: PlacementAnswer) -> str:
+def timing_word(answer: PlacementAnswer) -> str:
     """Measured or simulated: what times on the request's hardware are, beside the predicted ones."""
     return measured_or_simulated(answer.request.hardware)
 
@@ -195,7 +195,7 @@ def headline(answer: PlacementAnswer) -> str:
         step = f"{ms_text(answer.predicted_ms)} ms per step predicted ({interval})"
     else:
         predicted = f"{ms_text(answer.predicted_ms)} predicted, {interval}"
-        step = f"{ms_text(answer.measured.max_device_ms)} ms per step {timed(answer)} ({predicted})"
+        step = f"{ms_text(answer.measured.max_device_ms)} ms per step {timing_word(answer)} ({predicted})"
     return step if answer.num_devices == 1 else f"{step}, {gap_text(answer)}"
 
 

@@ -50,7 +50,7 @@ class ServedModel(PythonModel):
             BadInput: if a table or a parameter makes no sense.
             InfeasibleTask: if the tables do not fit.
         """
-        tables = tables_of(model_input)
+        tables = tables_from_rows(model_input)
         asked = {**served_parameters(), **(params or {})}
         shards = self._searched(tables, asked) if self._model else self._rolled_out(tables, **asked)
         return pd.DataFrame([vars(one) for one in shards], columns=["table", "device", "column_start", "column_stop"])
@@ -82,7 +82,7 @@ class ServedModel(PythonModel):
         return whole_tables(self._policy.place(task), tables)
 
 
-def tables_of(rows: Any) -> tuple[Table, ...]:
+def tables_from_rows(rows: Any) -> tuple[Table, ...]:
     """The rows of a table file as tables.
 
     Raises:

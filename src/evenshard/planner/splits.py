@@ -25,7 +25,7 @@ from evenshard.sharders.convex_search.scorer import ConvexScorer
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchResult
 from evenshard.utils.errors import InfeasibleTask
 
-LEAST_GAIN = 0.005
+_LEAST_GAIN = 0.005
 """A split that saves less of a step is not worth the trouble it makes."""
 MAX_ROUNDS = 8
 MAX_FORCED = 32
@@ -93,7 +93,7 @@ def split_search(request: PlacementRequest, sharder: EvenshardSharder, quick: Ev
     for _ in range(MAX_ROUNDS):
         trials = [found, *_trials(request, found, quick)]
         best = min(trials, key=lambda trial: trial.predicted_ms)
-        if best.predicted_ms > found.predicted_ms * (1 - LEAST_GAIN):
+        if best.predicted_ms > found.predicted_ms * (1 - _LEAST_GAIN):
             break
         found = best
     return _joined(request, sharder, whole_search(request, sharder, found.cuts, [found.result.best.placement]))

@@ -16,19 +16,19 @@ from evenshard.utils.console import plain_console
 from evenshard.utils.messages import printable
 from evenshard.utils.units import BYTES_PER_GB
 
-Number = TypeVar("Number", int, float)
+_Number = TypeVar("_Number", int, float)
 
-MAX_DEVICES = 32
-NUM_SLOWEST, NUM_FULLEST = 8, 4
+_MAX_DEVICES = 32
+_NUM_SLOWEST, NUM_FULLEST = 8, 4
 """Devices that are shown where there are more."""
-MAX_SPLITS = 8
-STYLES = ("blue", "cyan", "yellow", "red")
+_MAX_SPLITS = 8
+_STYLES = ("blue", "cyan", "yellow", "red")
 """Of the four times in a bar, in the order of a step."""
 LEAST_BAR, MOST_BAR = 4, 40
 FULL, FULL_ASCII = "█", "#"
 SLOWEST, LEGEND = " *", "* slowest"
-HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "all-to-all", "backward", "ms")
-FULLNESS = HEADS.index("full")
+_HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "all-to-all", "backward", "ms")
+FULLNESS = _HEADS.index("full")
 """The column that narrow terminals can do without."""
 INDENT = 9
 """Width of the first word of the lines below the table."""
@@ -70,17 +70,17 @@ def _print_text(console: Console, text: str, style: str = "", word: str = "", wo
 def shown_devices(answer: PlacementAnswer) -> tuple[list[int], list[int]]:
     """All devices; or of many, the slowest ones, and then the fullest of the others."""
     everyone = list(range(answer.num_devices))
-    if answer.num_devices <= MAX_DEVICES:
+    if answer.num_devices <= _MAX_DEVICES:
         return everyone, []
-    slowest = sorted(everyone, key=lambda device: -answer.devices[device].predicted_total_ms)[:NUM_SLOWEST]
+    slowest = sorted(everyone, key=lambda device: -answer.devices[device].predicted_total_ms)[:_NUM_SLOWEST]
     others = [device for device in everyone if device not in slowest]
     return slowest, sorted(others, key=lambda device: -_filled(answer, device))[:NUM_FULLEST]
 
 
 def _devices(answer: PlacementAnswer, console: Console) -> Grid:
     slowest, fullest = shown_devices(answer)
-    heads = [head.format(unit=_memory_unit(answer)[0]) for head in HEADS]
-    heads += [] if answer.measured is None else [highlights.timed(answer)]
+    heads = [head.format(unit=_memory_unit(answer)[0]) for head in _HEADS]
+    heads += [] if answer.measured is None else [highlights.timing_word(answer)]
     lines = {device: _cells(answer, device) for device in (*slowest, *fullest)}
     if _left(console.width, heads, lines.values()) < LEAST_BAR:
         for line in (heads, *lines.values()):
@@ -135,7 +135,7 @@ def _bar(answer: PlacementAnswer, device: int, width: int, ascii_only: bool) -> 
     )
     longest_ms = max(other.predicted_total_ms for other in answer.devices)
     bar, total_ms, drawn = Text(), 0.0, 0
-    for time_ms, style in zip(times, STYLES, strict=True):
+    for time_ms, style in zip(times, _STYLES, strict=True):
         total_ms += time_ms
         stop = round(total_ms / longest_ms * width) if longest_ms > 0 else 0
         bar.append((FULL_ASCII if ascii_only else FULL) * (stop - drawn), style)
@@ -172,24 +172,24 @@ def _rest(answer: PlacementAnswer) -> Iterator[Line]:
         times = [answer.devices[device].predicted_total_ms for device in rest]
         sizes = [answer.used_bytes[device] for device in rest]
         text = (
-            f"the {NUM_SLOWEST} slowest devices and the {NUM_FULLEST} fullest of the others. The {len(rest)} left: "
+            f"the {_NUM_SLOWEST} slowest devices and the {NUM_FULLEST} fullest of the others. The {len(rest)} left: "
             f"{_range(times, ms_text)} ms, {_range(sizes, size_text)}, {_range(counts, '{:,}'.format)} tables."
         )
         yield "shown", text, "dim"
 
 
-def _range(values: Sequence[Number], text: Callable[[Number], str]) -> str:
+def _range(values: Sequence[_Number], text: Callable[[_Number], str]) -> str:
     low, high = text(min(values)), text(max(values))
     return low if low == high else f"{low} to {high}"
 
 
 def _splits(answer: PlacementAnswer) -> Iterator[Line]:
     splits = highlights.split_tables(answer)
-    for name, parts in list(splits.items())[:MAX_SPLITS]:
+    for name, parts in list(splits.items())[:_MAX_SPLITS]:
         where = ", ".join(f"{one.part.column_start}:{one.part.column_stop} on {one.device}" for one in parts)
         yield "split", f"{printable(name)} by columns: {where}", "cyan"
-    if len(splits) > MAX_SPLITS:
-        yield "split", f"{len(splits) - MAX_SPLITS:,} more tables", "cyan"
+    if len(splits) > _MAX_SPLITS:
+        yield "split", f"{len(splits) - _MAX_SPLITS:,} more tables", "cyan"
 
 
 def _troubles(answer: PlacementAnswer) -> Iterator[Line]:

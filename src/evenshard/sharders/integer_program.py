@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from evenshard.placement.placement import Items, renamed
+from evenshard.placement.placement import Items, canonical_devices
 
 Choices = list[dict[int, Any]]
 """For each item of an order, its variables by device: 1 where it goes."""
@@ -63,7 +63,7 @@ def add_room(
 
 def add_hint(model: Any, items: Items, order: Sequence[int], choices: Choices, device_of_item: Sequence[int]) -> None:
     """Where the solver begins: at a legal placement, with its devices named as the variables are."""
-    hinted = renamed([device_of_item[item] for item in order], items.device_kinds())
+    hinted = canonical_devices([device_of_item[item] for item in order], items.device_kinds())
     for one, device in zip(choices, hinted, strict=True):
         for name, variable in one.items():
             model.add_hint(variable, name == device)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 BYTES_PER_MS = 1e6  # in 10**9 bytes per second
 UNLIMITED_BYTES = 2**60
-REMEDY = "Install it with `make setup`, or with `pip install 'evenshard[torchrec]' && pip install --no-deps torchrec`."
+_REMEDY = "Install it with `make setup`, or with `pip install 'evenshard[torchrec]' && pip install --no-deps torchrec`."
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def require_torchrec() -> None:
             import torchrec.distributed.model_parallel
             import torchrec.distributed.planner  # noqa: F401
     except ImportError as error:
-        raise BadConfig(f"TorchRec cannot be imported ({error}). {REMEDY}") from None
+        raise BadConfig(f"TorchRec cannot be imported ({error}). {_REMEDY}") from None
 
 
 SizeOf = Callable[[Table], int]

@@ -19,7 +19,7 @@ from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
 from evenshard.measure.hardware import TimeShare, open_hardware
 from evenshard.measure.journal import Journal
 from evenshard.measure.noise import controls_of, noise_of
-from evenshard.measure.plan import save_plan
+from evenshard.measure.plan import save_measure_plan
 from evenshard.placement.task import load_tasks
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.stages.outcome import Outcome
@@ -102,7 +102,7 @@ def run(
     """
     jobs = _plan(config, measure, inputs)
     if outputs.plan is not None:
-        save_plan(jobs, measure, outputs.plan)
+        save_measure_plan(jobs, measure, outputs.plan)
         log.info("%s: %d placements and shards to measure", outputs.plan, len(jobs))
         return Outcome({"num_placements": float(len(jobs))})
     own_journal = outputs.costs.with_name(f".{outputs.costs.name}.journal")

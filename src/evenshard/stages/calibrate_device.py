@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenshard.measure.calibrate.device import COMPONENTS, Calibration, fit_profile, save_profile
+from evenshard.measure.calibrate.device import COMPONENTS, DeviceCalibration, fit_profile, save_profile
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, gpu_profile
 from evenshard.tables.files import load_tables
@@ -59,7 +59,7 @@ def run(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
     )
 
 
-def _title(calibration: Calibration) -> str:
+def _title(calibration: DeviceCalibration) -> str:
     return (
         f"{calibration.num_fitted} shards of {calibration.hardware} fitted, {calibration.num_held_out} others "
         f"held out; errors on those:"

@@ -24,17 +24,17 @@ from evenshard.utils.text_files import read_text
 from evenshard.utils.yaml_files import load_yaml
 
 REQUIRED_COLUMNS = ("name", "num_rows", "embedding_dim", "pooling_factor")
-COLUMNS = (*REQUIRED_COLUMNS, "reuse_bins", "weight_bits")
+TABLE_COLUMNS = (*REQUIRED_COLUMNS, "reuse_bins", "weight_bits")
 REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
 
-Record = dict[Any, Any]
+TableRecord = dict[Any, Any]
 Reader = Callable[[Path], list[Any]]
-Writer = Callable[[list[Record], Path], None]
+Writer = Callable[[list[TableRecord], Path], None]
 MAX_COLUMNS = 1_000
 """Of a CSV or Parquet file; each that is not known is an error anyway."""
 MAX_PARTS = 10_000
 """Of a Parquet file's description of itself; pyarrow recurses for columns that stand in each other."""
-_WRITE_AGAIN = "Write the file again; its columns are " + ", ".join(COLUMNS) + "."
+_WRITE_AGAIN = "Write the file again; its columns are " + ", ".join(TABLE_COLUMNS) + "."
 
 
 def _records_of(path: Path, content: Any) -> list[Any]:
@@ -65,7 +65,7 @@ def _read_json(path: Path) -> list[Any]:
     return _records_of(path, content)
 
 
-def _write_json(records: list[Record], path: Path) -> None:
+def _write_json(records: list[TableRecord], path: Path) -> None:
     lines = ",\n".join("  " + json.dumps(record) for record in records)
     path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
@@ -79,7 +79,7 @@ def _read_yaml(path: Path) -> list[Any]:
     return _records_of(path, content)
 
 
-def _write_yaml(records: list[Record], path: Path) -> None:
+def _write_yaml(records: list[TableRecord], path: Path) -> None:
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -106,9 +106,9 @@ def _read_csv(path: Path) -> list[Any]:
     return records
 
 
-def _write_csv(records: list[Record], path: Path) -> None:
+def _write_csv(records: list[TableRecord], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, TABLE_COLUMNS)
         writer.writeheader()
         for record in records:
             bins = record["reuse_bins"]
@@ -175,12 +175,12 @@ def _too_large(path: Path) -> BadFile:
     return BadFile(path, problem, _WRITE_AGAIN)
 
 
-def _write_parquet(records: list[Record], path: Path) -> None:
+def _write_parquet(records: list[TableRecord], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     types = (pa.string(), pa.int64(), pa.int64(), pa.float64(), pa.list_(pa.float64()), pa.int32())
-    schema = pa.schema(list(zip(COLUMNS, types, strict=True)))
+    schema = pa.schema(list(zip(TABLE_COLUMNS, types, strict=True)))
     pq.write_table(pa.Table.from_pylist(records, schema=schema), path)
 
 

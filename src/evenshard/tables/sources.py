@@ -25,7 +25,7 @@ from pathlib import Path
 from evenshard.tables.assumptions import Assumption, assumed_reuse_bins, assumed_weight_bits
 from evenshard.tables.catalog import catalog_names, load_catalog
 from evenshard.tables.files import load_tables_with_assumptions
-from evenshard.tables.formats import COLUMNS, REUSE_COLUMNS, TABLE_SUFFIXES
+from evenshard.tables.formats import REUSE_COLUMNS, TABLE_COLUMNS, TABLE_SUFFIXES
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import WEIGHT_BITS, Table
 from evenshard.tables.traffic import tables_from_traffic
@@ -141,7 +141,7 @@ def with_traffic(table_set: TableSet, traffic: str | PathLike[str], batch_size: 
     open_before = {(one.table, one.column) for one in before}
     after = [one for one in found.assumptions if (one.table, one.column) not in open_before]
     position = {table.name: number for number, table in enumerate(found.tables)}
-    ordered = sorted(before + after, key=lambda one: (position[one.table], COLUMNS.index(one.column)))
+    ordered = sorted(before + after, key=lambda one: (position[one.table], TABLE_COLUMNS.index(one.column)))
     return TableSet(found.tables, tuple(ordered))
 
 
@@ -186,8 +186,8 @@ def _check_is_no_traffic(path: Path) -> None:
         columns = set(pq.read_schema(path).names)
     except (pa.ArrowException, OSError, ValueError):
         return  # load_tables says what is wrong
-    if columns and not columns & {*COLUMNS, *REUSE_COLUMNS}:
-        problem = f"holds none of a table file's columns ({', '.join(COLUMNS)})"
+    if columns and not columns & {*TABLE_COLUMNS, *REUSE_COLUMNS}:
+        problem = f"holds none of a table file's columns ({', '.join(TABLE_COLUMNS)})"
         remedy = (
             "If it is a sample of traffic, put it into a folder of its own, or name it as the traffic of a table file."
         )

@@ -12,12 +12,12 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from evenshard.utils.messages import shown
 
-Record = TypeVar("Record")
+_Record = TypeVar("_Record")
 _WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", type(None): "null"}
 _OTHER = object()
 
 
-def record_of(kind: type[Record], content: Any) -> Record:
+def record_of(kind: type[_Record], content: Any) -> _Record:
     """A dataclass made of an object, whose fields may have defaults.
 
     Lists become tuples. A whole number may stand where a float is stated, and stays whole.

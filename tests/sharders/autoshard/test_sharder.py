@@ -161,7 +161,7 @@ def seen_so_far(tasks: Sequence[PlacementTask], steps: int, seed: int = 0) -> Ob
         device_B = torch.multinomial(observations[-1].legal_BD.float(), 1, generator=generator)[:, 0]
         done_B = env.step(device_B).done_B
         env.restart(done_B, env.task_B)
-    return Observation.stacked(observations)
+    return Observation.stack(observations)
 
 
 def part_of(seen: Observation, steps: slice, slots: slice = slice(None)) -> Observation:

@@ -65,7 +65,7 @@ def test_chains_are_replaced_whole() -> None:
     generator = torch.Generator().manual_seed(1)
     ours, theirs = (torch.randint(3, (3, 7), generator=generator) for _ in range(2))
     mask_S = torch.tensor([True, False, True])
-    found = chains_at(ours).replaced(mask_S, chains_at(theirs))
+    found = chains_at(ours).merge(mask_S, chains_at(theirs))
     assert_same(found, chains_at(torch.where(mask_S[:, None], theirs, ours)))
 
 

@@ -75,7 +75,7 @@ class MeasuredShards:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class DeviceCalibration:
     """A fitted profile and what it is worth.
 
     Attributes:
@@ -101,7 +101,7 @@ class Calibration:
     measured_on: date
 
 
-def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed: int = 0) -> Calibration:
+def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed: int = 0) -> DeviceCalibration:
     """Fits the free constants of ``profile`` to the measured compute times of every nonempty shard that fitted.
 
     Args:
@@ -140,7 +140,7 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
     )
     result = _with_constants(profile, found.x)
     latest = max(one.measured_at for one in measured)
-    return Calibration(
+    return DeviceCalibration(
         profile=result,
         num_fitted=len(fitted),
         num_held_out=len(held_out),
@@ -157,7 +157,7 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
     )
 
 
-def save_profile(calibration: Calibration, template: str, path: Path) -> None:
+def save_profile(calibration: DeviceCalibration, template: str, path: Path) -> None:
     """Writes the fitted profile as YAML.
 
     Args:

@@ -20,7 +20,7 @@ from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import TableShard, by_table
 from evenshard.placement.placement import Items
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.diff.times import Times, judged
+from evenshard.planner.diff.times import Times, step_times
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.table import Table
 from evenshard.utils.units import gb_to_bytes
@@ -164,7 +164,7 @@ def diff(
     pieces = list(_pieces(old, new, movable, optimizer))
     held_NO = _held_NO(pieces, old.num_devices, new.num_devices)
     same_tables = len(movable) == len(of_old) == len(of_new)
-    times, notes = judged(old, new, model if same_tables else None)
+    times, notes = step_times(old, new, model if same_tables else None)
     if old.request.optimizer != new.request.optimizer:
         notes = (*notes, f"{old.request.optimizer} became {new.request.optimizer}: no optimizer state is counted")
     return Difference(

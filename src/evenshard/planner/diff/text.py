@@ -14,7 +14,7 @@ from evenshard.utils.console import plain_console
 from evenshard.utils.messages import printable
 from evenshard.utils.units import bytes_to_gb
 
-NARROWEST = 80
+_NARROWEST = 80
 MAX_LINES = 32
 """Moves and devices that are shown where there are more, the largest ones."""
 
@@ -26,7 +26,7 @@ def print_difference(difference: Difference, file: TextIO | None = None) -> None
         file: where to; None for stdout. Colours go to terminals only.
     """
     console = plain_console(file)
-    console.width = max(console.width, NARROWEST)
+    console.width = max(console.width, _NARROWEST)
     console.print(_times(difference), style="bold")
     for line in _bytes(difference):
         console.print(line)

@@ -35,7 +35,9 @@ class Times:
 
 
 @one_thread()
-def judged(old: PlacementAnswer, new: PlacementAnswer, model: PlacementModel | None) -> tuple[Times, tuple[str, ...]]:
+def step_times(
+    old: PlacementAnswer, new: PlacementAnswer, model: PlacementModel | None
+) -> tuple[Times, tuple[str, ...]]:
     """The times, and what to know about them.
 
     Args:

@@ -17,7 +17,7 @@ import torch
 
 from evenshard.placement.feasibility import gb_rounded_up
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import Items, legal_mask, names_text
+from evenshard.placement.placement import Items, legal_mask, tables_text
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.explanation import Explanation, Move, Option, PartExplanation
 from evenshard.sharders.convex_search.cost_model import ROUNDING, ConvexCostModel
@@ -104,8 +104,8 @@ class _Now:
             devices = sorted({answer.device_of_table[position] for position in members})
             if len(devices) > 1:
                 raise BadConfig(
-                    f"tables {names_text(task, members)} must stay together, but are on {devices_text(devices)}. Place "
-                    f"them again."
+                    f"tables {tables_text(task, members)} must stay together, but are on {devices_text(devices)}. "
+                    f"Place them again."
                 )
         self.names = [part.table.name for part in answer.parts]
         self.device_of_I = np.array(self.items.devices(answer))
@@ -182,7 +182,7 @@ def _reasons(answer: PlacementAnswer, now: _Now, item: int, device: int, used_R:
     for kind in np.flatnonzero(~legal_R[1:]).tolist():
         group = answer.task.constraints.apart[kind]
         there = [n for n in group if answer.device_of_table[n] == device and n not in items.members[item]]
-        yield f"must stay apart from {names_text(answer.task, there)}"
+        yield f"must stay apart from {tables_text(answer.task, there)}"
 
 
 def devices_text(devices: Sequence[int]) -> str:

@@ -14,8 +14,8 @@ from evenshard.utils.console import plain_console
 from evenshard.utils.messages import printable
 from evenshard.utils.units import bytes_to_gb
 
-HEADS = ("device", "ms with it", "step, ms", "change", "memory, GB", "")
-NARROWEST = 80
+_HEADS = ("device", "ms with it", "step, ms", "change", "memory, GB", "")
+_NARROWEST = 80
 """Narrower output breaks lines."""
 
 
@@ -26,7 +26,7 @@ def print_explanation(explanation: Explanation, file: TextIO | None = None) -> N
         file: where to; None for stdout. Colours go to terminals only.
     """
     console = plain_console(file)
-    console.width = max(console.width, NARROWEST)
+    console.width = max(console.width, _NARROWEST)
     for line in _opening(explanation):
         console.print(line, style="bold")
     for part in explanation.parts:
@@ -76,9 +76,9 @@ def _facts(explanation: Explanation, part: PartExplanation) -> Iterator[str]:
 def _devices(explanation: Explanation, part: PartExplanation) -> Grid:
     others = {other.device: other.name for other in explanation.parts if other is not part}
     grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for head in HEADS[:-1]:
+    for head in _HEADS[:-1]:
         grid.add_column(head, justify="right", no_wrap=True)
-    grid.add_column(HEADS[-1])
+    grid.add_column(_HEADS[-1])
     for option in part.options:
         notes = ["here" if option.device == part.device else "", *(f"no: {why}" for why in option.illegal)]
         if option.device in others:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer, Rival
-from evenshard.planner.highlights import PARTS, pct_text
+from evenshard.planner.highlights import STEP_PARTS, pct_text
 
 NUM_TICKS = 5
 HEADROOM = 1.02
@@ -148,7 +148,7 @@ def device_bars(answer: PlacementAnswer, axis: Axis) -> tuple[DeviceBar, ...]:
         used, room = answer.used_bytes[number], max(cap - reserved, 0)
         measured_ms = None if answer.measured is None else answer.measured.devices[number].total_ms
         full_pct = 100 * used / room if room else 0.0
-        each = ", ".join(f"{name} {highlights.ms_text(ms)}" for name, ms in zip(PARTS, times, strict=True))
+        each = ", ".join(f"{name} {highlights.ms_text(ms)}" for name, ms in zip(STEP_PARTS, times, strict=True))
         text = (
             f"device {number}: {highlights.ms_text(device.predicted_total_ms)} ms ({each}); {len(shards[number]):,} "
             f"tables, {highlights.size_text(used)} of {highlights.size_text(room)} ({pct_text(full_pct)})"

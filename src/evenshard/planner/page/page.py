@@ -25,13 +25,13 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.messages import printable
 from evenshard.version import __version__
 
-MAX_ROWS = 32
+_MAX_ROWS = 32
 """Devices that are drawn as rows with their numbers; more become columns."""
 MAX_OPEN = 40
 """Tables that are listed at once; more are folded away."""
-NUM_SLOWEST, NUM_COSTLIEST = 8, 10
+_NUM_SLOWEST, NUM_COSTLIEST = 8, 10
 """Costliest tables of the slowest device, and of all."""
-LISTED = 12
+_LISTED = 12
 """Tables that an assumption names."""
 
 
@@ -83,7 +83,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "request": answer.request,
         "version": __version__,
         "setting": highlights.setting_text(answer),
-        "timed": highlights.timed(answer),
+        "timed": highlights.timing_word(answer),
         "learnt_from": measured_or_simulated(str(_trained_on(answer).get("hardware", ""))),
         "title": f"{_plural(len(answer.request.tables), 'table')} on {_plural(answer.num_devices, 'device')}",
         "best": best,
@@ -92,13 +92,13 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         else highlights.sharder_text(best.sharder) + highlights.whole_tables_text(answer, best),
         "best_difference": None if best is None else highlights.rival_difference(answer, best),
         "advice": highlights.advice(answer),
-        "part_names": highlights.PARTS,
+        "part_names": highlights.STEP_PARTS,
         "axis": axis,
         "bound_pct": axis.pct(answer.lower_bound_ms),
         "low_pct": axis.pct(answer.low_ms),
         "high_pct": axis.pct(answer.high_ms),
         "bars": bars,
-        "as_rows": answer.num_devices <= MAX_ROWS,
+        "as_rows": answer.num_devices <= _MAX_ROWS,
         "labels_every": max(answer.num_devices // 16, 1),
         "slowest": slowest,
         "digits": highlights.decimals(answer.predicted_ms),
@@ -113,13 +113,13 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "may_split": any(rival.sharder == SPLITTING for rival in answer.comparison),
         "min_partitions": MIN_PARTITIONS,
         "rival_measured": any(rival.measured_ms is not None for rival in answer.comparison),
-        "on_slowest": highlights.costliest([one for one in parts if one.device == slowest], NUM_SLOWEST),
+        "on_slowest": highlights.costliest([one for one in parts if one.device == slowest], _NUM_SLOWEST),
         "costliest": highlights.costliest(parts, NUM_COSTLIEST),
         "splits": highlights.split_tables(answer),
         "parts": parts,
         "open_list": len(parts) <= MAX_OPEN,
         "assumed": highlights.assumed_groups(answer),
-        "listed": LISTED,
+        "listed": _LISTED,
         "asked": _asked(answer),
         "made_by": _made_by(answer),
         "ranges": _ranges(answer),

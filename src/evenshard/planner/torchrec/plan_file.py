@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingPlan
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-REMEDY = "Write it with `evenshard place ... --format torchrec -o`."
+_REMEDY = "Write it with `evenshard place ... --format torchrec -o`."
 
 
 class PlanFile(BaseModel):
@@ -110,7 +110,7 @@ def load_plan(
     try:
         tables, shards = _contents(record)
     except BadConfig as error:
-        raise BadFile(path, str(error).rstrip("."), REMEDY) from None
+        raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
     return sharding_plan(
         shards,
         tables,
@@ -125,13 +125,13 @@ def _read(path: Path) -> PlanFile:
     try:
         return PlanFile.model_validate_json(path.read_text())
     except FileNotFoundError:
-        raise BadFile(path, "no such file", REMEDY) from None
+        raise BadFile(path, "no such file", _REMEDY) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise BadFile(path, f"cannot be read ({error})", REMEDY) from None
+        raise BadFile(path, f"cannot be read ({error})", _REMEDY) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"]) or None
-        raise BadFile(path, f"is not a TorchRec plan: {first['msg']}", REMEDY, where) from None
+        raise BadFile(path, f"is not a TorchRec plan: {first['msg']}", _REMEDY, where) from None
 
 
 def _contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TableShard, ...]]:

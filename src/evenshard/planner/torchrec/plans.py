@@ -13,7 +13,7 @@ from evenshard.placement.parts import TableShard, by_table, placement_of_shards,
 from evenshard.placement.placement import Placement
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.torchrec.entries import TableEntry, checked_local_world_size, table_entry
-from evenshard.planner.torchrec.tables import LocatedTable, located_tables, qualified
+from evenshard.planner.torchrec.tables import LocatedTable, located_tables, qualified_name
 from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
@@ -166,13 +166,13 @@ def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TableShard, 
     entries = {(path, name): one for path, module in plan.plan.items() for name, one in _parameters(path, module)}
     shards: list[TableShard] = []
     for table in tables:
-        keys = [key for key in entries if table.name in (key[1], qualified(*key))]
+        keys = [key for key in entries if table.name in (key[1], qualified_name(*key))]
         if len(keys) != 1:
             problem = "not in the plan" if not keys else f"in the plan {len(keys)} times"
             raise BadConfig(f"table {shown(table.name)} is {problem}. Give the tables as `tables_of` calls them.")
         shards.extend(_shards(table, entries.pop(keys[0])))
     if entries:
-        left = ", ".join(repr(qualified(*key)) for key in entries)
+        left = ", ".join(repr(qualified_name(*key)) for key in entries)
         raise BadConfig(f"the plan also shards {left}. Give all its tables.")
     return tuple(shards)
 

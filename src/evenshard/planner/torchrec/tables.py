@@ -131,7 +131,7 @@ def located_tables(collections: Collections) -> tuple[LocatedTable, ...]:
     found = [(path, config) for path, configs in _configs(collections) for config in configs]
     counts = Counter(config.name for _, config in found)
     located = tuple(
-        LocatedTable(qualified(path, config.name) if counts[config.name] > 1 else config.name, path, config)
+        LocatedTable(qualified_name(path, config.name) if counts[config.name] > 1 else config.name, path, config)
         for path, config in found
     )
     twice = next((name for name, count in Counter(one.name for one in located).items() if count > 1), None)
@@ -140,7 +140,7 @@ def located_tables(collections: Collections) -> tuple[LocatedTable, ...]:
     return located
 
 
-def qualified(path: str, name: str) -> str:
+def qualified_name(path: str, name: str) -> str:
     """A table's name with the path of its collection."""
     return f"{path}.{name}" if path else name
 
@@ -182,7 +182,7 @@ def collections_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> d
         sharder = sharder_of_type.get(type(module))
         if sharder is None:
             for name, child in module.named_children():
-                visit(qualified(path, name), child)
+                visit(qualified_name(path, name), child)
         elif isinstance(module, EmbeddingBagCollection):
             found[path] = module
         elif sharder.shardable_parameters(module):

@@ -42,7 +42,7 @@ class ShardCostModel(Protocol):
 
 @dataclass(frozen=True)
 class Observation:
-    """What the policy sees in every slot before a choice; [B, ...], or [U, B, ...] after ``stacked``.
+    """What the policy sees in every slot before a choice; [B, ...], or [U, B, ...] after ``stack``.
 
     Attributes:
         table_BH: representation of the table to place.
@@ -65,14 +65,14 @@ class Observation:
     fresh_B: torch.Tensor
 
     @staticmethod
-    def stacked(observations: Sequence[Observation]) -> Observation:
+    def stack(observations: Sequence[Observation]) -> Observation:
         """One observation with a leading axis over those given."""
         names = [field.name for field in fields(Observation)]
         return Observation(*(torch.stack([getattr(one, name) for one in observations]) for name in names))
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Transition:
     """What a step brought to every slot, [B]: ``done_B`` where an episode ended; ``reward_B`` is 0 elsewhere."""
 
     reward_B: torch.Tensor
@@ -137,7 +137,7 @@ class BalanceEnv:
         )
 
     @torch.no_grad()
-    def step(self, device_B: torch.Tensor) -> Outcome:
+    def step(self, device_B: torch.Tensor) -> Transition:
         """Puts the current table of each active slot on a device."""
         table_B, size_B = (column[self.task_B, self._row_B()] for column in (self._table_KT, self._size_KT))
         chosen = (self._slot_B, device_B)
@@ -157,7 +157,7 @@ class BalanceEnv:
             reward_B = torch.where(dead_B, -overflow_ratio_B(needed_B[:, None], cap_B), reward_B)
         done_B = finished_B | dead_B
         self.active_B = self.active_B & ~done_B
-        return Outcome(reward_B, done_B)
+        return Transition(reward_B, done_B)
 
     def _row_B(self) -> torch.Tensor:
         """The step as an index; the last table's in a slot that has placed all of them."""

@@ -97,16 +97,16 @@ class Actors:
         memory = self._memory
         observations, devices, log_probs, outcomes = [self._env.observe()], [], [], []
         for _ in range(num_steps):
-            judged = self._policy(Observation.stacked(observations[-1:]), self._memory)
-            self._memory = judged.memory
-            device_B = self._choose(judged.logits_UBD[0])
+            judgement = self._policy(Observation.stack(observations[-1:]), self._memory)
+            self._memory = judgement.memory
+            device_B = self._choose(judgement.logits_UBD[0])
             devices.append(device_B)
-            log_probs.append(chosen_log_probs(judged, device_B[None])[0])
+            log_probs.append(chosen_log_probs(judgement, device_B[None])[0])
             outcomes.append(self._env.step(device_B))
             self._env.restart(outcomes[-1].done_B, self._draw_tasks())
             observations.append(self._env.observe())
         return Unroll(
-            seen=Observation.stacked(observations),
+            seen=Observation.stack(observations),
             device_UB=torch.stack(devices),
             acting_log_prob_UB=torch.stack(log_probs),
             reward_UB=torch.stack([outcome.reward_B for outcome in outcomes]),
@@ -118,25 +118,25 @@ class Actors:
         return torch.randint(self._num_tasks, self._env.step_B.shape, generator=self._generator)
 
 
-def chosen_log_probs(judged: Judgement, device_UB: torch.Tensor) -> torch.Tensor:
+def chosen_log_probs(judgement: Judgement, device_UB: torch.Tensor) -> torch.Tensor:
     """Log-probabilities of the chosen devices among the legal ones, [U, B]; a last judged step may have no choice."""
-    log_probs_UBD = judged.logits_UBD[: len(device_UB)].log_softmax(dim=-1)
+    log_probs_UBD = judgement.logits_UBD[: len(device_UB)].log_softmax(dim=-1)
     return log_probs_UBD.gather(-1, device_UB[..., None]).squeeze(-1)
 
 
 def impala_loss(policy: AutoShardPolicy, unroll: Unroll, config: ImpalaConfig) -> torch.Tensor:
     """Policy gradient, squared value error and entropy bonus: sums over the steps and slots, as published."""
-    judged: Judgement = policy(unroll.seen, unroll.memory)
-    log_prob_UB = chosen_log_probs(judged, unroll.device_UB)
-    value_UB = judged.value_UB[:-1]
+    judgement: Judgement = policy(unroll.seen, unroll.memory)
+    log_prob_UB = chosen_log_probs(judgement, unroll.device_UB)
+    value_UB = judgement.value_UB[:-1]
     traced = v_trace(
         log_ratio_UB=log_prob_UB - unroll.acting_log_prob_UB,
         reward_UB=unroll.reward_UB,
         discount_UB=config.discount * (~unroll.done_UB).float(),
         value_UB=value_UB,
-        bootstrap_B=judged.value_UB[-1],
+        bootstrap_B=judgement.value_UB[-1],
     )
-    log_probs_UBD = judged.logits_UBD[:-1].log_softmax(dim=-1)
+    log_probs_UBD = judgement.logits_UBD[:-1].log_softmax(dim=-1)
     entropy = -(log_probs_UBD.exp() * log_probs_UBD.masked_fill(log_probs_UBD.isneginf(), 0.0)).sum()
     gain = (traced.advantage_UB * log_prob_UB).sum()
     value_error = 0.5 * (traced.target_UB - value_UB).square().sum()

@@ -126,7 +126,7 @@ class AutoShardSharder:
 
     def place_many(self, tasks: Sequence[PlacementTask]) -> list[Placement | None]:
         """The placements of tasks that share a batch size, played side by side; None where a table finds no room."""
-        feasible = [number for number, task in enumerate(tasks) if has_room(task)]
+        feasible = [number for number, task in enumerate(tasks) if is_feasible(task)]
         placements: list[Placement | None] = [None] * len(tasks)
         for number, answer in zip(feasible, self._play([tasks[number] for number in feasible]), strict=True):
             placements[number] = answer if isinstance(answer, Placement) else None
@@ -140,15 +140,15 @@ class AutoShardSharder:
         memory = self.policy.blank_memory(len(tasks))
         chosen = []
         while env.active_B.any():
-            judged = self.policy(Observation.stacked([env.observe()]), memory)
-            memory = judged.memory
-            chosen.append(judged.logits_UBD[0].argmax(dim=1))
+            judgement = self.policy(Observation.stack([env.observe()]), memory)
+            memory = judgement.memory
+            chosen.append(judgement.logits_UBD[0].argmax(dim=1))
             env.step(chosen[-1])
         device_BT = torch.stack(chosen, dim=1)
         return [_answer(env, device_BT[slot], slot, task) for slot, task in enumerate(tasks)]
 
 
-def has_room(task: PlacementTask) -> bool:
+def is_feasible(task: PlacementTask) -> bool:
     """Whether every table fits a device, and all of them together the devices."""
     try:
         require_room(task)

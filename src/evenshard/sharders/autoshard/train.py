@@ -18,7 +18,7 @@ from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv
 from evenshard.sharders.autoshard.fit import ShardTensors, fit_autoshard_net
 from evenshard.sharders.autoshard.impala import ImpalaConfig, train_impala
-from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder, has_room
+from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder, is_feasible
 from evenshard.sharders.dreamshard.env import EpisodeBatch
 from evenshard.sharders.dreamshard.fit import FitConfig
 from evenshard.sharders.features import FeatureNormalizer
@@ -75,7 +75,7 @@ def train_autoshard(
     Raises:
         InfeasibleTask: if none of the tasks fits its devices.
     """
-    feasible = [task for task in tasks if has_room(task)]
+    feasible = [task for task in tasks if is_feasible(task)]
     if not feasible:
         raise InfeasibleTask("No train task fits its devices. Raise memory_cap_gb or num_devices.")
     normalizer = FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)

@@ -38,9 +38,9 @@ ONE_HOT_SHARE = 0.4
 SPLIT_SHARE = 0.1  # tables that are split by columns
 COUNTED_SHARE = 0.4  # worlds whose tables have reuse histograms
 LARGEST_TABLE_SHARE = 0.6  # of a device's memory: a larger table gets fewer dims
-MAX_DEVICES, MAX_DEVICE_TABLES, MAX_SHARD_TABLES = 64, 30, 64
+_MAX_DEVICES, MAX_DEVICE_TABLES, _MAX_SHARD_TABLES = 64, 30, 64
 
-Job = tuple[str, PlacementTask, Placement]
+_Job = tuple[str, PlacementTask, Placement]
 """Who proposes it (``MeasuredPlacement.proposed_by``), the task, and the placement."""
 
 
@@ -109,16 +109,18 @@ def draw_world(
         if counted and rng.random() < 0.9:
             table = replace(table, reuse_bins=_reuse_bins(table, batch_size, rng))
         tables.extend(
-            halves(table) if rng.random() < SPLIT_SHARE and table.embedding_dim % (2 * DIM_STEP) == 0 else [table]
+            split_in_half(table)
+            if rng.random() < SPLIT_SHARE and table.embedding_dim % (2 * DIM_STEP) == 0
+            else [table]
         )
     return World(name, tuple(tables), batch_size, memory_bytes)
 
 
-def shard_jobs(world: World, count: int, rng: np.random.Generator) -> list[Job]:
+def world_shard_jobs(world: World, count: int, rng: np.random.Generator) -> list[_Job]:
     """Random shards of a world, each alone on a device."""
     jobs = []
     for number in range(count):
-        most = min(MAX_SHARD_TABLES, len(world.tables))
+        most = min(_MAX_SHARD_TABLES, len(world.tables))
         size = 1 if number % 4 == 0 else int(_log_uniform(rng, 1, most + 1))
         tables = _drawn(world.tables, size, rng)
         task = PlacementTask(f"{world.name}-shard-{number}", tables, 1, world.memory_bytes, world.batch_size)
@@ -126,7 +128,7 @@ def shard_jobs(world: World, count: int, rng: np.random.Generator) -> list[Job]:
     return jobs
 
 
-def draw_task(world: World, name: str, rng: np.random.Generator, max_devices: int = MAX_DEVICES) -> PlacementTask:
+def draw_task(world: World, name: str, rng: np.random.Generator, max_devices: int = _MAX_DEVICES) -> PlacementTask:
     """Some of a world's tables on some devices, as many as their memory needs at least."""
     devices = int(_log_uniform(rng, 1, max_devices + 1))
     per_device = _log_uniform(rng, 1, MAX_DEVICE_TABLES)
@@ -137,7 +139,7 @@ def draw_task(world: World, name: str, rng: np.random.Generator, max_devices: in
     )
 
 
-def placement_jobs(task: PlacementTask, count: int, rng: np.random.Generator) -> list[Job]:
+def world_placement_jobs(task: PlacementTask, count: int, rng: np.random.Generator) -> list[_Job]:
     """Placements of a task by turns: even at random, uneven at random, an expert's."""
     jobs = []
     experts = expert_sharders()
@@ -156,7 +158,7 @@ def placement_jobs(task: PlacementTask, count: int, rng: np.random.Generator) ->
     return jobs
 
 
-def halves(table: Table) -> list[Table]:
+def split_in_half(table: Table) -> list[Table]:
     """What a split by columns leaves: the same rows and lookups twice, each with half of the dims."""
     half = table.embedding_dim // 2
     return [replace(table, name=f"{table.name}[{part}]", embedding_dim=half) for part in range(2)]

@@ -20,8 +20,8 @@ from evenshard.sharders.bundled.broad_data import (
     World,
     draw_task,
     draw_world,
-    placement_jobs,
-    shard_jobs,
+    world_placement_jobs,
+    world_shard_jobs,
 )
 from evenshard.sharders.convex_search.fit import ConvexFitConfig
 from evenshard.sharders.convex_search.train import EvenshardConfig, TrainedEvenshard, train_evenshard
@@ -102,9 +102,9 @@ def train_bundle(hardware: SimulatedHardware, config: BundleConfig) -> TrainedBu
 def _measured(
     hardware: SimulatedHardware, world: World, config: BroadConfig, rng: np.random.Generator
 ) -> list[MeasuredPlacement]:
-    jobs = shard_jobs(world, config.shards_per_world, rng)
+    jobs = world_shard_jobs(world, config.shards_per_world, rng)
     for number in range(config.tasks_per_world):
-        jobs.extend(placement_jobs(draw_task(world, f"task-{number}", rng), config.placements_per_task, rng))
+        jobs.extend(world_placement_jobs(draw_task(world, f"task-{number}", rng), config.placements_per_task, rng))
     costs = hardware.measure_many([(task, placement) for _, task, placement in jobs])
     return [
         MeasuredPlacement(f"{world.name}-{number:03d}", 1, who, task, placement, cost, hardware.provenance)

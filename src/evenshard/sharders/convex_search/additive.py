@@ -17,7 +17,7 @@ from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, mean_counts
 from evenshard.tables.table import Table
 
 QUANTITIES = ("tables", "dims", "lookups", "values", "row_bytes", "grad_bytes", "unique_rows", "unique_bytes")
-SECTOR_BYTES = 32  # the least that memory is read in: a row of 8 bytes costs no less than one of 32
+LEAST_READ_BYTES = 32  # the least that memory is read in: a row of 8 bytes costs no less than one of 32
 GRAD_BYTES_PER_VALUE = 4  # gradients are FP32
 
 
@@ -50,4 +50,4 @@ def additive_work_TA(tables: Sequence[Table], batch_size: int) -> FloatArray:
 
 
 def _whole_sectors(num_bytes_T: FloatArray) -> FloatArray:
-    return np.asarray(np.ceil(num_bytes_T / SECTOR_BYTES) * SECTOR_BYTES)
+    return np.asarray(np.ceil(num_bytes_T / LEAST_READ_BYTES) * LEAST_READ_BYTES)

@@ -90,7 +90,7 @@ class Chains:
         closer_S = self.ms_SD.square().sum(dim=1) < others.ms_SD.square().sum(dim=1) * (1 - LEAST_GAIN)
         return (own_S < other_S * (1 - LEAST_GAIN)) | ((own_S <= other_S) & closer_S)
 
-    def replaced(self, mask_S: torch.Tensor, by: Chains) -> Chains:
+    def merge(self, mask_S: torch.Tensor, by: Chains) -> Chains:
         """The chains, those of the mask taken from ``by``."""
         mask_S1 = mask_S[:, None]
         return Chains(

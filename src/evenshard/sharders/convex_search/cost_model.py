@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from evenshard.measure.link import BYTES_PER_VALUE
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.convex_search.network import LOOKUPS, PASS_ROWS, ConvexNet, EnsembleSizes
@@ -46,9 +47,9 @@ from evenshard.utils.outputs import NETWORK
 from evenshard.utils.records import record_of
 from evenshard.utils.weights import load_weights, reading_saved, save_weights
 
-Number = float | torch.Tensor
+_Number = float | torch.Tensor
 KIND = "convex_cost_model"
-BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
+
 CHUNK_ENTRIES = 2**24  # of the table-to-device matrices of ``placement_ms``: 64 MB at a time
 LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables say too little about unseen tables
 ROUNDING = 1e-5  # sums of float32 in another order differ by less, relatively
@@ -71,14 +72,14 @@ class ExchangeTime:
         fine = 0 <= self.latency_ms < math.inf and 0 <= self.ms_per_byte < math.inf
         return None if fine else f"an exchange takes {self.latency_ms:g} ms and {self.ms_per_byte:g} ms per byte"
 
-    def ms(self, own_dims: Number, total_dims: Number, num_devices: Number, batch_size: int) -> torch.Tensor:
+    def ms(self, own_dims: _Number, total_dims: _Number, num_devices: _Number, batch_size: int) -> torch.Tensor:
         """One all-to-all of a device that holds ``own_dims`` of ``total_dims``, ms; 0 where there is one device."""
         own, devices = torch.as_tensor(own_dims), torch.as_tensor(num_devices)
         num_bytes = exchanged_bytes(own, total_dims, devices, batch_size)
         return torch.where(devices > 1, self.latency_ms + num_bytes * self.ms_per_byte, 0.0)
 
 
-def exchanged_bytes(own_dims: torch.Tensor, total_dims: Number, num_devices: Number, batch_size: int) -> torch.Tensor:
+def exchanged_bytes(own_dims: torch.Tensor, total_dims: _Number, num_devices: _Number, batch_size: int) -> torch.Tensor:
     """Bytes that a device sends or receives, whichever is more; convex in ``own_dims``."""
     busier = torch.maximum(own_dims * (num_devices - 1), total_dims - own_dims)
     return busier * (batch_size / num_devices) * BYTES_PER_VALUE
@@ -142,7 +143,7 @@ class ConvexCostModel(nn.Module):
     # Devices ---------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def device_ms(self, sums: torch.Tensor, total_dims: Number, num_devices: Number, batch_size: int) -> torch.Tensor:
+    def device_ms(self, sums: torch.Tensor, total_dims: _Number, num_devices: _Number, batch_size: int) -> torch.Tensor:
         """Predicted total time of devices, [...] ms from sums of representations [..., H]: the members' mean.
 
         0 where a device is empty: all it does is receive, which takes no longer than what some other device sends.
@@ -160,7 +161,7 @@ class ConvexCostModel(nn.Module):
 
     @torch.no_grad()
     def member_device_ms(
-        self, sums: torch.Tensor, total_dims: Number, num_devices: Number, batch_size: int
+        self, sums: torch.Tensor, total_dims: _Number, num_devices: _Number, batch_size: int
     ) -> torch.Tensor:
         """Each member's ``device_ms``, [K, ...]."""
         compute = self.net.mixed_ms(sums[..., 2:], sums[..., 1], self.net.sum_of_parts_OK()).movedim(-1, 0)
@@ -168,7 +169,7 @@ class ConvexCostModel(nn.Module):
         return torch.where(sums[..., 0] > 0, compute + exchange, 0.0)
 
     @torch.no_grad()
-    def parts_ms(self, sums: torch.Tensor, total_dims: Number, num_devices: Number, batch_size: int) -> torch.Tensor:
+    def parts_ms(self, sums: torch.Tensor, total_dims: _Number, num_devices: _Number, batch_size: int) -> torch.Tensor:
         """The four times of devices, [..., 4] ms: forward compute, forward and backward all-to-all, backward compute.
 
         They add up to ``device_ms``.

@@ -84,7 +84,7 @@ class LocalSearch:
             self._descend(chains)
             better_S = chains.better_S(best)
             idle_kicks = 0 if better_S.any() else idle_kicks + 1
-            best = best.replaced(better_S, chains)
+            best = best.merge(better_S, chains)
         return [items.placement(row) for row in best.device_SI.tolist()]
 
     def _over(self) -> bool:

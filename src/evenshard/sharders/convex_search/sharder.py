@@ -16,7 +16,7 @@ import torch
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.hardware import Measure
 from evenshard.placement.feasibility import require_room
-from evenshard.placement.placement import Items, Placement, broken_constraints, check_placement, renamed
+from evenshard.placement.placement import Items, Placement, broken_constraints, canonical_devices, check_placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.convex_search.cost_model import ConvexCostModel
 from evenshard.sharders.convex_search.local_search import LocalSearch, SearchEffort
@@ -194,6 +194,6 @@ def distinct(placements: Sequence[Placement], kinds: Sequence[int] | None = None
     """
     found: dict[tuple[int, ...], Placement] = {}
     for one in placements:
-        names = renamed(one.device_of_table, kinds if kinds is not None else [0] * one.num_devices)
+        names = canonical_devices(one.device_of_table, kinds if kinds is not None else [0] * one.num_devices)
         found.setdefault(tuple(names), one)
     return list(found.values())
