@@ -17,7 +17,7 @@ from mlflow.pyfunc.model import PythonModel
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.parts import TableShard, whole_tables
 from evenshard.planner import api
-from evenshard.planner.options import default_of
+from evenshard.planner.options import place_option
 from evenshard.planner.request import PlacementRequest, caps_of
 from evenshard.planner.serving import served_parameters
 from evenshard.sharders.checkpoint import load_network
@@ -73,7 +73,7 @@ class ServedModel(PythonModel):
         **others: Any,
     ) -> tuple[TableShard, ...]:
         for name, value in others.items():
-            if value != default_of(name):
+            if value != place_option(name).default:
                 raise BadConfig(f"evenshard-policy takes no {name}. Serve evenshard-cost, or leave {name} out.")
         check_ranges(reserved_gb=reserved_gb)
         caps = caps_of(memory_cap_gb, num_devices)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from types import NoneType, UnionType
@@ -53,9 +53,15 @@ def place_options() -> tuple[Option, ...]:
     return options_of(api.place)
 
 
-def default_of(name: str) -> Any:
-    """The default of a knob of ``evenshard.place``."""
-    return next(option.default for option in place_options() if option.name == name)
+def place_option(name: str) -> Option:
+    """One of them."""
+    return next(option for option in place_options() if option.name == name)
+
+
+def option_field(name: str) -> Any:
+    """A field of a dataclass that keeps a knob; its default and its meaning are those of the argument."""
+    option = place_option(name)
+    return field(default=option.default, metadata={"description": option.help})
 
 
 def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:

@@ -11,7 +11,7 @@ from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import Cuts, TablePart, TableShard, by_table, parts_of
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
-from evenshard.planner.options import default_of
+from evenshard.planner.options import option_field
 from evenshard.planner.rules import Rules
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import Table, duplicate_name
@@ -47,10 +47,10 @@ class PlacementRequest:
     caps_bytes: tuple[int, ...]
     batch_size: int
     reserved_bytes: int = 0
-    optimizer: str = default_of("optimizer")
+    optimizer: str = option_field("optimizer")
     rules: Rules = field(default_factory=Rules)
-    allow_column_split: bool = default_of("allow_column_split")
-    hardware: str = default_of("hardware")
+    allow_column_split: bool = option_field("allow_column_split")
+    hardware: str = option_field("hardware")
     assumptions: tuple[Assumption, ...] = ()
 
     def __post_init__(self) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from evenshard.measure.hardware import HardwareName
 from evenshard.planner.model import model_of
-from evenshard.planner.options import default_of
+from evenshard.planner.options import place_option
 from evenshard.sharders.models import PlacementModel
 
-DEFAULT_HARDWARE: str = default_of("hardware")
+DEFAULT_HARDWARE: str = place_option("hardware").default
 HARDWARE_OF_NAME = {
     r"\bH200\b": "simulated:h200",
     r"\bA100\b": "simulated:a100_80gb",
