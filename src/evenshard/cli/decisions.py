@@ -21,6 +21,8 @@ from evenshard.cli.arguments import (
     output_flag,
     params_flag,
 )
+from evenshard.cli.options import add_option
+from evenshard.planner.options import place_option
 from evenshard.utils.outputs import PROMOTION
 
 if TYPE_CHECKING:
@@ -225,10 +227,8 @@ def add_commands(commands: Commands) -> None:
     add("--batch-size", type=at_least(1), metavar="N", help="samples of a step over all devices (default: that of the "
         "placement, else the largest the model was trained on)")  # fmt: skip
     add("--devices", type=at_least(1), metavar="N", help="how many (default: those of the placement, else any)")
-    add("--traffic", **PATH, help="a sample that tells pooling factors and histograms of the tables")
-    add("--embedding-dim", type=at_least(1), metavar="N", help="of all tables, where TABLES is traffic")
-    add("--default-pooling-factor", type=at_least(0, float), default=1.0, metavar="X",
-        help="of tables that have none (default: 1)")  # fmt: skip
+    for name in ("traffic", "embedding_dim", "default_pooling_factor"):
+        add_option(sub, place_option(name))
     add("--tolerated-pct", type=at_least(0, float), default=5.0, metavar="PCT",
         help="part of the load that may lie outside of the training data, and of the tables that may be rare there "
         "(default: 5)")  # fmt: skip

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from evenshard.cli.arguments import A_MODEL, HARDWARE, OUTPUT, PATH, SOURCE, Commands, at_least, number
-from evenshard.planner.options import Option, place_options
-from evenshard.utils.limits import RANGES
-from evenshard.utils.messages import shown
+from evenshard.cli.arguments import OUTPUT, PATH, SOURCE, Commands, at_least
+from evenshard.cli.options import add_option
+from evenshard.planner.options import place_options
 
 if TYPE_CHECKING:
     from evenshard.planner.rules import Rules
 
-FLAGS = {
-    "num_devices": "--devices",
-    "num_measured": "--measure",
-    "pinned": "--pin",
-    "forbidden": "--forbid",
-    "forbidden_devices": "--forbid-device",
-}
-"""Flags that are not called after their argument of ``evenshard.place``."""
 NO_FLAG = {"compare"}
 """The command compares with the rules of thumb, and for a report with TorchRec's planner."""
 
@@ -93,70 +83,6 @@ def _rules(args: argparse.Namespace) -> Rules:
         for value in getattr(args, name):
             rules += Rules.of(**{name: value})
     return rules
-
-
-# From an argument of evenshard.place to a flag -----------------------------------------------------------------------
-
-
-def _numbers(text: str) -> Sequence[float]:
-    return [number(part, float) for part in text.split(",")]
-
-
-def _table_devices(text: str) -> Mapping[str, Sequence[int]]:
-    name, equals, devices = text.rpartition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not TABLE=DEVICE or TABLE=DEVICE,DEVICE")
-    return {name: [int(number(device, int)) for device in devices.split(",")]}
-
-
-def _device(text: str) -> Sequence[int]:
-    return [int(number(text, int))]
-
-
-def _group(text: str) -> Sequence[Sequence[str]]:
-    return [text.split(",")]
-
-
-REPEATED: Mapping[str, Any] = {"action": "append", "default": []}
-KINDS: Mapping[Any, Mapping[str, Any]] = {
-    bool: {"action": "store_true"},
-    str: {"metavar": "NAME"},
-    str | Path: PATH,
-    float | Sequence[float]: {"type": _numbers, "metavar": "GB[,GB...]"},
-    Mapping[str, int | Sequence[int]]: {"type": _table_devices, "metavar": "TABLE=D[,D]", **REPEATED},
-    Sequence[int]: {"type": _device, "metavar": "D", **REPEATED},
-    Sequence[Sequence[str]]: {"type": _group, "metavar": "TABLE,TABLE", **REPEATED},
-}
-"""How an argument of a type becomes a flag, where it is not a number."""
-MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
-    "hardware": {"type": HARDWARE, "metavar": "NAME"},
-    "model": {"type": A_MODEL, "metavar": "PATH|URI"},
-}
-"""Arguments that may name what the command must not overwrite."""
-
-
-def add_option(sub: argparse._ActionsContainer, option: Option) -> None:
-    """Declares the flag of an argument of ``evenshard.place``."""
-    a_number = {"type": _number_of(option), "metavar": option.unit or "N"}
-    settings = {"default": option.default, **(MAY_BE_FILES.get(option.name) or KINDS.get(option.kind) or a_number)}
-    meaning, default = option.help.replace("%", "%%"), option.default
-    if isinstance(default, str | int | float) and not isinstance(default, bool):
-        meaning += f" (default: {default if isinstance(default, str) else f'{default:g}'})"
-    name = FLAGS.get(option.name, f"--{option.name.replace('_', '-')}")
-    sub.add_argument(name, dest=option.name, help=meaning, **settings)
-
-
-def _number_of(option: Option) -> Callable[[str], float]:
-    """An argument type: a number of the option's kind and range."""
-
-    def parse(text: str) -> float:
-        value = number(text, int if option.scalar is int else float)
-        problem = RANGES[option.name].problem(value) if option.name in RANGES else None
-        if problem is not None:
-            raise argparse.ArgumentTypeError(problem)
-        return value
-
-    return parse
 
 
 def add_commands(commands: Commands) -> None:

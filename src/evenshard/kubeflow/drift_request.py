@@ -9,6 +9,7 @@ from typing import Any
 
 from evenshard.kubeflow.retry import with_retries
 from evenshard.planner.model import model_of
+from evenshard.planner.options import option_field
 from evenshard.stages.decisions.drift import Drift, drift_of
 from evenshard.stages.decisions.drift_text import print_drift
 from evenshard.tables.sources import tables_from
@@ -32,7 +33,7 @@ class DriftRequest:
     batch_size: int | None = None
     num_devices: int | None = None
     embedding_dim: int | None = None
-    default_pooling_factor: float = 1.0
+    default_pooling_factor: float = option_field("default_pooling_factor")
     tolerated_pct: float = 5.0
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from evenshard.planner.options import place_option
 from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import Table
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
         nn.Module | Mapping[str, EmbeddingBagCollection] | Sequence[EmbeddingBagCollection | EmbeddingBagConfig]
     )
 
-DEFAULT_POOLING_FACTOR = 1.0
+DEFAULT_POOLING_FACTOR: float = place_option("default_pooling_factor").default
 """Lookups of a feature per sample where nothing is known; TorchRec's planner assumes the same."""
 
 

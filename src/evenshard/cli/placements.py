@@ -1,4 +1,4 @@
-"""The commands about a placement: why a table lives where it does, and what moves between two placements."""
+"""The commands about placement.json files: why a table lives where it does, and what moves between two of them."""
 
 from __future__ import annotations
 
