@@ -18,7 +18,7 @@ Answer = dict[str, Any]
 """``placement``: device of each table; or ``infeasible``: why there is none. More keys where a sharder says more."""
 
 
-def placed(placement: Placement, **more: Any) -> Answer:
+def answer_with(placement: Placement, **more: Any) -> Answer:
     """The answer that is a placement."""
     return {"placement": list(placement.device_of_table), **more}
 
@@ -44,7 +44,7 @@ def ask_all(tasks: Sequence[PlacementTask], place: Callable[[PlacementTask], Ans
 
 def answers_of(sharder: Sharder, tasks: Sequence[PlacementTask]) -> tuple[list[Answer], float]:
     """``ask_all`` of a sharder."""
-    return ask_all(tasks, lambda task: placed(sharder.place(task)))
+    return ask_all(tasks, lambda task: answer_with(sharder.place(task)))
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,9 @@ class Meter:
         numbered = self._numbered(jobs)
         return [one.cost for one in self._measured(numbered, measure)]
 
-    def compared(self, jobs: Jobs, train_tasks: Sequence[PlacementTask]) -> tuple[list[PlacementCost], Noise | None]:
+    def costs_and_noise(
+        self, jobs: Jobs, train_tasks: Sequence[PlacementTask]
+    ) -> tuple[list[PlacementCost], Noise | None]:
         """Costs that will be compared: on real hardware with controls among them, which tell the noise."""
         if isinstance(self._hardware, SimulatedHardware):
             return self._hardware.measure_many(jobs), None

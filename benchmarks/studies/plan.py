@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.studies.balance import PlaceAutoShard, TrainAutoShard
-from benchmarks.studies.learned import PlaceLearned, TrainNetworks
-from benchmarks.studies.peers import NUM_REAL_SAMPLES, NUM_SAMPLES, Peers, RandomSearch, SingleCosts
+from benchmarks.studies.autoshard import PlaceAutoShard, TrainAutoShard
 from benchmarks.studies.reference import BestKnown, MeasureAnswers
 from benchmarks.studies.rows import (
     AUTOSHARD,
@@ -21,7 +19,9 @@ from benchmarks.studies.rows import (
     TRANSFERRED,
 )
 from benchmarks.studies.settings import Budgets, Ground, Setting, Study
+from benchmarks.studies.trained_sharders import PlaceLearned, TrainNetworks
 from benchmarks.studies.units import Unit
+from benchmarks.studies.untrained_sharders import NUM_REAL_SAMPLES, NUM_SAMPLES, Peers, RandomSearch, SingleCosts
 from evenshard.sharders.greedy import EXPERTS
 
 TASKS_PER_CHUNK = 5

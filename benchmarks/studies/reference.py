@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.references.annealing import AnnealConfig
-from benchmarks.studies.answers import Answer, Row, ask_all, placed, placement_of, rows_of
+from benchmarks.studies.answers import Answer, Row, answer_with, ask_all, placement_of, rows_of
 from benchmarks.studies.meter import Meter
 from benchmarks.studies.settings import Ground, Setting
 from benchmarks.studies.units import Result, Store, Unit
@@ -50,7 +50,7 @@ class BestKnown(Unit):
 
         def improve(task: PlacementTask) -> Answer:
             starts = dict.fromkeys(placement_of(answer or {}, task) for answer in answers_to[task.task_id])
-            return placed(sharder.improve(task, [start for start in starts if start is not None])[0])
+            return answer_with(sharder.improve(task, [start for start in starts if start is not None])[0])
 
         answers, seconds = ask_all(tasks[self.first : self.last], improve)
         return {"first": self.first, "answers": {"best_known": answers}, "seconds": {"best_known": seconds}}
@@ -85,7 +85,7 @@ class MeasureAnswers(Unit):
                 if placement is not None:
                     jobs[number, placement] = (task, placement)
         with Meter(self.ground.measure, store.journal(self), self.name) as meter:
-            costs, noise = meter.compared(list(jobs.values()), split.train)
+            costs, noise = meter.costs_and_noise(list(jobs.values()), split.train)
             provenance = meter.provenance
         cost_of = dict(zip(jobs, costs, strict=True))
 

@@ -17,7 +17,7 @@ from benchmarks.studies.plan import SettingPlan, all_units, plan_setting
 from benchmarks.studies.rows import SUFFIX, left_out, rows
 from benchmarks.studies.runner import run_units
 from benchmarks.studies.settings import STUDIES, Budgets, Setting, Study, ground_of
-from benchmarks.studies.summary import Measured, compared
+from benchmarks.studies.summary import Measured, comparison
 from benchmarks.studies.units import Store
 from evenshard.measure.distributed import collective
 from evenshard.measure.hardware import open_hardware
@@ -123,7 +123,7 @@ def _comparison(name: str, study: Study, plan: SettingPlan, names: Sequence[str]
     for row in measuring["rows"]:
         of_sharder.setdefault(row["sharder"], []).append(row)
     measured = {one: Measured.of(of_sharder[one]) for one in names}
-    found = compared(measured, balance=name == "autoshard")
+    found = comparison(measured, balance=name == "autoshard")
     noise_pct = measuring["relative_noise_pct"]
     if noise_pct is not None:  # as evaluate: below it, a mean difference is no more than noise
         noise = Noise(noise_pct, None, None, 0, 1)

@@ -47,7 +47,7 @@ class Measured:
         return [fmean(of_task) for of_task in zip(*self.ms, strict=True)]
 
 
-def compared(measured: Mapping[str, Measured], balance: bool = False) -> dict[str, Any]:
+def comparison(measured: Mapping[str, Measured], balance: bool = False) -> dict[str, Any]:
     """The comparison of one setting, JSON: ``best_heuristic``, ``num_common_tasks`` and ``sharders``.
 
     Args:

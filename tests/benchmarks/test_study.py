@@ -25,8 +25,8 @@ from evenshard.sharders.convex_search import train as evenshard_loop
 from evenshard.sharders.convex_search.fit import ConvexFitConfig
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.greedy import EXPERTS
-from support.bench_builders import SMALL, TINY, config
 from support.builders import cost
+from support.study_builders import SMALL, TINY, config
 
 PAPER_KEYS = {"mean_ms", "ci95_ms", "speedup_over_random_pct", "gap_to_best_known_pct", "infeasible", "privileged",
               "difference_to_best_heuristic_pct", "difference_ci95_pct", "seed_deviation_ms"}  # fmt: skip

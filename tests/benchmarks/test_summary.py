@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.studies.networks import own_placements, sample_accuracy
-from benchmarks.studies.summary import Measured, compared
+from benchmarks.studies.summary import Measured, comparison
 from benchmarks.studies.table import markdown, text_table
 from evenshard.stages.standings import common_tasks
 
@@ -21,7 +21,7 @@ def of(*seeds: tuple[float, ...]) -> Measured:
 
 
 def test_mean_interval_and_speedup_by_hand() -> None:
-    found = compared({"random": of((2.0, 4.0, 6.0)), "dim_greedy": of((1.0, 2.0, 3.0))})["sharders"]
+    found = comparison({"random": of((2.0, 4.0, 6.0)), "dim_greedy": of((1.0, 2.0, 3.0))})["sharders"]
     row = found["dim_greedy"]
     assert row["mean_ms"] == 2.0
     half = T_2 * 1.0 / math.sqrt(3)
@@ -32,7 +32,7 @@ def test_mean_interval_and_speedup_by_hand() -> None:
 
 
 def test_a_trained_sharder_counts_with_its_mean_over_the_seeds() -> None:
-    found = compared({"dim_greedy": of((4.0, 4.0)), "dreamshard": of((1.0, 3.0), (3.0, 7.0))})["sharders"]
+    found = comparison({"dim_greedy": of((4.0, 4.0)), "dreamshard": of((1.0, 3.0), (3.0, 7.0))})["sharders"]
     row = found["dreamshard"]
     assert (row["mean_ms"], row["num_seeds"]) == (3.5, 2)
     assert row["seed_deviation_ms"] == pytest.approx(3 / math.sqrt(2))  # of 2 and 5
@@ -49,14 +49,14 @@ def test_means_are_over_the_tasks_that_all_seeds_of_all_sharders_placed() -> Non
         "dreamshard": of((1.0, 20.0, 100.0, 5.0), (1.0, INF, 100.0, 5.0)),
     }
     assert common_tasks({name: one.task_ms for name, one in measured.items()}) == [0, 3]
-    found = compared(measured)
+    found = comparison(measured)
     assert found["num_common_tasks"] == 2
     assert [row["mean_ms"] for row in found["sharders"].values()] == [3.0, 3.0, 3.0]
     assert [row["infeasible"] for row in found["sharders"].values()] == [0, 1, 1]
 
 
 def test_without_a_common_task_nothing_is_compared_but_the_infeasible_ones_are_counted() -> None:
-    found = compared({"random": of((INF, 1.0)), "dim_greedy": of((1.0, INF))})
+    found = comparison({"random": of((INF, 1.0)), "dim_greedy": of((1.0, INF))})
     assert (found["num_common_tasks"], found["best_heuristic"]) == (0, None)
     row = found["sharders"]["dim_greedy"]
     assert row["infeasible"] == 1
@@ -71,7 +71,7 @@ def test_the_best_heuristic_is_the_best_expert_and_never_random_or_a_privileged_
         "lookup_greedy": of((3.0, 4.0)),
         "single_cost_greedy": of((2.0, 2.0)),
     }
-    found = compared(measured)
+    found = comparison(measured)
     assert found["best_heuristic"] == "lookup_greedy"
     assert [row["privileged"] for row in found["sharders"].values()] == [False, False, False, True]
     assert found["sharders"]["lookup_greedy"]["difference_to_best_heuristic_pct"] == 0.0
@@ -84,27 +84,27 @@ def test_gap_and_comparisons_with_named_peers() -> None:
         "evenshard": of((6.0, 6.0)),
         "best_known": of((5.0, 5.0)),
     }
-    row = compared(measured)["sharders"]["evenshard"]
+    row = comparison(measured)["sharders"]["evenshard"]
     assert row["gap_to_best_known_pct"] == pytest.approx(20.0)
     assert row["difference_to_torchrec_planner_pct"] == pytest.approx(-25.0)
     assert row["difference_to_torchrec_planner_ci95_pct"] == pytest.approx([-25.0, -25.0])
-    assert compared(measured)["sharders"]["best_known"]["privileged"]
+    assert comparison(measured)["sharders"]["best_known"]["privileged"]
     assert "difference_to_single_cost_greedy_pct" not in row
 
 
 def test_one_task_has_a_mean_and_no_interval() -> None:
-    row = compared({"random": of((2.0,)), "dim_greedy": of((1.0,))})["sharders"]["dim_greedy"]
+    row = comparison({"random": of((2.0,)), "dim_greedy": of((1.0,))})["sharders"]["dim_greedy"]
     assert (row["mean_ms"], row["ci95_ms"], row["difference_ci95_pct"]) == (1.0, None, None)
 
 
 def test_the_drop_of_transferred_networks_is_paired_with_those_trained_for_the_size() -> None:
     measured = {"evenshard": of((4.0, 6.0, 8.0)), "evenshard_transferred": of((5.0, 6.0, 10.0))}
-    row = compared(measured)["sharders"]["evenshard_transferred"]
+    row = comparison(measured)["sharders"]["evenshard_transferred"]
     assert row["drop_ms"] == pytest.approx(1.0)
     assert row["drop_pct"] == pytest.approx(100 / 6)
     half = T_2 / math.sqrt(3)  # the differences 1, 0, 2 deviate by 1
     assert row["drop_ci95_ms"] == pytest.approx([1 - half, 1 + half])
-    assert "drop_ms" not in compared(measured)["sharders"]["evenshard"]
+    assert "drop_ms" not in comparison(measured)["sharders"]["evenshard"]
 
 
 def test_balance_and_compute_speedup_are_means_over_seeds_and_common_tasks() -> None:
@@ -114,11 +114,11 @@ def test_balance_and_compute_speedup_are_means_over_seeds_and_common_tasks() -> 
     ]
     measured = {"autoshard": Measured.of(rows), "random": of((1.0, 1.0))}
     measured["random"] = Measured(((1.0, 1.0),), ((0.1, 0.1),), ((1.0, 1.0),))
-    row = compared(measured, balance=True)["sharders"]["autoshard"]
+    row = comparison(measured, balance=True)["sharders"]["autoshard"]
     assert row["degree_of_balance"] == pytest.approx(0.6)
     assert row["compute_speedup"] == pytest.approx(3.0)
     assert row["infeasible"] == 1
-    assert "degree_of_balance" not in compared(measured)["sharders"]["autoshard"]
+    assert "degree_of_balance" not in comparison(measured)["sharders"]["autoshard"]
 
 
 # Cost networks -------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def study(**settings: Any) -> dict[str, Any]:
         "left_out": {"autoshard": "skipped"},
         "settings": {
             name: {
-                **compared(measured),
+                **comparison(measured),
                 "num_test_tasks": 3,
                 "cost_networks": {},
                 "seconds": {"training": {}, "placing_one_task": {}},

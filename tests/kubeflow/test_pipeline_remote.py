@@ -17,7 +17,7 @@ import yaml
 
 from evenshard.cli import main
 from evenshard.kubeflow import remote
-from support import http_serving, kfp_server
+from support import http_server, kfp_server
 from support.kfp_server import FakePipelines, nodes_of, serving
 from support.kubeflow_builders import SMALL_PARAMS, compiled
 
@@ -212,7 +212,7 @@ def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict
     """Kubernetes' API, which a kubeconfig leads to; what it says of the one pod that it has."""
     status: dict[str, Any] = {}
 
-    class Handler(http_serving.Silent):
+    class Handler(http_server.Silent):
         def do_GET(self) -> None:
             parts = urlsplit(self.path)
             asked = parts.path, parse_qs(parts.query)["labelSelector"]
@@ -225,7 +225,7 @@ def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict
             self.end_headers()
             self.wfile.write(body)
 
-    with http_serving.serving(Handler) as url:
+    with http_server.serving(Handler) as url:
         named = {"clusters": {"server": url}, "users": {}, "contexts": {"cluster": "one", "user": "one"}}
         config = {key: [{"name": "one", key.removesuffix("s"): value}] for key, value in named.items()}
         (tmp_path / "kubeconfig").write_text(yaml.safe_dump({**config, "current-context": "one"}))

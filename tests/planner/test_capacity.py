@@ -27,7 +27,7 @@ from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import one_thread
 from evenshard.utils.units import BYTES_PER_GB as GB
 from evenshard.utils.units import gb_to_bytes
-from support.placing_builders import QUICK, request, untrained
+from support.request_builders import QUICK, request, untrained
 
 REQUESTS = int(os.environ.get("EVENSHARD_TIGHT_REQUESTS", "283"))
 """How many are asked; 2,000 take some minutes."""

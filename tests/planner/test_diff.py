@@ -25,7 +25,7 @@ from evenshard.sharders.models import load_model, save_model
 from evenshard.utils.units import BYTES_PER_GB
 from support.asking_builders import ROOM, additive, answered, asked
 from support.builders import BATCH_SIZE, some_tables
-from support.placing_builders import untrained
+from support.request_builders import untrained
 
 TWO = {"a": 5.0, "b": 3.0}  # 10 rows of 8 dims of 32 bits: 320 bytes each, 40 a column
 WIDE = {"a": 1.0}

@@ -27,7 +27,7 @@ from evenshard.sharders.models import load_model, save_model
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support.asking_builders import additive, answered, asked
 from support.builders import BATCH_SIZE, some_tables
-from support.placing_builders import untrained
+from support.request_builders import untrained
 
 GB = 2**30
 FOUR = {"a": 5.0, "b": 3.0, "c": 4.0, "d": 2.0}  # on devices 0, 0, 1, 2: 8, 4 and 2 ms

@@ -16,7 +16,7 @@ from evenshard.planner.file import json_schema, json_text, load_answer, save_ans
 from evenshard.planner.place import PlaceConfig, place
 from evenshard.planner.rules import Rules
 from evenshard.utils.errors import BadFile
-from support.placing_builders import QUICK, ROOM, request, untrained
+from support.request_builders import QUICK, ROOM, request, untrained
 
 
 def answer(**more: Any) -> PlacementAnswer:

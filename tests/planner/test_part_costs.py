@@ -13,7 +13,7 @@ from evenshard.planner.place import PlaceConfig, place
 from evenshard.sharders.convex_search.cost_model import ExchangeTime
 from evenshard.sharders.convex_search.prediction import PredictedPlacement
 from support.convex_builders import random_model
-from support.placing_builders import QUICK, request, untrained
+from support.request_builders import QUICK, request, untrained
 
 MODEL = untrained().cost_model
 

@@ -12,7 +12,7 @@ from evenshard.planner.rules import Rules
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import table
-from support.placing_builders import ROOM, request
+from support.request_builders import ROOM, request
 
 
 def test_optimizer_state_is_fp32_whatever_the_weights_precision() -> None:

@@ -9,7 +9,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import MOST_SPLIT, SPLITTING, TORCHREC, rivals
 from evenshard.planner.rules import Rules
 from support.builders import table
-from support.placing_builders import ROOM, untrained
+from support.request_builders import ROOM, untrained
 
 GB = 2**30
 COSTLY = (table("costly", 100_000, 64, 100.0), *(table(name, 100_000, 64, 1.0) for name in "abc"))

@@ -13,7 +13,7 @@ from evenshard.planner.rules import Rules
 from evenshard.planner.splits import Found, split_search, whole_search
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
-from support.placing_builders import request, sharder
+from support.request_builders import request, sharder
 
 KB = 1024
 

@@ -18,7 +18,7 @@ from evenshard.sharders.convex_search.prediction import PredictedPlacement
 from evenshard.sharders.models import PlacementModel
 from support.builders import table
 from support.convex_builders import NORMALIZER
-from support.placing_builders import untrained
+from support.request_builders import untrained
 
 ROOM = 2**40
 

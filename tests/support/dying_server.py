@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from support.http_serving import Silent, serving
+from support.http_server import Silent, serving
 
 REQUEST, ANSWER, MIDDLE = "request", "answer", "middle"
 

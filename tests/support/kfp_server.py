@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from support import http_serving
+from support import http_server
 
 API = "/apis/v2beta1"
 RUNS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("kubeflow_runs.json").read_text())
@@ -119,7 +119,7 @@ class FakePipelines:
 def serving(fake: FakePipelines) -> Iterator[FakePipelines]:
     """The server, on a free port of this machine."""
 
-    class Handler(http_serving.Silent):
+    class Handler(http_server.Silent):
         def _answer(self) -> None:
             parts = urlsplit(self.path)
             size = int(self.headers.get("Content-Length", 0))
@@ -144,5 +144,5 @@ def serving(fake: FakePipelines) -> Iterator[FakePipelines]:
 
         do_GET = do_POST = _answer
 
-    with http_serving.serving(Handler) as fake.url:
+    with http_server.serving(Handler) as fake.url:
         yield fake

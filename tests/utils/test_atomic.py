@@ -110,7 +110,7 @@ def run_killed(tmp_path: Path, how: str) -> list[str]:
     return found
 
 
-KILLED = str(ROOT / "tests" / "support" / "killed_swap.py")
+KILLED = str(ROOT / "tests" / "support" / "killable_swap.py")
 
 
 @pytest.mark.parametrize(

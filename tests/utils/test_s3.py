@@ -17,7 +17,7 @@ from evenshard.utils.errors import BadConfig, BadFile, StorageFailed
 from evenshard.utils.s3 import MANIFEST, Address, Manifest, content_hash, download, is_address, local, transfer, upload
 from evenshard.utils.s3.client import explained, s3_client
 from support.faulty_network import faulty_network
-from support.http_serving import Silent, serving
+from support.http_server import Silent, serving
 from support.servers import S3, missing_seaweedfs, seaweedfs
 
 MIB = 1 << 20

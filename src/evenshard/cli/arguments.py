@@ -44,7 +44,7 @@ class HardwareSource(Source):
 
 
 PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}
-SOURCE, A_MODEL, HARDWARE = Source(), Source(*MODEL_PARTS), HardwareSource()
+SOURCE, A_MODEL, HARDWARE_NAME = Source(), Source(*MODEL_PARTS), HardwareSource()
 
 
 def output_flag(kind: Output) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def hardware_flag(sub: argparse.ArgumentParser) -> None:
     """``--hardware``: one word for what times placements."""
     sub.add_argument(
         "--hardware",
-        type=HARDWARE,
+        type=HARDWARE_NAME,
         help=f"what times placements: {CHOICES} (default: measure.hardware)",
     )
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from evenshard.cli.arguments import HARDWARE, Commands, output_flag
+from evenshard.cli.arguments import HARDWARE_NAME, Commands, output_flag
 from evenshard.utils.messages import shown
 from evenshard.utils.outputs import MODEL
 
@@ -43,8 +43,13 @@ def add_commands(commands: Commands) -> None:
         "It learns from made-up tables over wide ranges, for those who have trained nothing. The same command gives "
         "the same files on the same machine.",
     )
-    sub.add_argument("--hardware", type=HARDWARE, required=True, help="simulated:<profile>, such as simulated:h200")
     sub.add_argument(
-        "--out", **output_flag(MODEL), required=True, help="folder to write, such as src/evenshard/bundled/h200"
+        "--hardware", type=HARDWARE_NAME, required=True, help="simulated:<profile>, such as simulated:h200"
+    )
+    sub.add_argument(
+        "--out",
+        **output_flag(MODEL),
+        required=True,
+        help="folder to write, such as src/evenshard/sharders/bundled/h200",
     )
     sub.add_argument("--seed", type=int, default=0, help="of everything (default: 0)")

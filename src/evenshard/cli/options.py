@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evenshard.cli.arguments import A_MODEL, HARDWARE, PATH, number
+from evenshard.cli.arguments import A_MODEL, HARDWARE_NAME, PATH, number
 from evenshard.planner.options import Option
 from evenshard.utils.limits import RANGES
 from evenshard.utils.messages import shown
@@ -42,7 +42,7 @@ def _group(text: str) -> Sequence[Sequence[str]]:
 
 
 REPEATED: Mapping[str, Any] = {"action": "append", "default": []}
-KINDS: Mapping[Any, Mapping[str, Any]] = {
+_KINDS: Mapping[Any, Mapping[str, Any]] = {
     bool: {"action": "store_true"},
     str: {"metavar": "NAME"},
     str | Path: PATH,
@@ -53,7 +53,7 @@ KINDS: Mapping[Any, Mapping[str, Any]] = {
 }
 """How an argument of a type becomes a flag, where it is not a number."""
 MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
-    "hardware": {"type": HARDWARE, "metavar": "NAME"},
+    "hardware": {"type": HARDWARE_NAME, "metavar": "NAME"},
     "model": {"type": A_MODEL, "metavar": "PATH|URI"},
 }
 """Arguments that may name what the command must not overwrite."""
@@ -61,7 +61,7 @@ MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
 
 def add_option(sub: argparse._ActionsContainer, option: Option) -> None:
     """Declares the flag of an argument of ``evenshard.place``."""
-    settings = MAY_BE_FILES.get(option.name) or KINDS.get(option.kind)
+    settings = MAY_BE_FILES.get(option.name) or _KINDS.get(option.kind)
     if settings is None:
         settings = {"type": _number_of(option), "metavar": option.unit or "N"}
     meaning, default = option.help.replace("%", "%%"), option.default

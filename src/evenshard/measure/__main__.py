@@ -18,8 +18,8 @@ from evenshard.measure.journal import Journal
 from evenshard.measure.plan import load_measure_plan
 from evenshard.utils.errors import BadInput, EvenshardError
 from evenshard.utils.outputs import File, require_apart, require_place
+from evenshard.utils.progress import LOG_EVERY_S
 
-LOG_EVERY_S = 10.0
 log = logging.getLogger("evenshard.measure")
 
 

@@ -33,7 +33,7 @@ from evenshard.utils.errors import BadConfig, BadFile, MeasurementFailed
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import cut, reason_of, shown
 from evenshard.utils.provenance import Lineage
-from evenshard.utils.records import typed
+from evenshard.utils.records import as_type
 
 SCHEMA_VERSION = "2"
 MAX_ROWS = 5_000_000  # a file of a few bytes may say that a row comes a billion times
@@ -230,11 +230,11 @@ def _check_schema(path: Path, schema: Any, num_rows: int) -> None:
 
 def _lineage(path: Path, schema: Any) -> dict[str, Any]:
     try:
-        lineage: dict[str, Any] = typed(
+        lineage: dict[str, Any] = as_type(
             load_json((schema.metadata or {}).get(_LINEAGE_KEY, b"{}")), dict[str, Any], "it"
         )
         for name, value in lineage.items():
-            typed(value, tuple[str, ...] if name in _ORIGINS else str, name)
+            as_type(value, tuple[str, ...] if name in _ORIGINS else str, name)
     except ValueError as error:
         raise BadFile(path, f"its lineage is not readable ({reason_of(error)})", _REMEDY) from None
     return lineage
@@ -245,7 +245,7 @@ def _type_problem(row: Mapping[str, Any]) -> str | None:
     for column, value in row.items():
         try:
             if value is not None or column not in TIMES:
-                typed(value, _TYPES[COLUMNS[column][0]], column)
+                as_type(value, _TYPES[COLUMNS[column][0]], column)
         except ValueError as error:
             return str(error)
         if isinstance(value, int) and value.bit_length() > 63:

@@ -30,7 +30,7 @@ from evenshard.utils.records import record_of
 from evenshard.utils.weights import load_adam, load_weights, reading_saved, save_adam, save_weights
 
 Net = TypeVar("Net", bound=nn.Module)
-KINDS: dict[str, type[nn.Module]] = {
+_KINDS: dict[str, type[nn.Module]] = {
     "autoshard_cost_net": AutoShardCostNet,
     "autoshard_policy": AutoShardPolicy,
     "dreamshard_cost_net": DreamShardCostNet,
@@ -50,7 +50,7 @@ class Round:
     number: int
     num_rounds: int
 
-    def decayed(self, learning_rate: float) -> float:
+    def decay(self, learning_rate: float) -> float:
         """Linear from the full learning rate in round 1 to 0 after the last round (DreamShard, section 4.1)."""
         return learning_rate * (1 - (self.number - 1) / self.num_rounds)
 
@@ -100,7 +100,7 @@ def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: Train
 
 def save_network(net: nn.Module, normalizer: FeatureNormalizer, folder: Path, round_number: int = 0) -> None:
     """Writes the folder without the optimizer, as a whole or not at all: for networks that learn no more."""
-    kind = next(name for name, kind in KINDS.items() if isinstance(net, kind))
+    kind = next(name for name, kind in _KINDS.items() if isinstance(net, kind))
     config = {"kind": kind, "round": round_number, "normalizer": asdict(normalizer)}
     with atomic_path(folder, NETWORK) as draft:
         draft.mkdir()
@@ -138,7 +138,7 @@ def _reading(folder: Path) -> AbstractContextManager[None]:
 def _read_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer, int]:
     """The network, its normalizer, and the rounds behind it."""
     config = record_of(_Config, load_json((folder / "config.json").read_bytes()))
-    if KINDS.get(config.kind) is not kind:
+    if _KINDS.get(config.kind) is not kind:
         raise BadFile(folder, f"holds a {cut(config.kind)}, not a {kind.__name__}", "Name the other folder.")
     if config.round < 0:
         raise ValueError(f"round is {config.round}, below 0")

@@ -24,7 +24,7 @@ from evenshard.version import __version__
 
 TRAINED_ON = "trained_on.json"
 """Beside the weights of a network."""
-Interval = tuple[float, float]
+SeenRange = tuple[float, float]
 TABLE_SLACK = 1.25  # factor beyond a range that says nothing yet, where a table or the batch is concerned
 DEVICE_SLACK = 2.0  # likewise, of what the model adds up by design: devices, and tables and dims on one
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
@@ -56,14 +56,14 @@ class TrainedOn:
     link: str
     versions: str
     num_measured: int
-    batch_size: Interval
-    num_rows: Interval
-    embedding_dim: Interval
-    pooling_factor: Interval
-    tables_per_placement: Interval
-    num_devices: Interval
-    tables_per_device: Interval
-    dims_per_device: Interval
+    batch_size: SeenRange
+    num_rows: SeenRange
+    embedding_dim: SeenRange
+    pooling_factor: SeenRange
+    tables_per_placement: SeenRange
+    num_devices: SeenRange
+    tables_per_device: SeenRange
+    dims_per_device: SeenRange
     weight_bits: tuple[int, ...]
     git_commit: str = UNKNOWN
     evenshard_version: str = __version__
@@ -214,13 +214,13 @@ def mean_reuse(table: Table, batch_size: int) -> float | None:
     return float(mean_counts(bins / bins.sum(), lookups)[0])
 
 
-def beyond(value: float, seen: Interval) -> int:
+def beyond(value: float, seen: SeenRange) -> int:
     """1 above the range, -1 below it, 0 inside or a little (``TABLE_SLACK``) beyond."""
     low, high = seen
     return 1 if value > high * TABLE_SLACK else -1 if value * TABLE_SLACK < low else 0
 
 
-def _beyond(tables: Sequence[Table], seen: Interval, of: Callable[[Table], float], more: str, fewer: str) -> list[str]:
+def _beyond(tables: Sequence[Table], seen: SeenRange, of: Callable[[Table], float], more: str, fewer: str) -> list[str]:
     """A line for the tables above the range, and one for those below it."""
     low, high = seen
     lines = []
@@ -250,7 +250,7 @@ def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(np.quantile(values, QUANTILES, method="inverted_cdf").tolist()) if values else ()
 
 
-def _range(values: Iterable[float]) -> Interval:
+def _range(values: Iterable[float]) -> SeenRange:
     listed = list(values)
     return min(listed), max(listed)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.tables.assumptions import Assumption, assumed_reuse_bins, assumed_weight_bits
-from evenshard.tables.formats import REQUIRED_COLUMNS, REUSE_COLUMNS, TABLE_COLUMNS, TableRecord, format_of
+from evenshard.tables.formats import REQUIRED_COLUMNS, REUSE_COLUMNS, TABLE_COLUMNS, RawTable, format_of
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table, duplicate_name
 from evenshard.utils.atomic import atomic_path
@@ -129,7 +129,7 @@ def _lacks(record: Any, column: str) -> bool:
     return isinstance(record, dict) and _is_blank(record.get(column))
 
 
-def _assumed(record: TableRecord, table: Table) -> Iterator[Assumption]:
+def _assumed(record: RawTable, table: Table) -> Iterator[Assumption]:
     """What the record does not give."""
     if _lacks(record, "pooling_factor"):
         text = f"{table.pooling_factor:g}, the default, since the file gives none"
@@ -164,7 +164,7 @@ def _table(path: Path, number: int, record: Any) -> Table:
     return table
 
 
-def _check_columns(record: TableRecord) -> None:
+def _check_columns(record: RawTable) -> None:
     known = (*TABLE_COLUMNS, *REUSE_COLUMNS)
     for column in record:
         if column is None or str(column).strip() == "":
@@ -216,7 +216,7 @@ def _whole(value: Any, column: str) -> int:
     return int(number)
 
 
-def _reuse_bins(record: TableRecord) -> tuple[float, ...] | None:
+def _reuse_bins(record: RawTable) -> tuple[float, ...] | None:
     columns = [column for column in REUSE_COLUMNS if not _is_blank(record.get(column))]
     value = record.get("reuse_bins")
     if _is_blank(value) or (isinstance(value, float) and math.isnan(value)):

@@ -27,9 +27,9 @@ REQUIRED_COLUMNS = ("name", "num_rows", "embedding_dim", "pooling_factor")
 TABLE_COLUMNS = (*REQUIRED_COLUMNS, "reuse_bins", "weight_bits")
 REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
 
-TableRecord = dict[Any, Any]
+RawTable = dict[Any, Any]
 Reader = Callable[[Path], list[Any]]
-Writer = Callable[[list[TableRecord], Path], None]
+Writer = Callable[[list[RawTable], Path], None]
 MAX_COLUMNS = 1_000
 """Of a CSV or Parquet file; each that is not known is an error anyway."""
 MAX_PARTS = 10_000
@@ -65,7 +65,7 @@ def _read_json(path: Path) -> list[Any]:
     return _records_of(path, content)
 
 
-def _write_json(records: list[TableRecord], path: Path) -> None:
+def _write_json(records: list[RawTable], path: Path) -> None:
     lines = ",\n".join("  " + json.dumps(record) for record in records)
     path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
@@ -79,7 +79,7 @@ def _read_yaml(path: Path) -> list[Any]:
     return _records_of(path, content)
 
 
-def _write_yaml(records: list[TableRecord], path: Path) -> None:
+def _write_yaml(records: list[RawTable], path: Path) -> None:
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -106,7 +106,7 @@ def _read_csv(path: Path) -> list[Any]:
     return records
 
 
-def _write_csv(records: list[TableRecord], path: Path) -> None:
+def _write_csv(records: list[RawTable], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, TABLE_COLUMNS)
         writer.writeheader()
@@ -175,7 +175,7 @@ def _too_large(path: Path) -> BadFile:
     return BadFile(path, problem, _WRITE_AGAIN)
 
 
-def _write_parquet(records: list[TableRecord], path: Path) -> None:
+def _write_parquet(records: list[RawTable], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

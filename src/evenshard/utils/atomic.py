@@ -22,7 +22,7 @@ from functools import cache
 from os import PathLike
 from pathlib import Path
 
-from evenshard.utils.outputs import ANY_FOLDER, File, Folder, followed, names_below
+from evenshard.utils.outputs import ANY_FOLDER, File, Folder, follow_links, names_below
 
 PATIENCE_S = 1.0  # with others who tidy up, which takes them milliseconds
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # as linux/fcntl.h and linux/fs.h have them
@@ -47,7 +47,7 @@ def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterato
         BadFile: something else stands at ``path`` and would be lost; see ``evenshard.utils.outputs``.
         FileNotFoundError: the block ended well but wrote nothing.
     """
-    target = followed(Path(path))
+    target = follow_links(Path(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = _beside(target)
     with _writing(target):
@@ -73,7 +73,7 @@ def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterato
 
 def tidy_up(path: Path) -> None:
     """Removes what killed commands have left of ``path``, and puts back what they had set aside."""
-    target = followed(path)
+    target = follow_links(path)
     if target.parent.is_dir():
         with _writing(target):
             pass

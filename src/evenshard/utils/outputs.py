@@ -54,7 +54,7 @@ class File(Output):
     def require(self, path: Path) -> None:
         """See ``Output``."""
         for one in self.paths(path):
-            target = followed(one)
+            target = follow_links(one)
             mode = _mode(target)
             if mode is None:
                 continue
@@ -86,7 +86,7 @@ class Folder(Output):
         Args:
             also: names of files that may stand there, because the new folder has files of these names.
         """
-        target = followed(path)
+        target = follow_links(path)
         mode = _mode(target)
         if mode is None:
             return
@@ -154,7 +154,7 @@ PROMOTION = FilesInside(("promotion.json", "promotion_costs.parquet"))
 
 def require_place(output: Output, path: Path) -> None:
     """Raises BadFile where nothing can be written at the path."""
-    found = path if isinstance(output, FilesInside) else followed(path).parent
+    found = path if isinstance(output, FilesInside) else follow_links(path).parent
     while not found.exists() and found != found.parent:
         found = found.parent  # the missing folders are made when there is something to put into them
     if not found.is_dir():
@@ -181,7 +181,7 @@ def require_apart(written: Mapping[str, tuple[Path, ...]], read: Mapping[str, tu
                 raise BadConfig(f"{path} is to be written twice, by {other} and {name}. {ELSEWHERE}")
 
 
-def followed(path: Path) -> Path:
+def follow_links(path: Path) -> Path:
     """Where a path leads: what stands behind a link or behind several, whether it exists or not.
 
     Raises:

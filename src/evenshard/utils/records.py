@@ -34,10 +34,10 @@ def record_of(kind: type[_Record], content: Any) -> _Record:
     missing = next((name for name, (_, required) in stated.items() if required and name not in content), None)
     if missing is not None:
         raise ValueError(f"{missing} is missing")
-    return kind(**{name: typed(value, stated[name][0], name) for name, value in content.items()})
+    return kind(**{name: as_type(value, stated[name][0], name) for name, value in content.items()})
 
 
-def typed(value: Any, kind: Any, name: str) -> Any:
+def as_type(value: Any, kind: Any, name: str) -> Any:
     """A value as a type such as ``tuple[int, ...] | None``; see ``record_of``.
 
     Args:
@@ -63,9 +63,11 @@ def _typed(value: Any, kind: Any, name: str) -> Any:
         inner = parts[:1] * len(value) if parts[1:] == (...,) else parts
         if len(inner) != len(value):
             return _OTHER
-        return tuple(typed(one, part, f"{name}[{at}]") for at, (one, part) in enumerate(zip(value, inner, strict=True)))
+        return tuple(
+            as_type(one, part, f"{name}[{at}]") for at, (one, part) in enumerate(zip(value, inner, strict=True))
+        )
     if origin is dict and isinstance(value, dict):
-        return {key: typed(one, parts[1], f"{name}.{key}") for key, one in value.items()}
+        return {key: as_type(one, parts[1], f"{name}.{key}") for key, one in value.items()}
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
         return record_of(kind, value)
     if kind not in _WORDS or isinstance(value, bool) != (kind is bool):

@@ -18,7 +18,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec import load_plan, predicted, save_plan, sharding_plan, shards_of, tables_of
 from evenshard.utils.errors import BadConfig, BadFile
-from support.placing_builders import QUICK, untrained
+from support.request_builders import QUICK, untrained
 from support.torchrec_builders import META, SPLIT, Model
 
 CAPS = (5000, 4400)

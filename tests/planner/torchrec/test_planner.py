@@ -24,7 +24,7 @@ from evenshard.planner.torchrec import EvenshardPlanner, sharding_plan, shards_o
 from evenshard.planner.torchrec.model import chosen_model
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB
-from support.placing_builders import untrained
+from support.request_builders import untrained
 from support.torchrec_builders import GREEDY, META, USER, Fixed, Model, gb, topology
 
 # The planner ----------------------------------------------------------------------------------------------------------

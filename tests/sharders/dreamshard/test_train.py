@@ -85,7 +85,7 @@ def test_tasks_that_fit_nowhere_are_left_out_and_none_at_all_is_an_error() -> No
 
 
 def test_learning_rates_fall_linearly_over_the_rounds() -> None:
-    assert [Round(number, 4).decayed(0.8) for number in (1, 2, 3, 4)] == pytest.approx([0.8, 0.6, 0.4, 0.2])
+    assert [Round(number, 4).decay(0.8) for number in (1, 2, 3, 4)] == pytest.approx([0.8, 0.6, 0.4, 0.2])
 
 
 def test_a_round_goes_on_from_the_last_with_its_scale_and_a_lower_learning_rate() -> None:

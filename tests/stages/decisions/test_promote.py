@@ -22,7 +22,7 @@ from evenshard.tracking.versions import newest_version, register_folder
 from evenshard.utils.errors import BadConfig, MeasurementFailed
 from support.builders import FakeHardware, cost_net, policy
 from support.convex_builders import NORMALIZER
-from support.deciding_builders import bad_model, good_model, write_inputs
+from support.decision_builders import bad_model, good_model, write_inputs
 
 # MLflow's opinion of the code that serves a model; here warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:.*type hint")

@@ -21,7 +21,7 @@ from evenshard.placement.task import PlacementTask
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import shown
-from evenshard.utils.records import record_of, typed
+from evenshard.utils.records import as_type, record_of
 
 WARMUP_PASSES = 1
 TIMED_PASSES = 7
@@ -152,4 +152,4 @@ def decode_answer(content: bytes, job: Job) -> Any:
     Raises:
         ValueError: if it is not an answer to this job; one line.
     """
-    return typed(load_json(content), job.ANSWER, "the answer")
+    return as_type(load_json(content), job.ANSWER, "the answer")

@@ -81,7 +81,7 @@ def cost_net_round(
     if checkpoint.is_new:
         checkpoint.net.cost_scale_ms.fill_(max(1e-9, fmean(one.cost.max_device_ms for one in measured)))
     data = CostTensors.of(measured, checkpoint.normalizer)
-    config = replace(config, learning_rate=of_round.decayed(config.learning_rate))
+    config = replace(config, learning_rate=of_round.decay(config.learning_rate))
     losses = fit_cost_net(checkpoint.net, checkpoint.optimizer, data, config, generator, track)
     with torch.no_grad():
         _, overall_N = predict(checkpoint.net, data, torch.arange(len(measured)))

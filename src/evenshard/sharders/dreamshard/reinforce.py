@@ -72,7 +72,7 @@ def policy_round(
     if checkpoint.is_new:
         checkpoint.net.cost_scale_ms.copy_(cost_net.cost_scale_ms)
     episodes = [EpisodeBatch.of([task], checkpoint.normalizer) for task in tasks]
-    config = replace(config, learning_rate=of_round.decayed(config.learning_rate))
+    config = replace(config, learning_rate=of_round.decay(config.learning_rate))
     history = train_policy(checkpoint.net, checkpoint.optimizer, cost_net, episodes, config, generator, track)
     return replace(checkpoint, round=of_round.number), history
 

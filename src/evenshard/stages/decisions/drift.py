@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from evenshard.sharders.trained_on import QUANTILES, Interval, TrainedOn, beyond, mean_reuse
+from evenshard.sharders.trained_on import QUANTILES, SeenRange, TrainedOn, beyond, mean_reuse
 from evenshard.tables.table import Table
 
 NEAR = 1.6
@@ -144,7 +144,7 @@ class _Quantity:
     name: str
     of_table: Callable[[Table], float | None]
     quantiles: Callable[[TrainedOn], tuple[float, ...]]
-    range: Callable[[TrainedOn], Interval | None]
+    range: Callable[[TrainedOn], SeenRange | None]
 
 
 def _quantities(batch_size: int) -> tuple[_Quantity, ...]:

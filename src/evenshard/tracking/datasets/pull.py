@@ -14,7 +14,7 @@ from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import reason_of
 from evenshard.utils.provenance import sha256_of
-from evenshard.utils.records import typed
+from evenshard.utils.records import as_type
 
 ABOUT = "dataset.json"
 log = logging.getLogger(__name__)
@@ -113,8 +113,8 @@ def published_hashes(folder: Path) -> dict[str, str]:
         BadFile: if it does not say so.
     """
     try:
-        about = typed(load_json((folder / ABOUT).read_bytes()), dict[str, Any], "it")
-        hashes: dict[str, str] = typed(about.get("sha256"), dict[str, str], "sha256")
+        about = as_type(load_json((folder / ABOUT).read_bytes()), dict[str, Any], "it")
+        hashes: dict[str, str] = as_type(about.get("sha256"), dict[str, str], "sha256")
     except (OSError, ValueError) as error:
         raise BadFile(folder / ABOUT, f"not readable ({reason_of(error)})", "Publish the dataset again.") from None
     return hashes

@@ -1,6 +1,6 @@
 """Replaces a folder again and again, killed at the first, second, third, ... step, until it is done; prints what stood.
 
-Run by test_atomic.py in an empty working directory: python killed_swap.py exchange|rename
+Run by test_atomic.py in an empty working directory: python killable_swap.py exchange|rename
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.studies.answers import Answer, answers_of, ask_all, placed, placement_of
+from benchmarks.studies.answers import Answer, answer_with, answers_of, ask_all, placement_of
 from benchmarks.studies.meter import Meter
-from benchmarks.studies.peers import RandomSearch
 from benchmarks.studies.settings import Ground, Setting
 from benchmarks.studies.units import Result, Store, Unit
+from benchmarks.studies.untrained_sharders import RandomSearch
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
@@ -145,7 +145,7 @@ class PlaceLearned(Unit):
             found[task.task_id] = sharder.search(task)
             best = found[task.task_id].best
             more = {name: getattr(best, name) for name in ("predicted_ms", "low_ms", "high_ms", "lower_bound_ms")}
-            return placed(best.placement, **more)
+            return answer_with(best.placement, **more)
 
         searched = {"evenshard": ask_all(tasks, search)}
         if "evenshard_measured" in self.sharders:
@@ -154,7 +154,7 @@ class PlaceLearned(Unit):
                 def measure(task: PlacementTask) -> Answer:
                     known = found.get(task.task_id)
                     best, _ = sharder.place_measured(task, meter.quick_costs, NUM_MEASURED, known)
-                    return placed(best.placement)
+                    return answer_with(best.placement)
 
                 answers, seconds = ask_all(tasks, measure)
             searched["evenshard_measured"] = (answers, searched["evenshard"][1] + seconds)

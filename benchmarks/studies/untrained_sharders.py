@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from benchmarks.studies.answers import Answer, answers_of, placed
+from benchmarks.studies.answers import Answer, answer_with, answers_of
 from benchmarks.studies.meter import Meter
 from benchmarks.studies.settings import Ground, Setting
 from benchmarks.studies.units import Result, Store, Unit
@@ -151,4 +151,4 @@ def _best(placements: list[Placement], costs: list[PlacementCost]) -> Answer:
     ran = [number for number, cost in enumerate(costs) if cost.fits]
     if not ran:
         return {"infeasible": "no random placement fits"}
-    return placed(placements[min(ran, key=lambda number: costs[number].max_device_ms)])
+    return answer_with(placements[min(ran, key=lambda number: costs[number].max_device_ms)])
