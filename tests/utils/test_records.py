@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenshard.utils.records import record_of, typed
+from evenshard.utils.records import as_type, record_of
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def test_what_is_not_an_object_is_no_record(content: Any) -> None:
 
 
 def test_a_value_alone() -> None:
-    assert typed([[1, 2], [3]], tuple[tuple[int, ...], ...], "groups") == ((1, 2), (3,))
-    assert typed({"a": [1]}, dict[str, tuple[int, ...]], "pinned") == {"a": (1,)}
+    assert as_type([[1, 2], [3]], tuple[tuple[int, ...], ...], "groups") == ((1, 2), (3,))
+    assert as_type({"a": [1]}, dict[str, tuple[int, ...]], "pinned") == {"a": (1,)}
     with pytest.raises(ValueError, match=r"^pinned\.a is 1, not a list$"):
-        typed({"a": 1}, dict[str, tuple[int, ...]], "pinned")
+        as_type({"a": 1}, dict[str, tuple[int, ...]], "pinned")
