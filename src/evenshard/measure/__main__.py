@@ -18,8 +18,8 @@ from evenshard.measure.journal import Journal
 from evenshard.measure.plan import load_measure_plan
 from evenshard.utils.errors import BadInput, EvenshardError
 from evenshard.utils.outputs import File, require_apart, require_place
-from evenshard.utils.progress import LOG_EVERY_S
 
+_LOG_EVERY_S = 10.0
 log = logging.getLogger("evenshard.measure")
 
 
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 def _logged(steps: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     last = time.monotonic()
     for number, step in enumerate(steps):
-        if time.monotonic() - last > LOG_EVERY_S:
+        if time.monotonic() - last > _LOG_EVERY_S:
             last = time.monotonic()
             log.info("%d of %d", number, len(steps))
         yield step
