@@ -19,7 +19,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 import evenshard
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import open_hardware
-from evenshard.placement.parts import TableShard
+from evenshard.placement.parts import TablePart
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec import shards_of
 
@@ -28,7 +28,7 @@ logging.getLogger("torchrec").setLevel(logging.ERROR)  # it remarks on storage a
 warnings.filterwarnings("ignore", "HeuristicalStorageReservation", FutureWarning)
 
 
-def torchrec(request: PlacementRequest, **limits: Any) -> tuple[TableShard, ...]:
+def torchrec(request: PlacementRequest, **limits: Any) -> tuple[TablePart, ...]:
     """Where TorchRec's planner puts the tables of a request."""
     constraints, configs = {}, []
     for one in request.tables:
@@ -42,9 +42,9 @@ def torchrec(request: PlacementRequest, **limits: Any) -> tuple[TableShard, ...]
     return shards_of(planner.plan(model, [EmbeddingBagCollectionSharder()]), request.tables)
 
 
-def step_ms(request: PlacementRequest, shards: tuple[TableShard, ...]) -> float:
+def step_ms(request: PlacementRequest, parts: tuple[TablePart, ...]) -> float:
     """What a training step waits for on simulated H200s."""
-    _, task, placement = request.placed(shards)
+    task, placement = request.placed(parts)
     return open_hardware(MeasureConfig("simulated:h200")).measure(task, placement).max_device_ms
 
 
@@ -52,11 +52,11 @@ if __name__ == "__main__":
     whole = evenshard.place("mlperf_dlrm_v2", DEVICES, CAP_GB)
     split = evenshard.place("mlperf_dlrm_v2", DEVICES, CAP_GB, allow_column_split=True)
     rows = {"TorchRec, whole tables": torchrec(whole.request, sharding_types=["table_wise"])}
-    rows["evenshard, whole tables"] = whole.table_shards
+    rows["evenshard, whole tables"] = whole.parts
     for least in (64, 32, 16):  # TorchRec has to be given how narrow a part may be
         limits = {"sharding_types": ["table_wise", "column_wise"], "min_partition": least}
         rows[f"TorchRec, parts of {least} columns or more"] = torchrec(whole.request, **limits)
-    rows["evenshard, split where that helps"] = split.table_shards
+    rows["evenshard, split where that helps"] = split.parts
     print(f"{DEVICES} simulated H200s (a device model; no GPU was used), ms of a step:")
-    for name, shards in rows.items():
-        print(f"{name:38} {step_ms(whole.request, shards):5.2f} with {len(shards)} shards")
+    for name, parts in rows.items():
+        print(f"{name:38} {step_ms(whole.request, parts):5.2f} with {len(parts)} parts")

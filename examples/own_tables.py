@@ -30,7 +30,7 @@ def main() -> None:
     )
 
     for device, predicted in enumerate(answer.devices):
-        names = [shard.table for shard in answer.table_shards if shard.device == device]
+        names = [part.table for part in answer.parts if part.device == device]
         used_gb = answer.used_bytes[device] / 1024**3
         print(f"device {device}: {predicted.predicted_total_ms:.2f} ms, {used_gb:4.1f} GB: {', '.join(names)}")
     print()

@@ -5,7 +5,7 @@
     import evenshard
 
     answer = evenshard.place("tables.yaml", num_devices=8, memory_cap_gb=64)
-    answer.table_shards      # which columns of which table live on which device
+    answer.parts             # which columns of which table live on which device
     answer.predicted_ms      # what a step waits for
     evenshard.save_answer(answer, "placement.json")
 
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.version import __version__
 
 if TYPE_CHECKING:
-    from evenshard.placement.parts import TableShard
+    from evenshard.placement.parts import TablePart
     from evenshard.placement.placement import Placement
     from evenshard.planner.answer import PlacementAnswer
     from evenshard.planner.api import place
@@ -47,7 +47,7 @@ _HOMES = {
     "Placement": "evenshard.placement.placement",
     "PlacementAnswer": "evenshard.planner.answer",
     "Table": "evenshard.tables.table",
-    "TableShard": "evenshard.placement.parts",
+    "TablePart": "evenshard.placement.parts",
     "load_answer": "evenshard.planner.file",
     "place": "evenshard.planner.api",
     "save_answer": "evenshard.planner.file",
@@ -60,7 +60,7 @@ __all__ = [
     "Placement",
     "PlacementAnswer",
     "Table",
-    "TableShard",
+    "TablePart",
     "__version__",
     "load_answer",
     "place",

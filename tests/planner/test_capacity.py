@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from ortools.sat.python import cp_model
 
-from evenshard.placement.parts import Cuts
+from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
 from evenshard.planner.capacity import Room, any_parts, refusal
 from evenshard.planner.place import PlaceConfig, place
@@ -27,6 +28,7 @@ from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import one_thread
 from evenshard.utils.units import BYTES_PER_GB as GB
 from evenshard.utils.units import gb_to_bytes
+from support.builders import cuts_of
 from support.request_builders import QUICK, request, untrained
 
 REQUESTS = int(os.environ.get("EVENSHARD_TIGHT_REQUESTS", "283"))
@@ -88,8 +90,9 @@ def can_be_placed(asked: PlacementRequest) -> bool | None:
     return {cp_model.FEASIBLE: True, cp_model.OPTIMAL: True, cp_model.INFEASIBLE: False}.get(solver.solve(model))
 
 
-def check_parts(asked: PlacementRequest, cuts: Cuts, placement: Placement) -> None:
+def check_parts(asked: PlacementRequest, parts: Sequence[TablePart], placement: Placement) -> None:
     """All columns live somewhere, once, where they may, and within the memory."""
+    cuts = cuts_of(parts)
     devices, used = iter(placement.device_of_table), [0] * asked.num_devices
     homes: dict[str, list[int]] = {}
     for table in asked.tables:
@@ -203,7 +206,7 @@ def test_a_search_ends_as_the_packing_does() -> None:
         except InfeasibleTask as error:
             assert str(refusal(asked, error)) == message
         else:
-            check_parts(asked, found.cuts, found.result.best.placement)
+            check_parts(asked, found.parts, found.result.best.placement)
             assert message == ""
 
 
@@ -220,9 +223,9 @@ def adagrad(*rows: int, gb: float, devices: int = 3, dim: int = 64, **more: Any)
 def test_uneven_parts_fit_where_halves_of_halves_have_too_much_state() -> None:
     """24 + 24 + 16 columns of 20,000,000 rows are 0.97 + 0.97 + 0.67 GB; quarters are four states, 2.98 GB."""
     asked = adagrad(20_000_000, gb=0.98)
-    cuts, placement = any_parts(asked)
-    check_parts(asked, cuts, placement)
-    assert cuts == {"a": (24, 48)}
+    parts, placement = any_parts(asked)
+    check_parts(asked, parts, placement)
+    assert cuts_of(parts) == {"a": (24, 48)}
     assert len(place(asked, untrained(), PlaceConfig(QUICK)).parts) == 3
 
 

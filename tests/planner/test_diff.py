@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from evenshard.cli import main
+from evenshard.placement.parts import Span
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.diff.diff import ChangedTable, ColumnMove, DeviceTraffic, Difference, PairTraffic, diff
+from evenshard.planner.diff.diff import ChangedTable, DeviceTraffic, Difference, PairTraffic, PartMove, diff
 from evenshard.planner.diff.text import print_difference
 from evenshard.planner.diff.times import OWN_FIGURES
 from evenshard.planner.file import save_answer
@@ -24,15 +25,16 @@ from evenshard.planner.rules import Rules
 from evenshard.sharders.models import load_model, save_model
 from evenshard.utils.units import BYTES_PER_GB
 from support.asking_builders import ROOM, additive, answered, asked
-from support.builders import BATCH_SIZE, some_tables
+from support.builders import BATCH_SIZE, parts_of, some_tables
 from support.request_builders import untrained
 
 TWO = {"a": 5.0, "b": 3.0}  # 10 rows of 8 dims of 32 bits: 320 bytes each, 40 a column
 WIDE = {"a": 1.0}
+TEN = Span(0, 10)
 
 
 def moves(difference: Difference) -> list[tuple[str, int, int, int, int]]:
-    return [(one.table, one.column_start, one.column_stop, one.from_device, one.to_device) for one in difference.moves]
+    return [(one.table, *one.columns, one.from_device, one.to_device) for one in difference.moves]
 
 
 def said(difference: Difference) -> str:
@@ -72,7 +74,7 @@ def test_what_to_know_about_the_new_answer_is_told() -> None:
 def test_a_table_moves_with_its_optimizer_state(optimizer: str, state: int) -> None:
     request = asked(TWO, 3, optimizer=optimizer)
     difference = diff(answered(request, (0, 1)), answered(request, (0, 2)))
-    assert difference.moves == (ColumnMove("b", 0, 8, 1, 2, 320, state),)
+    assert difference.moves == (PartMove("b", TEN, Span(0, 8), 1, 2, 320, state),)
     assert difference.kept_bytes == 320 + state
     assert difference.traffic.moved_bytes == difference.traffic.busiest_bytes == 320 + state
     assert difference.traffic.pairs == (PairTraffic(1, 2, 320 + state),)
@@ -88,14 +90,17 @@ def test_weights_of_fewer_bits_are_fewer_bytes() -> None:
 
 def test_a_split_moves_only_what_leaves() -> None:
     difference = diff(wide([0], optimizer="rowwise_adagrad"), wide([0, 1, 2], 4, 12, optimizer="rowwise_adagrad"))
-    assert difference.moves == (ColumnMove("a", 4, 12, 0, 1, 320, 40), ColumnMove("a", 12, 16, 0, 2, 160, 40))
+    assert difference.moves == (
+        PartMove("a", TEN, Span(4, 12), 0, 1, 320, 40),
+        PartMove("a", TEN, Span(12, 16), 0, 2, 160, 40),
+    )
     assert difference.kept_bytes == 160 + 40
     assert difference.traffic.busiest_bytes == 560  # device 0 sends both
 
 
 def test_a_join_moves_only_what_comes() -> None:
     difference = diff(wide([0, 1, 0], 4, 12), wide([0]))
-    assert difference.moves == (ColumnMove("a", 4, 12, 1, 0, 320, 0),)
+    assert difference.moves == (PartMove("a", TEN, Span(4, 12), 1, 0, 320, 0),)
     assert difference.kept_bytes == 320
 
 
@@ -138,16 +143,11 @@ def random_answer(
         edges = [edge for edge in range(4, one.embedding_dim, 4) if rng.random() < 0.3]
         if edges:
             cuts[one.name] = tuple(edges)
-    parts = request.task(cuts)[0]
-    return answered(request, rng.integers(0, num_devices, len(parts)).tolist(), cuts, untrained())
+    return answered(request, rng.integers(0, num_devices, len(parts_of(tables, cuts))).tolist(), cuts, untrained())
 
 
 def column_devices(answer: PlacementAnswer) -> dict[tuple[str, int], int]:
-    return {
-        (one.table, column): one.device
-        for one in answer.table_shards
-        for column in range(one.column_start, one.column_stop)
-    }
+    return {(one.table, column): one.device for one in answer.parts for column in range(*one.columns)}
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -284,7 +284,7 @@ def test_the_order_of_tables_does_not_matter() -> None:
 def test_state_of_another_optimizer_does_not_move() -> None:
     old, new = asked(TWO, 2, optimizer="adam"), asked(TWO, 2, optimizer="adagrad")
     difference = diff(answered(old, (0, 1)), answered(new, (0, 0)))
-    assert difference.moves == (ColumnMove("b", 0, 8, 1, 0, 320, 0),)
+    assert difference.moves == (PartMove("b", TEN, Span(0, 8), 1, 0, 320, 0),)
     assert "adam became adagrad: no optimizer state is counted" in difference.notes
 
 

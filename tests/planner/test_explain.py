@@ -26,7 +26,7 @@ from evenshard.sharders.convex_search.cost_model import ExchangeTime
 from evenshard.sharders.models import load_model, save_model
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support.asking_builders import additive, answered, asked
-from support.builders import BATCH_SIZE, some_tables
+from support.builders import BATCH_SIZE, parts_of, some_tables
 from support.request_builders import untrained
 
 GB = 2**30
@@ -53,7 +53,7 @@ def test_what_each_device_would_cost() -> None:
     (part,) = explanation.parts
     assert (explanation.table, explanation.model) == ("a", "additive")
     assert (explanation.step_ms, explanation.slowest_device) == (8, 0)
-    assert (part.name, part.column_start, part.column_stop, part.device) == ("a", 0, 8, 0)
+    assert (part.name, part.rows, part.columns, part.device) == ("a", (0, 10), (0, 8), 0)
     assert (part.weight_bytes, part.state_bytes, part.moves_with) == (320, 640, ())
     assert (part.alone_ms, part.adds_ms, part.device_ms) == (5, 5, 8)
     assert (part.on_slowest, part.without_ms) == (True, 4)
@@ -245,7 +245,7 @@ def test_each_part_of_a_split_table() -> None:
     explanation = explain(answer, additive(), "a")
     first, second = explanation.parts
     assert (first.name, first.device, second.name, second.device) == ("a[0:4]", 0, "a[4:8]", 2)
-    assert (second.column_start, second.column_stop, second.weight_bytes, second.state_bytes) == (4, 8, 160, 40)
+    assert (second.columns, second.weight_bytes, second.state_bytes) == ((4, 8), 160, 40)
     assert [one.device_ms for one in second.options] == [13, 9, 7]  # each part is looked up as the whole one
     assert explain(answer, additive(), "a[4:8]").parts == (second,)
     assert explain(answer, additive(), "a[4:8]").table == "a"
@@ -282,7 +282,7 @@ def random_answer(seed: int) -> PlacementAnswer:
     caps = tuple(int(cap) for cap in rng.integers(most, 2 * most, 4))
     request = PlacementRequest(tables, caps, BATCH_SIZE, optimizer="rowwise_adagrad", rules=rules)
     cuts = {names[7]: (tables[7].embedding_dim // 2,)} if tables[7].embedding_dim % 8 == 0 else {}
-    task = request.task(cuts)[1]
+    task = request.task(parts_of(request.tables, cuts))
     items = Items.of(task)
     for _ in range(10_000):
         placement = items.placement(rng.integers(0, 4, len(items.members)).tolist())
@@ -324,7 +324,7 @@ def test_moving_as_explained_costs_what_was_explained(seed: int) -> None:
         explanation = explain(answer, model, table.name)
         assert explanation.step_ms == pytest.approx(step_ms, rel=1e-6)
         for part in explanation.parts:
-            number = next(n for n, one in enumerate(answer.parts) if one.table.name == part.name)
+            number = next(n for n, one in enumerate(answer.task.tables) if one.name == part.name)
             item = int(items.item_of_T[number])
             steps = []
             for option in part.options:
@@ -355,11 +355,11 @@ def check_best(answer: PlacementAnswer, model: Any, part: PartExplanation) -> No
     moving = {part.name, *part.moves_with}
     devices = [
         best.to_device
-        if one.table.name in moving
+        if one.name in moving
         else part.device
-        if one.table.name in best.swap_with
+        if one.name in best.swap_with
         else answer.device_of_table[number]
-        for number, one in enumerate(answer.parts)
+        for number, one in enumerate(answer.task.tables)
     ]
     moved = replace(answer, device_of_table=tuple(devices))
     check_placement(moved.task, Placement(tuple(devices), answer.num_devices))

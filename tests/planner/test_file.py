@@ -15,6 +15,7 @@ from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
 from evenshard.planner.place import PlaceConfig, place
 from evenshard.planner.rules import Rules
+from evenshard.tables.assumptions import assumed_reuse_bins
 from evenshard.utils.errors import BadFile
 from support.request_builders import QUICK, ROOM, request, untrained
 
@@ -45,8 +46,9 @@ def test_the_contract() -> None:
     one = answer(allow_column_split=True)
     record = json.loads(json_text(one))
     assert record["num_devices"] == 2
-    assert {"table", "device", "columns"} <= set(record["shards"][0])
-    assert sorted((s["table"], *s["columns"]) for s in record["shards"])[0] == ("a", 0, 8)
+    assert record["schema_version"] == 2
+    first = {name: record["shards"][0][name] for name in ("table", "rows", "columns", "devices")}
+    assert first == {"table": "a", "rows": [0, 1000], "columns": [0, 8], "devices": [1]}
     assert record["predicted"]["total_ms"] == pytest.approx(max(d["total_ms"] for d in record["predicted"]["devices"]))
     assert record["predicted"]["total_ms"] == pytest.approx(one.predicted_ms)
     assert record["lower_bound_ms"] <= record["predicted"]["total_ms"]
@@ -63,6 +65,45 @@ def test_link_and_notes_come_back_and_files_from_before_them_load(tmp_path: Path
     assert (record.pop("link"), record.pop("notes")) == ("nvlink_h200", ["16 devices are priced."])
     (tmp_path / "placement.json").write_text(json.dumps(record))
     assert load_answer(tmp_path / "placement.json") == replace(one, link="", notes=())
+
+
+OLD = Path(__file__).parent / "data" / "placement_v1.json"
+
+
+def test_a_file_of_version_1_is_the_answer_that_it_was(tmp_path: Path) -> None:
+    """It said the one device of each part, which had all rows."""
+    old = load_answer(OLD)
+    assert [(one.table, *one.rows, *one.columns, *one.devices) for one in old.parts] == [
+        ("a", 0, 1000, 0, 8, 1),
+        ("b", 0, 1000, 0, 16, 0),
+        ("c", 0, 1000, 0, 32, 0),
+        ("c", 0, 1000, 32, 64, 1),
+    ]
+    assert old.alone_ms[2:] == (1.9499213695526123, 1.9499213695526123)
+    assert old.request.rules == Rules({"a": (1,)}, apart=(("a", "b"),))
+    assert old.request.assumptions == (assumed_reuse_bins("a"),)
+    assert old.measured == PlacementCost((DeviceCost(1, 2, 3, 4.5),) * 2, "modelled")
+    record, written = json.loads(OLD.read_text()), json.loads(json_text(old))
+    assert {name for name in written if written[name] != record[name]} == {"schema_version", "shards"}
+    save_answer(old, tmp_path / "placement.json")
+    assert load_answer(tmp_path / "placement.json") == old
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r["shards"][0].update(device=7), "on device 7, but the devices are 0 to 1"),
+        (lambda r: r["shards"][0].update(table="x"), "'x', which is not among the tables"),
+        (lambda r: r["shards"][0].update(rows=[0, 1000]), r"shards\.0\.rows: .*: the field is unknown"),
+        (lambda r: r["shards"][0].pop("device"), r"shards\.0\.device: .*: the field is missing"),
+    ],
+)
+def test_a_damaged_file_of_version_1_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+    record = json.loads(OLD.read_text())
+    change(record)
+    (tmp_path / "placement.json").write_text(json.dumps(record))
+    with pytest.raises(BadFile, match=message):
+        load_answer(tmp_path / "placement.json")
 
 
 def test_more_devices_than_the_models_link_connects_are_noted() -> None:
@@ -94,11 +135,22 @@ def measured(ms: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda r: r.pop("shards"), "Field required"),
-        (lambda r: r.update(extra=1), "Extra inputs"),
+        (lambda r: r.pop("shards"), r"shards: is not a placement\.json: the field is missing\. Write it"),
+        (lambda r: r.update(extra=1), "extra: .*: the field is unknown"),
+        (lambda r: r["shards"][0].update(device=1), r"shards\.0\.device: .*: the field is unknown"),
+        (lambda r: r["shards"][0].pop("alone_ms"), r"shards\.0\.alone_ms: .*: the field is missing"),
+        (lambda r: r["request"].pop("tables"), r"request\.tables: .*: the field is missing"),
+        (lambda r: r["request"]["rules"].update(extra=1), r"request\.rules\.extra: .*: the field is unknown"),
+        (lambda r: r["request"]["tables"][0].update(num_rows=0.5), r"request\.tables\.0\.num_rows: .* valid integer"),
+        (lambda r: r["request"]["tables"][0].update(num_rows=0), "table 'a': num_rows is 0"),
+        (lambda r: r.update(schema_version=0), "schema_version: .* should be 2"),
+        (lambda r: r.update(schema_version=3), "schema_version is 3, but this evenshard reads 2 and earlier.* Update"),
+        (lambda r: r["shards"][0].update(rows=[0, 999]), "hold the rows 0:999; each of its 1000 rows"),
+        (lambda r: r["shards"][0].update(rows=[0]), r"shards\.0\.rows"),
+        (lambda r: r["shards"][0].update(devices=[0, 1]), r"'a' is on the devices \(0, 1\). Place each part on one"),
         (lambda r: r["shards"].pop(), "columns none"),
         (lambda r: r["shards"][0].update(table="x"), "'x', which is not among the tables"),
-        (lambda r: r["shards"][0].update(device=7), "on device 7, but the devices are 0 to 1"),
+        (lambda r: r["shards"][0].update(devices=[7]), "on device 7, but the devices are 0 to 1"),
         (lambda r: r["shards"][0].update(columns=[0, 4]), "hold the columns 0:4"),
         (lambda r: r.update(num_devices=3), "num_devices is 3"),
         (lambda r: r["request"].update(optimizer="lion"), "optimizer is 'lion'"),

@@ -17,6 +17,7 @@ from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB
+from support.builders import cuts_of
 
 TABLES = (
     Table("clicks", 2_000_000, 64, 30.0),
@@ -35,9 +36,10 @@ def table_file(tmp_path: Path) -> Path:
 
 
 def shards(path: Path) -> dict[str, list[tuple[int, int, int]]]:
+    """Device and columns of each part, by table."""
     found: dict[str, list[tuple[int, int, int]]] = {}
     for one in json.loads(path.read_text())["shards"]:
-        found.setdefault(one["table"], []).append((one["device"], *one["columns"]))
+        found.setdefault(one["table"], []).append((*one["devices"], *one["columns"]))
     return found
 
 
@@ -50,7 +52,7 @@ def test_the_command_and_the_function_answer_alike(table_file: Path, capsys: pyt
     assert out.read_text() == json_text(answer)
     assert load_answer(out) == answer
     assert f"{answer.predicted_ms:.3f} ms" in capsys.readouterr().out
-    assert {one.table for one in answer.table_shards} == {table.name for table in TABLES}
+    assert {one.table for one in answer.parts} == {table.name for table in TABLES}
 
 
 def test_tables_made_in_python_and_tables_of_a_file_are_answered_alike(table_file: Path) -> None:
@@ -106,21 +108,21 @@ def test_a_table_too_big_for_a_device_is_split_only_if_that_is_allowed(devices: 
         evenshard.place(tables, devices, 8 if devices > 1 else 15)
     if devices > 2:
         answer = evenshard.place(tables, devices, 8, allow_column_split=True)
-        parts = [one for one in answer.table_shards if one.table == "giant"]
+        parts = [one for one in answer.parts if one.table == "giant"]
         assert len(parts) > 1 and max(answer.used_bytes) <= 8 * BYTES_PER_GB
-        assert sum(part.num_columns for part in parts) == 64
-        assert all(part.num_columns % 4 == 0 for part in parts)
+        assert sum(part.columns.size for part in parts) == 64
+        assert all(part.columns.size % 4 == 0 for part in parts)
 
 
 @pytest.mark.parametrize(("name", "devices", "cap_gb"), [("nvidia_medium", 8, 40), ("nvidia_large", 32, 64)])
 def test_public_sets_with_tables_larger_than_a_device_are_placed(name: str, devices: int, cap_gb: float) -> None:
     answer = evenshard.place(name, devices, cap_gb, allow_column_split=True)
     giants = {table.name for table in answer.request.tables if table.size_bytes > cap_gb * BYTES_PER_GB}
-    assert len(giants) == 2 and giants <= set(answer.cuts)
+    assert len(giants) == 2 and giants <= set(cuts_of(answer.parts))
     assert max(answer.used_bytes) <= cap_gb * BYTES_PER_GB
     widths: dict[str, int] = {}
-    for shard in answer.table_shards:
-        widths[shard.table] = widths.get(shard.table, 0) + shard.num_columns
+    for shard in answer.parts:
+        widths[shard.table] = widths.get(shard.table, 0) + shard.columns.size
     assert widths == {table.name: table.embedding_dim for table in answer.request.tables}
     assert answer.predicted_ms < answer.lower_bound_ms * 1.15
 
@@ -136,7 +138,7 @@ def test_torchrec_collections_and_configs_are_tables_too() -> None:
     configs = [EmbeddingBagConfig(10_000 * (n + 1), 32, f"t{n}", feature_names=[f"f{n}"]) for n in range(4)]
     of_configs = evenshard.place(configs, 2, 1)
     of_collection = evenshard.place(EmbeddingBagCollection(configs, device="meta"), 2, 1)
-    assert of_configs.table_shards == of_collection.table_shards
+    assert of_configs.parts == of_collection.parts == of_collection.table_shards
     assert [table.name for table in of_configs.request.tables] == ["t0", "t1", "t2", "t3"]
     assert ("t0", "pooling_factor") in {(one.table, one.column) for one in of_configs.request.assumptions}
 

@@ -29,7 +29,7 @@ NAMES = [
     "Placement",
     "PlacementAnswer",
     "Table",
-    "TableShard",
+    "TablePart",
     "load_answer",
     "place",
     "save_answer",
@@ -74,7 +74,7 @@ FIELDS = [
     "link",
     "notes",
 ]
-PROPERTIES = ["cuts", "gap_pct", "table_shards", "task", "uncertainty_ms", "used_bytes"]
+PROPERTIES = ["gap_pct", "table_shards", "task", "uncertainty_ms", "used_bytes"]
 UNUSED = {"pandas", "pyarrow", "scipy", "ortools", "matplotlib", "mlflow", "dvc", "torchrec", "fbgemm_gpu", "jinja2"}
 """By a small request: imports are most of what it waits for."""
 HEAVY = {*UNUSED, "torch", "numpy", "pydantic", "rich", "yaml"}

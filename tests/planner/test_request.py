@@ -11,7 +11,7 @@ from evenshard.planner.request import caps_of
 from evenshard.planner.rules import Rules
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.units import BYTES_PER_GB
-from support.builders import table
+from support.builders import parts_of, table
 from support.request_builders import ROOM, request
 
 
@@ -28,24 +28,25 @@ def test_optimizer_state_is_fp32_whatever_the_weights_precision() -> None:
 
 
 def test_a_part_keeps_a_row_wise_state_of_its_own() -> None:
-    _, whole = request(16, optimizer="rowwise_adagrad").task({})
-    _, split = request(16, optimizer="rowwise_adagrad").task({"a": (8,)})
+    asked = request(16, optimizer="rowwise_adagrad")
+    whole, split = asked.task(), asked.task(parts_of(asked.tables, {"a": (8,)}))
     assert whole.table_bytes == (1000 * 16 * 4 + 1000 * 4,)
     assert split.table_bytes == (1000 * 8 * 4 + 1000 * 4,) * 2
 
 
 def test_reserved_memory_leaves_less_room_and_equal_devices_have_one_cap() -> None:
-    _, task = request(8, reserved_bytes=ROOM // 4).task({})
+    task = request(8, reserved_bytes=ROOM // 4).task()
     assert task.caps_bytes == (ROOM * 3 // 4,) * 2
     assert task.constraints.device_caps_bytes is None
-    _, task = request(8, caps=(ROOM, ROOM // 8), reserved_bytes=ROOM // 4).task({})
+    task = request(8, caps=(ROOM, ROOM // 8), reserved_bytes=ROOM // 4).task()
     assert task.caps_bytes == (ROOM * 3 // 4, 0)
 
 
 def test_rules_by_name_become_constraints_by_position_of_every_part() -> None:
     rules = Rules({"b": (1,)}, {"c": (0,)}, (2,), (("a", "c"),), (("b", "d"),))
-    parts, task = request(8, 16, 8, 8, caps=(ROOM,) * 4, rules=rules).task({"b": (8,)})
-    assert [part.table.name for part in parts] == ["a", "b[0:8]", "b[8:16]", "c", "d"]
+    asked = request(8, 16, 8, 8, caps=(ROOM,) * 4, rules=rules)
+    task = asked.task(parts_of(asked.tables, {"b": (8,)}))
+    assert [table.name for table in task.tables] == ["a", "b[0:8]", "b[8:16]", "c", "d"]
     any_but_2, limits = frozenset({0, 1, 3}), task.constraints
     assert limits.allowed == (any_but_2, frozenset({1}), frozenset({1}), frozenset({1, 3}), any_but_2)
     assert limits.together == ((0, 3),)
@@ -53,12 +54,12 @@ def test_rules_by_name_become_constraints_by_position_of_every_part() -> None:
 
 
 def test_whole_tables_that_stay_apart_are_one_group() -> None:
-    _, task = request(8, 8, 8, rules=Rules(apart=(("a", "c", "b"),))).task({})
+    task = request(8, 8, 8, rules=Rules(apart=(("a", "c", "b"),))).task()
     assert task.constraints.apart == ((0, 2, 1),)
 
 
 def test_without_rules_there_are_no_constraints() -> None:
-    _, task = request(8, 8).task({})
+    task = request(8, 8).task()
     assert (task.constraints.allowed, task.constraints.together, task.constraints.apart) == (None, (), ())
 
 

@@ -252,7 +252,7 @@ def test_reserved_memory_makes_it_tighter() -> None:
 
 def test_the_costliest_tables_come_first() -> None:
     parts = highlights.placed_parts(answer(adds_ms=(3.0, 0.5, 1.0)))
-    assert [one.part.whole for one in highlights.costliest(parts, 2)] == ["a", "c"]
+    assert [one.part.table for one in highlights.costliest(parts, 2)] == ["a", "c"]
     assert [one.share for one in parts] == [0.75, 0.25, 0.5]
 
 

@@ -182,21 +182,21 @@ def test_a_costly_table_is_split_by_columns_of_the_width_that_is_asked_for() -> 
     tables = [table("costly", 1000, 64, 100.0), table("cheap", 1000, 64, 1.0), table("other", 1000, 64, 1.0)]
     for width, parts in ((16, 4), (32, 2)):
         shards = SHARDER.split(task(tables, devices=4), {"costly"}, width, weights)
-        starts = {one.column_start: one.column_stop - one.column_start for one in shards if one.table == "costly"}
+        starts = {one.columns.start: one.columns.size for one in shards if one.table == "costly"}
         assert starts == {number * width: width for number in range(parts)}
         assert len({one.device for one in shards if one.table == "costly"}) == parts
-        assert [one.num_columns for one in shards if one.table != "costly"] == [64, 64]
+        assert [one.columns.size for one in shards if one.table != "costly"] == [64, 64]
 
 
 def test_only_what_may_be_split_is_split() -> None:
     tables = [table("costly", 1000, 64, 100.0), table("cheap", 1000, 64, 1.0)]
-    assert [one.num_columns for one in SHARDER.split(task(tables, 2), set(), 32, weights)] == [64, 64]
+    assert [one.columns.size for one in SHARDER.split(task(tables, 2), set(), 32, weights)] == [64, 64]
 
 
 def test_every_part_counts_with_its_own_state() -> None:
     """Two halves of 96 bytes each fit two devices of 96 bytes; with 8 more bytes each they do not."""
     of_task = task([table("wide", 6, 8)], devices=2, cap=96)
     shards = SHARDER.split(of_task, {"wide"}, 4, weights)
-    assert sorted((one.column_start, one.device) for one in shards) in ([(0, 0), (4, 1)], [(0, 1), (4, 0)])
+    assert sorted((one.columns.start, one.device) for one in shards) in ([(0, 0), (4, 1)], [(0, 1), (4, 0)])
     with pytest.raises(InfeasibleTask, match="TorchRec's planner found no plan"):
         SHARDER.split(of_task, {"wide"}, 4, lambda part: part.size_bytes + 8)

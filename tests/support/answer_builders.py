@@ -9,7 +9,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.convex_search.prediction import PredictedDevice
 from evenshard.tables.table import Table
-from support.builders import BATCH_SIZE, table
+from support.builders import BATCH_SIZE, parts_of, table
 
 GB = 2**30
 SPREAD = (0.25, 0.125, 0.125, 0.5)
@@ -40,7 +40,7 @@ def answer(
     """
     tables = tables or [table(name, 2**20, 64) for name in "abc"]
     request = PlacementRequest(tuple(tables), tuple(caps or [GB] * len(totals_ms)), BATCH_SIZE, **(asked or {}))
-    parts = request.task(cuts or {})[0]
+    parts = parts_of(tables, cuts)
     slowest_ms = max(totals_ms)
     known: dict[str, Any] = {
         "device_of_table": tuple(device_of_part),

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from evenshard.placement.parts import Cuts
 from evenshard.placement.placement import Placement
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest
@@ -16,7 +15,7 @@ from evenshard.sharders.convex_search.cost_model import ConvexCostModel
 from evenshard.sharders.convex_search.network import LOOKUPS, EnsembleSizes
 from evenshard.sharders.convex_search.prediction import PredictedPlacement
 from evenshard.sharders.models import PlacementModel
-from support.builders import table
+from support.builders import parts_of, table
 from support.convex_builders import NORMALIZER
 from support.request_builders import untrained
 
@@ -47,14 +46,15 @@ def asked(
 def answered(
     request: PlacementRequest,
     devices: Sequence[int],
-    cuts: Cuts | None = None,
+    cuts: Mapping[str, tuple[int, ...]] | None = None,
     model: PlacementModel | None = None,
     lineage: Mapping[str, Any] | None = None,
 ) -> PlacementAnswer:
     """The parts on these devices, legal or not, with the model's predictions."""
     model = model or additive()
-    parts, task = request.task(cuts or {})
-    best = PredictedPlacement.of(model.cost_model, task, Placement(tuple(devices), request.num_devices))
+    parts = parts_of(request.tables, cuts)
+    placement = Placement(tuple(devices), request.num_devices)
+    best = PredictedPlacement.of(model.cost_model, request.task(parts), placement)
     return PlacementAnswer(
         device_of_table=tuple(devices),
         num_devices=request.num_devices,

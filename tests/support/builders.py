@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TypeVar
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.measure.hardware import TimeShare
+from evenshard.placement.parts import TablePart, column_parts
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
@@ -36,6 +37,20 @@ PLAIN_FEATURES = FeatureNormalizer(mean=(0.0,) * NUM_FEATURES, scale=(1.0,) * NU
 
 def table(name: str = "t", rows: int = 100, dim: int = 4, pooling: float = 2.0, bits: int = 32) -> Table:
     return Table(name, rows, dim, pooling, READ_ONCE, bits)
+
+
+def parts_of(tables: Sequence[Table], cuts: Mapping[str, tuple[int, ...]] | None = None) -> tuple[TablePart, ...]:
+    """Tables cut before the columns that are given by their names."""
+    return tuple(part for one in tables for part in column_parts(one, (cuts or {}).get(one.name, ())))
+
+
+def cuts_of(parts: Sequence[TablePart]) -> dict[str, tuple[int, ...]]:
+    """The columns before which tables are cut, by name."""
+    cuts: dict[str, tuple[int, ...]] = {}
+    for part in parts:
+        if part.columns.start:
+            cuts[part.table] = (*cuts.get(part.table, ()), part.columns.start)
+    return cuts
 
 
 def some_tables(count: int, seed: int = 0) -> tuple[Table, ...]:

@@ -229,7 +229,7 @@ def _read_tables(path: Path) -> None:
     from evenshard.tables.sources import tables_from
 
     found = tables_from(path, 1024)
-    reason(PlacementRequest(found.tables, caps_of(64, 2), 1024, optimizer="adam").task({})[1])
+    reason(PlacementRequest(found.tables, caps_of(64, 2), 1024, optimizer="adam").task())
 
 
 def _read_tasks(path: Path) -> None:
@@ -265,7 +265,7 @@ def _read_rules(path: Path) -> None:
     from evenshard.planner.request import PlacementRequest
     from evenshard.planner.rules import load_rules
 
-    PlacementRequest(tuple(map(table, "abc")), (10**9,) * 2, 64, rules=load_rules(path)).task({})
+    PlacementRequest(tuple(map(table, "abc")), (10**9,) * 2, 64, rules=load_rules(path)).task()
 
 
 def _read_profile(path: Path) -> None:

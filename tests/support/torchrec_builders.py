@@ -11,9 +11,10 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from evenshard.placement.parts import Span
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
-from evenshard.planner.torchrec import TableShard
+from evenshard.planner.torchrec import TablePart
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.utils.units import BYTES_PER_GB
 
@@ -70,15 +71,21 @@ class Fixed:
         return Placement(self.device_of_table, task.num_devices)
 
 
+def part_of(table: str, device: int, start: int, stop: int) -> TablePart:
+    """Columns of a table on a device."""
+    num_rows = dict(zip(NAMES, (one.num_embeddings for one in (*USER, *ITEM)), strict=True)).get(table, 1)
+    return TablePart(table, Span(0, num_rows), Span(start, stop), (device,))
+
+
 SPLIT = (
-    TableShard("wide", 1, 12, 24),  # parts out of order, of unequal width, two of them on one rank
-    TableShard("wide", 1, 0, 8),
-    TableShard("wide", 0, 8, 12),
-    TableShard("clicks", 0, 0, 8),
-    TableShard("clicks", 1, 8, 16),
-    TableShard("user.ebc.id", 0, 0, 8),
-    TableShard("item.id", 1, 0, 8),
-    TableShard("tags", 0, 0, 4),
+    part_of("wide", 1, 12, 24),  # parts out of order, of unequal width, two of them on one rank
+    part_of("wide", 1, 0, 8),
+    part_of("wide", 0, 8, 12),
+    part_of("clicks", 0, 0, 8),
+    part_of("clicks", 1, 8, 16),
+    part_of("user.ebc.id", 0, 0, 8),
+    part_of("item.id", 1, 0, 8),
+    part_of("tags", 0, 0, 4),
 )
 PATHS = {"user.ebc": USER, "item": ITEM}
 

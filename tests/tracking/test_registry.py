@@ -63,7 +63,10 @@ def served(uri: str, tables: pd.DataFrame, **params: Any) -> pd.DataFrame:
 
 def test_mlflow_serves_what_evenshard_places(registry: Path) -> None:
     answer = evenshard.place(TABLES, 2, 1.0, batch_size=64, model=registry / "round_0", hardware="auto")
-    expected = [vars(one) for one in answer.table_shards]
+    expected = [
+        {"table": part.table, "device": part.device, "column_start": 0, "column_stop": part.columns.stop}
+        for part in answer.parts
+    ]
     assert served("models:/evenshard-cost/1", rows()).to_dict("records") == expected
     assert [one["table"] for one in expected] == [table.name for table in TABLES]
 

@@ -10,18 +10,22 @@ Legend: T tables, I items, D devices, R kinds of room (0: bytes; then one for ea
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
 from evenshard.placement.task import PlacementTask
-from evenshard.utils.errors import InfeasibleTask
+from evenshard.tables.table import Table, duplicate_name
+from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import cut, shown
 from evenshard.utils.units import bytes_to_gb
 
 _MAX_NAMES = 3  # of tables in a message
+
+_Part = TypeVar("_Part", bound=TablePart)
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,22 @@ class Placement:
         for position, device in enumerate(self.device_of_table):
             shards[device].append(position)
         return tuple(tuple(shard) for shard in shards)
+
+
+def located(parts: Sequence[TablePart], placement: Placement) -> tuple[TablePart, ...]:
+    """The parts on the devices of a placement that has them in this order.
+
+    Raises:
+        BadConfig: if the placement is of another number of tables.
+    """
+    if len(placement.device_of_table) != len(parts):
+        raise BadConfig(
+            f"the placement has {len(placement.device_of_table)} tables, but {len(parts)} tables are given. "
+            f"Give the tables of its task, in their order."
+        )
+    return tuple(
+        replace(part, devices=(device,)) for part, device in zip(parts, placement.device_of_table, strict=True)
+    )
 
 
 def legal_mask(used_bytes: Any, table_bytes: Any, memory_cap_bytes: Any) -> Any:
@@ -157,6 +177,68 @@ def _joined(count: int, groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...
 def alone(task: PlacementTask) -> Placement:
     """All tables on the first device."""
     return Placement((0,) * len(task.tables), task.num_devices)
+
+
+def by_table(parts: Sequence[_Part], tables: Sequence[Table], num_devices: int) -> dict[str, tuple[_Part, ...]]:
+    """The parts of each table in the order of their columns, table after table in the order of ``tables``.
+
+    Raises:
+        BadConfig: if the parts of a table do not tile it, are cut in a way that cannot be placed, or live on a device
+            that does not exist; or if a part is of no table.
+    """
+    if (twice := duplicate_name(tables)) is not None:
+        raise BadConfig(f"two tables are called {shown(twice)}. Give each its own name.")
+    found: dict[str, list[_Part]] = {table.name: [] for table in tables}
+    for part in parts:
+        if part.table not in found:
+            raise BadConfig(
+                f"a part is of the table {shown(part.table)}, which is not among the tables. Correct its name."
+            )
+        wrong = next((device for device in part.devices if not 0 <= device < num_devices), None)
+        if wrong is not None:
+            raise BadConfig(
+                f"table {shown(part.table)} is on device {wrong}, but the devices are 0 to {num_devices - 1}. "
+                f"Place it again."
+            )
+        found[part.table].append(part)
+    for table in tables:
+        found[table.name].sort(key=lambda part: (part.columns, part.rows))
+        _check_parts(table, found[table.name])
+    return {name: tuple(of_table) for name, of_table in found.items()}
+
+
+def _check_parts(table: Table, parts: Sequence[TablePart]) -> None:
+    """Raises BadConfig unless the parts, in the order of their columns, are the whole table."""
+    rows_of: dict[Span, list[Span]] = {}
+    for part in parts:
+        rows_of.setdefault(part.columns, []).append(part.rows)
+    _check_tiles(table, "columns", list(rows_of), table.embedding_dim)
+    for rows in rows_of.values():
+        _check_tiles(table, "rows", rows, table.num_rows)
+    if len(parts) > len(rows_of):
+        raise BadConfig(f"table {shown(table.name)} is cut by rows. Cut it by columns, or leave it whole.")
+    shared = next((part for part in parts if len(part.devices) != 1), None)
+    if shared is not None:
+        raise BadConfig(
+            f"table {shown(table.name)} is on the devices {shown(shared.devices)}. Place each part on one device."
+        )
+    if len(parts) > 1 and any(part.columns.size % COLUMN_STEP for part in parts):
+        widths = ", ".join(str(part.columns.size) for part in parts)
+        raise BadConfig(
+            f"table {shown(table.name)} is split into parts of {cut(widths)} columns. "
+            f"Make all multiples of {COLUMN_STEP}."
+        )
+
+
+def _check_tiles(table: Table, what: str, spans: Sequence[Span], size: int) -> None:
+    """Raises BadConfig unless the spans, in their order, leave nothing out and share nothing."""
+    starts, stops = [0, *(span.stop for span in spans)], [*(span.start for span in spans), size]
+    if starts != stops or any(span.size < 1 for span in spans):
+        held = ", ".join(map(str, spans)) or "none"
+        raise BadConfig(
+            f"the parts of table {shown(table.name)} hold the {what} {cut(held)}; each of its {size} {what} must be in "
+            f"exactly one. Correct the parts, or give the tables that they are of."
+        )
 
 
 def check_placement(task: PlacementTask, placement: Placement) -> None:

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from evenshard.measure.costs import PlacementCost
-from evenshard.placement.parts import Cuts, TablePart, TableShard, shards_of_parts
-from evenshard.placement.placement import Placement
+from evenshard.placement.parts import TablePart
+from evenshard.placement.placement import Placement, located
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.convex_search.prediction import PredictedDevice
@@ -40,7 +40,7 @@ class PlacementAnswer(Placement):
         device_of_table: device id of each of ``parts``.
         num_devices: devices of the request.
         request: what was asked.
-        parts: the tables in their order, those that are split in several parts.
+        parts: where rows and columns live: the tables in their order, those that are split in several parts.
         alone_ms: for each of ``parts``: no device that holds it is predicted to take less, whatever else it holds.
         adds_ms: for each of ``parts``: what its device would save without it.
         devices: predicted times, by device id.
@@ -71,24 +71,19 @@ class PlacementAnswer(Placement):
     link: str = ""
     notes: tuple[str, ...] = ()
 
-    @property
-    def table_shards(self) -> tuple[TableShard, ...]:
-        """Where the columns live, table after table."""
-        return shards_of_parts(self.parts, self)
+    def __post_init__(self) -> None:
+        """The parts live where the placement says."""
+        object.__setattr__(self, "parts", located(self.parts, self))
 
     @property
-    def cuts(self) -> Cuts:
-        """Columns before which tables are cut, by table; only those that are."""
-        cuts: dict[str, tuple[int, ...]] = {}
-        for part in self.parts:
-            if part.column_start:
-                cuts[part.whole] = (*cuts.get(part.whole, ()), part.column_start)
-        return cuts
+    def table_shards(self) -> tuple[TablePart, ...]:
+        """``parts``, by the word of TorchRec's plans."""
+        return self.parts
 
     @cached_property
     def task(self) -> PlacementTask:
         """The task of placing the parts."""
-        return self.request.task(self.cuts)[1]
+        return self.request.task(self.parts)
 
     @cached_property
     def used_bytes(self) -> tuple[int, ...]:

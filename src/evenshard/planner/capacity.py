@@ -15,7 +15,7 @@ import numpy as np
 
 from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM, no_placement_found, require_room
 from evenshard.placement.optimizer_state import state_bytes_of_rows
-from evenshard.placement.parts import COLUMN_STEP, Cuts, halves
+from evenshard.placement.parts import COLUMN_STEP, TablePart, column_parts, whole_tables
 from evenshard.placement.placement import Items, Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.request import TASK_ID, PlacementRequest
@@ -41,16 +41,16 @@ class Room:
     @staticmethod
     def of(request: PlacementRequest) -> Room:
         """Tables in one piece, or in blocks of four columns where the request allows that."""
-        _, task = request.task({})
+        task = request.task()
         items = Items.of(task)
         blocks_I, part_bytes_I = (
             np.ones(len(items.members), dtype=np.int64),
             np.zeros(len(items.members), dtype=np.int64),
         )
-        cut = []
+        cut, wholes = [], whole_tables(request.tables)
         for position, item in enumerate(items.item_of_T.tolist()):
-            table = request.tables[position]
-            if request.allow_column_split and table.name in request.splittable and halves(0, table.embedding_dim):
+            table, whole = request.tables[position], wholes[position]
+            if request.allow_column_split and table.name in request.splittable and whole.halves():
                 cut.append(position)
                 blocks_I[item] = table.embedding_dim // COLUMN_STEP
                 part_bytes_I[item] = state_bytes_of_rows(table, request.optimizer)
@@ -65,8 +65,10 @@ class Room:
         return Room(replace(task, constraints=replace(task.constraints, state_bytes=state)), pieces, frozenset(cut))
 
 
-def any_parts(request: PlacementRequest, seed: int = 0, time_limit_s: float = TIME_LIMIT_S) -> tuple[Cuts, Placement]:
-    """Some cuts, and a legal placement of the parts; the same arguments give the same.
+def any_parts(
+    request: PlacementRequest, seed: int = 0, time_limit_s: float = TIME_LIMIT_S
+) -> tuple[tuple[TablePart, ...], Placement]:
+    """Some parts, and a legal placement of them; the same arguments give the same.
 
     Args:
         request: what is asked.
@@ -80,14 +82,13 @@ def any_parts(request: PlacementRequest, seed: int = 0, time_limit_s: float = TI
     packed = pack(room.pieces, seed, time_limit_s)
     if packed.blocks_ID is None:
         raise no_placement_found(room.task, packed.why_not, room.cut)
-    cuts: dict[str, tuple[int, ...]] = {}
+    parts: list[TablePart] = []
     device_of_part: list[int] = []
     for table, item in zip(request.tables, room.pieces.items.item_of_T.tolist(), strict=True):
         devices = np.flatnonzero(packed.blocks_ID[item])
         device_of_part += devices.tolist()
-        if len(devices) > 1:
-            cuts[table.name] = tuple((packed.blocks_ID[item, devices].cumsum()[:-1] * COLUMN_STEP).tolist())
-    return cuts, Placement(tuple(device_of_part), request.num_devices)
+        parts += column_parts(table, (packed.blocks_ID[item, devices].cumsum()[:-1] * COLUMN_STEP).tolist())
+    return tuple(parts), Placement(tuple(device_of_part), request.num_devices)
 
 
 def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:

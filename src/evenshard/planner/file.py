@@ -1,45 +1,61 @@
-"""The records of placement.json; its JSON schema is made from them (``evenshard place --schema``).
+"""placement.json: what it holds, its JSON schema (``evenshard place --schema``), writing and reading.
 
 The file holds the request too, tables included, so that ``evenshard explain`` and ``evenshard diff`` need nothing else
-but the model that its lineage names.
+but the model that its lineage names. Records of evenshard stand in it as they are; those below are the file's own.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
-from evenshard.placement.parts import TableShard
+from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.placement import by_table
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.rules import Rules
 from evenshard.sharders.convex_search.prediction import PredictedDevice
-from evenshard.tables.assumptions import Assumption
-from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, MeasurementFailed
 from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import cut, reason_of
+from evenshard.utils.messages import cut, reason_of, shown
 
-REMEDY = "Write it with `evenshard place ... -o`."
+_VERSION: Literal[2] = 2
+_WHAT = "a placement.json"
+_REMEDY = "Write it with `evenshard place ... -o`."
+_FIELD_PROBLEMS = {
+    "extra_forbidden": "the field is unknown",
+    "missing": "the field is missing",
+    "unexpected_keyword_argument": "the field is unknown",
+}
+"""Words for what pydantic would say about fields of its models and arguments of our dataclasses."""
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Shard(_Record):
-    """Columns of a table on a device."""
+@dataclass(frozen=True, kw_only=True)
+class Shard(TablePart):
+    """Rows and columns of a table that live together; a span is [the first, the one behind the last].
 
-    table: str
-    device: int = Field(ge=0)
-    columns: tuple[int, int] = Field(description="the first column, and the one behind the last")
-    alone_ms: float = Field(description="no device that holds these columns is predicted to take less")
-    adds_ms: float = Field(description="what the device would save without these columns")
+    Attributes:
+        table: its name.
+        rows, columns: of it.
+        devices: the one that holds them, or all that hold a replica.
+        alone_ms: no device that holds them is predicted to take less.
+        adds_ms: what the device would save without them.
+    """
+
+    alone_ms: float
+    adds_ms: float
 
 
 class DeviceTimes(_Record):
@@ -51,6 +67,11 @@ class DeviceTimes(_Record):
     bwd_all_to_all_ms: float
     bwd_compute_ms: float
     total_ms: float = Field(description="the four together")
+
+    @property
+    def four(self) -> tuple[float, float, float, float]:
+        """The times that add up, in the order of a step."""
+        return self.fwd_compute_ms, self.fwd_all_to_all_ms, self.bwd_all_to_all_ms, self.bwd_compute_ms
 
 
 class PredictedTimes(DeviceTimes):
@@ -77,74 +98,55 @@ class Measured(_Record):
     devices: list[DeviceTimes]
 
 
-class Compared(_Record):
-    """What another sharder's placement would cost."""
-
-    sharder: str
-    predicted_ms: float | None
-    measured_ms: float | None = Field(description="on the request's hardware; simulated on simulated:<profile>")
-    note: str
-
-
-class Assumed(_Record):
-    """A value that nobody told."""
-
-    table: str
-    column: str
-    text: str
-
-
-class TableRecord(_Record):
-    """A table as it was placed."""
-
-    name: str
-    num_rows: int
-    embedding_dim: int
-    pooling_factor: float
-    reuse_bins: tuple[float, ...] | None
-    weight_bits: int
-
-
-class RuleRecord(_Record):
-    """Where tables may and may not live."""
-
-    pinned: dict[str, tuple[int, ...]]
-    forbidden: dict[str, tuple[int, ...]]
-    forbidden_devices: tuple[int, ...]
-    together: tuple[tuple[str, ...], ...]
-    apart: tuple[tuple[str, ...], ...]
-
-
-class Request(_Record):
-    """What was asked."""
-
-    tables: list[TableRecord]
-    caps_bytes: tuple[int, ...] = Field(description="memory of each device")
-    reserved_bytes: int
-    optimizer: str
-    batch_size: int
-    rules: RuleRecord
-    allow_column_split: bool
-    hardware: str = Field(description="simulated:<profile> is a device model, and no GPU")
-    assumptions: list[Assumed]
-
-
 class PlacementFile(_Record):
     """A placement of embedding tables on devices, by evenshard."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     num_devices: int = Field(ge=1)
     shards: list[Shard]
     predicted: Predicted
     lower_bound_ms: float = Field(gt=0, description="no placement of these shards is predicted to cost less")
     uncertainty_ms: float = Field(description="half the width of the 90 % interval")
     measured: Measured | None
-    comparison: list[Compared]
+    comparison: list[Rival]
     warnings: list[str] = Field(description="where the request lies outside of the model's training data")
     link: str = Field("", description="that the exchanges of the model's training data went over")
     notes: list[str] = Field([], description="what else to know before believing a time")
-    request: Request
+    request: PlacementRequest
     lineage: dict[str, Any]
+
+    def parts(self) -> list[Shard]:
+        """The shards as they are in the newest version."""
+        return self.shards
+
+
+class _ShardOfVersion1(_Record):
+    table: str
+    device: int
+    columns: Span
+    alone_ms: float
+    adds_ms: float
+
+
+class _FileOfVersion1(PlacementFile):
+    """Each shard had all rows, and one device."""
+
+    schema_version: Literal[1]  # type: ignore[assignment]
+    shards: list[_ShardOfVersion1]  # type: ignore[assignment]
+
+    def parts(self) -> list[Shard]:
+        num_rows = {table.name: table.num_rows for table in self.request.tables}
+        return [
+            Shard(
+                table=one.table,
+                rows=Span(0, num_rows.get(one.table, 0)),
+                columns=one.columns,
+                devices=(one.device,),
+                alone_ms=one.alone_ms,
+                adds_ms=one.adds_ms,
+            )
+            for one in self.shards
+        ]
 
 
 class _FollowedVersion(BaseModel):
@@ -193,156 +195,134 @@ def json_text(answer: PlacementAnswer) -> str:
 
 
 def load_answer(path: str | Path) -> PlacementAnswer:
-    """Reads placement.json.
+    """Reads placement.json, of this version or an earlier one.
 
     Raises:
         BadFile: if it is missing, torn, or says something impossible.
     """
     try:
-        record = PlacementFile.model_validate(load_json(Path(path).read_bytes()))
-        _Followed.model_validate(record.lineage)
+        content = read_json(path, _WHAT, _REMEDY)
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        if isinstance(version, int) and version > _VERSION:
+            problem = f"schema_version is {shown(version)}, but this evenshard reads {_VERSION} and earlier ones"
+            raise BadFile(path, problem, "Update evenshard, or read it with the one that wrote it.")
+        record = validate_record(_FileOfVersion1 if version == 1 else PlacementFile, content, path, _WHAT, _REMEDY)
+        validate_record(_Followed, record.lineage, path, _WHAT, _REMEDY)
         return _answer(record)
+    except (BadConfig, MeasurementFailed) as error:
+        raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
+
+
+def read_json(path: str | Path, what: str, remedy: str) -> Any:
+    """The content of a JSON file.
+
+    Args:
+        what: the file should be, for the message; with its article.
+        remedy: for the message.
+
+    Raises:
+        BadFile: if it cannot be read, or is not JSON within the limits.
+    """
+    try:
+        return load_json(Path(path).read_bytes())
     except FileNotFoundError:
-        raise BadFile(path, "no such file", REMEDY) from None
+        raise BadFile(path, "no such file", remedy) from None
     except OSError as error:
-        raise BadFile(path, f"cannot be read ({reason_of(error)})", REMEDY) from None
+        raise BadFile(path, f"cannot be read ({reason_of(error)})", remedy) from None
+    except ValueError as error:
+        raise BadFile(path, f"is not {what}: {reason_of(error)}", remedy) from None
+
+
+def validate_record(model: type[_Model], content: Any, path: str | Path, what: str, remedy: str) -> _Model:
+    """The content of a file as a record; arguments as of ``read_json``.
+
+    Raises:
+        BadFile: if it is none; the first thing that is wrong, and where.
+    """
+    try:
+        return model.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = cut(".".join(str(step) for step in first["loc"])) or None
-        raise BadFile(path, f"is not a placement.json: {first['msg']}", REMEDY, where) from None
-    except ValueError as error:
-        raise BadFile(path, f"is not a placement.json: {reason_of(error)}", REMEDY) from None
-    except (BadConfig, MeasurementFailed) as error:
-        raise BadFile(path, str(error).rstrip("."), REMEDY) from None
+        problem = _FIELD_PROBLEMS.get(first["type"], first["msg"])
+        raise BadFile(path, f"is not {what}: {problem}", remedy, where) from None
 
 
 # Out -----------------------------------------------------------------------------------------------------------------
 
 
 def _record(answer: PlacementAnswer) -> PlacementFile:
-    shards = answer.shards()
-    devices = [
-        PredictedTimes(
-            device=number,
-            fwd_compute_ms=one.predicted_fwd_compute_ms,
-            fwd_all_to_all_ms=one.predicted_fwd_all_to_all_ms,
-            bwd_all_to_all_ms=one.predicted_bwd_all_to_all_ms,
-            bwd_compute_ms=one.predicted_bwd_compute_ms,
-            total_ms=one.predicted_total_ms,
-            num_shards=len(shards[number]),
-            used_bytes=answer.used_bytes[number],
-        )
-        for number, one in enumerate(answer.devices)
-    ]
+    shards, measured = answer.shards(), answer.measured
     return PlacementFile(
-        schema_version=1,
+        schema_version=_VERSION,
         num_devices=answer.num_devices,
         shards=[
-            Shard(
-                table=one.table,
-                device=one.device,
-                columns=(one.column_start, one.column_stop),
-                alone_ms=alone_ms,
-                adds_ms=adds_ms,
-            )
-            for one, alone_ms, adds_ms in zip(answer.table_shards, answer.alone_ms, answer.adds_ms, strict=True)
+            Shard(**vars(part), alone_ms=alone_ms, adds_ms=adds_ms)
+            for part, alone_ms, adds_ms in zip(answer.parts, answer.alone_ms, answer.adds_ms, strict=True)
         ],
         predicted=Predicted(
-            total_ms=answer.predicted_ms, low_ms=answer.low_ms, high_ms=answer.high_ms, devices=devices
+            total_ms=answer.predicted_ms,
+            low_ms=answer.low_ms,
+            high_ms=answer.high_ms,
+            devices=[
+                PredictedTimes(
+                    **_times(number, one, "predicted_"),
+                    num_shards=len(shards[number]),
+                    used_bytes=answer.used_bytes[number],
+                )
+                for number, one in enumerate(answer.devices)
+            ],
         ),
         lower_bound_ms=answer.lower_bound_ms,
         uncertainty_ms=answer.uncertainty_ms,
-        measured=None if answer.measured is None else _measured_record(answer.measured),
-        comparison=[Compared(**vars(rival)) for rival in answer.comparison],
+        measured=None
+        if measured is None
+        else Measured(
+            total_ms=measured.max_device_ms,
+            all_to_all="measured" if measured.all_to_all == "measured" else "modelled",
+            devices=[DeviceTimes(**_times(number, one)) for number, one in enumerate(measured.devices)],
+        ),
+        comparison=list(answer.comparison),
         warnings=list(answer.warnings),
         link=answer.link,
         notes=list(answer.notes),
-        request=_request_record(answer.request),
+        request=answer.request,
         lineage=dict(answer.lineage),
     )
 
 
-def _measured_record(cost: PlacementCost) -> Measured:
-    devices = [
-        DeviceTimes(
-            device=number,
-            fwd_compute_ms=one.fwd_compute_ms,
-            fwd_all_to_all_ms=one.fwd_all_to_all_ms,
-            bwd_all_to_all_ms=one.bwd_all_to_all_ms,
-            bwd_compute_ms=one.bwd_compute_ms,
-            total_ms=one.total_ms,
-        )
-        for number, one in enumerate(cost.devices)
-    ]
-    all_to_all: Literal["measured", "modelled"] = "measured" if cost.all_to_all == "measured" else "modelled"
-    return Measured(total_ms=cost.max_device_ms, all_to_all=all_to_all, devices=devices)
-
-
-def _request_record(request: PlacementRequest) -> Request:
-    return Request(
-        tables=[TableRecord(**vars(table)) for table in request.tables],
-        caps_bytes=request.caps_bytes,
-        reserved_bytes=request.reserved_bytes,
-        optimizer=request.optimizer,
-        batch_size=request.batch_size,
-        rules=RuleRecord(**vars(request.rules)),
-        allow_column_split=request.allow_column_split,
-        hardware=request.hardware,
-        assumptions=[Assumed(**vars(one)) for one in request.assumptions],
-    )
+def _times(device: int, cost: PredictedDevice | DeviceCost, prefix: str = "") -> dict[str, Any]:
+    names = [name for name in DeviceTimes.model_fields if name != "device"]
+    return {"device": device, **{name: getattr(cost, f"{prefix}{name}") for name in names}}
 
 
 # In ------------------------------------------------------------------------------------------------------------------
 
 
 def _answer(record: PlacementFile) -> PlacementAnswer:
-    asked = record.request
-    request = PlacementRequest(
-        tables=tuple(Table(**dict(table)) for table in asked.tables),
-        caps_bytes=asked.caps_bytes,
-        batch_size=asked.batch_size,
-        reserved_bytes=asked.reserved_bytes,
-        optimizer=asked.optimizer,
-        rules=Rules(**dict(asked.rules)),
-        allow_column_split=asked.allow_column_split,
-        hardware=asked.hardware,
-        assumptions=tuple(Assumption(**dict(one)) for one in asked.assumptions),
-    )
+    request, measured = record.request, record.measured
     if record.num_devices != request.num_devices or len(record.predicted.devices) != request.num_devices:
         raise BadConfig(f"num_devices is {record.num_devices}, the request has {request.num_devices} devices")
-    shards = [TableShard(one.table, one.device, *one.columns) for one in record.shards]
-    parts, _, placement = request.placed(shards)
-    shard_of = {(one.table, one.columns): one for one in record.shards}
-    ordered = [shard_of[part.whole, (part.column_start, part.column_stop)] for part in parts]
+    ordered = [*chain.from_iterable(by_table(record.parts(), request.tables, request.num_devices).values())]
+    request.task(ordered)  # which checks the names and sizes of parts
     return PlacementAnswer(
-        device_of_table=placement.device_of_table,
+        device_of_table=tuple(one.device for one in ordered),
         num_devices=request.num_devices,
         request=request,
-        parts=parts,
+        parts=tuple(TablePart(one.table, one.rows, one.columns) for one in ordered),
         alone_ms=tuple(one.alone_ms for one in ordered),
         adds_ms=tuple(one.adds_ms for one in ordered),
-        devices=tuple(
-            PredictedDevice(one.fwd_compute_ms, one.fwd_all_to_all_ms, one.bwd_all_to_all_ms, one.bwd_compute_ms)
-            for one in record.predicted.devices
-        ),
+        devices=tuple(PredictedDevice(*one.four) for one in record.predicted.devices),
         predicted_ms=record.predicted.total_ms,
         low_ms=record.predicted.low_ms,
         high_ms=record.predicted.high_ms,
         lower_bound_ms=record.lower_bound_ms,
         warnings=tuple(record.warnings),
-        comparison=tuple(Rival(**dict(one)) for one in record.comparison),
-        measured=None if record.measured is None else _measured(record.measured),
+        comparison=tuple(record.comparison),
+        measured=None
+        if measured is None
+        else PlacementCost(tuple(DeviceCost(*one.four) for one in measured.devices), measured.all_to_all),
         lineage=record.lineage,
         link=record.link,
         notes=tuple(record.notes),
-    )
-
-
-def _measured(record: Measured) -> PlacementCost:
-    return PlacementCost(
-        tuple(
-            DeviceCost(one.fwd_compute_ms, one.fwd_all_to_all_ms, one.bwd_all_to_all_ms, one.bwd_compute_ms)
-            for one in record.devices
-        ),
-        record.all_to_all,
     )

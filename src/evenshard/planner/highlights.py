@@ -15,6 +15,7 @@ from evenshard.measure.link import is_modelled
 from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.rivals import MOST_SPLIT, SPLITTING, asked_to_split
+from evenshard.tables.table import Table
 from evenshard.utils.messages import printable
 from evenshard.utils.units import BYTES_PER_GB
 
@@ -51,8 +52,8 @@ class PlacedPart:
     """A table, or some of its columns, where it lives.
 
     Attributes:
-        part: what is placed.
-        device: where.
+        part: what is placed, and where.
+        table: the part as a table of its own.
         size_bytes: weights and optimizer state.
         alone_ms: no device that holds it is predicted to take less.
         adds_ms: what its device would save without it.
@@ -60,7 +61,7 @@ class PlacedPart:
     """
 
     part: TablePart
-    device: int
+    table: Table
     size_bytes: int
     alone_ms: float
     adds_ms: float
@@ -69,7 +70,7 @@ class PlacedPart:
     @property
     def is_split(self) -> bool:
         """Whether it is some of the table's columns only."""
-        return self.part.table.name != self.part.whole
+        return self.table.name != self.part.table
 
 
 @dataclass(frozen=True)
@@ -98,16 +99,17 @@ def slowest_device(answer: PlacementAnswer) -> int:
 def placed_parts(answer: PlacementAnswer) -> tuple[PlacedPart, ...]:
     """All parts, in their order."""
     total_ms = [device.predicted_total_ms for device in answer.devices]
-    columns = (answer.parts, answer.device_of_table, answer.task.table_bytes, answer.alone_ms, answer.adds_ms)
-    return tuple(
-        PlacedPart(part, device, size, alone_ms, adds_ms, min(max(adds_ms / max(total_ms[device], 1e-12), 0.0), 1.0))
-        for part, device, size, alone_ms, adds_ms in zip(*columns, strict=True)
-    )
+    columns = (answer.parts, answer.task.tables, answer.task.table_bytes, answer.alone_ms, answer.adds_ms)
+    found = []
+    for part, table, size_bytes, alone_ms, adds_ms in zip(*columns, strict=True):
+        share = adds_ms / max(total_ms[part.device], 1e-12)
+        found.append(PlacedPart(part, table, size_bytes, alone_ms, adds_ms, min(max(share, 0.0), 1.0)))
+    return tuple(found)
 
 
 def costliest(parts: Sequence[PlacedPart], count: int) -> list[PlacedPart]:
     """Those that add most to their device, most first."""
-    return sorted(parts, key=lambda one: (-one.adds_ms, one.part.table.name))[:count]
+    return sorted(parts, key=lambda one: (-one.adds_ms, one.table.name))[:count]
 
 
 def split_tables(answer: PlacementAnswer) -> dict[str, tuple[PlacedPart, ...]]:
@@ -115,7 +117,7 @@ def split_tables(answer: PlacementAnswer) -> dict[str, tuple[PlacedPart, ...]]:
     found: dict[str, tuple[PlacedPart, ...]] = {}
     for one in placed_parts(answer):
         if one.is_split:
-            found[one.part.whole] = (*found.get(one.part.whole, ()), one)
+            found[one.part.table] = (*found.get(one.part.table, ()), one)
     return found
 
 
@@ -258,7 +260,7 @@ def advice(answer: PlacementAnswer) -> list[str]:
         return []
     slowest, request, found = slowest_device(answer), answer.request, []
     mean_ms = fmean(device.predicted_total_ms for device in answer.devices)
-    top = max((one for one in placed_parts(answer) if one.device == slowest), key=lambda one: one.alone_ms)
+    top = max((one for one in placed_parts(answer) if one.part.device == slowest), key=lambda one: one.alone_ms)
     if top.alone_ms >= DECIDES * answer.predicted_ms and mean_ms < UNEVEN * answer.predicted_ms:
         found.append(_about_decisive(answer, top, mean_ms))
     elif answer.gap_pct <= CLOSE_PCT:
@@ -280,12 +282,12 @@ def advice(answer: PlacementAnswer) -> list[str]:
 
 def _about_decisive(answer: PlacementAnswer, top: PlacedPart, mean_ms: float) -> str:
     head = (
-        f"{top.part.table.name} decides the step: the device that holds it takes {ms_text(top.alone_ms)} ms at least, "
+        f"{top.table.name} decides the step: the device that holds it takes {ms_text(top.alone_ms)} ms at least, "
         f"while the mean device takes {ms_text(mean_ms)} ms."
     )
-    if top.part.whole not in answer.request.splittable:
+    if top.part.table not in answer.request.splittable:
         return f"{head} A rule keeps it together with others, so it cannot be split by columns."
-    if not top.part.halves:
+    if not top.part.halves():
         return f"{head} It cannot be split {'further' if top.is_split else 'by columns'}: its dim is too small."
     if not answer.request.allow_column_split:
         return f"{head} Splitting it by columns may help (--allow-column-split)."

@@ -15,7 +15,8 @@ from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
 
 from evenshard.measure.hardware import HardwareName
-from evenshard.placement.parts import TableShard, whole_tables
+from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.placement import located
 from evenshard.planner import api
 from evenshard.planner.options import place_option
 from evenshard.planner.request import PlacementRequest, caps_of
@@ -25,6 +26,7 @@ from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
 from evenshard.tables.table import Table
+from evenshard.tracking.pyfunc import output_row
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import shown
 from evenshard.utils.params import check_ranges
@@ -44,7 +46,7 @@ class ServedModel(PythonModel):
             self._policy = DreamShardSharder(cost_net, policy, normalizer)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """One row for each part of a table: table, device, column_start, column_stop (the one behind the last).
+        """One row for each part of a table; see ``output_row``.
 
         Raises:
             BadInput: if a table or a parameter makes no sense.
@@ -52,13 +54,13 @@ class ServedModel(PythonModel):
         """
         tables = tables_from_rows(model_input)
         asked = {**served_parameters(), **(params or {})}
-        shards = self._searched(tables, asked) if self._model else self._rolled_out(tables, **asked)
-        return pd.DataFrame([vars(one) for one in shards], columns=["table", "device", "column_start", "column_stop"])
+        parts = self._searched(tables, asked) if self._model else self._rolled_out(tables, **asked)
+        return pd.DataFrame(map(output_row, parts))
 
-    def _searched(self, tables: tuple[Table, ...], asked: dict[str, Any]) -> tuple[TableShard, ...]:
+    def _searched(self, tables: tuple[Table, ...], asked: dict[str, Any]) -> tuple[TablePart, ...]:
         assert self._model is not None
         hardware = HardwareName.parse(self._model.trained_on.hardware)
-        return api.place(tables, model=self._model, hardware=str(hardware), **asked).table_shards
+        return api.place(tables, model=self._model, hardware=str(hardware), **asked).parts
 
     def _rolled_out(
         self,
@@ -71,15 +73,14 @@ class ServedModel(PythonModel):
         optimizer: str,
         seed: int,  # the rollouts of a task are always the same
         **others: Any,
-    ) -> tuple[TableShard, ...]:
+    ) -> tuple[TablePart, ...]:
         for name, value in others.items():
             if value != place_option(name).default:
                 raise BadConfig(f"evenshard-policy takes no {name}. Serve evenshard-cost, or leave {name} out.")
         check_ranges(reserved_gb=reserved_gb)
         caps = caps_of(memory_cap_gb, num_devices)
         request = PlacementRequest(tables, caps, batch_size, gb_to_bytes(reserved_gb), optimizer)
-        _, task = request.task({})
-        return whole_tables(self._policy.place(task), tables)
+        return located(whole_tables(tables), self._policy.place(request.task()))
 
 
 def tables_from_rows(rows: Any) -> tuple[Table, ...]:

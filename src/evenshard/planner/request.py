@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, product
+from itertools import chain, combinations, product
 
 from evenshard.placement.constraints import Constraints
 from evenshard.placement.optimizer_state import state_bytes
-from evenshard.placement.parts import Cuts, TablePart, TableShard, by_table, parts_of
-from evenshard.placement.placement import Placement
+from evenshard.placement.parts import TablePart, tables_of_parts, whole_tables
+from evenshard.placement.placement import Placement, by_table
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.options import option_field
 from evenshard.planner.rules import Rules
@@ -75,17 +75,17 @@ class PlacementRequest:
         """How many there are."""
         return len(self.caps_bytes)
 
-    def task(self, cuts: Cuts) -> tuple[tuple[TablePart, ...], PlacementTask]:
-        """The parts of the tables with these cuts, and the task of placing them, in the same order."""
-        parts = parts_of(self.tables, cuts)
-        tables = tuple(part.table for part in parts)
+    def task(self, parts: Sequence[TablePart] | None = None) -> PlacementTask:
+        """The task of placing these parts, in their order; of placing the whole tables where none are given."""
+        parts = whole_tables(self.tables) if parts is None else parts
+        tables = tables_of_parts(parts, self.tables)
         positions: dict[str, list[int]] = {}
         for number, part in enumerate(parts):
-            positions.setdefault(part.whole, []).append(number)
+            positions.setdefault(part.table, []).append(number)
         rooms = tuple(max(cap - self.reserved_bytes, 0) for cap in self.caps_bytes)
 
         state = tuple(state_bytes(table, self.optimizer) for table in tables)
-        allowed = tuple(self.rules.allowed(part.whole, self.num_devices) for part in parts)
+        allowed = tuple(self.rules.allowed(part.table, self.num_devices) for part in parts)
         constraints = Constraints(
             device_caps_bytes=rooms if len(set(rooms)) > 1 else None,
             state_bytes=state if any(state) else None,
@@ -93,18 +93,16 @@ class PlacementRequest:
             together=tuple(tuple(positions[name][0] for name in group) for group in self.rules.together),
             apart=tuple(one for group in self.rules.apart for one in _apart([positions[name] for name in group])),
         )
-        return parts, PlacementTask(TASK_ID, tables, self.num_devices, max(rooms), self.batch_size, constraints)
+        return PlacementTask(TASK_ID, tables, self.num_devices, max(rooms), self.batch_size, constraints)
 
-    def placed(self, shards: Sequence[TableShard]) -> tuple[tuple[TablePart, ...], PlacementTask, Placement]:
-        """Parts, task and placement that put the columns where the shards, of anybody's plan, say.
+    def placed(self, parts: Sequence[TablePart]) -> tuple[PlacementTask, Placement]:
+        """Task and placement that put rows and columns where these parts, from any plan, say.
 
         Raises:
-            BadConfig: if the shards are not those of these tables on these devices.
+            BadConfig: if the parts are not those of these tables on these devices.
         """
-        of_table = by_table(shards, self.tables, self.num_devices)
-        cuts = {name: tuple(one.column_start for one in parts[1:]) for name, parts in of_table.items() if parts[1:]}
-        devices = tuple(one.device for parts in of_table.values() for one in parts)
-        return *self.task(cuts), Placement(devices, self.num_devices)
+        ordered = [*chain.from_iterable(by_table(parts, self.tables, self.num_devices).values())]
+        return self.task(ordered), Placement(tuple(part.device for part in ordered), self.num_devices)
 
     @property
     def splittable(self) -> frozenset[str]:

@@ -78,7 +78,7 @@ def asked_to_split(request: PlacementRequest) -> bool:
 
 
 def _whole(name: str, request: PlacementRequest) -> Iterator[tuple[PlacementTask, Placement]]:
-    _, task = request.task({})
+    task = request.task()
     yield task, _sharder(name, request).place(task)
 
 
@@ -92,12 +92,12 @@ def _split(request: PlacementRequest) -> Iterator[tuple[PlacementTask, Placement
     def size_of(part: Table) -> int:
         return part.size_bytes + state_bytes(part, request.optimizer)
 
-    _, whole = request.task({})
+    whole = request.task()
     names = {table.name for table in request.tables if table.embedding_dim % COLUMN_STEP == 0} & request.splittable
     sharder, failures = _torchrec(request, "storage"), []
     for columns in MIN_PARTITIONS:
         try:
-            _, task, placement = request.placed(sharder.split(whole, names, columns, size_of))
+            task, placement = request.placed(sharder.split(whole, names, columns, size_of))
             check_memory(task, placement)
         except InfeasibleTask as error:
             failures.append(error)

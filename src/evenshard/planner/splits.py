@@ -9,13 +9,13 @@ do are the start (``capacity.py``). Parts of one table that end up on one device
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from evenshard.placement.feasibility import reason
-from evenshard.placement.parts import Cuts, TablePart
+from evenshard.placement.parts import TablePart, column_parts, whole_tables
 from evenshard.placement.placement import Items, Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.capacity import any_parts
@@ -49,7 +49,6 @@ class Found:
 
     parts: tuple[TablePart, ...]
     task: PlacementTask
-    cuts: Cuts
     result: SearchResult
 
     @property
@@ -61,22 +60,23 @@ class Found:
 def whole_search(
     request: PlacementRequest,
     sharder: EvenshardSharder,
-    cuts: Cuts | None = None,
+    parts: tuple[TablePart, ...] | None = None,
     known: Sequence[Placement] = (),
 ) -> Found:
-    """The best placement of the tables with these cuts; without any, of whole tables.
+    """The best placement of these parts; without any, of whole tables.
 
     Args:
         request: what is asked.
         sharder: searches.
-        cuts: to make.
+        parts: of its tables.
         known: legal placements of the parts; the answer is not worse than any of them.
 
     Raises:
         InfeasibleTask: if there is no legal one, or none was found.
     """
-    parts, task = request.task(cuts or {})
-    return Found(parts, task, cuts or {}, sharder.search(task, known))
+    parts = whole_tables(request.tables) if parts is None else parts
+    task = request.task(parts)
+    return Found(parts, task, sharder.search(task, known))
 
 
 def split_search(request: PlacementRequest, sharder: EvenshardSharder, quick: EvenshardSharder) -> Found:
@@ -96,7 +96,7 @@ def split_search(request: PlacementRequest, sharder: EvenshardSharder, quick: Ev
         if best.predicted_ms > found.predicted_ms * (1 - _LEAST_GAIN):
             break
         found = best
-    return _joined(request, sharder, whole_search(request, sharder, found.cuts, [found.result.best.placement]))
+    return _joined(request, sharder, whole_search(request, sharder, found.parts, [found.result.best.placement]))
 
 
 def _any_found(request: PlacementRequest, quick: EvenshardSharder) -> Found:
@@ -104,30 +104,30 @@ def _any_found(request: PlacementRequest, quick: EvenshardSharder) -> Found:
 
     Halves are what makes a step fast. Where none of them fit, any cuts will do.
     """
-    cuts = _needed_cuts(request)
+    parts = _needed_parts(request)
     try:
-        return whole_search(request, quick, cuts)
+        return whole_search(request, quick, parts)
     except InfeasibleTask:
-        other_cuts, placement = any_parts(request)
+        other_parts, placement = any_parts(request)
     for _ in range(MAX_FORCED):
-        parts, task = request.task(cuts)
+        task = request.task(parts)
         by_size = sorted(range(len(parts)), key=lambda number: -task.table_bytes[number])
         largest = next((parts[number] for number in by_size if _may_halve(request, parts[number])), None)
         if largest is None or reason(task) is not None:
             break
-        cuts = _halved(cuts, [largest])
+        parts = _halved(parts, [largest])
         try:
-            return whole_search(request, quick, cuts)
+            return whole_search(request, quick, parts)
         except InfeasibleTask:
             continue
-    return whole_search(request, quick, other_cuts, [placement])
+    return whole_search(request, quick, other_parts, [placement])
 
 
-def _needed_cuts(request: PlacementRequest) -> Cuts:
+def _needed_parts(request: PlacementRequest) -> tuple[TablePart, ...]:
     """Parts that are larger than every device they may live on are halved until they fit, or cannot be halved."""
-    cuts: Cuts = {}
+    parts = whole_tables(request.tables)
     while True:
-        parts, task = request.task(cuts)
+        task = request.task(parts)
         items = Items.of(task)
         too_big = []
         for members, allowed_D in zip(items.members, items.allowed_ID, strict=True):
@@ -135,8 +135,8 @@ def _needed_cuts(request: PlacementRequest) -> Cuts:
             if len(rooms) and task.table_bytes[members[0]] > rooms.max() and _may_halve(request, part):
                 too_big.append(part)
         if not too_big:
-            return cuts
-        cuts = _halved(cuts, too_big)
+            return parts
+        parts = _halved(parts, too_big)
 
 
 def _trials(request: PlacementRequest, found: Found, quick: EvenshardSharder) -> list[Found]:
@@ -144,13 +144,13 @@ def _trials(request: PlacementRequest, found: Found, quick: EvenshardSharder) ->
     task, best = found.task, found.result.best
     scorer = ConvexScorer(quick.model, task)
     alone_ms = scorer.device_ms(scorer.empty_H + scorer.columns_TH).tolist()
-    costliest = [part for _, part in sorted(zip(alone_ms, found.parts, strict=True), key=lambda pair: -pair[0])]
-    costliest = [part for part in costliest if _may_halve(request, part)]
+    by_cost = sorted(zip(alone_ms, found.parts, strict=True), key=lambda pair: -pair[0])
+    costliest = [part for _, part in by_cost if _may_halve(request, part)]
     device_ms = [device.predicted_total_ms for device in best.devices]
     slowest_ms = max(device_ms)
-    home = {part.table.name: d for part, d in zip(found.parts, best.placement.device_of_table, strict=True)}
-    on_slowest = [part for part in costliest if device_ms[home[part.table.name]] == slowest_ms]
-    first_on = {home[part.table.name]: part for part in reversed(costliest)}
+    home = dict(zip(found.parts, best.placement.device_of_table, strict=True))
+    on_slowest = [part for part in costliest if device_ms[home[part]] == slowest_ms]
+    first_on = {home[part]: part for part in reversed(costliest)}
     groups = [
         on_slowest[:1],
         *([part for d, part in first_on.items() if device_ms[d] > slowest_ms * share] for share in SLOW_SHARES),
@@ -159,27 +159,23 @@ def _trials(request: PlacementRequest, found: Found, quick: EvenshardSharder) ->
         on_slowest[1:2],
         costliest[:8],
     ]
-    ways = dict.fromkeys(tuple(sorted(part.table.name for part in group)) for group in groups if group)
-    part_of = {part.table.name: part for part in costliest}
+    ways = dict.fromkeys(map(frozenset, filter(None, groups)))
     trials = []
-    for names in list(ways)[: max(LEAST_WAYS, TRIED_PAIRS // (len(task.tables) * task.num_devices))]:
+    for group in list(ways)[: max(LEAST_WAYS, TRIED_PAIRS // (len(task.tables) * task.num_devices))]:
         try:
-            trials.append(whole_search(request, quick, _halved(found.cuts, [part_of[name] for name in names])))
+            trials.append(whole_search(request, quick, _halved(found.parts, group)))
         except InfeasibleTask:  # halves of what must live apart need more devices than there are
             continue
     return trials
 
 
 def _may_halve(request: PlacementRequest, part: TablePart) -> bool:
-    return bool(part.halves) and part.whole in request.splittable
+    return bool(part.halves()) and part.table in request.splittable
 
 
-def _halved(cuts: Cuts, parts: Sequence[TablePart]) -> Cuts:
-    """The cuts, and one through the middle of each of these parts."""
-    more: dict[str, tuple[int, ...]] = dict(cuts)
-    for part in parts:
-        more[part.whole] = tuple(sorted((*more.get(part.whole, ()), *part.halves)))
-    return more
+def _halved(parts: Sequence[TablePart], chosen: Collection[TablePart]) -> tuple[TablePart, ...]:
+    """The parts, and in place of each chosen one its halves."""
+    return tuple(one for part in parts for one in (part.halves() if part in chosen else (part,)))
 
 
 def _joined(request: PlacementRequest, sharder: EvenshardSharder, found: Found) -> Found:
@@ -187,14 +183,13 @@ def _joined(request: PlacementRequest, sharder: EvenshardSharder, found: Found) 
     while True:
         widths: dict[tuple[str, int], int] = {}
         for part, device in zip(found.parts, found.result.best.placement.device_of_table, strict=True):
-            home = (part.whole, device)
-            widths[home] = widths.get(home, 0) + part.table.embedding_dim
+            home = (part.table, device)
+            widths[home] = widths.get(home, 0) + part.columns.size
         if len(widths) == len(found.parts):
             return found
-        cuts: dict[str, tuple[int, ...]] = {}
+        parts: list[TablePart] = []
         for table in request.tables:
             stops = [*accumulate(width for (name, _), width in widths.items() if name == table.name)]
-            if len(stops) > 1:
-                cuts[table.name] = tuple(stops[:-1])
+            parts += column_parts(table, stops[:-1])
         same = Placement(tuple(device for _, device in widths), request.num_devices)
-        found = whole_search(request, sharder, cuts, [same])
+        found = whole_search(request, sharder, tuple(parts), [same])

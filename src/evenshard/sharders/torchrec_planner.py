@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +27,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import link, link_of
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.feasibility import no_placement_found, require_room
-from evenshard.placement.parts import TableShard
+from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement, check_memory
 from evenshard.placement.task import PlacementTask
 from evenshard.tables.table import Table
@@ -126,7 +126,7 @@ class TorchRecSharder:
 
     def split(
         self, task: PlacementTask, splittable: Collection[str], min_partition: int, size_of: SizeOf
-    ) -> tuple[TableShard, ...]:
+    ) -> tuple[TablePart, ...]:
         """TorchRec's plan where some tables may be split by columns.
 
         Args:
@@ -138,10 +138,10 @@ class TorchRecSharder:
         """
         plan = self._plan(task, size_of, splittable, min_partition)
         return tuple(
-            TableShard(table.name, rank, part.shard_offsets[1], part.shard_offsets[1] + part.shard_sizes[1])
+            part_of_shard(table.name, rank, shard.shard_offsets, shard.shard_sizes)
             for position, table in enumerate(task.tables)
             for entry in [plan[_name(position)]]
-            for rank, part in zip(entry.ranks, entry.sharding_spec.shards, strict=True)
+            for rank, shard in zip(entry.ranks, entry.sharding_spec.shards, strict=True)
         )
 
     def _plan(
@@ -230,6 +230,12 @@ class TorchRecSharder:
             ),
             KernelConfig(compute_device="cuda", use_hardware_based_bandwidth=True),
         )
+
+
+def part_of_shard(table: str, rank: int, shard_offsets: Sequence[int], shard_sizes: Sequence[int]) -> TablePart:
+    """The part of a table that a shard of a plan is; offsets and sizes are TorchRec's [rows, columns]."""
+    rows, columns = (Span(start, start + size) for start, size in zip(shard_offsets, shard_sizes, strict=True))
+    return TablePart(table, rows, columns, (rank,))
 
 
 class _CappedWeights:

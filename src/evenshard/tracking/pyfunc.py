@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from evenshard.placement.parts import TablePart
 from evenshard.tracking.client import quiet
 from evenshard.version import __version__
 
@@ -60,8 +61,18 @@ def pip_requirements() -> list[str]:
     return known
 
 
+def output_row(part: TablePart) -> dict[str, str | int]:
+    """What the model answers about a part of a table: its device, and its columns to the one behind the last."""
+    return {
+        "table": part.table,
+        "device": part.device,
+        "column_start": part.columns.start,
+        "column_stop": part.columns.stop,
+    }
+
+
 def signature() -> Any:
-    """Input: the columns of a table file. Output: which columns of a table live on which device."""
+    """Input: the columns of a table file. Output: those of ``output_row``."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import Array, DataType

@@ -13,12 +13,12 @@ from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.placement.placement import Placement
-from evenshard.planner.torchrec import EvenshardPlanner, TableShard, placement_of, sharding_plan, shards_of, tables_of
+from evenshard.planner.torchrec import EvenshardPlanner, TablePart, placement_of, sharding_plan, shards_of, tables_of
 from evenshard.planner.torchrec.tables import assumed_pooling
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from support.builders import table
-from support.torchrec_builders import GREEDY, ITEM, META, NAMES, SPLIT, USER, Model, topology
+from support.torchrec_builders import GREEDY, ITEM, META, NAMES, SPLIT, USER, Model, part_of, topology
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ def test_a_plan_of_other_tables_is_refused() -> None:
         shards_of(plan, [*tables, table("new")])
     with pytest.raises(BadConfig, match="table 'id' is in the plan 2 times"):
         shards_of(plan, [replace(tables[0], name="id")])
-    with pytest.raises(BadConfig, match="table 'clicks' has 41 rows, its shards in the plan hold 0:40"):
+    with pytest.raises(BadConfig, match="table 'clicks' hold the rows 0:40; each of its 41"):
         shards_of(plan, [tables[0], replace(tables[1], num_rows=41), *tables[2:]])
     with pytest.raises(BadConfig, match=r"table 'clicks' hold the columns 0:16; each of its 32"):
         placement_of(plan, [tables[0], replace(tables[1], embedding_dim=32), *tables[2:]], 1)
@@ -227,30 +227,24 @@ def test_ranks_and_shards_of_a_plan_must_agree() -> None:
         shards_of(plan, tables)
 
 
-def shards_with(*of_wide: TableShard) -> list[TableShard]:
-    return [*(shard for shard in SPLIT if shard.table != "wide"), *of_wide]
+def parts_with(*of_wide: TablePart) -> list[TablePart]:
+    return [*(one for one in SPLIT if one.table != "wide"), *of_wide]
 
 
 @pytest.mark.parametrize(
-    ("shards", "message"),
+    ("parts", "message"),
     [
-        (shards_with(), "'wide' hold the columns none; each of its 24 columns"),
-        (shards_with(TableShard("wide", 0, 0, 8), TableShard("wide", 1, 12, 24)), "hold the columns 0:8, 12:24;"),
-        (shards_with(TableShard("wide", 0, 0, 16), TableShard("wide", 1, 12, 24)), "hold the columns 0:16, 12:24;"),
-        (shards_with(TableShard("wide", 0, 0, 24), TableShard("wide", 1, 24, 24)), "hold the columns 0:24, 24:24;"),
-        (shards_with(TableShard("wide", 0, 4, 24)), "hold the columns 4:24;"),
-        (shards_with(TableShard("wide", 0, 0, 10), TableShard("wide", 1, 10, 24)), "10, 14 columns. Make all mult"),
-        (shards_with(TableShard("wide", 2, 0, 24)), "on device 2, but the devices are 0 to 1"),
-        (shards_with(TableShard("wide", -1, 0, 24)), "on device -1"),
-        (shards_with(TableShard("narrow", 0, 0, 24)), "'narrow', which is not among the tables"),
+        (parts_with(), "'wide' hold the columns none; each of its 24 columns"),
+        (parts_with(part_of("wide", 0, 0, 8), part_of("wide", 1, 12, 24)), "hold the columns 0:8, 12:24;"),
+        (parts_with(part_of("narrow", 0, 0, 24)), "'narrow', which is not among the tables"),
         (Placement((0, 0, 0), 2), "the placement has 3 tables, but 5 tables are given"),
         (Placement((0,) * 5, 3), "the placement has 3 devices, world_size is 2"),
     ],
 )
-def test_answers_that_make_no_sense(shards: Any, message: str) -> None:
+def test_answers_that_make_no_sense(parts: Any, message: str) -> None:
     model = Model(META)
     with pytest.raises(BadConfig, match=message):
-        sharding_plan(shards, tables_of(model), model, 2)
+        sharding_plan(parts, tables_of(model), model, 2)
 
 
 def test_a_placement_of_another_models_tables_is_refused() -> None:
@@ -265,7 +259,7 @@ def test_a_placement_of_another_models_tables_is_refused() -> None:
         sharding_plan(placement, [*tables[:4], replace(tables[4], num_rows=21)], model)
     with pytest.raises(BadConfig, match="two tables are called 'clicks'"):
         sharding_plan(placement, [tables[1], *tables[1:]], model)
-    with pytest.raises(BadConfig, match="shards need it"):
+    with pytest.raises(BadConfig, match="parts need it"):
         sharding_plan(SPLIT, tables, model)
     with pytest.raises(BadConfig, match="local_world_size is 2, world_size 1"):
         sharding_plan(placement, tables, model, local_world_size=2)

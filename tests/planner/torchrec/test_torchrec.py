@@ -23,9 +23,21 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from evenshard.cli import main
-from evenshard.planner.torchrec import EvenshardPlanner, TableShard, load_plan, sharding_plan, shards_of, tables_of
+from evenshard.planner.torchrec import EvenshardPlanner, TablePart, load_plan, sharding_plan, shards_of, tables_of
 from evenshard.utils.errors import BadConfig
-from support.torchrec_builders import GREEDY, META, NAMES, PATHS, ROWS_OF_FEATURE, SPLIT, WORLD_SIZE, Fixed, Model, gb
+from support.torchrec_builders import (
+    GREEDY,
+    META,
+    NAMES,
+    PATHS,
+    ROWS_OF_FEATURE,
+    SPLIT,
+    WORLD_SIZE,
+    Fixed,
+    Model,
+    gb,
+    part_of,
+)
 
 # In the ranks ---------------------------------------------------------------------------------------------------------
 
@@ -203,19 +215,19 @@ def module_path_of(name: str) -> tuple[str, EmbeddingBagConfig]:
     return f"{path}.embedding_bags.{config.name}", config
 
 
-def lives(shards: Sequence[TableShard], rank: int) -> list[tuple[str, int, int, int, int]]:
+def lives(parts: Sequence[TablePart], rank: int) -> list[tuple[str, int, int, int, int]]:
     """What a rank should hold."""
-    keys = [(*module_path_of(shard.table), shard) for shard in shards if shard.device == rank]
-    return sorted((key, 0, one.num_embeddings, shard.column_start, shard.num_columns) for key, one, shard in keys)
+    keys = [(*module_path_of(one.table), one) for one in parts if one.device == rank]
+    return sorted((key, 0, config.num_embeddings, one.columns.start, one.columns.size) for key, config, one in keys)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_each_table_lives_where_the_placement_says(notes: list[dict[str, Any]], optimizer: str) -> None:
-    shards = [
-        TableShard(name, device, 0, module_path_of(name)[1].embedding_dim)
+    parts = [
+        part_of(name, device, 0, module_path_of(name)[1].embedding_dim)
         for name, device in zip(NAMES, DEVICE_OF_TABLE, strict=True)
     ]
-    assert [of_rank[optimizer]["lives"] for of_rank in notes] == [lives(shards, rank) for rank in range(WORLD_SIZE)]
+    assert [of_rank[optimizer]["lives"] for of_rank in notes] == [lives(parts, rank) for rank in range(WORLD_SIZE)]
 
 
 def test_each_part_of_a_split_table_lives_where_its_shard_says(notes: list[dict[str, Any]]) -> None:
@@ -224,10 +236,10 @@ def test_each_part_of_a_split_table_lives_where_its_shard_says(notes: list[dict[
 
 def test_the_commands_plan_puts_tables_where_they_are_pinned(notes: list[dict[str, Any]]) -> None:
     """The table that fits nowhere is split over both ranks."""
-    shards = notes[0]["told"]
-    assert [of_rank["command"]["lives"] for of_rank in notes] == [lives(shards, rank) for rank in range(WORLD_SIZE)]
-    assert {shard.table: shard.device for shard in shards if shard.table != "wide"} == PINNED
-    assert {shard.device for shard in shards if shard.table == "wide"} == {0, 1}
+    parts = notes[0]["told"]
+    assert [of_rank["command"]["lives"] for of_rank in notes] == [lives(parts, rank) for rank in range(WORLD_SIZE)]
+    assert {part.table: part.device for part in parts if part.table != "wide"} == PINNED
+    assert {part.device for part in parts if part.table == "wide"} == {0, 1}
 
 
 def test_without_arguments_the_planner_places_all_tables(notes: list[dict[str, Any]]) -> None:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.optimizer_state import state_bytes
-from evenshard.placement.parts import TableShard, by_table
-from evenshard.placement.placement import Items
+from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.placement import Items, by_table
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.times import Times, step_times
 from evenshard.sharders.models import PlacementModel
@@ -30,19 +29,19 @@ SHAPE = ("num_rows", "embedding_dim", "weight_bits")
 
 
 @dataclass(frozen=True)
-class ColumnMove:
-    """Columns of a table that change devices.
+class PartMove:
+    """Rows and columns of a table that change devices.
 
     Attributes:
         table: its name.
-        column_start, column_stop: the first column, and the one behind the last.
+        rows, columns: that move.
         from_device, to_device: in the old answer, and in the new one.
         weight_bytes, state_bytes: what moves: weights, and optimizer state.
     """
 
     table: str
-    column_start: int
-    column_stop: int
+    rows: Span
+    columns: Span
     from_device: int
     to_device: int
     weight_bytes: int
@@ -118,8 +117,8 @@ class Difference:
 
     Attributes:
         old_num_devices, new_num_devices: of the two.
-        moves: columns that change devices, in the order of the new answer's tables.
-        kept_bytes: of columns that stay, weights and optimizer state.
+        moves: what changes devices, in the order of the new answer's tables.
+        kept_bytes: of what stays, weights and optimizer state.
         traffic: what moves.
         renaming: saves some or all of that; None where none does.
         added, removed: tables that only the new answer has, or the old one.
@@ -130,7 +129,7 @@ class Difference:
 
     old_num_devices: int
     new_num_devices: int
-    moves: tuple[ColumnMove, ...]
+    moves: tuple[PartMove, ...]
     kept_bytes: int
     traffic: Traffic
     renaming: Renaming | None
@@ -190,36 +189,34 @@ def _other_shape(old: Table, new: Table) -> str:
 # Columns -------------------------------------------------------------------------------------------------------------
 
 
-def _pieces(
-    old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], optimizer: str
-) -> Iterator[ColumnMove]:
+def _pieces(old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], optimizer: str) -> Iterator[PartMove]:
     """All columns of the tables, in pieces that neither answer cuts; those that stay too."""
-    before = by_table(old.table_shards, old.request.tables, old.num_devices)
-    after = by_table(new.table_shards, new.request.tables, new.num_devices)
+    before = by_table(old.parts, old.request.tables, old.num_devices)
+    after = by_table(new.parts, new.request.tables, new.num_devices)
     for table in tables:
-        shards = (before[table.name], after[table.name])
-        edges = sorted({0, *(one.column_stop for of_answer in shards for one in of_answer)})
-        for start, stop in pairwise(edges):
-            piece = replace(table, embedding_dim=stop - start)
-            yield ColumnMove(
+        parts = (before[table.name], after[table.name])
+        edges = sorted({0, *(part.columns.stop for of_answer in parts for part in of_answer)})
+        for columns in map(Span, edges, edges[1:]):
+            piece = replace(table, embedding_dim=columns.size)
+            yield PartMove(
                 table=table.name,
-                column_start=start,
-                column_stop=stop,
-                from_device=_device(shards[0], start),
-                to_device=_device(shards[1], start),
+                rows=Span(0, table.num_rows),
+                columns=columns,
+                from_device=_device(parts[0], columns),
+                to_device=_device(parts[1], columns),
                 weight_bytes=piece.size_bytes,
                 state_bytes=state_bytes(piece, optimizer),
             )
 
 
-def _device(shards: Sequence[TableShard], column: int) -> int:
-    return next(one.device for one in shards if one.column_start <= column < one.column_stop)
+def _device(parts: Sequence[TablePart], columns: Span) -> int:
+    return next(part.device for part in parts if part.columns.stop >= columns.stop)
 
 
 # Bytes ---------------------------------------------------------------------------------------------------------------
 
 
-def _held_NO(pieces: Sequence[ColumnMove], num_old: int, num_new: int) -> Bytes:
+def _held_NO(pieces: Sequence[PartMove], num_old: int, num_new: int) -> Bytes:
     """Bytes that a device holds in the new answer, by the device that holds them in the old one; square."""
     most = max(num_old, num_new)
     held_NO = np.zeros((most, most), dtype=np.int64)

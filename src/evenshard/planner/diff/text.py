@@ -7,7 +7,7 @@ from typing import TextIO
 
 from rich.table import Table as Grid
 
-from evenshard.planner.diff.diff import ColumnMove, Difference, Renaming, Traffic
+from evenshard.planner.diff.diff import Difference, PartMove, Renaming, Traffic
 from evenshard.planner.highlights import decimals, ms_text, names_text, pct_text, size_text
 from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.utils.console import plain_console
@@ -106,13 +106,12 @@ def _devices(traffic: Traffic) -> Grid:
     return grid
 
 
-def _moves(moves: Iterable[ColumnMove]) -> Grid:
+def _moves(moves: Iterable[PartMove]) -> Grid:
     grid = _grid("from", "to", "GB", "columns")
     grid.add_column("table")
     for move in sorted(moves, key=lambda one: -(one.weight_bytes + one.state_bytes))[:MAX_LINES]:
         size = _gb(move.weight_bytes + move.state_bytes)
-        columns = f"{move.column_start}:{move.column_stop}"
-        grid.add_row(str(move.from_device), str(move.to_device), size, columns, printable(move.table))
+        grid.add_row(str(move.from_device), str(move.to_device), size, str(move.columns), printable(move.table))
     return grid
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement, by_table, check_placement
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import TASK_ID
@@ -64,11 +65,11 @@ def step_times(
 
 def _on_request(old: PlacementAnswer, new: PlacementAnswer) -> tuple[PlacementTask, Placement]:
     """The old placement, and a task that asks for it as the new answer's request would."""
-    parts, task = new.request.task(old.cuts)
+    parts = [*chain.from_iterable(by_table(old.parts, new.request.tables, old.num_devices).values())]
+    task = new.request.task(parts)
     if old.num_devices != new.num_devices:  # rules and memory of the new devices say nothing about the old ones
         task = PlacementTask(task.task_id, task.tables, old.num_devices, task.memory_cap_bytes, task.batch_size)
-    device_of = {(one.table, one.column_start): one.device for one in old.table_shards}
-    return task, Placement(tuple(device_of[part.whole, part.column_start] for part in parts), old.num_devices)
+    return task, Placement(tuple(part.device for part in parts), old.num_devices)
 
 
 def _other_loads(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:

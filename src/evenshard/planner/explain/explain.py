@@ -42,16 +42,17 @@ def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Expla
     Raises:
         BadConfig: if the answer has no such table, or keeps tables apart that its own rules keep together.
     """
+    wholes = {part.table for part in answer.parts}
     named = [
         number
-        for number, part in enumerate(answer.parts)
-        if table == part.whole or (table == part.table.name and table not in {one.whole for one in answer.parts})
+        for number, (part, as_table) in enumerate(zip(answer.parts, answer.task.tables, strict=True))
+        if table == (part.table if table in wholes else as_table.name)
     ]
     if not named:
         raise BadConfig(f"there is no table {shown(table)} in this placement. {_close(table, answer.parts)}")
     now = _Now(answer, model.cost_model)
     return Explanation(
-        table=answer.parts[named[0]].whole,
+        table=answer.parts[named[0]].table,
         model=model.source,
         step_ms=now.step_ms,
         slowest_device=int(now.ms_D.argmax()),
@@ -60,7 +61,7 @@ def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Expla
 
 
 def _close(table: str, parts: tuple[TablePart, ...]) -> str:
-    names = list(dict.fromkeys(part.whole for part in parts))
+    names = list(dict.fromkeys(part.table for part in parts))
     close = difflib.get_close_matches(cut(table), names) or [one for one in names if one.lower() == table.lower()]
     if close:
         return f"Did you mean {' or '.join(map(shown, close))}?"
@@ -69,18 +70,18 @@ def _close(table: str, parts: tuple[TablePart, ...]) -> str:
 
 def _explained(answer: PlacementAnswer, now: _Now, number: int) -> PartExplanation:
     part, item, task = answer.parts[number], int(now.items.item_of_T[number]), answer.task
-    device = answer.device_of_table[number]
+    as_table, device = task.tables[number], answer.device_of_table[number]
     left_1H = now.sums_DH[device] - now.columns_TH[number]
     left_ms = float(now.device_ms(left_1H[None])[0])
     others_ms = np.delete(now.ms_D, device).max(initial=0.0)
     return PartExplanation(
-        name=part.table.name,
-        column_start=part.column_start,
-        column_stop=part.column_stop,
+        name=as_table.name,
+        rows=part.rows,
+        columns=part.columns,
         device=device,
-        weight_bytes=part.table.size_bytes,
-        state_bytes=task.table_bytes[number] - part.table.size_bytes,
-        moves_with=tuple(answer.parts[other].table.name for other in now.items.members[item] if other != number),
+        weight_bytes=as_table.size_bytes,
+        state_bytes=task.table_bytes[number] - as_table.size_bytes,
+        moves_with=tuple(task.tables[other].name for other in now.items.members[item] if other != number),
         alone_ms=now.alone_ms(number),
         adds_ms=float(now.ms_D[device]) - left_ms,
         device_ms=float(now.ms_D[device]),
@@ -107,7 +108,7 @@ class _Now:
                     f"tables {tables_text(task, members)} must stay together, but are on {devices_text(devices)}. "
                     f"Place them again."
                 )
-        self.names = [part.table.name for part in answer.parts]
+        self.names = [table.name for table in task.tables]
         self.device_of_I = np.array(self.items.devices(answer))
         self.columns_TH = model.represent(task.tables, task.batch_size).double()
         num_columns = self.columns_TH.shape[1]
@@ -170,7 +171,7 @@ def _reasons(answer: PlacementAnswer, now: _Now, item: int, device: int, used_R:
     if not items.allowed_ID[item, device]:
         if device in rules.forbidden_devices:
             yield "no table may live there"
-        for name in dict.fromkeys(answer.parts[position].whole for position in items.members[item]):
+        for name in dict.fromkeys(answer.parts[position].table for position in items.members[item]):
             if device not in rules.pinned.get(name, (device,)):
                 yield f"{name} is pinned to {devices_text(rules.pinned[name])}"
             if device in rules.forbidden.get(name, ()):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evenshard.placement.parts import Span
+
 
 @dataclass(frozen=True)
 class Option:
@@ -56,7 +58,7 @@ class PartExplanation:
 
     Attributes:
         name: as in the placement, with its columns where it is a part.
-        column_start, column_stop: its columns.
+        rows, columns: of the table that it has.
         device: where it lives.
         weight_bytes, state_bytes: its size: weights, and optimizer state where that is counted.
         moves_with: parts that a rule keeps with it; they move as one.
@@ -71,8 +73,8 @@ class PartExplanation:
     """
 
     name: str
-    column_start: int
-    column_stop: int
+    rows: Span
+    columns: Span
     device: int
     weight_bytes: int
     state_bytes: int

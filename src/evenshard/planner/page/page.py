@@ -113,7 +113,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "may_split": any(rival.sharder == SPLITTING for rival in answer.comparison),
         "min_partitions": MIN_PARTITIONS,
         "rival_measured": any(rival.measured_ms is not None for rival in answer.comparison),
-        "on_slowest": highlights.costliest([one for one in parts if one.device == slowest], _NUM_SLOWEST),
+        "on_slowest": highlights.costliest([one for one in parts if one.part.device == slowest], _NUM_SLOWEST),
         "costliest": highlights.costliest(parts, NUM_COSTLIEST),
         "splits": highlights.split_tables(answer),
         "parts": parts,

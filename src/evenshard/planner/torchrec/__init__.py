@@ -20,7 +20,7 @@ it: with row-wise Adagrad every part has its own state, so that losses differ a 
 
 from __future__ import annotations
 
-from evenshard.placement.parts import TableShard
+from evenshard.placement.parts import TablePart
 from evenshard.planner.torchrec.compare import predicted
 from evenshard.planner.torchrec.plan_file import load_plan, save_plan
 from evenshard.planner.torchrec.planner import EvenshardPlanner
@@ -29,7 +29,7 @@ from evenshard.planner.torchrec.tables import tables_of
 
 __all__ = [
     "EvenshardPlanner",
-    "TableShard",
+    "TablePart",
     "load_plan",
     "placement_of",
     "predicted",

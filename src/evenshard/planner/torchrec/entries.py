@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from evenshard.placement.parts import TableShard
+from evenshard.placement.parts import TablePart
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import shown
 
@@ -17,13 +17,22 @@ COMPUTE_DEVICES = ("cuda", "cpu")
 
 
 class ShardEntry(BaseModel):
-    """Rows and columns of a table on a rank; offsets and sizes are [rows, columns]."""
+    """A part of a table on a rank; offsets and sizes are [rows, columns]."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     shard_offsets: tuple[int, int]
     shard_sizes: tuple[int, int]
     placement: str = Field(description="rank and device, such as rank:3/cuda:3")
+
+    @staticmethod
+    def of(part: TablePart, compute_device: str, local_world_size: int) -> ShardEntry:
+        """The entry of a part."""
+        return ShardEntry(
+            shard_offsets=(part.rows.start, part.columns.start),
+            shard_sizes=(part.rows.size, part.columns.size),
+            placement=_place(part.device, compute_device, local_world_size),
+        )
 
 
 class TableEntry(BaseModel):
@@ -37,20 +46,13 @@ class TableEntry(BaseModel):
     shards: tuple[ShardEntry, ...]
 
 
-def table_entry(parts: Sequence[TableShard], num_rows: int, compute_device: str, local_world_size: int) -> TableEntry:
+def table_entry(parts: Sequence[TablePart], compute_device: str, local_world_size: int) -> TableEntry:
     """The entry of a table that lives in ``parts``, which are in the order of their columns."""
     return TableEntry(
         sharding_type="table_wise" if len(parts) == 1 else "column_wise",
         compute_kernel="fused",
         ranks=tuple(part.device for part in parts),
-        shards=tuple(
-            ShardEntry(
-                shard_offsets=(0, part.column_start),
-                shard_sizes=(num_rows, part.num_columns),
-                placement=_place(part.device, compute_device, local_world_size),
-            )
-            for part in parts
-        ),
+        shards=tuple(ShardEntry.of(part, compute_device, local_world_size) for part in parts),
     )
 
 

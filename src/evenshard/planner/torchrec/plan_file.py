@@ -16,12 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from evenshard.placement.parts import TableShard, by_table
+from evenshard.placement.parts import TablePart
+from evenshard.placement.placement import by_table
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.file import read_json, validate_record
 from evenshard.planner.torchrec.entries import TableEntry, checked_local_world_size, table_entry
 from evenshard.planner.torchrec.plans import sharding_plan
+from evenshard.sharders.torchrec_planner import part_of_shard
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingPlan
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+_WHAT = "a TorchRec plan"
 _REMEDY = "Write it with `evenshard place ... --format torchrec -o`."
 
 
@@ -67,7 +71,7 @@ def save_plan(
     """
     local_world_size = checked_local_world_size(local_world_size, answer.num_devices, compute_device)
     tables = answer.request.tables
-    parts_of_table = by_table(answer.table_shards, tables, answer.num_devices)
+    parts_of_table = by_table(answer.parts, tables, answer.num_devices)
     plan = PlanFile.model_validate(
         {
             "schema_version": 1,
@@ -75,8 +79,7 @@ def save_plan(
             "local_world_size": local_world_size,
             "compute_device": compute_device,
             "tables": {
-                table.name: table_entry(parts_of_table[table.name], table.num_rows, compute_device, local_world_size)
-                for table in tables
+                name: table_entry(parts, compute_device, local_world_size) for name, parts in parts_of_table.items()
             },
             "lineage": dict(answer.lineage),
         }
@@ -105,14 +108,13 @@ def load_plan(
         BadFile: if the file is missing, torn, or says something impossible.
         BadConfig: if the model has other tables, TorchRec is not installed, or an argument makes no sense.
     """
-    path = Path(path)
-    record = _read(path)
+    record = validate_record(PlanFile, read_json(path, _WHAT, _REMEDY), path, _WHAT, _REMEDY)
     try:
-        tables, shards = _contents(record)
+        tables, parts = _contents(record)
     except BadConfig as error:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
     return sharding_plan(
-        shards,
+        parts,
         tables,
         modules,
         record.world_size,
@@ -121,40 +123,27 @@ def load_plan(
     )
 
 
-def _read(path: Path) -> PlanFile:
-    try:
-        return PlanFile.model_validate_json(path.read_text())
-    except FileNotFoundError:
-        raise BadFile(path, "no such file", _REMEDY) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadFile(path, f"cannot be read ({error})", _REMEDY) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"]) or None
-        raise BadFile(path, f"is not a TorchRec plan: {first['msg']}", _REMEDY, where) from None
-
-
-def _contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TableShard, ...]]:
+def _contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TablePart, ...]]:
     """The tables, as far as a plan knows them, and where they live.
 
     Raises:
         BadConfig: if an entry is not what ``save_plan`` would write of it.
     """
     tables: list[Table] = []
-    shards: list[TableShard] = []
+    found: list[TablePart] = []
     for name, entry in record.tables.items():
         if not entry.shards or len(entry.ranks) != len(entry.shards):
             raise BadConfig(f"table {shown(name)} has {len(entry.ranks)} ranks and {len(entry.shards)} shards")
         parts = [
-            TableShard(name, rank, one.shard_offsets[1], one.shard_offsets[1] + one.shard_sizes[1])
+            part_of_shard(name, rank, one.shard_offsets, one.shard_sizes)
             for rank, one in zip(entry.ranks, entry.shards, strict=True)
         ]
-        table = Table(name, entry.shards[0].shard_sizes[0], max(part.column_stop for part in parts), 1.0)
+        table = Table(name, entry.shards[0].shard_sizes[0], max(part.columns.stop for part in parts), 1.0)
         if problem := table.problem():
             raise BadConfig(f"table {shown(name)}: {problem}")
         whole = by_table(parts, [table], record.world_size)[name]
-        if entry != table_entry(whole, table.num_rows, record.compute_device, record.local_world_size):
+        if entry != table_entry(whole, record.compute_device, record.local_world_size):
             raise BadConfig(f"the ranks, shards and types of table {shown(name)} contradict each other")
         tables.append(table)
-        shards.extend(whole)
-    return tuple(tables), tuple(shards)
+        found.extend(whole)
+    return tuple(tables), tuple(found)

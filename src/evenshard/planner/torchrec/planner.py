@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.placement.parts import TableShard, whole_tables
-from evenshard.placement.placement import check_placement
+from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.placement import check_placement, located
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place
 from evenshard.planner.request import PlacementRequest
@@ -139,11 +139,11 @@ class EvenshardPlanner:
             return ShardingPlan({})
         request = self._request(collections)
         try:
-            shards = self._answered(request) if self._sharder is None else _sharded(self._sharder, request)
+            parts = self._answered(request) if self._sharder is None else _sharded(self._sharder, request)
         except InfeasibleTask as error:
             raise PlannerError(str(error), PlannerErrorType.INSUFFICIENT_STORAGE) from error
         return sharding_plan(
-            shards,
+            parts,
             request.tables,
             collections,
             request.num_devices,
@@ -203,19 +203,19 @@ class EvenshardPlanner:
             ),
         )
 
-    def _answered(self, request: PlacementRequest) -> Sequence[TableShard]:
+    def _answered(self, request: PlacementRequest) -> Sequence[TablePart]:
         """Where the columns live, as ``evenshard.place`` says."""
         model, hardware = chosen_model(self._model, self._hardware, self._machine.compute_device)
         config = PlaceConfig(SearchConfig(seed=self._seed))
         self.answer = place(replace(request, hardware=hardware), model, config)
         for warning in (*self.answer.notes, *self.answer.warnings):
             log.warning("%s", warning)
-        return self.answer.table_shards
+        return self.answer.parts
 
 
-def _sharded(sharder: Sharder, request: PlacementRequest) -> Sequence[TableShard]:
+def _sharded(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]:
     """The same by a sharder."""
-    task = replace(request.task({})[1], task_id="the model")
+    task = replace(request.task(), task_id="the model")
     placement = sharder.place(task)
     check_placement(task, placement)
-    return whole_tables(placement, task.tables)
+    return located(whole_tables(request.tables), placement)

@@ -7,14 +7,15 @@ backward pass. A plan names tables by the path of their collection and their own
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from evenshard.placement.parts import TableShard, by_table, placement_of_shards, whole_tables
-from evenshard.placement.placement import Placement
+from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.placement import Placement, by_table, located
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.torchrec.entries import TableEntry, checked_local_world_size, table_entry
 from evenshard.planner.torchrec.tables import LocatedTable, located_tables, qualified_name
-from evenshard.sharders.torchrec_planner import require_torchrec
+from evenshard.sharders.torchrec_planner import part_of_shard, require_torchrec
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import shown
@@ -44,7 +45,7 @@ def sharding_plan(
 ) -> ShardingPlan: ...
 @overload
 def sharding_plan(
-    answer: Placement | Sequence[TableShard],
+    answer: Placement | Sequence[TablePart],
     tables: Sequence[Table],
     modules: Modules,
     world_size: int | None = None,
@@ -53,7 +54,7 @@ def sharding_plan(
     local_world_size: int | None = None,
 ) -> ShardingPlan: ...
 def sharding_plan(
-    answer: Placement | Sequence[TableShard],
+    answer: Placement | Sequence[TablePart],
     tables: Sequence[Table] | Modules,
     modules: Modules | None = None,
     world_size: int | None = None,
@@ -66,10 +67,10 @@ def sharding_plan(
     An answer of ``evenshard.place`` knows its tables: ``sharding_plan(answer, model)``.
 
     Args:
-        answer: a placement of ``tables``, or shards of them where tables are split.
+        answer: a placement of ``tables``, or parts of them where tables are split.
         tables: in the placement's order, called as ``tables_of`` calls them; they may stand in any order.
         modules: the model that will be wrapped, or its collections by path.
-        world_size: ranks; the placement's devices where it is left out, which shards do not tell.
+        world_size: ranks; the placement's devices where it is left out, which parts do not tell.
         compute_device: cuda or cpu (TorchRec's device types).
         local_world_size: ranks of a node; all of them where it is left out.
 
@@ -90,16 +91,16 @@ def sharding_plan(
                 f"the placement has {answer.num_devices} devices, world_size is {world_size}. Place the tables again."
             )
         world_size = answer.num_devices
-        answer = answer.table_shards if isinstance(answer, PlacementAnswer) else whole_tables(answer, tables)
+        answer = answer.parts if isinstance(answer, PlacementAnswer) else located(whole_tables(tables), answer)
     if world_size is None or world_size < 1:
-        raise BadConfig(f"world_size is {world_size}; shards need it. Give the number of ranks.")
+        raise BadConfig(f"world_size is {world_size}; parts need it. Give the number of ranks.")
     local_world_size = checked_local_world_size(local_world_size, world_size, compute_device)
-    shards_of_table = by_table(answer, tables, world_size)
-    located = located_tables(modules)
-    _check_same_tables(tables, located)
+    parts_of_table = by_table(answer, tables, world_size)
+    of_model = located_tables(modules)
+    _check_same_tables(tables, of_model)
     plan: dict[str, Any] = {}
-    for one in located:
-        entry = table_entry(shards_of_table[one.name], one.config.num_embeddings, compute_device, local_world_size)
+    for one in of_model:
+        entry = table_entry(parts_of_table[one.name], compute_device, local_world_size)
         plan.setdefault(one.path, EmbeddingModuleShardingPlan())[one.config.name] = _parameter_sharding(entry)
     return ShardingPlan(plan)
 
@@ -143,7 +144,7 @@ def _parameter_sharding(entry: TableEntry) -> ParameterSharding:
 
 
 def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) -> Placement:
-    """Where a plan puts whole tables, in the order of ``tables``.
+    """Where a plan puts whole tables, in the order of ``tables``; a table in several parts on one rank is whole.
 
     Args:
         plan: TorchRec's or evenshard's.
@@ -154,27 +155,37 @@ def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) 
         BadConfig: if the plan splits a table over ranks, shards another way than by whole columns, or is of other
             tables.
     """
-    return placement_of_shards(shards_of(plan, tables), tables, num_devices)
+    device_of_table = []
+    for name, parts in by_table(shards_of(plan, tables), tables, num_devices).items():
+        devices = {part.device for part in parts}
+        if len(devices) > 1:
+            raise BadConfig(
+                f"table {shown(name)} is split over the devices {sorted(devices)}, and a Placement holds whole tables. "
+                f"Use the shards instead, or plan without column-wise splits."
+            )
+        device_of_table.append(devices.pop())
+    return Placement(tuple(device_of_table), num_devices)
 
 
-def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TableShard, ...]:
+def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TablePart, ...]:
     """The same for plans that may split tables by columns, table after table, in the order of ``tables``.
 
     Raises:
         BadConfig: if the plan shards another way than by whole columns, or is of other tables.
     """
     entries = {(path, name): one for path, module in plan.plan.items() for name, one in _parameters(path, module)}
-    shards: list[TableShard] = []
+    parts: list[TablePart] = []
     for table in tables:
         keys = [key for key in entries if table.name in (key[1], qualified_name(*key))]
         if len(keys) != 1:
             problem = "not in the plan" if not keys else f"in the plan {len(keys)} times"
             raise BadConfig(f"table {shown(table.name)} is {problem}. Give the tables as `tables_of` calls them.")
-        shards.extend(_shards(table, entries.pop(keys[0])))
+        parts.extend(_parts(table, entries.pop(keys[0])))
     if entries:
         left = ", ".join(repr(qualified_name(*key)) for key in entries)
         raise BadConfig(f"the plan also shards {left}. Give all its tables.")
-    return tuple(shards)
+    num_devices = 1 + max((part.device for part in parts), default=0)
+    return tuple(chain.from_iterable(by_table(parts, tables, num_devices).values()))
 
 
 def _parameters(path: str, module: Any) -> Sequence[tuple[str, ParameterSharding]]:
@@ -183,28 +194,21 @@ def _parameters(path: str, module: Any) -> Sequence[tuple[str, ParameterSharding
     return list(module.items())
 
 
-def _shards(table: Table, entry: ParameterSharding) -> tuple[TableShard, ...]:
+def _parts(table: Table, entry: ParameterSharding) -> tuple[TablePart, ...]:
     if entry.sharding_type not in READABLE:
         raise BadConfig(
             f"table {shown(table.name)} is sharded {entry.sharding_type}; evenshard knows {', '.join(READABLE)}. "
             f"Constrain TorchRec's planner to these."
         )
-    parts = getattr(entry.sharding_spec, "shards", None)
-    if not parts:
+    shards = getattr(entry.sharding_spec, "shards", None)
+    if not shards:
         raise BadConfig(f"the plan does not tell the shards of table {shown(table.name)}. Give a complete plan.")
-    ranks = [part.placement.rank() for part in parts]
+    ranks = [shard.placement.rank() for shard in shards]
     if entry.ranks is not None and list(entry.ranks) != ranks:
         raise BadConfig(
             f"table {shown(table.name)} is on the ranks {entry.ranks}, its shards on {ranks}. Make a new plan."
         )
-    rows = [(part.shard_offsets[0], part.shard_offsets[0] + part.shard_sizes[0]) for part in parts]
-    if set(rows) != {(0, table.num_rows)}:
-        held = ", ".join(f"{start}:{stop}" for start, stop in rows)
-        raise BadConfig(
-            f"table {shown(table.name)} has {table.num_rows} rows, its shards in the plan hold {held}. "
-            f"Give the tables of the plan."
-        )
     return tuple(
-        TableShard(table.name, rank, part.shard_offsets[1], part.shard_offsets[1] + part.shard_sizes[1])
-        for rank, part in zip(ranks, parts, strict=True)
+        part_of_shard(table.name, rank, shard.shard_offsets, shard.shard_sizes)
+        for rank, shard in zip(ranks, shards, strict=True)
     )
