@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
@@ -120,6 +121,7 @@ def test_the_schema_says_what_the_contract_says() -> None:
     contract = {"num_devices", "shards", "predicted", "lower_bound_ms", "uncertainty_ms", "lineage"}
     assert contract <= set(schema["required"])
     assert schema["additionalProperties"] is False
+    jsonschema.validate(json.loads(json_text(answer(allow_column_split=True))), schema)
 
 
 def test_the_same_request_gives_the_same_text() -> None:
