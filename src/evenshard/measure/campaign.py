@@ -33,9 +33,9 @@ class Job:
 
     Attributes:
         measurement_id: unique within a campaign.
-        task: what is placed.
-        placement: where.
-        round: of the loop; 0 for an evaluation.
+        task: the task of the placement.
+        placement: the placement to measure.
+        round: round of the loop; 0 for an evaluation.
         proposed_by: the sharder that made the placement, or ``costs.CONTROL``.
         group: jobs of one group are measured right after each other, in random order, so that slow drift hits all that
             will be compared alike.

@@ -29,7 +29,7 @@ class MeasureConfig:
         control_repeats: times each of them is measured (each time like any other placement).
         noise: relative standard deviation that a simulated device adds to its times; real hardware has its own.
         timeout_s: several devices at once: seconds after which a silent device ends the run.
-        seed: of drawn lookups, of simulated noise and of the order of measuring.
+        seed: seed of drawn lookups, of simulated noise and of the order of measuring.
 
     Raises:
         BadConfig: if a setting makes no sense.

@@ -179,11 +179,11 @@ class Provenance:
     """Where a measurement comes from: the columns every row repeats so that no row can lose its origin.
 
     Attributes:
-        hardware: what ran: its kind, a colon and its name, such as "cpu: AMD EPYC (1 thread)" or "simulated: h200".
-        driver: of the GPU, or the kernel of the operating system; "none" for a simulated device.
+        hardware: kind of hardware, a colon and its name, such as "cpu: AMD EPYC (1 thread)" or "simulated: h200".
+        driver: driver of the GPU, or the kernel of the operating system; "none" for a simulated device.
         versions: libraries as "torch 2.13.0, fbgemm_gpu 1.8.0".
         link: link model of the all-to-all times, or the backend that really exchanged, such as "gloo".
-        seed: of the lookups.
+        seed: seed of the lookups.
         repeats: timed repeats behind each median.
 
     Raises:
@@ -210,7 +210,7 @@ class MeasuredPlacement:
         measurement_id: unique within a dataset.
         round: the round of the loop it was measured in; 0 for an evaluation.
         proposed_by: the sharder that made the placement; "control" for one that is repeated to watch the noise.
-        measured_at: when its last visit ended, seconds since 1970 UTC.
+        measured_at: end of its last visit, seconds since 1970 UTC.
     """
 
     measurement_id: str

@@ -107,11 +107,12 @@ class Kind:
     """A kind of hardware.
 
     Attributes:
-        name: what every spelling of such hardware begins with.
+        name: the first word of every spelling of such hardware.
         open: opens it for measuring; what that needs is imported there.
-        times: what may be said of its times: a device model measures nothing.
-        runs_kernels: on devices of this machine, which torchrun can start one process each for.
-        device: what flags and settings say behind the kind, such as "<profile>"; "" if they say nothing.
+        times: the word for its times: "measured", or "simulated" for a device model.
+        runs_kernels: whether it runs kernels on devices of this machine, for each of which torchrun can start a
+            process.
+        device: placeholder of the device's name in flags and settings, such as "<profile>"; "" if the kind has none.
     """
 
     name: str

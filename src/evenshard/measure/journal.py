@@ -35,7 +35,7 @@ class Origin:
     """What a visit was measured on, and how.
 
     Attributes:
-        provenance: of the hardware.
+        provenance: provenance of the measurements.
         settings: the measuring settings that change what a visit means, by name.
     """
 
@@ -50,9 +50,9 @@ class Visit:
     Attributes:
         job: key of the job (see ``Job.key``).
         number: 0 for the job's first visit.
-        cost: what was measured.
-        measured_at: when it ended, seconds since 1970 UTC.
-        origin: what it was measured on.
+        cost: the measured cost.
+        measured_at: end of the visit, seconds since 1970 UTC.
+        origin: the hardware and settings of the visit.
 
     Raises:
         MeasurementFailed: if a number is impossible, as where a clock is wrong by centuries.

@@ -35,7 +35,7 @@ class Link:
     Attributes:
         latency_us: microseconds before the first byte of an exchange arrives.
         bandwidth_gb_s: 10**9 bytes per second that one device can send, and receive at the same time.
-        source: where the numbers come from.
+        source: source of the numbers.
         spans: devices that it connects; infinite for any number.
     """
 
@@ -132,7 +132,7 @@ def link_of(config: MeasureConfig, own: str = DEFAULT_LINK) -> str:
     """Name of the link that the settings name.
 
     Args:
-        own: that of the hardware, which auto means.
+        own: link of the hardware, which auto means.
     """
     return own if config.link == AUTO else config.link
 

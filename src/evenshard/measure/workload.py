@@ -42,8 +42,8 @@ def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0
     Args:
         table: its ``reuse_bins`` hold for this batch size; None stands for the default histogram.
         batch_size: global batch, samples.
-        seed: of the whole workload; every table gets a stream of its own.
-        batch_number: which of the successive batches.
+        seed: seed of the whole workload; every table gets a stream of its own.
+        batch_number: number of the batch in the sequence.
         device: torch device that the tensors are made on.
     """
     num_lookups = round(table.pooling_factor * batch_size)

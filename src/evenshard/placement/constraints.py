@@ -10,8 +10,8 @@ class Constraints:
     """Limits of one task. Without arguments there are none.
 
     Attributes:
-        device_caps_bytes: what each device may hold, where they differ; None: the task's memory cap for all.
-        state_bytes: what each table needs beside its weights, such as optimizer state; None: nothing.
+        device_caps_bytes: memory of each device, where they differ; None: the task's memory cap for all.
+        state_bytes: memory of each table beside its weights, such as optimizer state; None: nothing.
         allowed: the devices that each table may live on, None for any; None: all tables may live anywhere.
         together: groups of tables that live on one device.
         apart: groups of tables of which a device holds one at most.

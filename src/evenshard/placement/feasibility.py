@@ -40,7 +40,7 @@ def reason(task: PlacementTask, cut: Collection[int] = ()) -> Reason | None:
     on, then tables that overfill the few devices they may live on, then all of them together.
 
     Args:
-        task: to place.
+        task: the task to place.
         cut: positions of tables that may be cut into parts. Their optimizer state in the task is the least that all
             their parts can have.
     """
@@ -61,9 +61,9 @@ def no_room(task: PlacementTask, tables: Sequence[int], used_bytes: Sequence[int
     """The error of a sharder that finds no legal device for a table, or for tables that stay together.
 
     Args:
-        task: that is placed.
+        task: the task that is being placed.
         tables: their positions in ``task.tables``.
-        used_bytes: what the devices hold, by device id.
+        used_bytes: memory in use, by device id.
     """
     items = Items.of(task)
     allowed_D = items.allowed_ID[items.item_of_T[tables[0]]]
@@ -82,9 +82,9 @@ def no_placement_found(task: PlacementTask, why: str, cut: Collection[int] = ())
     """The error of a sharder that knows no placement at all, with what the task needs and has.
 
     Args:
-        task: that has none.
+        task: the task without a placement.
         why: there is none, or none was found.
-        cut: as of ``reason``.
+        cut: the same as in ``reason``.
     """
     return InfeasibleTask(f"{shortened(task.task_id)}: {why}: {_needs_and_room(task, cut)}.", f"{MORE_ROOM}.")
 

@@ -70,7 +70,7 @@ def legal_mask(used_bytes: Any, table_bytes: Any, memory_cap_bytes: Any) -> Any:
     Args:
         used_bytes: bytes of weights already on each device.
         table_bytes: size of the table to place.
-        memory_cap_bytes: what a device may hold.
+        memory_cap_bytes: memory of a device.
     """
     return used_bytes + table_bytes <= memory_cap_bytes
 
@@ -82,8 +82,8 @@ class Items:
     Attributes:
         members: table positions of each item; each table is in one item.
         item_of_T: the item of each table.
-        needs_IR: what an item takes, int64.
-        room_DR: what a device has, int64.
+        needs_IR: room that an item takes, int64.
+        room_DR: room of a device, int64.
         allowed_ID: False where an item may not go.
     """
 
@@ -149,8 +149,8 @@ def canonical_devices(devices: Sequence[int], kinds: Sequence[int]) -> list[int]
     """Devices by new names, those of one kind in the order of their appearance: what equals are called says nothing.
 
     Args:
-        devices: of tables or items.
-        kinds: of all devices, as ``Items.device_kinds`` gives them.
+        devices: devices of tables or items.
+        kinds: kinds of all devices, from ``Items.device_kinds``.
     """
     left = {kind: iter([device for device, one in enumerate(kinds) if one == kind]) for kind in set(kinds)}
     names: dict[int, int] = {}

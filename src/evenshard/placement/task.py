@@ -36,8 +36,8 @@ class PlacementTask:
         memory_cap_bytes: bytes that one device may hold.
         batch_size: samples of one training step over all devices together (the global batch):
             with table-wise sharding every device looks its tables up for all of them.
-        constraints: what else a placement must respect. They change no cost, so they are not part of ``repr``,
-            which tells apart what is measured.
+        constraints: constraints besides the memory cap. They change no cost, so they are not part of ``repr``, which
+            tells apart what is measured.
     """
 
     task_id: str

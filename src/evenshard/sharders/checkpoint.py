@@ -43,7 +43,7 @@ class Round:
     """One round of training out of several.
 
     Attributes:
-        number: from 1.
+        number: number of the round, from 1.
         num_rounds: rounds altogether.
     """
 
@@ -61,7 +61,7 @@ class Checkpoint(Generic[Net]):
 
     Attributes:
         net: the network.
-        normalizer: of the pool it was trained on.
+        normalizer: normalizer of the pool that the network was trained on.
         optimizer: Adam in the state it was left in.
         round: rounds of the loop behind it.
     """

@@ -64,7 +64,7 @@ class ExactSharder:
         """Takes costs by name of the table, or a function of it.
 
         Args:
-            cost_ms_of_table: what each table costs on its own, ms, at least 0.
+            cost_ms_of_table: cost of each table on its own, ms, at least 0.
             time_limit_s: the solver's own seconds, which count its steps, so that the same task gets the same
                 placement whatever else the machine does. Each is one to three seconds of one core.
 
@@ -140,11 +140,11 @@ def _solve(
     """Solves the integer program: which device each table goes to.
 
     Args:
-        task: what to place.
-        costs_ms: of each table.
+        task: the task to place.
+        costs_ms: cost of each table.
         lowest_ms: a lower bound of the largest sum.
         hint: a placement to begin with.
-        time_limit_s: in the solver's own seconds.
+        time_limit_s: limit in the solver's own seconds.
 
     Returns:
         Its best placement, if it found one, and its lower bound of the largest sum, ms.

@@ -21,9 +21,9 @@ def device_variables(model: Any, items: Items, order: Sequence[int], named: bool
     solver does not see the same placement twice: item i of the order has a variable for the first i + 1 of a kind.
 
     Args:
-        model: that gets them.
-        items: to place.
-        order: of the items.
+        model: the model that gets the variables.
+        items: the items to place.
+        order: order of the items.
         named: devices are named so; False where an item may be on several.
     """
     kinds = items.device_kinds()
@@ -45,9 +45,9 @@ def add_room(
     """What a device holds fits its room: the rule of ``legal_mask``, as constraints.
 
     Args:
-        model: that gets them.
-        items, order, choices: what may be on the device.
-        device: whose room it is.
+        model: the model that gets the constraints.
+        items, order, choices: the candidates for the device.
+        device: the device with the room.
         blocks: variables that count what else it holds, and the bytes that each of these takes.
     """
     from ortools.sat.python import cp_model

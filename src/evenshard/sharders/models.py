@@ -42,10 +42,10 @@ class PlacementModel:
     Attributes:
         cost_model: predicts what placements cost.
         policy: proposes some; None where there is none.
-        trained_on: what the cost model has seen.
-        source: where it was loaded from: bundled:h200, or the folder.
+        trained_on: training data of the cost model.
+        source: origin of the model: bundled:h200, or its folder.
         digest: SHA-256 of its files (``digest_of``).
-        registered: what MLflow calls it, if it came from there: name, version, model_id, run_id, and the names of its
+        registered: identity in MLflow, if it came from there: name, version, model_id, run_id, and the names of its
             policy's own version.
     """
 
@@ -62,7 +62,8 @@ def load_model(where: str | Path | None = None, hardware: str | None = None) -> 
 
     Args:
         where: the folder; or the one that comes with the package: bundled:h200, or None for that of ``hardware``.
-        hardware: that the model must have been trained on, such as simulated:h200 or cuda; None or auto for any.
+        hardware: hardware that the model must have been trained on, such as simulated:h200 or cuda; None or auto for
+            any.
 
     Raises:
         BadConfig: if no model comes with the package for this hardware, or the folder's is for another one.

@@ -34,9 +34,10 @@ class Pieces:
     """What is packed.
 
     Attributes:
-        items: in one piece. Of memory a part takes what its blocks do; of other kinds of room, as much as the whole.
+        items: the items in one piece. Of memory a part takes what its blocks do; of other kinds of room, as much as the
+            whole.
         blocks_I: equal blocks that an item can be cut into; 1: it stays in one piece.
-        part_bytes_I: what each part takes beside its blocks, such as an optimizer's state of each row.
+        part_bytes_I: memory of each part beside its blocks, such as an optimizer's state of each row.
     """
 
     items: Items
@@ -89,7 +90,7 @@ class Packed:
 
     Attributes:
         blocks_ID: blocks of each item on each device; None where no way was found.
-        why_not: that there is none, or that none was found, in words; empty where one was.
+        why_not: reason in words: there is none, or none was found; empty where one was.
         impossible: there is none: that is proven.
     """
 
@@ -102,8 +103,8 @@ def any_placement(task: PlacementTask, seed: int = 0, time_limit_s: float = TIME
     """Some legal placement; the same arguments give the same one.
 
     Args:
-        task: to place.
-        seed, time_limit_s: as ``pack`` has them.
+        task: the task to place.
+        seed, time_limit_s: the same as in ``pack``.
 
     Raises:
         InfeasibleTask: if there is none, or none was found in time; the message says which of the two.
@@ -122,8 +123,8 @@ def pack(pieces: Pieces, seed: int = 0, time_limit_s: float = TIME_LIMIT_S) -> P
     """Some way to live within the room; the same arguments give the same one.
 
     Args:
-        pieces: to pack.
-        seed: of random orders and of the solver.
+        pieces: the pieces to pack.
+        seed: seed of random orders and of the solver.
         time_limit_s: the solver's own seconds, which count its steps; each is one to three seconds of one core.
     """
     if (blocks_ID := packed_in_order(pieces, seed)) is not None:
@@ -137,8 +138,8 @@ def packed_in_order(pieces: Pieces, seed: int | None = None) -> npt.NDArray[np.i
     """[I, D] blocks by the first order that leads to the end; None if none does.
 
     Args:
-        pieces: to pack.
-        seed: of a few random orders; None leaves them out.
+        pieces: the pieces to pack.
+        seed: seed of a few random orders; None leaves them out.
     """
     if not pieces.least_parts_I().all():
         return None
@@ -169,10 +170,10 @@ def _fill(pieces: Pieces, order: Sequence[int], tightest: bool) -> npt.NDArray[n
     """[I, D] blocks, item after item; None at a dead end.
 
     Args:
-        pieces: to pack.
-        order: of the items.
-        tightest: to the legal device with the least memory left, or with the most. What no device has room for is cut:
-            into parts that fill their devices, or into even ones.
+        pieces: the pieces to pack.
+        order: order of the items.
+        tightest: True: an item goes to the legal device with the least memory left; False: to the one with the most.
+            What no device has room for is cut: into parts that fill their devices, or into even ones.
     """
     items, blocks_ID = pieces.items, np.zeros(pieces.items.allowed_ID.shape, dtype=np.int64)
     used_DR = np.zeros_like(items.room_DR)
@@ -252,8 +253,8 @@ def _block_variables(model: Any, count: int, one: Mapping[int, Any]) -> Mapping[
     """How many of an item's blocks each device holds.
 
     Args:
-        model: of CP-SAT.
-        count: of its blocks.
+        model: a model of CP-SAT.
+        count: number of its blocks.
         one: 1 where a device may hold some, by device.
     """
     if count == 1:

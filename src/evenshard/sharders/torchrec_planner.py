@@ -48,8 +48,9 @@ class Bandwidths:
 
     Attributes:
         hbm_gb_s: 10**9 bytes per second out of a device's memory; TorchRec's own: 963 (897 * 1024**3 bytes).
-        intra_node_gb_s: between devices of one node; its own: 644. All devices of a task are on one node.
-        inter_node_gb_s: between nodes; its own: 13.4.
+        intra_node_gb_s: bandwidth between devices of one node; TorchRec's own value: 644. All devices of a task are on
+            one node.
+        inter_node_gb_s: bandwidth between nodes; TorchRec's own value: 13.4.
     """
 
     hbm_gb_s: float | None = None

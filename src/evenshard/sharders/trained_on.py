@@ -37,17 +37,17 @@ class TrainedOn:
     """The training data of a model, as the smallest and the largest that occurred.
 
     Attributes:
-        hardware, link, versions: of the measurements (``costs.Provenance``).
+        hardware, link, versions: origin of the measurements (``costs.Provenance``).
         num_measured: measured placements, shards that were measured alone included.
         batch_size: global batch, samples.
-        num_rows, embedding_dim, pooling_factor: of a table.
-        tables_per_placement, num_devices: of a measured placement.
-        tables_per_device, dims_per_device: of a device that held tables.
+        num_rows, embedding_dim, pooling_factor: ranges over tables.
+        tables_per_placement, num_devices: ranges over measured placements.
+        tables_per_device, dims_per_device: ranges over devices that held tables.
         weight_bits: those that occurred.
-        git_commit, evenshard_version: of the code that trained.
-        costs_sha256: of each file of measured costs; empty where there is none.
-        num_rows_quantiles, embedding_dim_quantiles, pooling_factor_quantiles: of the distinct tables, at ``QUANTILES``;
-            empty in files from before they were kept.
+        git_commit, evenshard_version: version of the code that trained.
+        costs_sha256: hash of each file of measured costs; empty where there is none.
+        num_rows_quantiles, embedding_dim_quantiles, pooling_factor_quantiles: quantiles over the distinct tables, at
+            ``QUANTILES``; empty in files from before they were kept.
         reuse_quantiles: likewise, of the mean lookups of an index that a batch looks up; empty too where no table has a
             histogram.
     """
@@ -78,7 +78,7 @@ class TrainedOn:
         """What ``measured``, which must not be empty, holds.
 
         Args:
-            git_commit: of the code (``lineage.git_commit``).
+            git_commit: commit of the code (``lineage.git_commit``).
             costs: the files it was read from, if it was.
         """
         # Memory may have left a shard unmeasured; a search may still ask for it.

@@ -11,8 +11,8 @@ class Assumption:
 
     Attributes:
         table: its name.
-        column: of the table, such as ``num_rows``.
-        text: what stands there instead, and why.
+        column: name of the table's column, such as ``num_rows``.
+        text: the value used instead, and why.
     """
 
     table: str

@@ -99,9 +99,9 @@ def tables_from_batch(
     histogram. Dims are not recorded; they are drawn.
 
     Args:
-        batch: as ``read_dlrm_batch`` returns it.
+        batch: a batch from ``read_dlrm_batch``.
         embedding_dims: dims to draw from, each equally likely.
-        seed: of the draw.
+        seed: seed of the draw.
         weight_bits: 8, 16 or 32, the same for all tables.
         task_batch_size: samples of the tasks the tables are for, where that is fewer than recorded: pooling factor and
             reuse histogram are then those of the first so many samples. None takes the whole batch.

@@ -54,7 +54,7 @@ def load_tables_with_assumptions(
     """As ``load_tables``, but a missing or blank pooling factor takes a default.
 
     Args:
-        path: of the file.
+        path: path of the table file.
         default_pooling_factor: lookups per sample of a table for which the file gives none.
 
     Returns:

@@ -43,7 +43,7 @@ class GeneratorConfig:
     """What kind of pool to generate.
 
     Attributes:
-        num_tables: in the pool.
+        num_tables: number of tables in the pool.
         embedding_dims: drawn from uniformly.
         max_rows: row counts above it are cut to it; None for the published ones (up to 12.5 million).
         weight_bits: 8, 16 or 32, the same for all tables.

@@ -96,9 +96,9 @@ def feasible_reuse_bins(
     towards reuse as far as needed for the unique indices (lookups / mean count) to fit into the rows.
 
     Args:
-        num_rows: of the table.
-        num_lookups: of one batch; may be 0, then all the mass is in bin 0.
-        tilt: above 0 for more reuse than the base has, below for less.
+        num_rows: number of rows of the table.
+        num_lookups: lookups of one batch; with 0, all the mass is in bin 0.
+        tilt: tilt of the base: above 0 for more reuse, below 0 for less.
         base: [K] shares.
     """
     shares_TK = np.asarray(base, dtype=np.float64)[None] * np.exp(tilt * np.arange(NUM_REUSE_BINS))

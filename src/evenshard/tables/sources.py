@@ -52,8 +52,8 @@ class TableSet:
     """Tables, and what was assumed about them.
 
     Attributes:
-        tables: with distinct names.
-        assumptions: in the order of the tables.
+        tables: the tables, with distinct names.
+        assumptions: the assumptions, in the order of the tables.
     """
 
     tables: tuple[Table, ...]
@@ -93,7 +93,7 @@ def tables_from(
         batch_size: samples per batch that the reuse histograms shall hold for.
         traffic: a sample whose pooling factors and histograms replace those of a table file or a public set. Tables
             that it does not hold keep what they have; what it holds beyond the tables is not read.
-        embedding_dim: of all tables: must be given with a sample of traffic alone, may be with a public set that has
+        embedding_dim: dim of all tables: required with a sample of traffic alone, allowed with a public set that has
             one dim for all.
         weight_bits: 8, 16 or 32, in place of what the source says; None keeps that.
         default_pooling_factor: lookups per sample where neither file nor traffic tells.

@@ -41,7 +41,7 @@ def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterato
     Where ``path`` is a link, what it leads to is written.
 
     Args:
-        kind: of folder that the block makes, if it makes one.
+        kind: kind of the folder that the block makes, if it makes one.
 
     Raises:
         BadFile: something else stands at ``path`` and would be lost; see ``evenshard.utils.outputs``.

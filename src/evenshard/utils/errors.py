@@ -38,8 +38,8 @@ class BadFile(BadInput):
 
     Args:
         path: the file.
-        problem: what is wrong with it.
-        remedy: what the user can do.
+        problem: the problem with the file.
+        remedy: advice to the user.
         where: the row, record or key inside the file, if it is known.
     """
 
@@ -57,8 +57,8 @@ class InfeasibleTask(EvenshardError):
     """No device has room left for a table; the message carries the numbers.
 
     Args:
-        problem: what has no room, as a sentence.
-        remedy: what the user can do, as a sentence; empty where the problem says it.
+        problem: the reason, as a sentence.
+        remedy: advice to the user, as a sentence; empty where the problem says it.
     """
 
     def __init__(self, problem: str, remedy: str = "") -> None:

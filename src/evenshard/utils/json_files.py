@@ -24,7 +24,7 @@ def load_json(source: str | bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
 
     Args:
         source: the document; bytes must be UTF-8.
-        max_bytes: that it may have.
+        max_bytes: largest size of the text.
 
     Raises:
         ValueError: if it is not JSON, or too large or too deep, or holds a number that is not finite, or a key twice;

@@ -35,8 +35,8 @@ class Range:
 
     Attributes:
         least, most: both are allowed, but for a ``least`` that must be exceeded.
-        whole: it counts something.
-        above: it must exceed ``least``.
+        whole: whether it counts something.
+        above: whether it must exceed ``least``.
     """
 
     least: float

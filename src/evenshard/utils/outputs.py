@@ -71,7 +71,7 @@ class Folder(Output):
     """A folder that is written as a whole, and replaces an older one of its sort as a whole.
 
     Attributes:
-        what: it is, such as "a network".
+        what: kind of the folder, such as "a network".
         always: names of the files in each; "*" stands for any part of a name.
         sometimes: names of files that only some have.
     """
@@ -111,7 +111,7 @@ class FilesInside(Output):
     """A folder that gets files; what else lies in there stays.
 
     Attributes:
-        names: of the files that are known beforehand.
+        names: names of the files that are known beforehand.
     """
 
     names: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ def require_apart(written: Mapping[str, tuple[Path, ...]], read: Mapping[str, tu
     """Raises BadConfig where one run would replace what it reads, or what it has just written.
 
     Args:
-        written: by what the user calls it, such as "--out"; a folder that is replaced as a whole is one path.
+        written: outputs by the user's name for them, such as "--out"; a folder that is replaced as a whole is one path.
         read: likewise.
     """
     outputs = [(name, path) for name, paths in written.items() for path in paths]

@@ -22,7 +22,7 @@ class Lineage:
     Attributes:
         git_commit: 40 hex digits, with "-dirty" behind them if tracked files were changed; "unknown" outside of git.
         params_hash: SHA-256 of all of params.yaml, "unknown" where there was none.
-        evenshard_version: of the code that wrote the file.
+        evenshard_version: version of the code that wrote the file.
     """
 
     git_commit: str = UNKNOWN

@@ -41,7 +41,7 @@ def as_type(value: Any, kind: Any, name: str) -> Any:
     """A value as a type such as ``tuple[int, ...] | None``; see ``record_of``.
 
     Args:
-        name: of the value, for the error.
+        name: name of the value, for the error.
 
     Raises:
         ValueError: if it has another type; one line.

@@ -53,8 +53,8 @@ def load_tensors(path: Path, source: Path | IO[bytes] | None = None, mmap: bool 
     """What torch.save wrote.
 
     Args:
-        path: that the user knows.
-        source: what is read, if that is another file, such as an unpacked one.
+        path: path that the user knows.
+        source: file that is read, if it is another one, such as an unpacked one.
         mmap: keep the tensors on disk until they are touched; needs a path, and a file of torch 1.6 or newer.
 
     Raises:

@@ -143,8 +143,8 @@ def reading_saved(folder: Path, what: str, remedy: str) -> Iterator[None]:
     """Wraps the reading of a folder.
 
     Args:
-        what: it should hold, such as "network".
-        remedy: what to do where it does not.
+        what: content of the folder, such as "network".
+        remedy: advice if it is missing.
 
     Raises:
         BadFile: a file of it is missing, or anything else went wrong.

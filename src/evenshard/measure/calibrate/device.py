@@ -57,7 +57,7 @@ class MeasuredShards:
     """Shards that were measured, [N].
 
     Attributes:
-        work: what the device model makes of them.
+        work: their work, as the device model counts it.
         times_ms_N2: [N, 2] measured forward and backward compute times.
         group_N: [N] the same number where the same tables were measured again.
     """
@@ -79,14 +79,14 @@ class DeviceCalibration:
     """A fitted profile and what it is worth.
 
     Attributes:
-        profile: with the fitted constants.
+        profile: the profile with the fitted constants.
         num_fitted: shards that were fitted.
         num_held_out: shards that were not.
         before: errors of the original profile on the held-out shards, by component (``COMPONENTS``).
         after: likewise, of the fitted profile.
         at_bound: fitted constants that ended at one of their ``BOUNDS``.
-        hardware: what was measured.
-        versions: of its libraries.
+        hardware: the hardware that was measured.
+        versions: versions of its libraries.
         measured_on: the day of the last measurement; today where that is not known.
     """
 
@@ -105,9 +105,9 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
     """Fits the free constants of ``profile`` to the measured compute times of every nonempty shard that fitted.
 
     Args:
-        profile: where the fit begins; what is not free stays.
-        measured: on one kind of hardware.
-        seed: of the split into fitted and held-out shards.
+        profile: the profile that the fit starts from; constants that are not free stay.
+        measured: placements measured on one kind of hardware.
+        seed: seed of the split into fitted and held-out shards.
 
     Raises:
         BadInput: fewer than ``MIN_SHARDS`` different shards, or several kinds of hardware.

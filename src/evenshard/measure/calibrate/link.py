@@ -49,10 +49,10 @@ class LinkFit:
         latency_us: see ``Link``.
         bandwidth_gb_s: see ``Link``.
         r2: share of the variance of log time, over all points, that the model explains.
-        median_relative_error: of the model's time, against the measured one.
+        median_relative_error: median relative error of the model's times against the measured ones.
         p90_relative_error: likewise; nine of ten points are nearer.
         num_points: (rank, exchange) pairs behind the fit.
-        origin: where the points were measured.
+        origin: the machine and devices of the measurement.
     """
 
     latency_us: float

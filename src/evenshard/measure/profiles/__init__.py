@@ -81,7 +81,7 @@ def write_profile(template: Path, values: Mapping[str, float], source: str, path
     Args:
         template: an existing profile.
         values: the new constants.
-        source: where they come from.
+        source: source of the constants.
         path: the file to write; it appears whole or not at all.
 
     Raises:

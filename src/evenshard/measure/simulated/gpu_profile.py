@@ -28,7 +28,7 @@ class GpuProfile:
         l2_usable_share: part of it that holds randomly read rows before misses set in.
         hbm_latency_ns: a load that misses the L2.
         l2_latency_ns: a load that hits it.
-        launch_us: from one small kernel of a queue to the next.
+        launch_us: time from one small kernel of a queue to the next.
         fwd_overhead_us: host time of one forward call before its first kernel runs.
         bwd_overhead_us: likewise, backward.
         hbm_efficiency: part of the peak that embedding kernels reach.

@@ -32,7 +32,7 @@ class ImpalaConfig:
         num_slots: episodes played side by side; our choice.
         unroll_length: steps of an unroll; episodes go on over its end.
         sync_every: updates after which the actors get the learner's weights; our choice.
-        learning_rate: of Adam at the beginning; it falls linearly to 0.
+        learning_rate: learning rate of Adam at the beginning; it falls linearly to 0.
         max_gradient_norm: longer gradients are cut to it. Some seeds forget halfway and learn again within the run.
         entropy_weight: weight of the entropy bonus.
         baseline_weight: weight of the value head's squared error.
@@ -59,11 +59,11 @@ class Unroll:
 
     Attributes:
         seen: stacked observations, U + 1 steps: the last one is where the next unroll begins.
-        device_UB: what was chosen.
+        device_UB: the devices chosen.
         acting_log_prob_UB: its log-probability under the actor, over the legal devices.
         reward_UB: reward of the step.
         done_UB: True where the episode ended with the step.
-        memory: of the LSTM before the first step.
+        memory: state of the LSTM before the first step.
     """
 
     seen: Observation
@@ -155,8 +155,8 @@ def train_impala(
     """Trains the policy in place.
 
     Args:
-        env: of the train tasks, with ``config.num_slots`` slots.
-        num_tasks: how many they are.
+        env: environment of the train tasks, with ``config.num_slots`` slots.
+        num_tasks: number of train tasks.
         track: wraps the range of updates, for a progress bar.
 
     Returns:

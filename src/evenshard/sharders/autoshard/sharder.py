@@ -33,9 +33,9 @@ class Judgement:
     """What the policy makes of an observation.
 
     Attributes:
-        logits_UBD: of the devices; -inf where not legal.
+        logits_UBD: logits of the devices; -inf where not legal.
         value_UB: the expected reward.
-        memory: after the last step.
+        memory: state of the LSTM after the last step.
     """
 
     logits_UBD: torch.Tensor
@@ -75,7 +75,7 @@ class AutoShardPolicy(nn.Module):
 
         Args:
             seen: stacked observations, [U, B, ...].
-            memory: from the step before; forgotten wherever an episode begins.
+            memory: state of the LSTM from the step before; reset wherever an episode begins.
         """
         state_UBS, memory = self._states(seen, memory)
         load_UBD2 = torch.stack([seen.costs_BD / self.cost_scale_ms, seen.used_gb_BD], dim=-1)

@@ -32,8 +32,8 @@ class AutoShardConfig:
     """How to train AutoShard.
 
     Attributes:
-        fit: of the cost network.
-        impala: of the policy.
+        fit: training of the cost network.
+        impala: training of the policy.
     """
 
     fit: FitConfig = field(default_factory=lambda: FitConfig(num_updates=3000, minibatch_size=256, learning_rate=3e-3))
@@ -69,7 +69,7 @@ def train_autoshard(
     Args:
         tasks: train tasks that share a batch size. Those that plainly do not fit their devices are left out.
         measured: shards of their tables, see ``measure_random_shards``; whole placements do as well.
-        seed: of initial weights, minibatches and actors.
+        seed: seed of initial weights, minibatches and actors.
         track: wraps the ranges of updates, for a progress bar.
 
     Raises:

@@ -50,7 +50,7 @@ class BroadConfig:
 
     Attributes:
         num_worlds: imaginary recommenders.
-        max_tables: of one; the number is log-uniform from 8.
+        max_tables: largest number of tables of a world; the number is log-uniform from 8.
         shards_per_world: random shards, each alone on a device; every fourth is a single table.
         tasks_per_world: placement tasks, each with its own tables and number of devices.
         placements_per_task: random, uneven, and the experts'.
@@ -69,9 +69,9 @@ class World:
 
     Attributes:
         name: unique.
-        tables: with distinct names.
+        tables: the tables, with distinct names.
         batch_size: global batch, samples.
-        memory_bytes: of a device.
+        memory_bytes: memory of a device.
     """
 
     name: str
@@ -86,7 +86,7 @@ def draw_world(
     """A world.
 
     Args:
-        memory_bytes: of a device; no table is larger.
+        memory_bytes: memory of a device; no table is larger.
         batch_size: None draws one.
     """
     if batch_size is None:

@@ -38,11 +38,11 @@ class BundleConfig:
 
     Attributes:
         broad: the worlds.
-        search_tasks: of the same worlds, from which the cost model's own placements come.
-        evenshard: of the cost model.
-        policy_tasks: for DreamShard's loop, at the usual batch size.
-        dreamshard: that loop.
-        seed: of everything.
+        search_tasks: tasks of the same worlds, from which the cost model's own placements come.
+        evenshard: training of the cost model.
+        policy_tasks: tasks of DreamShard's loop, at the usual batch size.
+        dreamshard: settings of DreamShard's loop.
+        seed: seed of everything.
     """
 
     broad: BroadConfig = field(default_factory=BroadConfig)
@@ -69,8 +69,8 @@ class TrainedBundle:
     """A model for any user's tables.
 
     Attributes:
-        dreamshard: with the policy.
-        evenshard: with the cost model.
+        dreamshard: DreamShard, with the policy.
+        evenshard: evenshard's method, with the cost model.
         measured: all that the cost model has learned from.
     """
 

@@ -20,9 +20,9 @@ class Steps:
     """Changes of placements.
 
     Attributes:
-        chain_N: which placement.
+        chain_N: the chain, that is, the placement.
         item_N: the item that leaves its device.
-        to_N: where it goes.
+        to_N: the device that the item goes to.
         other_N: the item that comes back from there; -1 for a move.
         slower_N: cost of the slower of the two devices afterwards, ms.
     """
@@ -57,9 +57,9 @@ class Chains:
     """Placements side by side, with what their devices hold and cost.
 
     Attributes:
-        device_SI: where the items live.
-        sums_SDH: of the columns of what a device holds.
-        over_RSD: what a device holds beyond its room; what is free is below 0.
+        device_SI: devices of the items.
+        sums_SDH: sums of the columns of a device's items.
+        over_RSD: load of a device beyond its room; free room is below 0.
         ms_SD: cost of the devices.
     """
 

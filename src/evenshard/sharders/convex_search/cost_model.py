@@ -60,7 +60,7 @@ class ExchangeTime:
     """An all-to-all as a latency and the bytes of a device's busier direction over a bandwidth.
 
     Attributes:
-        latency_ms: before the first byte arrives.
+        latency_ms: time before the first byte arrives.
         ms_per_byte: the inverse of the bandwidth.
     """
 
@@ -117,8 +117,8 @@ class ConvexCostModel(nn.Module):
     """Predicts what devices and placements cost, in ms, how sure that is, and what no placement can do better than.
 
     Args:
-        sizes: of the ensemble.
-        normalizer: of the 21 features.
+        sizes: sizes of the ensemble.
+        normalizer: normalizer of the 21 features.
         generator: draws the initial weights.
 
     Attributes:
@@ -151,7 +151,7 @@ class ConvexCostModel(nn.Module):
 
         Args:
             total_dims: dims of all the task's tables; a number, or a tensor that broadcasts with [...].
-            num_devices: of the task; likewise.
+            num_devices: number of devices of the task; likewise.
             batch_size: global batch, samples.
         """
         mix_O1 = self.net.sum_of_parts_OK().mean(dim=1, keepdim=True)

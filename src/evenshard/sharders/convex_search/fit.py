@@ -35,15 +35,15 @@ class ConvexFitConfig:
     """How large the model is, and how long and fast it learns.
 
     Attributes:
-        num_members: of the ensemble, at least 2.
+        num_members: members of the ensemble, at least 2.
         table_hidden: hidden units of a member's table network.
         head_hidden: hidden units of a member's head.
-        pieces: of such a unit: the limits that it takes the largest of.
+        pieces: pieces of such a unit: the limits that it takes the largest of.
         num_updates: gradient steps.
         minibatch_size: devices per step.
-        learning_rate: of Adam at its highest, after the warm-up; it falls to 0 until the end.
+        learning_rate: learning rate of Adam at its highest, after the warm-up; it falls to 0 until the end.
         across_batches: whether the placements may differ in their batch sizes (``EnsembleSizes.across_batches``).
-        seed: of initial weights, held-out parts and minibatches.
+        seed: seed of initial weights, held-out parts and minibatches.
 
     Raises:
         BadConfig: a value makes no sense.
@@ -80,7 +80,7 @@ class ConvexFitMetrics:
     """What came of it.
 
     Attributes:
-        losses: of every update.
+        losses: loss of every update.
         held_out_pct_error: median absolute error of the overall costs of placements, each predicted by the one member
             that did not learn from it, per cent. An ensemble does a little better; unseen tables are a little harder.
         exchange_pct_error: median absolute error of the all-to-all times, per cent; NaN where there are none.
@@ -98,10 +98,10 @@ class DeviceRows:
     """Measured devices, ready for learning.
 
     Attributes:
-        tables, batch_sizes: of the P distinct pairs.
+        tables, batch_sizes: the P distinct pairs.
         held: (device, pair) of every table that a device holds, device by device.
         times_R2: measured forward and backward compute time, ms.
-        placement_R: which of the N placements a device belongs to.
+        placement_R: number of the placement, of N, that a device belongs to.
     """
 
     tables: tuple[Table, ...]

@@ -18,8 +18,8 @@ class ShardScorer(Protocol):
     """What a device costs, as a function of the sum of its tables' columns.
 
     Attributes:
-        columns_TH: of the task's tables.
-        empty_H: of a device without tables.
+        columns_TH: columns of the task's tables.
+        empty_H: columns of a device without tables.
     """
 
     @property
@@ -38,10 +38,10 @@ class ItemTensors:
     """The items of a task, for a scorer of its devices.
 
     Attributes:
-        items: which tables they are.
+        items: the items.
         columns_IH: sums of their tables' columns.
-        needs_RI: what they take, int64.
-        room_RD: what the devices have, int64.
+        needs_RI: room that they take, int64.
+        room_RD: room of the devices, int64.
         allowed_ID: False where an item may not go; None where all may go everywhere.
     """
 

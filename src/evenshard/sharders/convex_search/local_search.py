@@ -51,10 +51,10 @@ class LocalSearch:
     """The search on one task.
 
     Args:
-        task: whose tables are placed.
-        scorer: of its devices.
-        effort: how long to look.
-        generator: of the kicks.
+        task: the task whose tables are placed.
+        scorer: scorer of the task's devices.
+        effort: length of the search.
+        generator: random generator of the kicks.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class EnsembleSizes:
         table_hidden: hidden units of a member's table network.
         factors_per_quantity: learned columns of each additive quantity, per member.
         head_hidden: hidden units of a member's head.
-        pieces: of a unit, linear each.
+        pieces: linear pieces of a unit.
         across_batches: whether batch sizes differ. What happens once per table and sample then counts by the sample,
             and the learned factors depend on the work too: how much of it the caches catch changes with the batch.
 
@@ -80,8 +80,8 @@ class ConvexNet(nn.Module):
     """Compute times of devices, by each member of the ensemble.
 
     Args:
-        sizes: of the ensemble.
-        normalizer: of the 21 features.
+        sizes: sizes of the ensemble.
+        normalizer: normalizer of the 21 features.
         generator: draws the initial weights.
 
     Attributes:

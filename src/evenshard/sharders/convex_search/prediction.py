@@ -36,9 +36,9 @@ class PredictedPlacement:
     """A placement and what the cost model says about it.
 
     Attributes:
-        placement: where the tables live.
+        placement: the placement of the tables.
         devices: predicted times, by device id.
-        predicted_ms: of the slowest device.
+        predicted_ms: predicted time of the slowest device.
         low_ms, high_ms: the 90 % interval of that.
         lower_bound_ms: no placement of the task is predicted to cost less (memory left aside).
     """

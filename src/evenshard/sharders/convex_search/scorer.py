@@ -20,8 +20,8 @@ class ConvexScorer:
     """Device costs of one task; the same numbers as ``ConvexCostModel.device_ms`` but for rounding.
 
     Attributes:
-        columns_TH: of the task's tables.
-        empty_H: of a device without tables.
+        columns_TH: columns of the task's tables.
+        empty_H: columns of a device without tables.
     """
 
     columns_TH: torch.Tensor

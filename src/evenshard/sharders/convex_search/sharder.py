@@ -37,10 +37,10 @@ class SearchConfig:
 
     Attributes:
         num_rollouts: sampled from the policy, fewer where tables and devices are many.
-        max_splits: how many numbers of devices with few rows ``marginal_greedy`` tries; 0 for none.
-        effort: of the local search.
-        seed: of rollouts and search.
-        packing_time_limit_s: for finding any legal placement where no proposal is one; see ``any_placement``.
+        max_splits: numbers of devices with few rows that ``marginal_greedy`` tries; 0 for none.
+        effort: length of the local search.
+        seed: seed of rollouts and search.
+        packing_time_limit_s: time to find any legal placement if no proposal is one; see ``any_placement``.
     """
 
     num_rollouts: int = 64
@@ -57,7 +57,7 @@ class SearchResult:
     Attributes:
         best: the answer.
         candidates: all placements that were considered, lowest predicted cost first; ``best.placement`` is the first.
-        predicted_ms: of each.
+        predicted_ms: predicted time of each.
         expert: the experts' placement with the lowest predicted cost; None where none of them found room.
     """
 
@@ -97,7 +97,7 @@ class EvenshardSharder:
         """The same with all that is known about it.
 
         Args:
-            task: to place.
+            task: the task to place.
             known: legal placements; the answer is not predicted worse than any of them.
 
         Raises:
@@ -141,8 +141,8 @@ class EvenshardSharder:
 
         Args:
             measure: measures placements, such as ``SimulatedHardware.measure_many``.
-            num_measured: how many.
-            found: what ``search`` has found for the task already; None searches.
+            num_measured: number of placements to measure.
+            found: earlier result of ``search`` for the task; None searches.
 
         Raises:
             InfeasibleTask: as ``place``, or if every candidate ran out of memory.
@@ -189,8 +189,8 @@ def distinct(placements: Sequence[Placement], kinds: Sequence[int] | None = None
     """The placements without those that differ from an earlier one in nothing but the names of like devices.
 
     Args:
-        placements: of one task.
-        kinds: of its devices, as ``Items.device_kinds`` gives them; None: all are alike.
+        placements: placements of one task.
+        kinds: kinds of its devices, from ``Items.device_kinds``; None: all are alike.
     """
     found: dict[tuple[int, ...], Placement] = {}
     for one in placements:

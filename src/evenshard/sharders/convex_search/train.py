@@ -33,8 +33,8 @@ class EvenshardConfig:
         num_shards: random shards, each measured alone on a device.
         own_placements: train tasks that a first model places; the placements are measured.
         own_rounds: times that this is done, each time with the model that has learned from the times before.
-        fit: of each model; its seed is the training's.
-        search: by which the models place.
+        fit: training of each model; its seed is the training's.
+        search: search by which the models place.
     """
 
     num_shards: int = 100
@@ -50,8 +50,8 @@ class TrainedEvenshard:
 
     Attributes:
         model: the cost model.
-        metrics: of its last fit.
-        measured: what was measured in addition, in order.
+        metrics: metrics of its last fit.
+        measured: additional measurements, in order.
     """
 
     model: ConvexCostModel
@@ -95,8 +95,8 @@ def train_evenshard(
         tasks: train tasks; they share the batch size unless ``config.fit.across_batches``.
         known: placements of such tasks that have been measured, as by DreamShard's loop.
         measure: measures placements, such as ``SimulatedHardware.measure_many``.
-        provenance: what measured them.
-        policy: whose rollouts are starts of the search, where there is one.
+        provenance: provenance of the measurements.
+        policy: policy whose rollouts are starts of the search; None: no such starts.
     """
     rng, fit = np.random.default_rng([seed, 7]), replace(config.fit, seed=seed)
     round_number = 1 + max((one.round for one in known), default=0)

@@ -65,11 +65,11 @@ class EpisodeBatch:
 
     Attributes:
         features_PF: normalised features of the distinct tables.
-        table_BT: which of the P tables stands at each position of each task; 0 in the padding.
+        table_BT: number of the table, of P, at each position of each task; 0 in the padding.
         present_BT: False in the padding.
-        size_BT: what the tables take, bytes.
+        size_BT: sizes of the tables, bytes.
         device_mask_BD: False for devices a task does not have.
-        cap_BD: what the devices may hold, bytes; less than nothing where a task has no device.
+        cap_BD: memory of the devices, bytes; less than nothing where a task has no device.
     """
 
     features_PF: torch.Tensor
@@ -135,7 +135,7 @@ class Episodes:
 
     Attributes:
         position_BT: position in ``task.tables`` that was placed at each step.
-        table_BT: which of the P distinct tables that was.
+        table_BT: number of that table among the P distinct ones.
         device_BT: the device it went to; 0 in the padding and from a dead end on.
         taken_BT: True where a table was really placed.
         new_costs_BTC: predicted costs of that device with the table; meaningless where nothing was placed.

@@ -25,7 +25,7 @@ class FitConfig:
     Attributes:
         num_updates: gradient steps.
         minibatch_size: measured placements per step.
-        learning_rate: of Adam.
+        learning_rate: learning rate of Adam.
     """
 
     num_updates: int
@@ -39,8 +39,9 @@ class FittedCostNet:
 
     Attributes:
         checkpoint: the network, ready for the next round.
-        losses: of every update, in units of the squared cost scale.
-        median_abs_pct_error: of the overall cost of the placements that it learned from, per cent.
+        losses: loss of every update, in units of the squared cost scale.
+        median_abs_pct_error: median absolute error of the overall cost of the placements that it learned from, per
+            cent.
     """
 
     checkpoint: Checkpoint[DreamShardCostNet]
@@ -72,7 +73,7 @@ def cost_net_round(
     """One round of the cost network (Algorithm 1): it goes on from the last round's, with all costs measured so far.
 
     Args:
-        checkpoint: of the last round, or ``new_cost_net``; its network is trained in place.
+        checkpoint: checkpoint of the last round, or ``new_cost_net``; its network is trained in place.
         measured: ``whole_placements`` of all rounds, at least one. The mean cost of the first round's is the scale
             of all later ones.
         config: its learning rate is that of the first round.

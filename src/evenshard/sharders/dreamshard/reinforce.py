@@ -34,7 +34,7 @@ class ReinforceConfig:
     Attributes:
         num_updates: gradient steps, each on one task.
         num_episodes: episodes per step.
-        learning_rate: of Adam.
+        learning_rate: learning rate of Adam.
         entropy_weight: weight of the entropy bonus.
     """
 
@@ -61,7 +61,7 @@ def policy_round(
     """One round of the policy (Algorithm 1): it goes on from the last round's, against this round's cost network.
 
     Args:
-        checkpoint: of the last round, or ``new_policy``; its network is trained in place.
+        checkpoint: checkpoint of the last round, or ``new_policy``; its network is trained in place.
         tasks: train tasks.
         config: its learning rate is that of the first round.
         track: wraps the range of updates, for a progress bar.

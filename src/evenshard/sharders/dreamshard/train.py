@@ -31,12 +31,12 @@ class DreamShardConfig:
     """The paper's settings (section 4.1).
 
     Attributes:
-        num_rounds: of measuring and training.
+        num_rounds: rounds of measuring and training.
         placements_per_round: placements measured in each.
         cost_updates, minibatch_size: gradient steps of the cost network per round.
         policy_updates, num_episodes: gradient steps of the policy per round, each on so many episodes of one task.
-        learning_rate: of both; falls linearly to 0 over the rounds.
-        entropy_weight: of the policy's entropy bonus.
+        learning_rate: learning rate of both networks; falls linearly to 0 over the rounds.
+        entropy_weight: weight of the policy's entropy bonus.
     """
 
     num_rounds: int = 10
@@ -75,7 +75,7 @@ def train_dreamshard(
 
     Args:
         measure: measures placements, such as ``SimulatedHardware.measure_many``.
-        provenance: what measured them.
+        provenance: provenance of the measurements.
     """
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     with torch.random.fork_rng():

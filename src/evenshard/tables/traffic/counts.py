@@ -23,8 +23,8 @@ class TableCounts:
     """What the sample shows of one table.
 
     Attributes:
-        num_lookups: in the whole sample.
-        largest_row: that was looked up, -1 if none was.
+        num_lookups: lookups in the whole sample.
+        largest_row: largest row that was looked up, -1 if none was.
         unique_K: unique rows of all full windows together by the number of lookups in their window, bin by bin. Their
             shares are the mean histogram of the windows, each weighted by its number of unique rows. So weighted, the
             mean lookups per unique row that the histogram implies are those of the sample; in the plain mean, a

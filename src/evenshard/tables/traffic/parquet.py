@@ -30,7 +30,7 @@ class ParquetSample:
     """See ``Sample``.
 
     Args:
-        paths: at least one file.
+        paths: the files, at least one.
 
     Raises:
         BadFile: the first file is torn or has no column.

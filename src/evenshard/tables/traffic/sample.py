@@ -45,7 +45,7 @@ class Block:
 
     Attributes:
         num_samples: B.
-        lookups: by table name.
+        lookups: lookups by table name.
     """
 
     num_samples: int
@@ -58,7 +58,7 @@ class Part:
 
     Attributes:
         path: the file.
-        row_group: of a Parquet file; 0 elsewhere.
+        row_group: row group of a Parquet file; 0 elsewhere.
     """
 
     path: Path
@@ -70,9 +70,9 @@ class Survey:
     """What is known before the lookups are read.
 
     Attributes:
-        num_samples: of the whole sample.
-        num_lookups: of each table in the whole sample; a null or an empty list may count as one.
-        parts: in the order in which they are read.
+        num_samples: samples in the whole sample of traffic.
+        num_lookups: lookups of each table in the whole sample; a null or an empty list may count as one.
+        parts: parts of the sample, in reading order.
     """
 
     num_samples: int

@@ -36,9 +36,9 @@ class TrafficTables:
     """Tables as a sample of traffic shows them.
 
     Attributes:
-        tables: in the order of the given ones, or of the sample.
-        assumptions: what the sample did not tell, in the order of the tables.
-        num_samples: of the whole sample.
+        tables: the tables, in the order of the given ones, or of the sample.
+        assumptions: values that the sample lacks, in the order of the tables.
+        num_samples: samples in the whole sample of traffic.
         num_windows: full batches among them.
     """
 

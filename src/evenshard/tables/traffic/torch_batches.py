@@ -100,8 +100,8 @@ class TorchSample:
     """See ``Sample``.
 
     Args:
-        paths: at least one file.
-        unpacked: what is read instead of the only file, where that is gzipped.
+        paths: the files, at least one.
+        unpacked: the unpacked copy to read if the only file is gzipped.
 
     Raises:
         BadFile: the first file is torn or holds something else.
