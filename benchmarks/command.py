@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.cli.arguments import HARDWARE, Commands, at_least, written
+from evenshard.cli.arguments import HARDWARE, Commands, at_least, output_flag
 from evenshard.utils.outputs import File, FilesInside
 
 STUDIES = ("dlrm", "mixed", "generalize", "autoshard")
@@ -89,9 +89,12 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--jobs", type=at_least(1), metavar="N", help="processes side by side (default: one per core); "
                      "real hardware always measures alone")  # fmt: skip
     sub.add_argument("--skip", action="append", default=[], metavar="NAME", help="leave this row out; repeatable")
-    sub.add_argument("--folder", **written(FilesInside()), default=Path("work/bench"),
+    sub.add_argument("--folder", **output_flag(FilesInside()), default=Path("work/bench"),
                      help="finished parts (default: work/bench)")  # fmt: skip
     sub.add_argument("--fresh", action="store_true", help="do all parts of this study again")
     sub.add_argument(
-        "--json", **written(File(beside=".md")), required=True, help="result to write; the tables go beside it, as .md"
+        "--json",
+        **output_flag(File(beside=".md")),
+        required=True,
+        help="result to write; the tables go beside it, as .md",
     )

@@ -17,7 +17,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import Hardware, open_hardware
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import PlacementTask, distinct_tables, load_tasks
-from evenshard.sharders.greedy import expert_sharders
+from evenshard.sharders.catalog import SHARDERS
 from evenshard.sharders.random import RandomSharder
 from evenshard.stages import generate_tables
 from evenshard.stages.benchmark import BenchmarkConfig
@@ -26,7 +26,6 @@ from evenshard.tables.files import load_tables
 from evenshard.tables.table import Table
 from evenshard.utils.params import load_params, section
 
-LEARNED = 2  # dreamshard and evenshard, beside the experts and single-cost greedy
 SAMPLE = 20
 
 
@@ -62,7 +61,7 @@ def minutes(path: Path, hardware_name: str) -> dict[str, float]:
     of_round = round_of.placements_per_round + measure.controls * measure.control_repeats
     placement_ms = float(np.mean([of_task(task) for task in split.train[:SAMPLE]]))
     held_out_ms = float(np.mean([of_task(task) for task in split.test[:SAMPLE]]))
-    num_sharders = 1 + len(expert_sharders()) + 1 + LEARNED
+    num_sharders = sum(one.in_loop for one in SHARDERS)
     singles = distinct_tables(list(split.test))
     single_ms = float(np.mean([of_table(one) for one in singles[: 10 * SAMPLE]]))
     one_round = of_round * placement_ms * passes / 60e3

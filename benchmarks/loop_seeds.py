@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from evenshard.measure.config import MeasureConfig
+from evenshard.sharders.catalog import SHARDERS
 from evenshard.stages import benchmark, evaluate, generate_tables, train_cost, train_policy
 from evenshard.stages.loop import LoopConfig
-from evenshard.stages.standings import HEURISTICS, PRIVILEGED
 from evenshard.utils.params import load_params, section
 from evenshard.utils.progress import log_to_stderr
 
-SHOWN = (*HEURISTICS, *PRIVILEGED, "dreamshard", "evenshard")
+SHOWN = tuple(one.name for one in SHARDERS if one.in_loop)
 
 
 def run_loop(params: dict[str, Any], seed: int, work: Path) -> evaluate.Evaluation:

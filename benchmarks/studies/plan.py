@@ -9,9 +9,8 @@ from benchmarks.studies.autoshard import PlaceAutoShard, TrainAutoShard
 from benchmarks.studies.reference import BestKnown, MeasureAnswers
 from benchmarks.studies.rows import (
     AUTOSHARD,
-    DREAMSHARD,
-    EVENSHARD,
     EXTERNAL,
+    LEARNED,
     REFERENCE,
     SEARCH,
     SINGLE_COSTS,
@@ -22,7 +21,7 @@ from benchmarks.studies.settings import Budgets, Ground, Setting, Study
 from benchmarks.studies.trained_sharders import PlaceLearned, TrainNetworks
 from benchmarks.studies.units import Unit
 from benchmarks.studies.untrained_sharders import NUM_REAL_SAMPLES, NUM_SAMPLES, Peers, RandomSearch, SingleCosts
-from evenshard.sharders.greedy import EXPERTS
+from evenshard.sharders.catalog import HEURISTICS
 
 TASKS_PER_CHUNK = 5
 """Test tasks of one unit of annealing: about a minute."""
@@ -84,14 +83,14 @@ def plan_setting(
     as_many = budgets.measured_placements(setting.num_devices)
     search = RandomSearch(own, setting, as_many if SEARCH in rows else samples, SEARCH in rows)
     answers: list[Unit] = [search]
-    if among("random", *EXPERTS):
-        answers.append(Peers(own, setting, among("random", *EXPERTS)))
+    if heuristics := among(*HEURISTICS):
+        answers.append(Peers(own, setting, heuristics))
     answers += [Peers(own, setting, (name,)) for name in among(*EXTERNAL)]
     for name in among(*SINGLE_COSTS):
         limit_s = budgets.exact_s if name == "exact_single_cost" else 0.0
         answers.append(Peers(own, setting, (name,), SingleCosts(own, setting), limit_s))
     for seed in range(num_seeds):
-        if learned := among(*DREAMSHARD, *EVENSHARD):
+        if learned := among(*LEARNED):
             answers.append(PlaceLearned(own, setting, training(trained_at, seed), learned, search, budgets.search))
         if (transferred := among(*TRANSFERRED)) and study.transferred_from is not None:
             source = training(study.transferred_from, seed)

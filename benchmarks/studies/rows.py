@@ -5,30 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
-from evenshard.sharders.greedy import EXPERTS, SINGLE_COST
+from evenshard.sharders.catalog import HEURISTICS, SHARDERS
+from evenshard.sharders.greedy import SINGLE_COST
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import shown
 
-SINGLE_COSTS = (SINGLE_COST, "exact_single_cost")
-DREAMSHARD = ("dreamshard_argmax", "dreamshard")
+SINGLE_COSTS = tuple(one.name for one in SHARDERS if one.is_privileged)
+EXTERNAL = tuple(one.name for one in SHARDERS if not one.needs and one.package and not one.splits_columns)
 AUTOSHARD = ("autoshard", "autoshard_cost_greedy")
-EVENSHARD = ("evenshard", "evenshard_measured")
+VARIANTS = {"dreamshard": ("dreamshard_argmax", "dreamshard"), "evenshard": ("evenshard", "evenshard_measured")}
+"""Rows of one sharder that is asked in several ways."""
+LEARNED = tuple(
+    name
+    for one in SHARDERS
+    if one.needs in ("dreamshard", "cost_model")
+    for name in VARIANTS.get(one.name, (one.name,))
+)
+"""Those that DreamShard's networks and the cost model make possible."""
 SUFFIX = "_transferred"
 TRANSFERRED = ("dreamshard_transferred", "evenshard_transferred")
 REFERENCE = "best_known"
-EXTERNAL = ("torchrec_planner", "torchrec_planner_perf")
 SEARCH = "random_search"
 
 ROWS = {
-    "dlrm": ("random", *EXPERTS, *SINGLE_COSTS, *EXTERNAL, SEARCH, *DREAMSHARD, *EVENSHARD, REFERENCE),
-    "mixed": ("random", *EXPERTS, *SINGLE_COSTS, *EXTERNAL, SEARCH, "autoshard", *DREAMSHARD, *EVENSHARD, REFERENCE),
-    "generalize": ("random", *EXPERTS, "dreamshard", "evenshard", *TRANSFERRED, REFERENCE),
-    "autoshard": ("random", *EXPERTS, SINGLE_COST, "dreamshard", "evenshard", *AUTOSHARD),
+    "dlrm": (*HEURISTICS, *SINGLE_COSTS, *EXTERNAL, SEARCH, *LEARNED, REFERENCE),
+    "mixed": (*HEURISTICS, *SINGLE_COSTS, *EXTERNAL, SEARCH, "autoshard", *LEARNED, REFERENCE),
+    "generalize": (*HEURISTICS, "dreamshard", "evenshard", *TRANSFERRED, REFERENCE),
+    "autoshard": (*HEURISTICS, SINGLE_COST, "dreamshard", "evenshard", *AUTOSHARD),
 }
 """The rows of each study."""
 PRIVILEGED_ROWS = (*SINGLE_COSTS, SEARCH, "evenshard_measured", REFERENCE)
 """They measured the test tables, or placements of the test tasks."""
-NEEDS = {"exact_single_cost": "ortools", **dict.fromkeys(EXTERNAL, "torchrec")}
+NEEDS = {one.name: one.package for one in SHARDERS if one.package}
 """Modules without which a row is left out; the study says so."""
 
 

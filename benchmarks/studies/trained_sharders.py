@@ -14,6 +14,7 @@ from benchmarks.studies.units import Result, Store, Unit
 from benchmarks.studies.untrained_sharders import RandomSearch
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
+from evenshard.sharders.catalog import Resources, sharder
 from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
 from evenshard.sharders.convex_search.cost_model import ConvexCostModel
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig, SearchResult
@@ -75,10 +76,10 @@ class TrainNetworks(Unit):
         cost_net = load_checkpoint(folder / "cost_net", DreamShardCostNet)
         policy = load_checkpoint(folder / "policy", DreamShardPolicy)
 
-        def sharder(num_rollouts: int) -> DreamShardSharder:
+        def dreamshard(num_rollouts: int) -> DreamShardSharder:
             return DreamShardSharder(cost_net.net, policy.net, policy.normalizer, num_rollouts)
 
-        return sharder, ConvexCostModel.load(folder / "convex")
+        return dreamshard, ConvexCostModel.load(folder / "convex")
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,14 @@ class PlaceLearned(Unit):
         answers: dict[str, list[Answer]] = {}
         seconds: dict[str, float] = {}
         for name in self.sharders:
-            if name.startswith("dreamshard"):
-                sharder = dreamshard_of(0 if name == "dreamshard_argmax" else self.num_rollouts)
-                answers[name + self.suffix], seconds[name + self.suffix] = answers_of(sharder, tasks)
+            if not name.startswith("evenshard"):
+                dreamshard = dreamshard_of(0 if name == "dreamshard_argmax" else self.num_rollouts)
+                search = replace(self.search, seed=self.seed)
+                resources = Resources(
+                    self.seed, self.ground.measure, dreamshard=dreamshard, cost_model=model, search=search
+                )
+                asked = sharder(name.removesuffix("_argmax"), resources)
+                answers[name + self.suffix], seconds[name + self.suffix] = answers_of(asked, tasks)
         if any(name.startswith("evenshard") for name in self.sharders):
             searched = self._searched(store, model, dreamshard_of(0), tasks)
             answers |= {name + self.suffix: one for name, (one, _) in searched.items()}
@@ -138,11 +144,11 @@ class PlaceLearned(Unit):
         self, store: Store, model: ConvexCostModel, dreamshard: DreamShardSharder, tasks: tuple[PlacementTask, ...]
     ) -> dict[str, tuple[list[Answer], float]]:
         """The answers of evenshard without and with measuring, and the seconds per task."""
-        sharder = EvenshardSharder(model, dreamshard, replace(self.search, seed=self.seed))
+        evenshard = EvenshardSharder(model, dreamshard, replace(self.search, seed=self.seed))
         found: dict[str, SearchResult] = {}
 
         def search(task: PlacementTask) -> Answer:
-            found[task.task_id] = sharder.search(task)
+            found[task.task_id] = evenshard.search(task)
             best = found[task.task_id].best
             more = {name: getattr(best, name) for name in ("predicted_ms", "low_ms", "high_ms", "lower_bound_ms")}
             return answer_with(best.placement, **more)
@@ -153,7 +159,7 @@ class PlaceLearned(Unit):
 
                 def measure(task: PlacementTask) -> Answer:
                     known = found.get(task.task_id)
-                    best, _ = sharder.place_measured(task, meter.quick_costs, NUM_MEASURED, known)
+                    best, _ = evenshard.place_measured(task, meter.quick_costs, NUM_MEASURED, known)
                     return answer_with(best.placement)
 
                 answers, seconds = ask_all(tasks, measure)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -17,9 +15,8 @@ from benchmarks.studies.units import Result, Store, Unit
 from evenshard.measure.costs import PlacementCost
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import PlacementTask, single_table_task
-from evenshard.sharders.base import Sharder
-from evenshard.sharders.greedy import expert_sharders, single_cost_sharder
-from evenshard.sharders.random import RandomSharder, random_placement
+from evenshard.sharders.catalog import Resources, sharder
+from evenshard.sharders.random import random_placement
 from evenshard.utils.errors import InfeasibleTask
 
 NUM_SAMPLES, NUM_REAL_SAMPLES = 30, 10
@@ -54,7 +51,7 @@ class Peers(Unit):
     """Asks sharders that need no training.
 
     Attributes:
-        sharders: their names; see ``_sharder``.
+        sharders: their names.
         single_costs: for those that are privileged to know them.
         exact_s: time limit of the exact solver.
     """
@@ -72,26 +69,14 @@ class Peers(Unit):
 
     def do(self, store: Store) -> Result:
         """``answers`` and ``seconds`` by sharder."""
-        costs = store.result(self.single_costs)["ms"] if self.single_costs else {}
-        asked = {name: answers_of(self._sharder(name, costs), self.ground.test(self.setting)) for name in self.sharders}
+        costs = store.result(self.single_costs)["ms"] if self.single_costs else None
+        resources = Resources(self.ground.pool.seed, self.ground.measure, costs, self.exact_s)
+        tasks = self.ground.test(self.setting)
+        asked = {name: answers_of(sharder(name, resources), tasks) for name in self.sharders}
         return {
             "answers": {name: answers for name, (answers, _) in asked.items()},
             "seconds": {name: seconds for name, (_, seconds) in asked.items()},
         }
-
-    def _sharder(self, name: str, cost_ms_of_table: Mapping[str, float]) -> Sharder:
-        if name == "exact_single_cost":
-            from evenshard.sharders.exact import ExactSharder
-
-            return ExactSharder(cost_ms_of_table, self.exact_s)
-        if name.startswith("torchrec_planner"):
-            from evenshard.sharders.torchrec_planner import TorchRecSharder, bandwidths_of
-
-            sort_by: Literal["perf", "storage"] = "perf" if name.endswith("_perf") else "storage"
-            return TorchRecSharder(bandwidths_of(self.ground.measure), sort_by)
-        known: list[Sharder] = [RandomSharder(self.ground.pool.seed), *expert_sharders()]
-        known.append(single_cost_sharder(cost_ms_of_table))
-        return next(sharder for sharder in known if sharder.name == name)
 
 
 @dataclass(frozen=True)

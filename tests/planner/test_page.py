@@ -20,8 +20,9 @@ from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema
 from evenshard.planner.page.charts import Axis, device_bars, rival_axis, rival_bars, time_axis
 from evenshard.planner.page.page import page, save_page
-from evenshard.planner.rivals import HEURISTICS, SPLITTING, TORCHREC
+from evenshard.planner.rivals import SPLITTING, TORCHREC
 from evenshard.planner.rules import Rules
+from evenshard.sharders.catalog import HEURISTICS
 from evenshard.tables.assumptions import Assumption
 from evenshard.utils.errors import BadConfig
 from support.answer_builders import GB, answer

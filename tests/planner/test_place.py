@@ -46,7 +46,7 @@ def shards(path: Path) -> dict[str, list[tuple[int, int, int]]]:
 def test_the_command_and_the_function_answer_alike(table_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = table_file.with_name("placement.json")
     assert main(["place", str(table_file), "--devices", "3", "--memory-cap-gb", "4", "-o", str(out)]) == 0
-    from evenshard.planner.rivals import HEURISTICS
+    from evenshard.sharders.catalog import HEURISTICS
 
     answer = evenshard.place(str(table_file), 3, 4, compare=HEURISTICS)
     assert out.read_text() == json_text(answer)

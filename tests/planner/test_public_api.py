@@ -20,7 +20,7 @@ import pytest
 import evenshard
 from evenshard.cli import main
 from evenshard.planner.file import json_text
-from evenshard.planner.rivals import HEURISTICS
+from evenshard.sharders.catalog import HEURISTICS
 
 NAMES = [
     "BadInput",

@@ -25,9 +25,10 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         print(json.dumps(json_schema(), indent=1))
         return {}
     from evenshard.planner import api
-    from evenshard.planner.rivals import HEURISTICS, SPLITTING
+    from evenshard.planner.rivals import SPLITTING
     from evenshard.planner.rules import RULES
     from evenshard.planner.summary import print_answer
+    from evenshard.sharders.catalog import HEURISTICS
     from evenshard.utils.errors import BadConfig
 
     if args.tables is None:

@@ -10,8 +10,8 @@ from evenshard.kubeflow.retry import with_retries
 from evenshard.planner import api
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.options import Option, place_options
-from evenshard.planner.rivals import HEURISTICS
 from evenshard.planner.rules import RULES, Rules
+from evenshard.sharders.catalog import HEURISTICS
 from evenshard.utils.params import section
 
 NOT_ASKED = {"model", "traffic", "compare", "num_measured"}

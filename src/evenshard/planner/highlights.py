@@ -15,6 +15,7 @@ from evenshard.measure.link import is_modelled
 from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.rivals import MOST_SPLIT, SPLITTING, asked_to_split
+from evenshard.sharders.catalog import label_of
 from evenshard.tables.table import Table
 from evenshard.utils.messages import printable
 from evenshard.utils.units import BYTES_PER_GB
@@ -33,18 +34,6 @@ CLOSE_PCT = 2.0
 
 STEP_PARTS = ("forward", "forward all-to-all", "backward all-to-all", "backward")
 """The four times of a device, in the order of a training step."""
-
-SHARDERS = {
-    "random": "random",
-    "size_greedy": "greedy by size",
-    "dim_greedy": "greedy by dim",
-    "lookup_greedy": "greedy by lookups",
-    "size_lookup_greedy": "greedy by size and lookups",
-    "torchrec_planner": "TorchRec's planner",
-    "torchrec_planner_perf": "TorchRec's planner, costliest first",
-    SPLITTING: "TorchRec's planner, columns too",
-}
-"""Rules of thumb, as a reader would call them; others keep their own name."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +199,7 @@ def rival_text(answer: PlacementAnswer) -> str | None:
     if rival is None or answer.num_devices == 1:
         return None
     count = len(legal_rivals(answer))
-    who = f"The best of {count} others ({sharder_text(rival.sharder)})" if count > 1 else sharder_text(rival.sharder)
+    who = f"The best of {count} others ({label_of(rival.sharder)})" if count > 1 else label_of(rival.sharder)
     text = f"{who}{whole_tables_text(answer, rival)}: {ms_text(_rival_ms(rival))} ms"
     return text if _no_rival_splits(answer) else f"{text}, {rival_difference(answer, rival)}"
 
@@ -292,11 +281,6 @@ def _about_decisive(answer: PlacementAnswer, top: PlacedPart, mean_ms: float) ->
     if not answer.request.allow_column_split:
         return f"{head} Splitting it by columns may help (--allow-column-split)."
     return f"{head} Splitting it {'further ' if top.is_split else ''}was found not to pay."
-
-
-def sharder_text(sharder: str) -> str:
-    """What a reader would call a sharder."""
-    return SHARDERS.get(sharder, sharder.replace("_", " "))
 
 
 def names_text(names: Sequence[str]) -> str:

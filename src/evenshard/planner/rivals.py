@@ -7,7 +7,6 @@ knows nothing of a rule may break it, and is then marked.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import Measure
@@ -17,20 +16,17 @@ from evenshard.placement.placement import Placement, broken_constraints, check_m
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.answer import Rival
 from evenshard.planner.request import TASK_ID, PlacementRequest
-from evenshard.sharders.base import Sharder
-from evenshard.sharders.greedy import expert_sharders
+from evenshard.sharders.catalog import SHARDERS, Resources, entry, sharder
 from evenshard.sharders.models import PlacementModel
-from evenshard.sharders.random import RandomSharder
-from evenshard.sharders.torchrec_planner import TorchRecSharder, bandwidths_of
+from evenshard.sharders.torchrec_planner import TorchRecSharder
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import shown
 
-HEURISTICS = ("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy")
-TORCHREC = ("torchrec_planner", "torchrec_planner_perf")
-SPLITTING = "torchrec_planner_columns"
+RIVALS = tuple(one.name for one in SHARDERS if not one.needs)
+SPLITTING = next(one.name for one in SHARDERS if one.splits_columns)
 """TorchRec's planner where tables may be split by columns; it is left out where that is not allowed."""
-RIVALS = (*HEURISTICS, *TORCHREC, SPLITTING)
+TORCHREC = tuple(one.name for one in SHARDERS if one.package == "torchrec" and not one.splits_columns)
 MIN_PARTITIONS = (64, 32, 16)
 """Columns of the narrowest part, which TorchRec has to be given; the best of these plans is its answer."""
 MOST_SPLIT = 100
@@ -79,7 +75,7 @@ def asked_to_split(request: PlacementRequest) -> bool:
 
 def _whole(name: str, request: PlacementRequest) -> Iterator[tuple[PlacementTask, Placement]]:
     task = request.task()
-    yield task, _sharder(name, request).place(task)
+    yield task, sharder(name, _resources(request)).place(task)
 
 
 def _split(request: PlacementRequest) -> Iterator[tuple[PlacementTask, Placement]]:
@@ -94,10 +90,11 @@ def _split(request: PlacementRequest) -> Iterator[tuple[PlacementTask, Placement
 
     whole = request.task()
     names = {table.name for table in request.tables if table.embedding_dim % COLUMN_STEP == 0} & request.splittable
-    sharder, failures = _torchrec(request, "storage"), []
+    torchrec: TorchRecSharder = entry(SPLITTING).build(_resources(request))
+    failures = []
     for columns in MIN_PARTITIONS:
         try:
-            task, placement = request.placed(sharder.split(whole, names, columns, size_of))
+            task, placement = request.placed(torchrec.split(whole, names, columns, size_of))
             check_memory(task, placement)
         except InfeasibleTask as error:
             failures.append(error)
@@ -107,13 +104,5 @@ def _split(request: PlacementRequest) -> Iterator[tuple[PlacementTask, Placement
         raise failures[0]
 
 
-def _sharder(name: str, request: PlacementRequest) -> Sharder:
-    if name == "random":
-        return RandomSharder(seed=0)
-    if name in TORCHREC:
-        return _torchrec(request, "storage" if name == "torchrec_planner" else "perf")
-    return next(sharder for sharder in expert_sharders() if sharder.name == name)
-
-
-def _torchrec(request: PlacementRequest, sort_by: Literal["storage", "perf"]) -> TorchRecSharder:
-    return TorchRecSharder(bandwidths_of(MeasureConfig(request.hardware)), sort_by)
+def _resources(request: PlacementRequest) -> Resources:
+    return Resources(measure=MeasureConfig(request.hardware))

@@ -68,9 +68,14 @@ class GreedySharder:
         return items.placement(device_of_item)
 
 
+def expert_sharder(name: str) -> GreedySharder:
+    """One of the human-expert strategies."""
+    return GreedySharder(name, EXPERTS[name])
+
+
 def expert_sharders() -> tuple[GreedySharder, ...]:
     """The human-expert strategies of the papers."""
-    return tuple(GreedySharder(name, weight) for name, weight in EXPERTS.items())
+    return tuple(map(expert_sharder, EXPERTS))
 
 
 def single_cost_sharder(cost_ms_of_table: Mapping[str, float]) -> GreedySharder:

@@ -22,19 +22,17 @@ from evenshard.measure.noise import controls_of, noise_of
 from evenshard.placement.placement import alone
 from evenshard.placement.task import PlacementTask, load_tasks, single_table_task
 from evenshard.sharders.base import Sharder
+from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources
 from evenshard.sharders.checkpoint import load_checkpoint
 from evenshard.sharders.convex_search.cost_model import ConvexCostModel
 from evenshard.sharders.convex_search.local_search import SearchEffort
-from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
-from evenshard.sharders.greedy import expert_sharders, single_cost_sharder
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY
-from evenshard.sharders.random import RandomSharder
 from evenshard.stages import report
 from evenshard.stages.propose import among_controls
 from evenshard.stages.standings import (
-    HEURISTICS,
     Answer,
     Result,
     Standing,
@@ -126,18 +124,19 @@ def run(
     rounds = [load_costs(path, pool) for path in inputs.costs]
     model = None if inputs.cost_model is None else ConvexCostModel.load(inputs.cost_model)
     dreamshard = DreamShardSharder(cost_net.net, policy.net, policy.normalizer, config.num_rollouts)
-    learned: list[Sharder] = [dreamshard]
-    if model is not None:
-        effort = SearchEffort(scores_per_table=config.scores_per_table)
-        learned.append(EvenshardSharder(model, dreamshard, SearchConfig(effort=effort, seed=config.seed)))
+    search = SearchConfig(effort=SearchEffort(scores_per_table=config.scores_per_table), seed=config.seed)
     journal_path = outputs.report.with_name(f".{outputs.report.name}.journal")
     with closing(open_hardware(measure)) as hardware, Journal(journal_path) as journal:
-        sharders: list[Sharder] = [
-            RandomSharder(config.seed),
-            *expert_sharders(),
-            single_cost_sharder(_single_costs(hardware, split.test, measure, journal)),
-            *learned,
-        ]
+        resources = Resources(
+            config.seed,
+            measure,
+            single_cost_ms=_single_costs(hardware, split.test, measure, journal),
+            dreamshard=dreamshard,
+            cost_model=model,
+            search=search,
+        )
+        takes_part = [one for one in SHARDERS if one.in_loop and one.can_use(resources)]
+        sharders: list[Sharder] = [one.build(resources) for one in takes_part]
         with one_thread():
             answers = [_predicted(ask(sharder, task), dreamshard) for task in split.test for sharder in sharders]
         for answer in answers:
@@ -156,7 +155,7 @@ def run(
     save_costs(measured, folder / "evaluation_costs.parquet", lineage)
     report.plot_predicted_vs_measured(results, accuracy, origin["hardware"], folder / "predicted_vs_measured.png")
     report.plot_cost_per_round([one for run in rounds for one in run], folder / "cost_per_round.png")
-    _plot_one_task(results, ranking, [one.name for one in learned], folder / "device_costs.png")
+    _plot_one_task(results, ranking, [one.name for one in takes_part if one.is_learned], folder / "device_costs.png")
     table = report.text_table(ranking, len(split.test), noise, origin["hardware"])
     report.write_text(table, folder / "table.txt")
     report.write_text(json.dumps(metrics, indent=1), folder / "metrics.json")

@@ -14,11 +14,10 @@ from evenshard.measure.noise import Noise
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.greedy import EXPERTS, SINGLE_COST
+from evenshard.sharders.catalog import HEURISTICS, SHARDERS
 from evenshard.utils.errors import InfeasibleTask
 
-HEURISTICS = ("random", *EXPERTS)
-PRIVILEGED = (SINGLE_COST,)
+PRIVILEGED = frozenset(one.name for one in SHARDERS if one.is_privileged)
 QUIET = Noise(None, None, None, num_controls=0, num_runs=0)
 """Where no control was measured, nothing is known about the noise."""
 

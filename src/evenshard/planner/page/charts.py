@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.highlights import STEP_PARTS, pct_text
+from evenshard.sharders.catalog import label_of
 
 NUM_TICKS = 5
 HEADROOM = 1.02
@@ -195,7 +196,7 @@ def rival_bars(answer: PlacementAnswer, axis: Axis) -> tuple[RivalBar, ...]:
 
 def _rival_bar(answer: PlacementAnswer, rival: Rival, axis: Axis) -> RivalBar:
     return RivalBar(
-        name=highlights.sharder_text(rival.sharder),
+        name=label_of(rival.sharder),
         predicted_ms=rival.predicted_ms,
         measured_ms=rival.measured_ms,
         pct=0.0 if rival.predicted_ms is None else axis.pct(rival.predicted_ms),

@@ -21,6 +21,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights import ms_text, pct_text, size_text
 from evenshard.planner.page.charts import Axis, device_bars, rival_axis, rival_bars, time_axis
 from evenshard.planner.rivals import MIN_PARTITIONS, SPLITTING
+from evenshard.sharders.catalog import label_of
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.messages import printable
 from evenshard.version import __version__
@@ -87,9 +88,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "learnt_from": measured_or_simulated(str(_trained_on(answer).get("hardware", ""))),
         "title": f"{_plural(len(answer.request.tables), 'table')} on {_plural(answer.num_devices, 'device')}",
         "best": best,
-        "best_name": None
-        if best is None
-        else highlights.sharder_text(best.sharder) + highlights.whole_tables_text(answer, best),
+        "best_name": None if best is None else label_of(best.sharder) + highlights.whole_tables_text(answer, best),
         "best_difference": None if best is None else highlights.rival_difference(answer, best),
         "advice": highlights.advice(answer),
         "part_names": highlights.STEP_PARTS,

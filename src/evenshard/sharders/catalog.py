@@ -1,0 +1,164 @@
+"""The sharders that there are: one entry each, with its name, what it needs and how it is built.
+
+A new sharder is its module and an entry here. The rules of thumb that others are compared with, the loop's evaluation,
+``place --compare`` and the studies of benchmarks/ all take theirs from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from evenshard.measure.config import MeasureConfig
+from evenshard.sharders.autoshard.sharder import AutoShardSharder
+from evenshard.sharders.base import Sharder
+from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.dreamshard.sharder import DreamShardSharder
+from evenshard.sharders.exact import ExactSharder
+from evenshard.sharders.greedy import expert_sharder, single_cost_sharder
+from evenshard.sharders.random import RandomSharder
+from evenshard.sharders.torchrec_planner import TorchRecSharder, bandwidths_of
+
+Resource = TypeVar("Resource")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a sharder may be built from; None where it is not there.
+
+    Attributes:
+        seed: of what is drawn at random.
+        measure: the hardware that is placed for.
+        single_cost_ms: what every table of the tasks costs on its own, by name.
+        exact_s: time limit of an exact solver, in its own seconds.
+        autoshard, dreamshard: as trained.
+        cost_model: as trained.
+        search: of a search with the cost model.
+    """
+
+    seed: int = 0
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    single_cost_ms: Mapping[str, float] | None = None
+    exact_s: float = 1.0
+    autoshard: AutoShardSharder | None = None
+    dreamshard: DreamShardSharder | None = None
+    cost_model: ConvexCostModel | None = None
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A sharder.
+
+    Attributes:
+        name: its ``Sharder.name``.
+        build: makes it.
+        label: what a reader would call it; "" for its name.
+        needs: the attribute of ``Resources`` without which it cannot be built; "" if it needs none.
+        package: that must be installed; "" if it needs none.
+        splits_columns: it is asked to split tables by columns.
+    """
+
+    name: str
+    build: Callable[[Resources], Any]
+    label: str = ""
+    needs: str = ""
+    package: str = ""
+    splits_columns: bool = False
+
+    @property
+    def is_heuristic(self) -> bool:
+        """A rule of thumb: it needs nothing."""
+        return not self.needs and not self.package
+
+    @property
+    def is_privileged(self) -> bool:
+        """It needs measurements of the very tables that it places."""
+        return self.needs == "single_cost_ms"
+
+    @property
+    def in_loop(self) -> bool:
+        """The loop's evaluation asks it: it needs no package, and no networks but those that the loop trains."""
+        return not self.package and self.needs != "autoshard"
+
+    @property
+    def is_learned(self) -> bool:
+        """It needs trained networks."""
+        return self.needs in ("autoshard", "dreamshard", "cost_model")
+
+    def can_use(self, resources: Resources) -> bool:
+        """Whether what it needs is there; the package aside."""
+        return not self.needs or getattr(resources, self.needs) is not None
+
+
+SHARDERS = (
+    Entry("random", lambda given: RandomSharder(given.seed)),
+    Entry("size_greedy", lambda _: expert_sharder("size_greedy"), "greedy by size"),
+    Entry("dim_greedy", lambda _: expert_sharder("dim_greedy"), "greedy by dim"),
+    Entry("lookup_greedy", lambda _: expert_sharder("lookup_greedy"), "greedy by lookups"),
+    Entry("size_lookup_greedy", lambda _: expert_sharder("size_lookup_greedy"), "greedy by size and lookups"),
+    Entry(
+        "single_cost_greedy", lambda given: single_cost_sharder(_there(given.single_cost_ms)), needs="single_cost_ms"
+    ),
+    Entry(
+        "exact_single_cost",
+        lambda given: ExactSharder(_there(given.single_cost_ms), given.exact_s),
+        needs="single_cost_ms",
+        package="ortools",
+    ),
+    Entry(
+        "torchrec_planner",
+        lambda given: TorchRecSharder(bandwidths_of(given.measure)),
+        "TorchRec's planner",
+        package="torchrec",
+    ),
+    Entry(
+        "torchrec_planner_perf",
+        lambda given: TorchRecSharder(bandwidths_of(given.measure), "perf"),
+        "TorchRec's planner, costliest first",
+        package="torchrec",
+    ),
+    Entry(
+        "torchrec_planner_columns",
+        lambda given: TorchRecSharder(bandwidths_of(given.measure)),
+        "TorchRec's planner, columns too",
+        package="torchrec",
+        splits_columns=True,
+    ),
+    Entry("autoshard", lambda given: given.autoshard, needs="autoshard"),
+    Entry("dreamshard", lambda given: given.dreamshard, needs="dreamshard"),
+    Entry(
+        "evenshard",
+        lambda given: EvenshardSharder(_there(given.cost_model), given.dreamshard, given.search),
+        needs="cost_model",
+    ),
+)
+HEURISTICS = tuple(one.name for one in SHARDERS if one.is_heuristic)
+
+
+def entry(name: str) -> Entry:
+    """The sharder of a name."""
+    return next(one for one in SHARDERS if one.name == name)
+
+
+def sharder(name: str, resources: Resources) -> Sharder:
+    """The sharder of a name, built.
+
+    Raises:
+        BadConfig: if it needs a package that is not installed.
+    """
+    built: Sharder = entry(name).build(resources)
+    return built
+
+
+def label_of(name: str) -> str:
+    """What a reader would call a sharder, those that are no longer in the table included."""
+    known = next((one.label for one in SHARDERS if one.name == name), "")
+    return known or name.replace("_", " ")
+
+
+def _there(resource: Resource | None) -> Resource:
+    assert resource is not None, "the sharder needs what is not there"
+    return resource

@@ -1,0 +1,48 @@
+"""The table of sharders: what each needs decides who asks it."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenshard.planner.rivals import RIVALS, SPLITTING, TORCHREC
+from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources, entry, label_of, sharder
+from evenshard.sharders.convex_search.sharder import EvenshardSharder
+from evenshard.sharders.dreamshard.sharder import DreamShardSharder
+from support.builders import cost_net, policy, some_tables, task
+from support.convex_builders import NORMALIZER, random_model
+
+TASK = task(some_tables(4))
+DREAMSHARD = DreamShardSharder(cost_net(), policy(), NORMALIZER)
+ALL = Resources(
+    single_cost_ms=dict.fromkeys((table.name for table in TASK.tables), 1.0),
+    dreamshard=DREAMSHARD,
+    cost_model=random_model(),
+)
+
+
+@pytest.mark.parametrize("name", [one.name for one in SHARDERS if one.needs != "autoshard"])
+def test_every_entry_builds_the_sharder_of_its_name_which_places(name: str) -> None:
+    built = sharder(name, ALL)
+    assert built.name == ("torchrec_planner" if name == SPLITTING else name)
+    assert len(built.place(TASK).device_of_table) == 4
+
+
+def test_what_a_sharder_needs_decides_who_asks_it() -> None:
+    assert HEURISTICS == ("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy")
+    assert TORCHREC == ("torchrec_planner", "torchrec_planner_perf")
+    assert (*HEURISTICS, *TORCHREC, "torchrec_planner_columns") == RIVALS
+    in_loop = [one.name for one in SHARDERS if one.in_loop]
+    assert in_loop == [*HEURISTICS, "single_cost_greedy", "dreamshard", "evenshard"]
+    assert [one.name for one in SHARDERS if one.is_privileged] == ["single_cost_greedy", "exact_single_cost"]
+    assert [one.name for one in SHARDERS if one.is_learned] == ["autoshard", "dreamshard", "evenshard"]
+
+
+def test_a_sharder_without_what_it_needs_takes_no_part() -> None:
+    assert [one.name for one in SHARDERS if one.in_loop and one.can_use(Resources())] == list(HEURISTICS)
+    assert entry("dreamshard").can_use(ALL) and sharder("dreamshard", ALL) is DREAMSHARD
+    assert isinstance(sharder("evenshard", ALL), EvenshardSharder)
+
+
+def test_labels_are_for_readers() -> None:
+    assert label_of("size_greedy") == "greedy by size" and label_of("random") == "random"
+    assert label_of("a_former_sharder") == "a former sharder"
