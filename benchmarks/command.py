@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.cli.arguments import HARDWARE, Commands, at_least, output_flag
+from evenshard.cli.arguments import HARDWARE_NAME, Commands, at_least, output_flag
 from evenshard.utils.outputs import File, FilesInside
 
 STUDIES = ("dlrm", "mixed", "generalize", "autoshard")
@@ -79,7 +79,7 @@ def add_commands(commands: Commands) -> None:
         "is kept in --folder: started again after a kill, the study goes on.",
     )
     sub.add_argument("study", choices=STUDIES, help="which study")
-    sub.add_argument("--hardware", type=HARDWARE, default="simulated:h200",
+    sub.add_argument("--hardware", type=HARDWARE_NAME, default="simulated:h200",
                      help="cpu, cuda, auto, or simulated:<profile> (default: simulated:h200)")  # fmt: skip
     sub.add_argument("--seeds", type=at_least(1), default=3, help="trainings of each learned sharder (default: 3)")
     sub.add_argument("--settings", metavar="TxD,...", help="tables x devices of the tasks, such as 40x4,80x8 "
