@@ -75,6 +75,7 @@ def three_loops(mlflow_server: servers.MLflow, tmp_path_factory: pytest.TempPath
     return run_at_once(tmp_path_factory.mktemp("loops"), mlflow_server.url)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests with servers go to one process where pytest-xdist keeps groups together: each would start its own."""
     for item in items:

@@ -24,22 +24,22 @@ sys.path.insert(0, str(ROOT / "pipelines"))
 from dvc_rounds import unrolled
 
 TINY: dict[str, dict[str, Any]] = {
-    "loop": {"num_rounds": 2},
+    "loop": {"num_rounds": 1},
     "generate_tables": {
         "source": "dlrm_2021",
-        "num_tables": 200,
+        "num_tables": 80,
         "embedding_dims": [4, 16, 64],
         "max_rows": 100_000,
-        "num_train_tasks": 6,
-        "num_test_tasks": 6,
+        "num_train_tasks": 4,
+        "num_test_tasks": 4,
         "tables_per_task": 20,
         "num_devices": 4,
         "memory_cap_gb": 0.5,
         "batch_size": 4096,
     },
     "measure": {"hardware": "simulated:h200", "num_batches": 1, "warmup": 0, "repeats": 1, "visits": 2},
-    "benchmark": {"placements_per_round": 16, "searched_share": 0.25},
-    "train_cost": {"num_updates": 40, "minibatch_size": 16, "convex_updates": 60},
+    "benchmark": {"placements_per_round": 8, "searched_share": 0.25},
+    "train_cost": {"num_updates": 20, "minibatch_size": 8, "convex_updates": 20},
     "train_policy": {"num_updates": 6, "num_episodes": 4, "entropy_weight": 0.001},
     "evaluate": {"num_rollouts": 8, "scores_per_table": 60},
 }
@@ -47,10 +47,10 @@ TINY: dict[str, dict[str, Any]] = {
 
 
 CHANGES: dict[str, dict[str, dict[str, Any]]] = {
-    "1 round": {"loop": {"num_rounds": 1}},
-    "2 rounds": {"train_policy": {"entropy_weight": 0.01}},
-    "3 rounds": {
-        "loop": {"num_rounds": 3},
+    "1 round": {},
+    "more entropy": {"train_policy": {"entropy_weight": 0.01}},
+    "2 rounds": {
+        "loop": {"num_rounds": 2},
         "train_cost": {"minibatch_size": 32},
         "train_policy": {"entropy_weight": 0.05},
     },
