@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -15,8 +16,11 @@ from evenshard.kubeflow.package import build, default_cluster
 from evenshard.planner.file import load_answer
 from evenshard.sharders import models
 from evenshard.tables.files import load_tables
+from evenshard.utils.errors import BadFile
 from evenshard.utils.s3 import content_hash, upload
 from evenshard.utils.s3.client import s3_client
+from evenshard_components.drift.component import drift
+from evenshard_components.generate_tables.component import generate_tables
 from support.kubeflow_builders import SMALL_PARAMS
 from support.servers import S3
 
@@ -59,20 +63,33 @@ def test_place_reads_tables_and_a_model(at: str) -> None:
     assert f"{at}/tables.csv" in json.dumps(answer.lineage)
 
 
-def test_train_learns_from_tables(at: str, capsys: pytest.CaptureFixture[str]) -> None:
-    params: dict[str, Any] = yaml.safe_load(Path("params.yaml").read_text())
-    Path("params.yaml").write_text(yaml.safe_dump({**params, "loop": {"num_rounds": 1}}))
-    assert main(["pipeline", "run"]) == 0
-    assert [one.name for one in load_tables(the_run() / "generate-tables/tables/tables.parquet")][-1] == "t11"
-    assert (the_run() / "evaluate/report/metrics.json").exists()
+def artifact(name: str) -> SimpleNamespace:
+    """An output of a component, as Kubeflow's executor hands it over."""
+    metadata: dict[str, float] = {}
+    Path(name).mkdir()
+    return SimpleNamespace(path=str(Path(name, name)), metadata=metadata, log_metric=metadata.__setitem__)
 
 
-def test_retrain_watches_tables(at: str, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["pipeline", "run", "--pipeline", "retrain", "--set", "model_uri=bundled:h200", "--set"]
-    assert main([*words, f"tables={at}/tables.csv"]) == 0
-    assert "The 12 tables are covered by bundled:h200." in capfd.readouterr().out
-    assert main([*words, f"tables={at}/none.csv"]) == 1
-    assert f"{at}/none.csv: no such file, and no folder that was uploaded" in capfd.readouterr().err
+def test_a_loop_learns_from_tables(at: str) -> None:
+    """The pod reads them itself; that the pipeline hands it the address is seen in what is compiled."""
+    tables = artifact("tables")
+    generate_tables.python_func(
+        tables=tables,
+        tasks=artifact("tasks"),
+        metrics=artifact("metrics"),
+        config=SMALL_PARAMS["generate_tables"],
+        source_address=f"{at}/tables.csv",
+    )
+    assert [one.name for one in load_tables(Path(tables.path, "tables.parquet"))][-1] == "t11"
+
+
+def test_drift_watches_tables(at: str) -> None:
+    outputs = {"summary": artifact("summary"), "metrics": artifact("metrics")}
+    given = {"request": {}, "model_uri": "bundled:h200"}
+    assert drift.python_func(**outputs, **given, tables_address=f"{at}/tables.csv") is False
+    assert "The 12 tables are covered by bundled:h200." in Path(outputs["summary"].path).read_text()
+    with pytest.raises(BadFile, match="no such file, and no folder that was uploaded"):
+        drift.python_func(**outputs, **given, tables_address=f"{at}/none.csv")
 
 
 def generating(runs_now: bool = True) -> dict[str, Any]:

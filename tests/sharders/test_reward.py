@@ -42,7 +42,9 @@ def test_returns_that_are_all_alike_teach_nothing_and_divide_nothing_by_zero(ret
 def test_the_scale_and_level_of_returns_do_not_matter(returns: list[float], scale: float) -> None:
     returns_B = torch.tensor(returns)
     standardised = standardised_B(returns_B)
-    assert float(standardised.mean()) == pytest.approx(0, abs=1e-3)  # of numbers that differ in their fourth digit, in FP32
+    assert float(standardised.mean()) == pytest.approx(
+        0, abs=1e-3
+    )  # of numbers that differ in their fourth digit, in FP32
     assert float(standardised.square().mean()) == pytest.approx(1, rel=1e-4)
     torch.testing.assert_close(standardised_B(scale * (returns_B - 5)), standardised, atol=1e-3, rtol=1e-3)
 
