@@ -14,7 +14,7 @@ from evenshard.planner.rules import RULES, Rules
 from evenshard.sharders.catalog import HEURISTICS
 from evenshard.utils.params import section
 
-NOT_ASKED = {"model", "traffic", "compare", "num_measured"}
+NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured"}
 """The model is another input of the task, traffic comes as tables, and a pod has nothing to measure on."""
 
 
@@ -27,7 +27,8 @@ def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         BadConfig: if a key is unknown, or a value is of the wrong type or out of range.
     """
-    kinds = [(option.name, _kind(option), option.default) for option in place_options() if option.name not in NOT_ASKED]
+    options = [option for option in place_options() if option.name not in NOT_IN_REQUEST]
+    kinds = [(option.name, _kind(option), option.default) for option in options]
     arguments = asdict(section({"place": request}, "place", make_dataclass("PlaceRequest", kinds)))
     return {**arguments, **vars(Rules.of(**{name: arguments[name] for name in RULES}))}
 

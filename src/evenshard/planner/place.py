@@ -10,13 +10,14 @@ import torch
 
 from evenshard.measure.hardware import Measure
 from evenshard.measure.link import beyond_span
+from evenshard.placement.parts import whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import rivals
-from evenshard.planner.splits import TRIAL, Found, split_search, whole_search
+from evenshard.planner.splits import TRIAL, Found, split_search
 from evenshard.sharders.convex_search.cost_model import ConvexCostModel
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
@@ -102,10 +103,12 @@ def place(
 
 
 def _found(request: PlacementRequest, sharder: EvenshardSharder, config: PlaceConfig) -> Found:
-    if not request.allow_column_split:
-        return whole_search(request, sharder)
-    quick = EvenshardSharder(sharder.model, config=replace(config.search, **TRIAL))
-    return split_search(request, sharder, quick)
+    if request.allow_column_split:
+        quick = EvenshardSharder(sharder.model, config=replace(config.search, **TRIAL))
+        return split_search(request, sharder, quick)
+    parts = whole_tables(request.tables)
+    task = request.task(parts)
+    return Found(parts, task, sharder.search(task))
 
 
 def _part_ms(
