@@ -10,7 +10,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.studies import study
 from benchmarks.studies.rows import ROWS, left_out, rows
-from benchmarks.studies.summary import Measured, compared
+from benchmarks.studies.summary import Measured, comparison
 from evenshard.tracking import StageRun
 from evenshard.utils.errors import BadConfig
 from support.tracking_builders import empty_mlflow, runs_of
@@ -23,7 +23,7 @@ STUDY = {
     "left_out": {},
     "settings": {
         "6x2": {
-            **compared({"dim_greedy": Measured(((2.0, 4.0),)), "evenshard": Measured(((1.0, 3.0),))}),
+            **comparison({"dim_greedy": Measured(((2.0, 4.0),)), "evenshard": Measured(((1.0, 3.0),))}),
             "num_test_tasks": 2,
             "cost_networks": {},
             "seconds": {"training": {}, "placing_one_task": {}},
