@@ -57,7 +57,7 @@ class Figures:
         errors: relative, predicted against simulated, by kind of placement.
         inside: whether the interval held the cost, likewise.
         to_expert, to_best_known: own answer over the other, minus 1; the latter is empty where none was searched.
-        seconds: of the search.
+        seconds: time of the search.
         own_ms: cost of the own answer.
     """
 

@@ -24,7 +24,7 @@ class NaiveLoop:
 
     Args:
         minibatch_size: placements of a cost update.
-        num_episodes: of a policy update.
+        num_episodes: episodes of a policy update.
     """
 
     def __init__(

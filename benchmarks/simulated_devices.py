@@ -44,12 +44,12 @@ class Setting:
     """Tasks of one row of the paper's table.
 
     Attributes:
-        name: as published.
-        num_tables: of each task.
-        num_devices: of each task.
-        dims: that the tables have.
-        memory_cap_gb: of each device.
-        published_ms: of the strategies, in the order of ``STRATEGIES``.
+        name: name in the publication.
+        num_tables: tables of each task.
+        num_devices: devices of each task.
+        dims: dims of the tables.
+        memory_cap_gb: memory of each device.
+        published_ms: published times of the strategies, in the order of ``STRATEGIES``.
     """
 
     name: str

@@ -11,7 +11,7 @@ def read(name: str, address: Any, compiled_with: str) -> dict[str, Any]:
     """The inputs of a task that reads an address: the address itself, or what Kubeflow's importer brings from there.
 
     Args:
-        name: of the task's input: tables, source or model.
+        name: name of the task's input: tables, source or model.
         address: a parameter of the pipeline.
         compiled_with: its value when the pipeline is compiled, which decides who reads; "" if there is none yet.
     """

@@ -38,8 +38,8 @@ class AnnealConfig:
         cull_from: share of the stages after which the population is culled at the end of each.
         culled_share: chains that become copies of the best then.
         move_share: proposals that move one table; the others swap two.
-        power: of a device's time in the energy.
-        seed: of everything drawn.
+        power: exponent of a device's time in the energy.
+        seed: seed of everything drawn.
     """
 
     evaluations: int = 2_000_000
@@ -87,9 +87,9 @@ class Population:
         """Chains begin at the starts in turn.
 
         Args:
-            times: of shards of the task.
+            times: times of shards of the task.
             num_devices: D, at least 2.
-            starts: at least one; the first ones if there are more than chains.
+            starts: starting placements, at least one; the first ones if there are more than chains.
         """
         self._times, self._config = times, config
         self._rng = np.random.default_rng(config.seed)

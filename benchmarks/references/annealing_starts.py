@@ -59,7 +59,7 @@ def best_of_kinds(ranked: Ranked, share: float) -> list[Start]:
 
     Args:
         ranked: ms and start, best first.
-        share: of the kinds, that go on.
+        share: share of the kinds that go on.
     """
     kinds: dict[tuple[float, ...], list[Start]] = {}
     for _, start in ranked:

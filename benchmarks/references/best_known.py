@@ -71,7 +71,7 @@ class BestKnownSharder:
         """The best placement found from the given starts and its own, and its ``max_device_ms`` on the hardware.
 
         Args:
-            task: to place.
+            task: the task to place.
             starts: legal placements; the answer is at most as slow as the fastest of them.
 
         Raises:

@@ -35,7 +35,7 @@ class ShardTimes:
     Attributes:
         columns_TC: [T + 1, C] of the tables, and zeros, which stand for no table.
         alone_ms_T: [T] time of each table on a device of its own, without the exchange.
-        room_bytes: that a device may hold: the task's cap, or what the device has.
+        room_bytes: memory of a device: the task's cap, or what the device has.
         row_limits: rows beyond which the sort of a shard's indices takes another pass, as far as the task's rows go.
     """
 
@@ -87,7 +87,7 @@ class ShardTimes:
         """[N, C] sums after one table left a shard and another came.
 
         Args:
-            sums_NC: before.
+            sums_NC: sums before the exchange.
             left_N: position of the table that leaves; T for none.
             came_N: likewise, that comes.
             others_NS: [N, S] the shard's tables, T where there is none; the one that leaves may be among them.

@@ -53,8 +53,8 @@ class Row:
 
     Attributes:
         sharder: its name.
-        seed: of its training; None if it was not trained.
-        answers: by task; None where the sharder was not asked.
+        seed: seed of its training; None if it was not trained.
+        answers: answers by task; None where the sharder was not asked.
     """
 
     sharder: str

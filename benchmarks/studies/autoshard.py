@@ -24,9 +24,9 @@ class TrainAutoShard(Unit):
     """AutoShard's two networks, from random shards of the train tasks' tables.
 
     Attributes:
-        seed: of shards and networks.
-        config: of the two trainings.
-        num_shards: that are measured.
+        seed: seed of shards and networks.
+        config: settings of the two trainings.
+        num_shards: number of shards to measure.
     """
 
     ground: Ground
@@ -58,7 +58,7 @@ class PlaceAutoShard(Unit):
     """AutoShard's answers to the test tasks of a setting; also those of greedy on its cost network.
 
     Attributes:
-        sharders: who is asked: autoshard, autoshard_cost_greedy.
+        sharders: the sharders: autoshard, autoshard_cost_greedy.
     """
 
     ground: Ground

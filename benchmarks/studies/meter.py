@@ -31,8 +31,8 @@ class Meter:
         """Opens the hardware.
 
         Args:
-            journal: of the unit; simulated devices need none.
-            description: for the progress bar.
+            journal: journal of the unit; simulated devices need none.
+            description: text of the progress bar.
         """
         self._measure, self._description, self._num_calls = measure, description, 0
         self._stack = ExitStack()

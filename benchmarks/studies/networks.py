@@ -19,7 +19,7 @@ def sample_accuracy(samples: Samples, placings: Sequence[Placing]) -> dict[str, 
     """Accuracy of ``dreamshard`` and ``convex`` over all samples, tasks and seeds, JSON.
 
     Args:
-        samples: by task: placements with their measured ms.
+        samples: placements with their measured ms, by task.
         placings: one result of ``PlaceLearned`` per seed.
     """
 

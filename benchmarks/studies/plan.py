@@ -32,9 +32,9 @@ class SettingPlan:
     """The units of one setting.
 
     Attributes:
-        setting: that is tested.
-        ground: with the number of its test tasks.
-        trained_at: where the networks come from.
+        setting: the setting under test.
+        ground: pool and tasks, with the number of its test tasks.
+        trained_at: setting that the networks come from.
         answers: all units that answer.
         random_search: the samples that the cost networks are judged by.
         measuring: the last unit, which needs all others.
@@ -65,7 +65,7 @@ def plan_setting(
     """All units of a setting.
 
     Args:
-        rows: who takes part.
+        rows: the sharders that take part.
         num_seeds: trainings of each learned sharder.
     """
     few = study.few_tests.get(setting.name, ground.test_tasks)

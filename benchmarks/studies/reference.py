@@ -23,8 +23,8 @@ class BestKnown(Unit):
 
     Attributes:
         first, last: the test tasks from ``first`` on, before ``last``.
-        sources: who answered.
-        config: of the annealing.
+        sources: the units with the answers.
+        config: settings of the annealing.
     """
 
     ground: Ground
@@ -61,7 +61,7 @@ class MeasureAnswers(Unit):
     """Measures all answers to a setting's test tasks; equal placements of a task once.
 
     Attributes:
-        sources: who answered.
+        sources: the units with the answers.
     """
 
     ground: Ground

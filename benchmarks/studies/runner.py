@@ -28,10 +28,10 @@ def run_units(units: Sequence[Unit], folder: Path, commit: str, num_jobs: int, d
     """Does all units that the folder does not hold yet.
 
     Args:
-        units: what is needed before what needs it.
-        commit: of this code, kept with each result.
+        units: the units, each after those that it needs.
+        commit: commit of this code, kept with each result.
         num_jobs: processes; 1 works in this one.
-        description: for the progress bar.
+        description: text of the progress bar.
 
     Raises:
         EvenshardError: a unit failed; the message begins with its name. BadInput and InfeasibleTask stay what they are.

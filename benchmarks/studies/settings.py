@@ -56,10 +56,10 @@ class PoolConfig:
     """The tables of a study, and what its tasks have in common.
 
     Attributes:
-        generator: of the tables.
+        generator: generator of the tables.
         memory_cap_gb: GB of weights per device.
         batch_size: global batch, samples.
-        seed: of the tables and of the tasks.
+        seed: seed of the tables and of the tasks.
     """
 
     generator: GeneratorConfig
@@ -73,9 +73,9 @@ class Ground:
     """All that the sharders of a study share.
 
     Attributes:
-        pool: where the tables come from.
+        pool: pool that the tables come from.
         measure: the hardware, and how it measures.
-        train_tasks, test_tasks: of each setting.
+        train_tasks, test_tasks: tasks of each setting.
     """
 
     pool: PoolConfig
@@ -119,12 +119,12 @@ class Study:
     """What makes one study differ from the others.
 
     Attributes:
-        settings: that are tested.
-        dims: of the tables on GPUs, real or simulated.
-        cpu_dims: of the tables on a CPU.
-        num_tables: of the pool on GPUs.
-        memory_cap_gb: on GPUs.
-        train_tasks, test_tasks: of each setting.
+        settings: the settings under test.
+        dims: dims of the tables on GPUs, real or simulated.
+        cpu_dims: dims of the tables on a CPU.
+        num_tables: tables of the pool on GPUs.
+        memory_cap_gb: memory of a device on GPUs.
+        train_tasks, test_tasks: tasks of each setting.
         transferred_from: the setting whose networks are tested at all others too, without fine-tuning, beside those
             trained for the size; None if there is none.
         trained_at: settings without a training of their own: where their networks come from, by name.
@@ -177,7 +177,7 @@ class Budgets:
 
     Attributes:
         dreamshard: its loop.
-        evenshard: what its training measures and fits beside that.
+        evenshard: additional measurements and fits of evenshard's training.
         autoshard: its two trainings.
         num_shards: random shards measured for AutoShard's cost network.
         exact_s: time limit of the exact solver, in its own seconds, a little over one of a core; in the studies' tasks

@@ -39,9 +39,9 @@ class BenchConfig:
         study: dlrm, mixed, generalize or autoshard.
         hardware: cpu, cuda, auto, or simulated:<profile>.
         num_seeds: trainings of each learned sharder.
-        folder: of the units' results.
-        settings: that are tested; None for those of the study.
-        train_tasks, test_tasks: of each setting; None for those of the study.
+        folder: folder of the units' results.
+        settings: the settings under test; None for those of the study.
+        train_tasks, test_tasks: tasks of each setting; None for those of the study.
         num_jobs: processes side by side; None for one per core. Real hardware takes one.
         skip: rows to leave out.
         fresh: do everything again.

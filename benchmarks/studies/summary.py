@@ -25,9 +25,9 @@ class Measured:
     """The measured answers of one sharder: seeds x tasks, infinite (0 for balance and speedup) where infeasible.
 
     Attributes:
-        ms: of a step.
+        ms: time of a step.
         balance: the degree of balance.
-        compute_speedup: against random, compute alone; None where random found no room.
+        compute_speedup: speedup against random, compute alone; None where random found no room.
     """
 
     ms: tuple[tuple[float, ...], ...]
@@ -51,7 +51,7 @@ def comparison(measured: Mapping[str, Measured], balance: bool = False) -> dict[
     """The comparison of one setting, JSON: ``best_heuristic``, ``num_common_tasks`` and ``sharders``.
 
     Args:
-        measured: by sharder, in the order of the rows.
+        measured: measured answers by sharder, in the order of the rows.
         balance: also AutoShard's metrics.
     """
     ms_of = {name: one.task_ms for name, one in measured.items()}

@@ -34,9 +34,9 @@ class TrainNetworks(Unit):
     """DreamShard's loop on the train tasks of a setting, and evenshard's training after it.
 
     Attributes:
-        seed: of both.
-        config: of the loop.
-        evenshard: of what evenshard adds.
+        seed: seed of both.
+        config: settings of the loop.
+        evenshard: settings of what evenshard adds.
     """
 
     ground: Ground
@@ -87,13 +87,13 @@ class PlaceLearned(Unit):
     """The answers of DreamShard and evenshard to the test tasks, and what their cost networks think of the samples.
 
     Attributes:
-        setting: that is tested; the networks may come from another one.
+        setting: the setting under test; the networks may come from another one.
         trained: the training.
-        sharders: who is asked.
+        sharders: the sharders to ask.
         samples: placements that both cost networks predict.
-        search: of evenshard, but for its seed.
-        suffix: of their names in the table, such as "_transferred".
-        num_rollouts: of dreamshard.
+        search: search of evenshard, but for its seed.
+        suffix: suffix of their names in the table, such as "_transferred".
+        num_rollouts: rollouts of dreamshard.
     """
 
     ground: Ground

@@ -62,9 +62,9 @@ class Record:
     """What a unit's file holds.
 
     Attributes:
-        result: of the unit.
-        commit: of the code that did it.
-        wall_s: how long it took.
+        result: result of the unit.
+        commit: commit of the code that did it.
+        wall_s: wall time in seconds.
     """
 
     result: Result

@@ -52,7 +52,7 @@ class Peers(Unit):
 
     Attributes:
         sharders: their names.
-        single_costs: for those that are privileged to know them.
+        single_costs: single-table costs for those that are privileged to know them.
         exact_s: time limit of the exact solver.
     """
 

@@ -19,7 +19,7 @@ class Source:
     """An argument type: what a command reads, where that need not be a path: s3://bucket/key, models:/name/1, cpu.
 
     Args:
-        parts: of a folder that are read; none for all of it.
+        parts: parts of a folder that are read; none for all of it.
     """
 
     def __init__(self, *parts: str) -> None:

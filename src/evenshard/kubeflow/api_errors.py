@@ -36,7 +36,7 @@ def problem_of(error: Exception, what: str, url: str, namespace: str, token_file
     """The problem behind an error of the SDK.
 
     Args:
-        what: was asked, such as "run 1234".
+        what: subject of the call, such as "run 1234".
     """
     from kfp_server_api import ApiException
     from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError

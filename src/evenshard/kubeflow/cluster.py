@@ -34,11 +34,12 @@ class StageResources:
 
     Attributes:
         cpu: cores, as Kubernetes writes them: 4 or 250m.
-        memory: as Kubernetes writes it: 32Gi.
-        gpus: for each pod; 0 for none.
+        memory: memory as Kubernetes writes it: 32Gi.
+        gpus: GPUs of each pod; 0 for none.
         shared_memory: size of /dev/shm; None keeps the node's own.
-        timeout_minutes: after which a pod is stopped; 0 for none.
-        retries: of a pod that Kubernetes has deleted, evicted or lost; and within it, of what may pass (``again``).
+        timeout_minutes: time after which a pod is stopped; 0 for none.
+        retries: retries of a pod that Kubernetes has deleted, evicted or lost; and within it, of temporary failures
+            (``retry``).
         backoff, max_backoff: seconds before the first retry, doubled before each further one, and the most of them.
         cache: whether an earlier result of the same inputs will do.
     """
@@ -85,10 +86,10 @@ class Cluster:
 
     Attributes:
         num_parts: pods that measure a round side by side.
-        stages: by name; each of ``STAGES`` is there.
-        gpu: of pods that ask for one.
-        node_selector, labels: of all pods.
-        service_account: that runs are submitted with; "" for the cluster's own default.
+        stages: settings by name of the stage, for each of ``STAGES``.
+        gpu: kind of GPU of pods that ask for one.
+        node_selector, labels: selector and labels of all pods.
+        service_account: account that runs are submitted with; "" for the cluster's own default.
         image_pull_secrets: names.
         config_map, config_keys: environment variables from a ConfigMap; "" for none.
         secrets: environment variables from secrets: keys by name of the secret.

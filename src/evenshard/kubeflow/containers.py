@@ -71,7 +71,7 @@ def run_container(
     """Runs a container to its end, prints what it says, and returns its exit code.
 
     Args:
-        volumes, mounts: what the container sees of this machine, by path: kfp's own, and more.
+        volumes, mounts: files and folders of this machine in the container, by path: kfp's own, and more.
     """
     everything = {**mounts, **volumes}
     container = client.containers.run(image=image, command=command, detach=True, volumes=everything, **options)

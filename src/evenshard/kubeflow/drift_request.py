@@ -23,8 +23,8 @@ class DriftRequest:
 
     Attributes:
         batch_size: today's global batch, samples; None for the largest that the model was trained on.
-        num_devices: that the tables live on; None leaves devices aside.
-        embedding_dim: of all tables, where they come from a sample of traffic.
+        num_devices: devices that the tables live on; None leaves devices aside.
+        embedding_dim: dim of all tables, where they come from a sample of traffic.
         default_pooling_factor: lookups per sample of tables that do not tell.
         tolerated_pct: so much of the load may lie outside of the training data, and so many of the tables may be rare
             there, per cent.

@@ -28,7 +28,7 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
     """Runs a pipeline and returns the folder of its artifacts, one folder for each task.
 
     Args:
-        values: of the pipeline's parameters. Files among them are absolute paths (``local_file``).
+        values: values of the pipeline's parameters. Files among them are absolute paths (``local_file``).
         runner: subprocess or container. The latter needs a Docker API, such as podman's, and the image.
         out: folder that gets a new folder for this run.
         expected: a file that the run must leave, such as ``evaluate/report/metrics.json``: files tell, not what a

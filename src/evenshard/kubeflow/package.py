@@ -55,10 +55,10 @@ def build(
     """A pipeline ready to be compiled or run, and the values of those of its parameters that a user has given.
 
     Args:
-        name: of ``PIPELINES``.
+        name: one of ``PIPELINES``.
         params_path: params.yaml; None for a pipeline that can do without, which is place.
         overrides: values of the pipeline's parameters, by name.
-        runs_now: what is on S3 today is what the run will read.
+        runs_now: whether the run starts at once, so that what is on S3 now is what it will read.
 
     Raises:
         BadInput: if the settings or values make no sense, or kfp is not installed.

@@ -33,7 +33,7 @@ def pods_of(namespace: str, workflow: str) -> dict[str, Pod]:
     """The pods of a run by the number that their names end with; none where Kubernetes cannot be asked, or has none.
 
     Args:
-        workflow: of Argo, which labels all its pods with its name.
+        workflow: name of the Argo workflow, with which it labels all its pods.
     """
     try:
         with warnings.catch_warnings():

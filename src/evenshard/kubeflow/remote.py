@@ -35,10 +35,10 @@ class Endpoint:
 
     Attributes:
         url: such as http://localhost:8080 or https://kubeflow.example.com/pipeline.
-        namespace: of experiments and runs; each call names it.
+        namespace: namespace of experiments and runs; each call names it.
         token_file: read again for every call, as a cluster renews it; None for the pod's own, where there is one.
-        timeout_s: for one call.
-        pauses_s: before each further try of a call that met a server in trouble.
+        timeout_s: limit for one call.
+        pauses_s: pauses before each further try of a call after the server failed.
     """
 
     url: str
@@ -53,12 +53,13 @@ class RunStatus:
     """How a run is doing.
 
     Attributes:
-        run_id, name: of the run.
-        namespace: where its pods are.
+        run_id, name: id and name of the run.
+        namespace: namespace of its pods.
         state: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELING, CANCELED, SKIPPED or PAUSED.
-        tasks: that have begun.
-        recorded_until: when Kubeflow Pipelines stopped to note what they do; None where nothing shows that it has.
-        url: of its page.
+        tasks: tasks that have begun.
+        recorded_until: time until which Kubeflow Pipelines recorded what they do; None if nothing shows that it has
+            stopped.
+        url: address of its page.
     """
 
     run_id: str
@@ -207,7 +208,7 @@ class Remote:
         """One call, again where the server is in trouble: always what only reads, and else what it has not begun.
 
         Args:
-            id_name: that the answer must have: out of a login page the SDK makes an object that is empty.
+            id_name: id that the answer must have: the SDK turns a login page into an empty object.
         """
         for pause_s in (*self._endpoint.pauses_s, None):
             try:

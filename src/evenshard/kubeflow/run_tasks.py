@@ -26,9 +26,9 @@ class TaskStatus:
     """One task of a pipeline; of a loop's body, one for each of its items.
 
     Attributes:
-        name: as the pipeline has it. What prepares a task is part of it, unless it has failed: ``place-driver``.
+        name: name in the pipeline. What prepares a task is part of it, unless it has failed: ``place-driver``.
         state: PENDING while its pod has not started, RUNNING, SUCCEEDED, FAILED or SKIPPED.
-        since: when it began, or its pod was made.
+        since: time when it began, or its pod was made.
         nodes: ids of its pods, one for each try. The names of the pods end with the same number.
         pod: name of the last of them, where Kubernetes could be asked.
         reason: why that pod does not start, or has failed, where Kubernetes could be asked.

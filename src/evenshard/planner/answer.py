@@ -21,8 +21,8 @@ class Rival:
 
     Attributes:
         sharder: its name.
-        predicted_ms: by the same cost model; None where it found no placement.
-        measured_ms: on the hardware, where that was asked for.
+        predicted_ms: predicted time by the same cost model; None where it found no placement.
+        measured_ms: time on the hardware, if measured.
         note: why there is none, or which rules it breaks; empty otherwise.
     """
 
@@ -39,20 +39,20 @@ class PlacementAnswer(Placement):
     Attributes:
         device_of_table: device id of each of ``parts``.
         num_devices: devices of the request.
-        request: what was asked.
-        parts: where rows and columns live: the tables in their order, those that are split in several parts.
-        alone_ms: for each of ``parts``: no device that holds it is predicted to take less, whatever else it holds.
-        adds_ms: for each of ``parts``: what its device would save without it.
+        request: the request.
+        parts: the parts of tables and their devices: the tables in their order, those that are split in several parts.
+        alone_ms: time of each part alone: no device that holds it is predicted to take less, whatever else it holds.
+        adds_ms: time that each part adds: what its device would save without it.
         devices: predicted times, by device id.
-        predicted_ms: of the slowest device.
+        predicted_ms: predicted time of the slowest device.
         low_ms, high_ms: the 90 % interval of that.
         lower_bound_ms: no placement of these parts is predicted to cost less (memory and rules left aside).
-        warnings: where the request lies outside of what the model was trained on.
-        comparison: what other sharders would cost.
+        warnings: warnings where the request lies outside of what the model was trained on.
+        comparison: placements of other sharders and their costs.
         measured: the cost on the hardware, where that was asked for.
         lineage: model, tables and code that made it; JSON.
-        link: that the exchanges of the training data went over, by name; empty where a file does not tell.
-        notes: what else to know before believing a time; a sentence or two each.
+        link: name of the link in the training data; empty where a file does not state it.
+        notes: notes on how far to trust a time; a sentence or two each.
     """
 
     request: PlacementRequest

@@ -58,7 +58,7 @@ def place(
         num_devices: devices, equally fast.
         memory_cap_gb: memory of a device, GB of 1024**3 bytes; one number, or one for each device.
         reserved_gb: GB of each device kept for everything besides tables.
-        hardware: that the answer is for: cpu, cuda, or simulated:<profile>, a device model.
+        hardware: hardware that the answer is for: cpu, cuda, or simulated:<profile>, a device model.
         model: a round's folder such as work/round_3, here or on S3, an MLflow URI such as
             models:/evenshard-cost@champion, or a loaded model; where left out, the one that comes with evenshard for
             the hardware.
@@ -66,7 +66,7 @@ def place(
         optimizer: sgd, rowwise_adagrad, adagrad or adam: its state takes memory.
         weight_bits: 8, 16 or 32 bits for the weights of all tables; where left out, each table's own.
         traffic: a sample of lookups with the pooling factors and histograms of the tables of a file or public set.
-        embedding_dim: of all tables, where the tables are a sample of traffic.
+        embedding_dim: dim of all tables, where the tables are a sample of traffic.
         default_pooling_factor: lookups per sample of a table that has no pooling factor; reported as assumed.
         allow_column_split: split tables by columns where that helps.
         pinned: the device, or devices, that a table may live on.
@@ -77,7 +77,7 @@ def place(
         num_measured: candidates to time on the hardware (a simulated one simulates); the fastest is the answer. 0
             trusts the model.
         compare: other sharders to compare with; see ``evenshard.planner.rivals``.
-        seed: of the search.
+        seed: seed of the search.
 
     Returns:
         The placement, with its predicted times, how sure they are, and a lower bound. The same arguments give the same.

@@ -29,7 +29,7 @@ class Room:
     """A request as something to pack.
 
     Attributes:
-        task: of the whole tables; their optimizer state is the least that they can have, cut or not.
+        task: task of the whole tables; their optimizer state is the least that they can have, cut or not.
         pieces: its items, with their blocks of columns where they may be cut.
         cut: positions of the tables that may be.
     """
@@ -71,8 +71,8 @@ def any_parts(
     """Some parts, and a legal placement of them; the same arguments give the same.
 
     Args:
-        request: what is asked.
-        seed, time_limit_s: as ``pack`` has them.
+        request: the request.
+        seed, time_limit_s: the same as in ``pack``.
 
     Raises:
         InfeasibleTask: if there are none, or none were found in time; the message says which of the two.

@@ -23,7 +23,7 @@ class StoredFiles:
         """The first file with this SHA-256, or None.
 
         Args:
-            md5: what DVC calls the file; without it, all of the cache is read.
+            md5: DVC's hash of the file; without it, all of the cache is read.
         """
         for path in self._candidates(md5):
             if path not in self._sha256:

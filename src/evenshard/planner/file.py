@@ -218,7 +218,7 @@ def read_json(path: str | Path, what: str, remedy: str) -> Any:
 
     Args:
         what: the file should be, for the message; with its article.
-        remedy: for the message.
+        remedy: advice in the error message.
 
     Raises:
         BadFile: if it cannot be read, or is not JSON within the limits.

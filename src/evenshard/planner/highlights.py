@@ -41,12 +41,12 @@ class PlacedPart:
     """A table, or some of its columns, where it lives.
 
     Attributes:
-        part: what is placed, and where.
+        part: the part and its device.
         table: the part as a table of its own.
         size_bytes: weights and optimizer state.
         alone_ms: no device that holds it is predicted to take less.
-        adds_ms: what its device would save without it.
-        share: that, of the device's time; 0 to 1.
+        adds_ms: time that its device would save without it.
+        share: share of the device's time, 0 to 1.
     """
 
     part: TablePart
@@ -67,8 +67,8 @@ class AssumedGroup:
     """The same assumption about several tables.
 
     Attributes:
-        column: of the tables, such as ``reuse_bins``.
-        text: what stands there, and why.
+        column: column of the tables, such as ``reuse_bins``.
+        text: the assumed value, and why.
         tables: their names, in order.
     """
 

@@ -21,7 +21,7 @@ def model_of(where: str | Path | None, hardware: str | None = None) -> Placement
     Args:
         where: None is the bundled one for ``hardware``; ``bundled:h200`` names one.
             On S3 it is a folder that ``evenshard.utils.s3.upload`` left there.
-        hardware: that the model must have been trained on, as for ``load_model``.
+        hardware: hardware that the model must have been trained on, as for ``load_model``.
 
     Raises:
         BadInput: if there is none, it cannot be read, or it is of other hardware.

@@ -24,7 +24,7 @@ class Option:
     """A knob.
 
     Attributes:
-        name: of the argument.
+        name: name of the argument.
         kind: its type in Python; where the default is None, that is allowed too.
         default: its value where it is left out.
         help: its meaning, in one line.

@@ -31,7 +31,7 @@ class PlaceConfig:
     """How to answer.
 
     Attributes:
-        search: for a placement of given parts.
+        search: search for a placement of given parts.
         compare: other sharders to compare with, by name; see ``rivals``.
         num_measured: candidates to measure; 0 trusts the model.
     """
@@ -53,7 +53,7 @@ def place(
 
     Args:
         measure: measures placements; needed to measure candidates.
-        tables_from: where the tables were read, for the lineage.
+        tables_from: source of the tables, for the lineage.
 
     Raises:
         InfeasibleTask: if there is no legal placement; the message says what is missing.

@@ -32,12 +32,12 @@ class PlacementRequest:
         tables: whole, with distinct names.
         caps_bytes: memory of each device, by device id.
         batch_size: global batch, samples.
-        reserved_bytes: of each device, for everything that is no table.
-        optimizer: whose state is counted; see ``optimizer_state``.
-        rules: where tables may live.
+        reserved_bytes: memory of each device kept for everything besides tables.
+        optimizer: optimizer whose state is counted; see ``optimizer_state``.
+        rules: rules of where tables may live.
         allow_column_split: tables may be split by columns.
-        hardware: that the answer is for, such as ``simulated:h200``.
-        assumptions: what was not told about the tables.
+        hardware: hardware that the answer is for, such as ``simulated:h200``.
+        assumptions: assumptions about the tables.
 
     Raises:
         BadConfig: a value makes no sense.

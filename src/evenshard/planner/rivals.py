@@ -39,7 +39,7 @@ def rivals(
     """Each rival's answer, in the order of ``names``; without ``SPLITTING`` where that cannot be asked.
 
     Args:
-        names: of ``RIVALS``.
+        names: names from ``RIVALS``.
         measure: measures their placements too, where there is one.
 
     Raises:

@@ -66,9 +66,9 @@ def whole_search(
     """The best placement of these parts; without any, of whole tables.
 
     Args:
-        request: what is asked.
+        request: the request.
         sharder: searches.
-        parts: of its tables.
+        parts: parts of its tables.
         known: legal placements of the parts; the answer is not worse than any of them.
 
     Raises:

@@ -38,7 +38,7 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     """Prints the summary.
 
     Args:
-        file: where to; None for stdout. Colours go to terminals only.
+        file: output; None for stdout. Colours go to terminals only.
         missing: why TorchRec's planner is not among the others, where it was asked for.
     """
     console = plain_console(file)

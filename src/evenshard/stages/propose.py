@@ -170,7 +170,7 @@ def in_part(
     """Every ``num_parts``-th job, with the controls among them: parts that are measured apart make up the round.
 
     Args:
-        part: from 1; that of 1 is the whole round.
+        part: number of the part, from 1; part 1 of 1 is the whole round.
         with_controls: puts the controls among jobs. In parts they are named by the part, so that parts can be merged.
 
     Raises:

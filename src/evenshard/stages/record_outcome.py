@@ -29,7 +29,7 @@ class RecordOutcomeInputs:
     Attributes:
         said: the state of all that came before, in its own words.
         run: name of the run.
-        page: where the run can be seen, or its id where nobody has told the address.
+        page: page of the run, or its id if the address is unknown.
     """
 
     said: str

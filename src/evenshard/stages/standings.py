@@ -94,7 +94,7 @@ def common_tasks(ms_of: Mapping[str, Sequence[float]]) -> list[int]:
     """Positions of the tasks that every sharder could place: means over different tasks compare nothing.
 
     Args:
-        ms_of: by sharder, the cost of each task; infinite where infeasible.
+        ms_of: cost of each task, by sharder; infinite where infeasible.
     """
     return [number for number, ms in enumerate(zip(*ms_of.values(), strict=True)) if all(map(math.isfinite, ms))]
 
@@ -146,8 +146,8 @@ def standings(results: Sequence[Result], noise: Noise = QUIET) -> list[Standing]
     """Compares the sharders over the tasks that all of them could place.
 
     Args:
-        results: of every sharder, the tasks in the same order.
-        noise: of the measurements; two sharders closer than it are called equal.
+        results: results of every sharder, the tasks in the same order.
+        noise: noise of the measurements; two sharders closer than it are called equal.
     """
     ms_of: dict[str, list[float]] = {}
     for result in results:
@@ -180,7 +180,7 @@ class NetworkAccuracy:
     """How well a network predicts measured placements of unseen tables.
 
     Attributes:
-        median_abs_pct_error: of the overall cost, per cent; NaN without placements.
+        median_abs_pct_error: median absolute error of the overall cost, per cent; NaN without placements.
         kendall_tau: mean over tasks of the rank correlation between predicted and measured placements of one task;
             NaN without a task that has ranks.
     """

@@ -54,7 +54,7 @@ class PeerLost(MeasurementFailed):
     """Another process hung, died, or broke its connection: no exchange is possible any more.
 
     Args:
-        reason: how it showed.
+        reason: how it became visible.
         waited_s: seconds spent waiting until then.
     """
 
@@ -94,7 +94,7 @@ def pooled_splits(device_dims: Sequence[int], batch_size: int, rank: int) -> Spl
     Args:
         device_dims: sum of the embedding dims of each device's tables.
         batch_size: global batch, samples.
-        rank: whose splits.
+        rank: the rank whose splits these are.
     """
     samples = samples_of_ranks(batch_size, len(device_dims))
     return Splits(
@@ -112,10 +112,10 @@ class Ranks:
     Every method that needs the others raises PeerLost if one of them does not take part within ``timeout_s``.
 
     Attributes:
-        rank: of this process.
+        rank: rank of this process.
         size: processes altogether.
-        device: of this process.
-        backend: what carries the exchanges, "gloo" or "nccl".
+        device: device of this process.
+        backend: backend of the exchanges, "gloo" or "nccl".
     """
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device, timeout_s: float) -> None:
@@ -258,7 +258,7 @@ class Finding:
     Attributes:
         steps: warm-up steps first; empty if there is a problem.
         problem: one of PROBLEMS.
-        reason: of a problem, for people.
+        reason: reason for a problem, for people.
     """
 
     steps: tuple[Step, ...] = ()

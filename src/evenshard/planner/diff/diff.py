@@ -34,9 +34,9 @@ class PartMove:
 
     Attributes:
         table: its name.
-        rows, columns: that move.
-        from_device, to_device: in the old answer, and in the new one.
-        weight_bytes, state_bytes: what moves: weights, and optimizer state.
+        rows, columns: rows and columns that move.
+        from_device, to_device: device in the old answer, and in the new one.
+        weight_bytes, state_bytes: bytes that move: weights, and optimizer state.
     """
 
     table: str
@@ -73,7 +73,7 @@ class Traffic:
     Attributes:
         moved_bytes: weights and optimizer state.
         busiest_bytes: the most that a device sends, or receives.
-        seconds: of that over a link; None if its speed is unknown.
+        seconds: time of the transfer over a link; None if its speed is unknown.
         pairs: devices that exchange something, by id.
         devices: those that send or receive, by id.
     """
@@ -90,8 +90,8 @@ class Renaming:
     """Other ids for the devices of the new answer, with which less moves. Devices that differ keep theirs.
 
     Attributes:
-        new_names: for each device of the new answer, the old device that should be it.
-        traffic: what moves then.
+        new_names: the old device that each device of the new answer should be.
+        traffic: traffic that remains then.
     """
 
     new_names: tuple[int, ...]
@@ -116,15 +116,15 @@ class Difference:
     """Between an old answer and a new one.
 
     Attributes:
-        old_num_devices, new_num_devices: of the two.
-        moves: what changes devices, in the order of the new answer's tables.
-        kept_bytes: of what stays, weights and optimizer state.
-        traffic: what moves.
+        old_num_devices, new_num_devices: devices of the two answers.
+        moves: parts that change devices, in the order of the new answer's tables.
+        kept_bytes: bytes that stay, weights and optimizer state.
+        traffic: bytes that move.
         renaming: saves some or all of that; None where none does.
         added, removed: tables that only the new answer has, or the old one.
         changed: tables whose shape differs.
         times: predicted, before and after.
-        notes: what else to know before comparing; a clause each.
+        notes: notes on the comparison; a clause each.
     """
 
     old_num_devices: int

@@ -22,8 +22,8 @@ class Times:
     """Predicted times of a step, ms.
 
     Attributes:
-        predicted_by: the model that judged both, or ``OWN_FIGURES``.
-        old_ms, new_ms: of the slowest device.
+        predicted_by: the model that predicted both, or ``OWN_FIGURES``.
+        old_ms, new_ms: time of the slowest device.
         saves_ms: the difference; below 0 where the new placement is slower.
         lower_bound_ms: no placement of the new answer's parts is predicted to cost less.
     """

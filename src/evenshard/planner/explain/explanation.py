@@ -14,8 +14,8 @@ class Option:
     Attributes:
         device: its id.
         device_ms: predicted, with the part and all that must stay with it.
-        step_ms: of the slowest device then.
-        change_ms: that minus the step now; below 0 where a step gets faster.
+        step_ms: time of the slowest device then.
+        change_ms: difference to the step now; below 0 where a step gets faster.
         used_bytes: memory that its tables take then.
         room_bytes: memory that they may take.
         illegal: why the part may not live there, a clause each; empty where it may.
@@ -35,11 +35,11 @@ class Move:
     """A legal move of the part, or a swap.
 
     Attributes:
-        to_device: where the part goes.
+        to_device: device that the part goes to.
         swap_with: parts that come back; empty for a plain move.
-        from_ms, to_ms: of the two devices then.
-        step_ms: of the slowest device then.
-        change_ms: that minus the step now.
+        from_ms, to_ms: times of the two devices then.
+        step_ms: time of the slowest device then.
+        change_ms: difference to the step now.
         helps: a step gets faster, by more than rounding.
     """
 
@@ -57,16 +57,16 @@ class PartExplanation:
     """One part of the table; all of it, where it is not split.
 
     Attributes:
-        name: as in the placement, with its columns where it is a part.
-        rows, columns: of the table that it has.
-        device: where it lives.
+        name: name in the placement, with its columns if it is a part.
+        rows, columns: rows and columns of the table in this part.
+        device: device of the part.
         weight_bytes, state_bytes: its size: weights, and optimizer state where that is counted.
         moves_with: parts that a rule keeps with it; they move as one.
         alone_ms: no device that holds the part takes less, whatever else it holds (``PlacementAnswer.alone_ms``).
-        adds_ms: what its device takes now, minus what it would take without the part.
-        device_ms: what its device takes now.
+        adds_ms: time of its device now, minus that without the part.
+        device_ms: time of its device now.
         on_slowest: its device is the slowest one, or as slow.
-        without_ms: what a step would take without the part.
+        without_ms: time of a step without the part.
         options: all devices, by id; its own as it is now.
         best: the legal move or swap with the fastest step, those left out after which the two devices take what they
             took, or trade it; None where there is none.
@@ -94,10 +94,10 @@ class Explanation:
 
     Attributes:
         table: its name.
-        model: what predicted all times.
-        step_ms: of the slowest device, now.
+        model: the model that predicted all times.
+        step_ms: time of the slowest device now.
         slowest_device: its id, the first of equals.
-        parts: from the first column to the last.
+        parts: parts of the table, from the first column to the last.
     """
 
     table: str

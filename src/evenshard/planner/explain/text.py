@@ -23,7 +23,7 @@ def print_explanation(explanation: Explanation, file: TextIO | None = None) -> N
     """Prints all of it.
 
     Args:
-        file: where to; None for stdout. Colours go to terminals only.
+        file: output; None for stdout. Colours go to terminals only.
     """
     console = plain_console(file)
     console.width = max(console.width, _NARROWEST)

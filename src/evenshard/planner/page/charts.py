@@ -24,7 +24,7 @@ class Axis:
 
     Attributes:
         stop: the value at its end.
-        step: between ticks.
+        step: distance between ticks.
     """
 
     stop: float
@@ -81,7 +81,7 @@ class DeviceBar:
     Attributes:
         segments: the four times.
         total_ms: predicted.
-        measured_ms, measured_pct: where it was measured.
+        measured_ms, measured_pct: measured time, if there is one.
         num_parts: tables and parts of tables.
         used_bytes, reserved_bytes, cap_bytes: memory of the tables, set aside, in all.
         used_pct, reserved_pct, cap_pct: the same, on the memory axis.
@@ -112,8 +112,8 @@ class RivalBar:
 
     Attributes:
         pct: length of its predicted time; 0 where it found no placement.
-        measured_pct: where its measured time stands, if there is one.
-        difference: to the answer, in words; empty without a placement.
+        measured_pct: position of its measured time, if there is one.
+        difference: difference to the answer, in words; empty without a placement.
         verdict: "", "no placement" or "breaks a rule".
     """
 

@@ -33,7 +33,7 @@ def predicted(
     Args:
         plan: TorchRec's or evenshard's; tables whole or split by columns.
         asked: an answer for the same tables and devices, or its request. Tables are called as ``tables_of`` calls them.
-        model: as in ``evenshard.place``, the one that answered; None: the one that comes with evenshard.
+        model: model as in ``evenshard.place``, the one that answered; None: the one that comes with evenshard.
 
     Returns:
         Its placement is one of parts where the plan splits tables; each part is counted as a table.

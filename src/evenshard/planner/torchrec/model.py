@@ -29,7 +29,7 @@ def chosen_model(
     """A model and the hardware that it speaks of.
 
     Args:
-        where: as in ``evenshard.place``; None: the one that comes with evenshard for the hardware.
+        where: model as in ``evenshard.place``; None: the one that comes with evenshard for the hardware.
         hardware: None: the model's, or the GPU's if there is no model either.
         compute_device: cuda or cpu.
 

@@ -61,8 +61,8 @@ def save_plan(
     """Writes the plan as a whole or not at all. TorchRec is not needed.
 
     Args:
-        answer: of ``evenshard.place``; its devices become ranks.
-        path: of the file.
+        answer: answer of ``evenshard.place``; its devices become ranks.
+        path: path of the plan file.
         local_world_size: ranks of a node; all of them where it is left out.
         compute_device: cuda or cpu.
 
@@ -98,7 +98,7 @@ def load_plan(
     """The plan for a model, as ``DistributedModelParallel`` takes it.
 
     Args:
-        path: of a file that ``save_plan`` wrote.
+        path: path of a file that ``save_plan`` wrote.
         modules: the model that will be wrapped, or its collections by path. Tables are found by their names, those
             that several collections have by path and name, as ``tables_of`` calls them.
         local_world_size: ranks of a node, if they are not those of the file.

@@ -88,19 +88,19 @@ class EvenshardPlanner:
             compute_device: cuda or cpu; cuda where left out, if there is one.
             memory_cap_gb: GB (1024**3 bytes) of each rank; one number, or one for each. Where left out: those of the
                 topology, or what TorchRec assumes without one, which is 32 of a GPU, however large it is.
-            reserved_gb: of each, for everything that is no table. Where left out: nothing of ``memory_cap_gb``, and
-                15 % of what topology or TorchRec tell.
+            reserved_gb: memory of each device kept for everything besides tables. Default: 0 with ``memory_cap_gb``,
+                else 15 % of the memory of the topology, or of what TorchRec finds.
             batch_size: samples per rank and step, as in TorchRec.
-            pooling_factors: by table or feature, as ``tables_of`` takes them.
-            default_pooling_factor: of each feature that is not named.
-            optimizer: whose state takes memory too: sgd, rowwise_adagrad, adagrad or adam.
+            pooling_factors: pooling factors by table or feature, as ``tables_of`` takes them.
+            default_pooling_factor: pooling factor of each feature that is not named.
+            optimizer: optimizer whose state takes memory too: sgd, rowwise_adagrad, adagrad or adam.
             pinned, forbidden, forbidden_devices, together, apart: rules, as in ``evenshard.place``; devices are ranks,
                 tables are called as ``tables_of`` calls them.
             allow_column_split: tables may be split by columns; they may not where it is left out.
-            hardware: that is placed for, such as simulated:h200. Where left out: the model's, or that of this process'
-                GPU, or simulated:h200.
-            model: as in ``evenshard.place``.
-            seed: of the search.
+            hardware: hardware to place for, such as simulated:h200. Default: the model's, or that of this process' GPU,
+                or simulated:h200.
+            model: model as in ``evenshard.place``.
+            seed: seed of the search.
 
         Raises:
             BadConfig: if ranks are unknown, something is given twice or makes no sense, or TorchRec is not installed.
@@ -124,7 +124,7 @@ class EvenshardPlanner:
 
         Args:
             module: the model, as ``DistributedModelParallel`` will get it.
-            sharders: of modules; TorchRec's default ones where left out.
+            sharders: sharders of modules; TorchRec's default ones where left out.
 
         Raises:
             PlannerError: TorchRec's, with evenshard's message, if the tables find no room.

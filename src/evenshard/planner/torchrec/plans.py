@@ -68,7 +68,7 @@ def sharding_plan(
 
     Args:
         answer: a placement of ``tables``, or parts of them where tables are split.
-        tables: in the placement's order, called as ``tables_of`` calls them; they may stand in any order.
+        tables: tables in the placement's order, with their names from ``tables_of``; they may stand in any order.
         modules: the model that will be wrapped, or its collections by path.
         world_size: ranks; the placement's devices where it is left out, which parts do not tell.
         compute_device: cuda or cpu (TorchRec's device types).

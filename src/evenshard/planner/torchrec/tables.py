@@ -38,7 +38,7 @@ class LocatedTable:
 
     Attributes:
         name: evenshard's.
-        path: of its collection in the model; "" for the model itself.
+        path: path of its collection in the model; "" for the model itself.
         config: TorchRec's record of it; its name is TorchRec's.
     """
 
@@ -67,7 +67,7 @@ def tables_of(
             collections, or a list of ``EmbeddingBagConfig``.
         pooling_factors: mean lookups per sample, by table or by feature. A name of a table means all its features
             together; other names are features, which add up to their table's.
-        default_pooling_factor: of each feature that is not named.
+        default_pooling_factor: pooling factor of each feature that is not named.
 
     Raises:
         BadConfig: if there are no tables, if one cannot be placed, or if a pooling factor's name is unknown.

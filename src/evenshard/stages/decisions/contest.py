@@ -34,7 +34,7 @@ class Contest:
 
     Attributes:
         tasks: the held-out tasks, in their order.
-        noise: of the measurements.
+        noise: noise of the measurements.
         measured: all of them, controls included. A placement that both chose stands there once, as the candidate's.
     """
 

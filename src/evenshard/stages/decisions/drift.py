@@ -38,11 +38,11 @@ class QuantityDrift:
 
     Attributes:
         name: num_rows, embedding_dim, pooling_factor, or reuse: mean lookups of an index that a batch looks up.
-        trained_on: of the training tables; None where the model does not tell.
-        now: of today's; None where no table tells.
+        trained_on: range of the training tables; None if the model does not state it.
+        now: range of today's tables; None if no table states it.
         num_outside: tables outside of the range the model was trained on.
         outside_load_pct: their part of the load, per cent.
-        num_rare: of the others, those that are like hardly any training table; None where the model does not tell.
+        num_rare: number of the others that are like hardly any training table; None if the model does not state it.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Drift:
     Attributes:
         retrain_due: the model does not cover the tables.
         reasons: why, one clause each; none where no retraining is due.
-        remarks: what the model has seen nothing like but does not matter enough, and what it does not tell.
+        remarks: remarks: values unlike the training data that do not matter enough, and what the model does not state.
         num_tables: today's.
         outside_load_pct: part of the load in tables outside of any range, per cent.
         rare_pct: part of the tables that are rare in any quantity, per cent; None where the model does not tell.
@@ -86,10 +86,10 @@ def drift_of(
     """Compares today's tables with the training data of a model.
 
     Args:
-        seen: that data.
-        tables: at least one.
+        seen: the training data.
+        tables: the tables, at least one.
         batch_size: today's global batch, samples.
-        num_devices: that the tables live on; None leaves devices aside.
+        num_devices: devices that the tables live on; None leaves devices aside.
         tolerated_pct: so much of the load may lie outside, and so many of the tables may be rare, per cent.
     """
     loads = np.array([table.pooling_factor * table.embedding_dim for table in tables])

@@ -24,8 +24,8 @@ def print_drift(drift: Drift, model: str, file: TextIO | None = None) -> None:
     """Prints it.
 
     Args:
-        model: what the tables are compared with.
-        file: where to; None for stdout. Colours go to terminals only.
+        model: the model that the tables are compared with.
+        file: output; None for stdout. Colours go to terminals only.
     """
     console = plain_console(file)
     console.width = max(console.width, WIDTH)

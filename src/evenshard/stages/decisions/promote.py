@@ -79,7 +79,7 @@ class Promotion:
     Attributes:
         outcome: see ``Outcome``.
         reason: one clause about the candidate.
-        candidate: where it came from.
+        candidate: folder or URI of the candidate.
         champion: models:/name/version that it met; empty where there was none.
         champion_now: likewise, afterwards.
         decision: None where nothing was measured.

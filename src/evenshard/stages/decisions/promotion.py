@@ -59,14 +59,14 @@ class Decision:
     """Whether the champion changes, and why.
 
     Attributes:
-        promote: it does.
-        verdict: about the cost of placements.
-        reason: in one sentence.
+        promote: whether to promote the candidate.
+        verdict: verdict about the cost of placements.
+        reason: the reason, in one sentence.
         candidate_ms, champion_ms: mean measured cost over the tasks that both could place; NaN without one.
         difference_pct: paired, per cent of the champion's mean; below 0 the candidate is faster. NaN likewise.
         noise_pct: a mean difference below this is no more than measuring noise.
         num_common: tasks that both could place.
-        num_same: of those, with the same placement.
+        num_same: number of those with the same placement.
         num_candidate_missed, num_champion_missed: tasks that each could not place.
         only_candidate, only_champion: tasks that only one of them could place.
         candidate_measured, champion_measured: measured placements that each was trained on.
@@ -100,7 +100,7 @@ def decide(
 
     Args:
         tasks: held out; at least one.
-        noise: of the measurements.
+        noise: noise of the measurements.
         candidate_measured, champion_measured: measured placements that each model was trained on.
     """
     rules = rules or Rules()

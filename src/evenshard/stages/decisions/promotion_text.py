@@ -21,7 +21,7 @@ def print_promotion(promotion: Promotion, file: TextIO | None = None) -> None:
     """Prints it.
 
     Args:
-        file: where to; None for stdout. Colours go to terminals only.
+        file: output; None for stdout. Colours go to terminals only.
     """
     console = plain_console(file)
     console.width = max(console.width, WIDTH)

@@ -20,7 +20,7 @@ class Replan:
 
     Attributes:
         answer: the new one.
-        difference: what moves, and what that saves.
+        difference: the difference: what moves, and what that saves.
     """
 
     answer: PlacementAnswer

@@ -26,8 +26,8 @@ class LoopRun:
     """One loop.
 
     Attributes:
-        name: of the run.
-        run_id: of MLflow.
+        name: name of the run.
+        run_id: MLflow's id of the run.
         settings: by section and key, such as ``train_policy.entropy_weight``.
         metrics: headline metrics by name, such as ``evenshard.mean_measured_ms``.
         hardware: that it was evaluated on; empty if unknown.
@@ -53,7 +53,7 @@ class SharderDifference:
         difference_pct: paired over the tasks that it could place in both, per cent of the first loop's mean; below 0 is
             faster.
         noise_pct: a difference below this is no more than noise; NaN where the noise between runs is unknown.
-        verdict: in words.
+        verdict: the verdict, in words.
     """
 
     difference_pct: Interval
@@ -66,7 +66,7 @@ class SharderRow:
     """One sharder in all loops; None where a loop has not measured it.
 
     Attributes:
-        mean_ms: over the tasks that it could place in that loop.
+        mean_ms: mean over the tasks that it could place in that loop.
         num_infeasible: tasks that it could not place.
         against_first: None for the first loop, and where nothing can be compared.
     """
@@ -83,7 +83,7 @@ class Comparison:
 
     Attributes:
         runs: their names and ids.
-        hardware: that each was evaluated on; empty if unknown.
+        hardware: hardware of each evaluation; empty if unknown.
         settings: those that differ: a value for each loop, None where a loop does not have it.
         metrics: all but the means of the sharders: a value for each loop.
         sharders: fastest of the first loop first.

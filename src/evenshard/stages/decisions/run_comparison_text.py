@@ -20,7 +20,7 @@ def print_comparison(comparison: Comparison, file: TextIO | None = None) -> None
     """Prints it.
 
     Args:
-        file: where to; None for stdout. Colours go to terminals only.
+        file: output; None for stdout. Colours go to terminals only.
     """
     console = plain_console(file)
     console.width = max(console.width, 40 + WIDTH_OF_RUN * len(comparison.runs))
