@@ -36,8 +36,8 @@ def received(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     made_up = inspect.Parameter("made_up_gb", inspect.Parameter.KEYWORD_ONLY, default=1.5, annotation=float)
     place.__signature__ = known.replace(parameters=[*known.parameters.values(), made_up])  # type: ignore[attr-defined]
     place.__doc__ = str(PLACE.__doc__).replace(
-        "        seed: of the search.",
-        "        seed: of the search.\n        made_up_gb: memory for ``nothing``,\n            100 % of it.",
+        "        seed: seed of the search.",
+        "        seed: seed of the search.\n        made_up_gb: memory for ``nothing``,\n            100 % of it.",
     )
     monkeypatch.setattr(api, "place", place)
     return received
