@@ -28,28 +28,23 @@ RUN printf '%s\n' '#!/bin/sh' 'set -e' 'cd /opt/evenshard/lib/python3*/site-pack
         > /usr/local/bin/trim && chmod +x /usr/local/bin/trim
 WORKDIR /build/evenshard
 
-# What evenshard needs, by itself: the long layer below is built again when that changes, and not for a new README.
-FROM build AS wanted
-ARG EXTRA=cpu
-COPY pyproject.toml ./
-RUN python3 -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-    print(*project['dependencies'], *(one for extra in ('${EXTRA}', 'torchrec') \
-    for one in project['optional-dependencies'][extra]), sep='\n')" > /wanted.txt
-
+# What evenshard needs, in a layer of its own: it is built again for a new pyproject.toml, not for a new line of code.
 # kfp is there for its executor, which runs on the standard library and typing_extensions; TorchRec would bring the CUDA
 # build of FBGEMM, see the Makefile.
 FROM build AS build-evenshard
 ARG KFP_VERSION=2.17.0
 ARG EXTRA=cpu
 COPY requirements requirements
-COPY --from=wanted /wanted.txt ./
+COPY pyproject.toml LICENSE ./
+COPY src/evenshard/version.py src/evenshard/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    add --constraint requirements/constraints-${EXTRA}.txt --requirement wanted.txt \
+    touch README.md \
+    && add --constraint requirements/constraints-${EXTRA}.txt ".[${EXTRA},loop,torchrec,tracking]" \
     && add --constraint requirements/constraints-${EXTRA}.txt --no-deps torchrec "kfp==${KFP_VERSION}" \
     && trim
-COPY pyproject.toml README.md LICENSE ./
+COPY README.md ./
 COPY src src
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf add --no-deps .
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf add --no-deps --force-reinstall .
 
 FROM build AS build-mlflow
 COPY requirements requirements

@@ -21,7 +21,7 @@ setup: .venv/ready
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("evenshard needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint requirements/constraints-$(EXTRA).txt --editable '.[$(EXTRA),torchrec,kubeflow,dev]'
+	$(BIN)/python -m pip install --quiet --constraint requirements/constraints-$(EXTRA).txt --editable '.[$(EXTRA),loop,torchrec,mlops,docs,dev]'
 	$(BIN)/python -m pip install --quiet --constraint requirements/constraints-$(EXTRA).txt --no-deps torchrec
 	@mkdir -p .venv/cache && touch $@
 

@@ -24,7 +24,7 @@ from evenshard.planner.rivals import SPLITTING, TORCHREC
 from evenshard.planner.rules import Rules
 from evenshard.sharders.catalog import HEURISTICS
 from evenshard.tables.assumptions import Assumption
-from evenshard.utils.errors import BadConfig
+from evenshard.utils.errors import MissingPackage
 from support.answer_builders import GB, answer
 from support.builders import cost, table
 
@@ -262,7 +262,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 
 def torchrec_is_missing() -> None:
-    raise BadConfig("TorchRec is not installed.")
+    raise MissingPackage("TorchRec is not installed.")
 
 
 def test_the_command_writes_the_page(

@@ -1,11 +1,9 @@
-"""The package can be installed: it carries its data, and places tables without the checkout.
+"""The package can be installed: it carries its data, brings little, and places tables without the checkout.
 
-What is proven: the sdist of this tree builds the wheel; the wheel holds every file of ``src/evenshard`` as it is, and
-asks for the dependencies that ``pyproject.toml`` names; in a clean virtual environment, where pip installed nothing but
-the wheel, the command and the Python API answer in another folder. What is not: that pip finds the dependencies, which
-would take minutes to install again. The clean environment borrows them from this one through a ``.pth`` file. It does
-not borrow evenshard: the editable install of the checkout is a ``.pth`` file itself, and those are not read from a
-borrowed folder.
+What is real: the sdist of this tree builds the wheel; the wheel holds every file of ``src/evenshard`` as it is; pip
+installs it, with its dependencies resolved, into a clean environment that has torch as a training image does, and must
+neither fetch a package beyond ``CORE`` nor touch what the image has. What is not: the image's packages and those of
+``CORE`` are links to the ones installed here, since to unpack them takes half a minute.
 """
 
 from __future__ import annotations
@@ -16,27 +14,82 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
 import venv
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from email.parser import Parser
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from zipfile import ZipFile
 
 import jsonschema
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from support.repository import ROOT
 
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src")
+CORE = ("jinja2", "numpy", "pydantic", "pyyaml", "rich", "scipy", "torch")
+TORCHREC = ("fbgemm-gpu-cpu", "torchrec")
+
+PLANS_MODEL = """
+import json, warnings
+warnings.simplefilter("ignore")  # of FBGEMM, at import
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from evenshard.planner.torchrec import EvenshardPlanner
+from evenshard.tables.catalog import load_catalog
+configs = [
+    EmbeddingBagConfig(one.num_rows, one.embedding_dim, one.name, feature_names=[one.name])
+    for one in load_catalog("mlperf_dlrm_v2", 65536)
+]
+planner = EvenshardPlanner(world_size=8, compute_device="cuda", memory_cap_gb=64)
+plan = planner.plan(EmbeddingBagCollection(configs, device="meta"), [EmbeddingBagCollectionSharder()])
+print(json.dumps({name: entry.ranks for name, entry in plan.plan[""].items()}))
+"""
+RUNS_COMMANDS = """
+import contextlib, io, json, os, sys
+from evenshard.cli import main
+os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:1"
+for command in json.load(sys.stdin):
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = main(command)
+    print(json.dumps([code, errors.getvalue()]))
+"""
+OPENS_HARDWARE = """
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.hardware import open_hardware
+from evenshard.utils.errors import BadInput
+try:
+    open_hardware(MeasureConfig("cpu"))
+except BadInput as error:
+    print(error)
+"""
+TABLES = """
+- {name: users, num_rows: 1000000, embedding_dim: 64, pooling_factor: 1.0}
+- {name: clicks, num_rows: 200000, embedding_dim: 32, pooling_factor: 20.0}
+"""
+# Three tables, each of more than half a device, for two devices.
+TOO_MANY = "".join(f"- {{name: t{n}, num_rows: 200000, embedding_dim: 1024, pooling_factor: 1.0}}\n" for n in range(3))
+NEEDS = {
+    "place tables.parquet": "pyarrow",
+    "describe costs.parquet": "pyarrow",
+    "place tables.yaml --model models:/evenshard-policy/1": "mlflow",
+    "place tables.yaml --model s3://bucket/model": "boto3",
+    "dataset list": "dvc",
+    "pipeline compile --pipeline train --out loop.yaml": "kfp",
+    "place many.yaml --devices 2 --memory-cap-gb 1.2": "ortools",
+}
 
 
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], folder: Path, typed: str = "") -> subprocess.CompletedProcess[str]:
     """Runs a command that must succeed, without a word about the checkout in its environment."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, cwd=folder, env=variables, input=typed, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done
 
@@ -64,19 +117,53 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(wheel, sdist)
 
 
-@pytest.fixture(scope="module")
-def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the programs of a clean environment with the wheel are."""
-    home = tmp_path_factory.mktemp("clean") / "venv"
+def environment(home: Path, wheel: Path, distributions: Iterable[str], extra: str = "") -> Path:
+    """Where the programs of a clean environment are, with links to some distributions and the wheel installed.
+
+    No link comes with a RECORD, without which pip refuses to replace a distribution by another version.
+    """
     venv.create(home, symlinks=True)
     python = home / "bin" / "python"
+    (site_packages,) = home.glob("lib/python*/site-packages")
+    for one in with_requirements(distributions):
+        for top in {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
+            source, target = Path(str(one.locate_file(top))), site_packages / top
+            if top.endswith(".dist-info"):
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("RECORD"))
+            elif not target.exists():
+                target.symlink_to(source)
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
-    run([*pip, "install", "--quiet", "--no-index", "--no-deps", str(built.wheel)], home)
-    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site_packages = Path(run([str(python), "-c", asked], home).stdout.strip())
-    borrowed = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
-    (site_packages / "borrowed.pth").write_text("".join(f"{folder}\n" for folder in borrowed))
+    run([*pip, "install", "--quiet", "--no-index", f"{wheel}{extra}"], home)
     return home / "bin"
+
+
+def with_requirements(names: Iterable[str]) -> Iterator[Distribution]:
+    """Installed distributions and all that they require, each once, as far as it is installed here."""
+    waiting, seen = list(names), set[str]()
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:  # TorchRec names the CUDA build of FBGEMM; what evenshard names, pip asks for
+            continue
+        yield found
+        requirements = map(Requirement, found.requires or ())
+        waiting += [one.name for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
+@pytest.fixture(scope="module")
+def core(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Programs of an environment with the core alone."""
+    return environment(tmp_path_factory.mktemp("core") / "venv", built.wheel, CORE)
+
+
+@pytest.fixture(scope="module")
+def beside_torchrec(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Programs of an environment with the extra for TorchRec, in an image that has TorchRec."""
+    return environment(tmp_path_factory.mktemp("torchrec") / "venv", built.wheel, (*CORE, *TORCHREC), "[torchrec]")
 
 
 def source_files() -> dict[str, bytes]:
@@ -115,8 +202,8 @@ def test_the_wheel_asks_for_what_the_project_names(built: Built) -> None:
     assert told["License-Expression"] == project["license"]
 
 
-def test_it_places_tables_outside_of_the_checkout(installed: Path, tmp_path: Path) -> None:
-    evenshard = str(installed / "evenshard")
+def test_the_core_places_tables_outside_of_the_checkout(core: Path, tmp_path: Path) -> None:
+    evenshard = str(core / "evenshard")
     run([evenshard, "place", "mlperf_dlrm_v2", "--devices", "8", "-o", "placement.json"], tmp_path)
     schema = json.loads(run([evenshard, "place", "--schema"], tmp_path).stdout)
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -124,10 +211,38 @@ def test_it_places_tables_outside_of_the_checkout(installed: Path, tmp_path: Pat
     jsonschema.validate(answer, schema, jsonschema.Draft202012Validator)
     assert len(answer["predicted"]["devices"]) == answer["num_devices"] == 8
     assert len({shard["table"] for shard in answer["shards"]}) == 26
+    (tmp_path / "tables.yaml").write_text(TABLES)
+    run([evenshard, "place", "tables.yaml", "--devices", "2", "--report", "page.html", "-o", "own.json"], tmp_path)
+    assert "planner needs torchrec: pip install" in (tmp_path / "page.html").read_text()
+    assert "C21" in run([evenshard, "explain", "placement.json", "--table", "C21"], tmp_path).stdout
+    assert "Nothing moves." in run([evenshard, "diff", "placement.json", "placement.json"], tmp_path).stdout
 
 
-def test_python_finds_the_installed_package(installed: Path, tmp_path: Path) -> None:
+def test_a_missing_package_is_one_line_with_a_command(core: Path, tmp_path: Path) -> None:
+    (tmp_path / "tables.yaml").write_text(TABLES)
+    (tmp_path / "many.yaml").write_text(TOO_MANY)
+    for name in ("tables.parquet", "costs.parquet"):
+        (tmp_path / name).write_bytes(b"PAR1")
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / "data.dvc").touch()
+    commands = json.dumps([command.split() for command in NEEDS])
+    output = run([str(core / "python"), "-c", RUNS_COMMANDS], tmp_path, commands).stdout
+    for (command, package), line in zip(NEEDS.items(), output.splitlines(), strict=True):
+        code, message = json.loads(line)
+        assert (code, message.count("\n")) == (2, 1), message
+        assert f" needs {package}: pip install 'evenshard[" in message, command
+    said = run([str(core / "python"), "-c", OPENS_HARDWARE], tmp_path).stdout
+    assert said.startswith("Measuring kernels needs fbgemm_gpu: pip install 'evenshard[")
+
+
+def test_beside_torchrec_it_plans_for_a_model(beside_torchrec: Path, tmp_path: Path) -> None:
+    plan = json.loads(run([str(beside_torchrec / "python"), "-c", PLANS_MODEL], tmp_path).stdout)
+    assert len(plan) == 26
+    assert {rank for ranks in plan.values() for rank in ranks} == set(range(8))
+
+
+def test_python_finds_the_installed_package(core: Path, tmp_path: Path) -> None:
     question = "import evenshard, json, sys; json.dump([evenshard.__file__, evenshard.__version__], sys.stdout)"
-    file, version = json.loads(run([str(installed / "python"), "-c", question], tmp_path).stdout)
-    assert Path(file).is_relative_to(installed.parent)
+    file, version = json.loads(run([str(core / "python"), "-c", question], tmp_path).stdout)
+    assert Path(file).is_relative_to(core.parent)
     assert re.search(rf'^__version__ = "{re.escape(version)}"$', (ROOT / "src/evenshard/version.py").read_text(), re.M)

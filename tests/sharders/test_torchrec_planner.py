@@ -13,7 +13,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.placement.placement import broken_constraints, check_placement
 from evenshard.sharders.torchrec_planner import Bandwidths, TorchRecSharder, bandwidths_of
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import sized, some_tables, split_by, table, task
 from support.constraint_builders import limited, only
@@ -163,7 +163,7 @@ def test_names_are_those_of_the_reports() -> None:
 
 def test_without_torchrec_the_remedy_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchrec.distributed.planner", None)
-    with pytest.raises(BadConfig, match="pip install --no-deps torchrec"):
+    with pytest.raises(MissingPackage, match="&& pip install --no-deps 'torchrec==1"):
         TorchRecSharder()
 
 

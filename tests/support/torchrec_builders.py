@@ -97,12 +97,14 @@ def gb(num_bytes: int) -> float:
 
 def topology(world_size: int, compute_device: str = "cuda", **kwargs: Any) -> Any:
     """TorchRec's description of a machine; one node, and 1 GB per GPU, where nothing else is given."""
-    from torchrec.distributed.planner.types import HardwareConfig, KernelConfig, TopologyFactory, TrainerConfig
+    from torchrec.distributed.planner import types
 
-    return TopologyFactory.create_topology(
-        TrainerConfig(
-            world_size=world_size, **{"local_world_size": world_size, "hbm_cap_bytes": BYTES_PER_GB, **kwargs}
-        ),
-        HardwareConfig(),
-        KernelConfig(compute_device=compute_device, use_hardware_based_bandwidth=True),
+    given = {"world_size": world_size, "local_world_size": world_size, "hbm_cap_bytes": BYTES_PER_GB, **kwargs}
+    if not hasattr(types, "TopologyFactory"):  # TorchRec before 1.6
+        caps = {name.removesuffix("_bytes"): value for name, value in given.items()}
+        return types.Topology(compute_device=compute_device, **caps)
+    return types.TopologyFactory.create_topology(
+        types.TrainerConfig(**given),
+        types.HardwareConfig(),
+        types.KernelConfig(compute_device=compute_device, use_hardware_based_bandwidth=True),
     )

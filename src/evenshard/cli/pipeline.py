@@ -170,13 +170,13 @@ def _package(args: argparse.Namespace, cluster: Cluster) -> Iterator[tuple[Path,
 
 
 def _remote(args: argparse.Namespace) -> Remote:
-    from evenshard.kubeflow.package import require_kfp
     from evenshard.utils.errors import BadConfig
+    from evenshard.utils.extras import require_package
 
     args.endpoint = args.endpoint or os.environ.get(ENDPOINT)
     if not args.endpoint:
         raise BadConfig(f"no endpoint. Name the address of Kubeflow Pipelines' API with --endpoint, or in {ENDPOINT}.")
-    require_kfp()
+    require_package("kfp.kubernetes")
     from evenshard.kubeflow.remote import Endpoint, Remote
 
     return Remote(Endpoint(args.endpoint, args.namespace, args.token_file, args.timeout_seconds))

@@ -56,11 +56,11 @@ def _torchrec() -> tuple[tuple[str, ...], str]:
     """TorchRec's planners to compare with; where TorchRec is not installed, why."""
     from evenshard.planner.rivals import TORCHREC
     from evenshard.sharders.torchrec_planner import require_torchrec
-    from evenshard.utils.errors import BadConfig
+    from evenshard.utils.errors import MissingPackage
 
     try:
         require_torchrec()
-    except BadConfig as error:
+    except MissingPackage as error:
         return (), str(error)
     return TORCHREC, ""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from evenshard.kubeflow.image import image
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import reason_of
 
 
@@ -27,10 +28,9 @@ def container_runner() -> Any:
     """
     from kfp import local
 
-    try:
-        import docker
-    except ModuleNotFoundError:
-        raise BadConfig("--runner container needs the package docker. Install it: pip install docker.") from None
+    require_package("docker")
+    import docker
+
     try:
         with contextlib.closing(docker.from_env()) as api:
             api.ping()

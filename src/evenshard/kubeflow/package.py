@@ -14,6 +14,7 @@ from evenshard.kubeflow.drift_request import DriftRequest
 from evenshard.kubeflow.place_request import place_arguments
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, BadInput, StorageFailed
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import shown
 from evenshard.utils.params import load_params, section
 from evenshard.utils.provenance import sha256_of
@@ -37,7 +38,6 @@ SECTIONS = {
 }
 """Parameters of pipelines that are sections of settings."""
 log = logging.getLogger(__name__)
-KFP_HINT = "Install them: pip install 'evenshard[kubeflow]'."
 
 
 def default_cluster(small: bool = False) -> Cluster:
@@ -191,19 +191,9 @@ def _check_names(values: Mapping[str, Any], known: Collection[str]) -> None:
             raise BadConfig(f"the pipeline has no parameter {shown(name)}. It has {', '.join(sorted(known))}.")
 
 
-def require_kfp() -> None:
-    """Raises BadConfig unless Kubeflow's SDK is installed."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import kfp.kubernetes  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise BadConfig(f"pipelines need kfp and kfp-kubernetes ({error}). {KFP_HINT}") from None
-
-
 def _pipelines() -> Any:
     """The package with the pipelines; it needs kfp."""
-    require_kfp()
+    require_package("kfp.kubernetes")
     import evenshard_pipelines
 
     return evenshard_pipelines

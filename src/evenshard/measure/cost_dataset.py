@@ -30,6 +30,7 @@ from evenshard.placement.task import PlacementTask
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, MeasurementFailed
+from evenshard.utils.extras import require_package
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import cut, reason_of, shown
 from evenshard.utils.provenance import Lineage
@@ -96,6 +97,7 @@ def save_rows(rows: Sequence[dict[str, Any]], lineage: Mapping[str, Any], path: 
     Raises:
         MeasurementFailed: if a row holds an impossible value; an older file stays as it was.
     """
+    require_package("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -201,6 +203,7 @@ def _opened(path: Path) -> Any:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
+    require_package("pyarrow")
     import pyarrow as pa
 
     try:

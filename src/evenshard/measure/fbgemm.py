@@ -23,6 +23,7 @@ from evenshard.measure.workload import RecordedLookups, draw_lookups
 from evenshard.tables.dlrm_batch import read_dlrm_batch
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import reason_of
 from evenshard.utils.process import one_thread
 from evenshard.utils.units import BYTES_PER_GB
@@ -67,6 +68,7 @@ class ShardKernels:
     """Loads shards onto one device, one at a time."""
 
     def __init__(self, config: MeasureConfig, device: torch.device) -> None:
+        require_package("fbgemm_gpu")
         self.device = device
         self._config = config
         self._recorded = RecordedLookups(read_dlrm_batch(config.recorded_batch)) if config.recorded_batch else None

@@ -17,6 +17,7 @@ from evenshard.sharders.greedy import GreedySharder
 from evenshard.sharders.integer_program import add_hint, add_room, chosen_devices, device_variables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import cut
 
 COST_UNITS = 1_000_000
@@ -70,7 +71,9 @@ class ExactSharder:
 
         Raises:
             BadConfig: if the time limit is not above 0.
+            MissingPackage: if OR-tools is not installed.
         """
+        require_package("ortools")
         if not time_limit_s > 0:
             raise BadConfig(f"time_limit_s is {time_limit_s}. Make it larger than 0.")
         self._cost = cost_ms_of_table if callable(cost_ms_of_table) else lambda table: cost_ms_of_table[table.name]

@@ -22,6 +22,8 @@ from evenshard.placement.feasibility import no_placement_found, require_room
 from evenshard.placement.placement import Items, Placement, check_placement, legal_mask
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.integer_program import add_room, device_variables
+from evenshard.utils.errors import MissingPackage
+from evenshard.utils.extras import require_package
 
 MAX_PAIRS = 150_000
 """Items times devices that the solver is given; it then needs about 1 GB."""
@@ -131,6 +133,10 @@ def pack(pieces: Pieces, seed: int = 0, time_limit_s: float = TIME_LIMIT_S) -> P
         return Packed(blocks_ID)
     if pieces.items.allowed_ID.size > MAX_PAIRS:
         return Packed(None, "no placement was found by packing (the task is too large to solve exactly)")
+    try:
+        require_package("ortools")
+    except MissingPackage as error:
+        return Packed(None, f"no placement was found by packing ({error})")
     return _solved(pieces, seed, time_limit_s)
 
 

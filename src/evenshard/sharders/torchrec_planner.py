@@ -18,7 +18,6 @@ With columns allowed, its proposers try which tables to split, and its own estim
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,7 +30,7 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement, check_memory
 from evenshard.placement.task import PlacementTask
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
+from evenshard.utils.extras import require_package
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 BYTES_PER_MS = 1e6  # in 10**9 bytes per second
 UNLIMITED_BYTES = 2**60
-_REMEDY = "Install it with `make setup`, or with `pip install 'evenshard[torchrec]' && pip install --no-deps torchrec`."
 
 
 @dataclass(frozen=True)
@@ -77,15 +75,10 @@ def require_torchrec() -> None:
     """Imports what planner and export use of TorchRec; later imports of it cost nothing and warn of nothing.
 
     Raises:
-        BadConfig: if TorchRec is not installed.
+        MissingPackage: if TorchRec is not installed.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecated modules of FBGEMM that TorchRec imports
-            import torchrec.distributed.model_parallel
-            import torchrec.distributed.planner  # noqa: F401
-    except ImportError as error:
-        raise BadConfig(f"TorchRec cannot be imported ({error}). {_REMEDY}") from None
+    require_package("torchrec.distributed.model_parallel")
+    require_package("torchrec.distributed.planner")
 
 
 SizeOf = Callable[[Table], int]
@@ -103,7 +96,7 @@ class TorchRecSharder:
         """Loads TorchRec.
 
         Raises:
-            BadConfig: if TorchRec is not installed.
+            MissingPackage: if TorchRec is not installed.
         """
         require_torchrec()
         self._bandwidths = bandwidths or Bandwidths()
@@ -204,32 +197,34 @@ class TorchRecSharder:
         )
 
     def _topology(self, task: PlacementTask) -> Any:
-        from torchrec.distributed.planner.types import (
-            CustomTopologyData,
-            HardwareConfig,
-            KernelConfig,
-            TopologyFactory,
-            TrainerConfig,
-        )
+        from torchrec.distributed.planner import types
 
-        def per_ms(gb_s: float | None) -> float | None:
-            return None if gb_s is None else gb_s * BYTES_PER_MS
-
-        caps = CustomTopologyData({"ddr_cap": list(task.caps_bytes)}, task.num_devices)
-        return TopologyFactory.create_topology(
-            TrainerConfig(
-                world_size=task.num_devices,
-                local_world_size=task.num_devices,
+        ranks = {"world_size": task.num_devices, "local_world_size": task.num_devices}
+        caps = types.CustomTopologyData({"ddr_cap": list(task.caps_bytes)}, task.num_devices)
+        known_gb_s = {
+            "hbm_mem_bw": self._bandwidths.hbm_gb_s,
+            "intra_host_bw": self._bandwidths.intra_node_gb_s,
+            "inter_host_bw": self._bandwidths.inter_node_gb_s,
+        }
+        per_ms = {name: gb_s * BYTES_PER_MS for name, gb_s in known_gb_s.items() if gb_s is not None}
+        if not hasattr(types, "TopologyFactory"):  # TorchRec before 1.6
+            return types.Topology(
+                compute_device="cuda",
+                hbm_cap=UNLIMITED_BYTES,
+                ddr_cap=max(task.caps_bytes),
+                custom_topology_data=caps,
+                **ranks,
+                **per_ms,
+            )
+        return types.TopologyFactory.create_topology(
+            types.TrainerConfig(
                 hbm_cap_bytes=UNLIMITED_BYTES,
                 ddr_cap_bytes=max(task.caps_bytes),
                 additional_params={"custom_topology_data": caps},
+                **ranks,
             ),
-            HardwareConfig(
-                hbm_mem_bw=per_ms(self._bandwidths.hbm_gb_s),
-                intra_host_bw=per_ms(self._bandwidths.intra_node_gb_s),
-                inter_host_bw=per_ms(self._bandwidths.inter_node_gb_s),
-            ),
-            KernelConfig(compute_device="cuda", use_hardware_based_bandwidth=True),
+            types.HardwareConfig(**per_ms),
+            types.KernelConfig(compute_device="cuda", use_hardware_based_bandwidth=True),
         )
 
 

@@ -26,6 +26,7 @@ from evenshard.stages.outcome import Outcome
 from evenshard.stages.propose import Proposers, among_controls, in_part, placement_jobs, shard_jobs
 from evenshard.tables.files import load_tables
 from evenshard.utils.errors import BadFile, MeasurementFailed
+from evenshard.utils.extras import require_package
 from evenshard.utils.params import require
 from evenshard.utils.progress import progress
 from evenshard.utils.provenance import Lineage
@@ -108,6 +109,7 @@ def run(
     own_journal = outputs.costs.with_name(f".{outputs.costs.name}.journal")
     if inputs.budget_minutes == 0 and not (inputs.journal or own_journal).exists():
         raise BadFile(inputs.journal or own_journal, "no such file", "Name a journal that holds measurements.")
+    require_package("pyarrow")  # before an hour of measuring, not when the costs are written
     share = TimeShare(0.0, 0.0)
     with Journal(inputs.journal or own_journal) as journal:
         if inputs.budget_minutes == 0:

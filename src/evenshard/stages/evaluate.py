@@ -42,6 +42,7 @@ from evenshard.stages.standings import (
     standings,
 )
 from evenshard.tables.files import load_tables
+from evenshard.utils.extras import require_package
 from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
 from evenshard.utils.progress import progress
@@ -117,6 +118,7 @@ def run(
     """
     for name in ("num_rollouts", "scores_per_table"):
         require(getattr(config, name) >= 0, f"evaluate.{name} is {getattr(config, name)}. Make it at least 0.")
+    require_package("matplotlib")  # before measuring, not when the pictures are drawn
     pool = load_tables(inputs.tables)
     split = load_tasks(inputs.tasks, pool)
     cost_net = load_checkpoint(inputs.cost_net, DreamShardCostNet)

@@ -21,6 +21,7 @@ from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.noise import Noise
 from evenshard.stages.standings import Interval, NetworkAccuracy, Result, Standing
 from evenshard.utils.atomic import atomic_path
+from evenshard.utils.extras import require_package
 
 CSV_COLUMNS = (
     "task_id",
@@ -175,6 +176,7 @@ def text_table(standings: Sequence[Standing], num_tasks: int, noise: Noise, hard
 
 
 def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+    require_package("matplotlib")
     import matplotlib
 
     matplotlib.use("Agg")

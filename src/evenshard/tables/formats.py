@@ -17,6 +17,7 @@ from typing import Any
 
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.utils.errors import BadFile
+from evenshard.utils.extras import require_package
 from evenshard.utils.json_files import load_json
 from evenshard.utils.limits import MAX_DECODED_BYTES, MAX_TABLES, MAX_VALUES
 from evenshard.utils.messages import cut, reason_of, shown
@@ -116,6 +117,7 @@ def _write_csv(records: list[RawTable], path: Path) -> None:
 
 
 def _read_parquet(path: Path) -> list[Any]:
+    require_package("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -176,6 +178,7 @@ def _too_large(path: Path) -> BadFile:
 
 
 def _write_parquet(records: list[RawTable], path: Path) -> None:
+    require_package("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -30,6 +30,7 @@ from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import WEIGHT_BITS, Table
 from evenshard.tables.traffic import tables_from_traffic
 from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import cut, shown
 from evenshard.utils.params import check_ranges
 
@@ -179,6 +180,7 @@ def _of_table_file(path: Path, default_pooling_factor: float) -> TableSet:
 
 def _check_is_no_traffic(path: Path) -> None:
     """Raises BadFile for a Parquet file with none of a table file's columns, before all of it is read."""
+    require_package("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

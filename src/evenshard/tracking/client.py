@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from evenshard.tracking.deadline import Patient, answered
 from evenshard.tracking.sqlite_file import make_whole, sqlite_file
 from evenshard.utils.errors import BadConfig, EvenshardError, TrackingFailed
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import reason_of
 
 EXPERIMENT = "evenshard"
@@ -53,6 +54,7 @@ def connect(uri: str | None = None) -> Any:
         TrackingFailed: if its SQLite file cannot be used.
         Exception: MLflow, SQLAlchemy and requests raise dozens of kinds where no server answers.
     """
+    require_package("mlflow")
     from mlflow import MlflowClient
 
     registry = registry_uri() if uri is None else os.environ.get("MLFLOW_REGISTRY_URI") or uri

@@ -39,6 +39,8 @@ from evenshard.tracking.tags import (
     origin_tags,
     tables_tags,
 )
+from evenshard.utils.errors import MissingPackage
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import reason_of, without_credentials
 from evenshard.utils.scratch import scratch_folder
 
@@ -284,6 +286,11 @@ def _logged(run: StageRun) -> Iterator[StageRun]:
 
 def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> StageRun:
     """A new run, the child of the loop of ``params``; of none without them."""
+    try:
+        require_package("mlflow")
+    except MissingPackage as error:
+        log.warning("%s is not tracked. %s", stage, error)
+        return StageRun()
     number = re.search(r"_(\d+)(?:_part_\d+)?$", stage)
     hardware = settings.get("hardware")
     tags = {

@@ -5,7 +5,8 @@
     EvenshardError
     |-- BadInput              the user can repair it: what, where, what to do      (exit code 2)
     |   |-- BadFile           a file is missing, torn, or holds a wrong value
-    |   +-- BadConfig         a setting in params.yaml or a flag makes no sense
+    |   |-- BadConfig         a setting in params.yaml or a flag makes no sense
+    |   +-- MissingPackage    a package of an extra is not installed
     |-- InfeasibleTask        the tables do not fit the devices' memory            (exit code 2 when asked
     |                         for one placement; a row of the report in a study)
     |-- MeasurementFailed     a kernel or a device failed while being measured     (exit code 1)
@@ -51,6 +52,10 @@ class BadFile(BadInput):
 
 class BadConfig(BadInput):
     """A setting that makes no sense."""
+
+
+class MissingPackage(BadInput):
+    """A package of an extra that is not installed; the message ends in the command that installs it."""
 
 
 class InfeasibleTask(EvenshardError):

@@ -22,7 +22,7 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
 from evenshard.planner.torchrec.model import chosen_model
-from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB
 from support.request_builders import untrained
 from support.torchrec_builders import GREEDY, META, USER, Fixed, Model, gb, topology
@@ -157,7 +157,7 @@ def test_planning_together_needs_a_process_group() -> None:
 
 def test_without_torchrec_the_remedy_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchrec.distributed.model_parallel", None)
-    with pytest.raises(BadConfig, match="pip install --no-deps torchrec"):
+    with pytest.raises(MissingPackage, match="&& pip install --no-deps 'torchrec==1"):
         tables_of(USER)
 
 

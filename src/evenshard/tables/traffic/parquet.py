@@ -15,6 +15,7 @@ import numpy as np
 
 from evenshard.tables.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
 from evenshard.utils.errors import BadFile
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import reason_of, shown
 
 READ_BUFFER_BYTES = 1 << 20
@@ -70,6 +71,7 @@ class ParquetSample:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
+    require_package("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from evenshard.tracking.datasets.partition import DATA
 from evenshard.utils.errors import BadConfig, EvenshardError
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import shown
 
 POINTER = Path("data.dvc")
@@ -46,6 +47,7 @@ class Repository:
 
     def dvc(self, *words: str) -> str:
         """Runs a DVC command; returns what it prints. Raises DatasetFailed."""
+        require_package("dvc")
         return self._run([sys.executable, "-m", "dvc", *words], f"dvc {' '.join(words)}")
 
     def git(self, *words: str) -> str:

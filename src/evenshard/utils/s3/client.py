@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from evenshard.utils.errors import BadConfig, BadFile, StorageFailed
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import reason_of, shown
 
 SCHEME = "s3://"
@@ -59,6 +60,7 @@ class Address:
 @cache
 def s3_client() -> Any:
     """boto3's client, with short timeouts and a few tries, so that a server that is away is known within a minute."""
+    require_package("boto3")
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
@@ -87,6 +89,7 @@ def explained(address: Address, doing: str) -> Iterator[None]:
         BadFile: if there is no such object, or a file of this machine cannot be read or written.
         StorageFailed: if the endpoint does not answer, a disk is full, or bytes arrive damaged.
     """
+    require_package("boto3")
     from botocore import exceptions as of_client
     from s3transfer import exceptions as of_transfer
 
