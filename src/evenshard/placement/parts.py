@@ -57,6 +57,11 @@ class TablePart:
         (device,) = self.devices
         return device
 
+    @property
+    def extent(self) -> str:
+        """What of the table it has, such as 0:64; its name as a table ends in this."""
+        return str(self.columns)
+
     def halves(self) -> tuple[TablePart, ...]:
         """Its columns in two, as even as multiples of four allow; nothing where they cannot be cut."""
         steps, rest = divmod(self.columns.size, COLUMN_STEP)
@@ -99,4 +104,4 @@ def tables_of_parts(parts: Sequence[TablePart], tables: Iterable[Table]) -> tupl
 def _as_table(part: TablePart, whole: Table) -> Table:
     if part.columns == (0, whole.embedding_dim):
         return whole
-    return replace(whole, name=f"{whole.name}[{part.columns}]", embedding_dim=part.columns.size)
+    return replace(whole, name=f"{whole.name}[{part.extent}]", embedding_dim=part.columns.size)

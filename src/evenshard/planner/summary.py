@@ -186,7 +186,7 @@ def _range(values: Sequence[_Number], text: Callable[[_Number], str]) -> str:
 def _splits(answer: PlacementAnswer) -> Iterator[Line]:
     splits = highlights.split_tables(answer)
     for name, parts in list(splits.items())[:_MAX_SPLITS]:
-        where = ", ".join(f"{one.part.columns} on {one.part.device}" for one in parts)
+        where = ", ".join(f"{one.part.extent} on {one.part.device}" for one in parts)
         yield "split", f"{printable(name)} by columns: {where}", "cyan"
     if len(splits) > _MAX_SPLITS:
         yield "split", f"{len(splits) - _MAX_SPLITS:,} more tables", "cyan"

@@ -138,7 +138,8 @@ def _contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TablePart, ...
             part_of_shard(name, rank, one.shard_offsets, one.shard_sizes)
             for rank, one in zip(entry.ranks, entry.shards, strict=True)
         ]
-        table = Table(name, entry.shards[0].shard_sizes[0], max(part.columns.stop for part in parts), 1.0)
+        num_rows, dim = max(part.rows.stop for part in parts), max(part.columns.stop for part in parts)
+        table = Table(name, num_rows, dim, 1.0)
         if problem := table.problem():
             raise BadConfig(f"table {shown(name)}: {problem}")
         whole = by_table(parts, [table], record.world_size)[name]
