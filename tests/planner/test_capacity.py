@@ -16,7 +16,7 @@ from ortools.sat.python import cp_model
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
 from evenshard.planner.capacity import Room, any_parts, refusal
-from evenshard.planner.place import PlaceConfig, place
+from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.planner.splits import split_search, whole_search
@@ -226,7 +226,7 @@ def test_uneven_parts_fit_where_halves_of_halves_have_too_much_state() -> None:
     parts, placement = any_parts(asked)
     check_parts(asked, parts, placement)
     assert cuts_of(parts) == {"a": (24, 48)}
-    assert len(place(asked, untrained(), PlaceConfig(QUICK)).parts) == 3
+    assert len(place_request(asked, untrained(), PlaceConfig(QUICK)).parts) == 3
 
 
 def test_what_tables_need_at_least_has_the_state_of_the_fewest_parts() -> None:

@@ -24,8 +24,8 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.sharders.models import load_model, save_model
 from evenshard.utils.units import BYTES_PER_GB
-from support.asking_builders import ROOM, additive, answered, asked
 from support.builders import BATCH_SIZE, parts_of, some_tables
+from support.explain_builders import ROOM, additive, answered, asked
 from support.request_builders import untrained
 
 TWO = {"a": 5.0, "b": 3.0}  # 10 rows of 8 dims of 32 bits: 320 bytes each, 40 a column

@@ -25,8 +25,8 @@ from evenshard.planner.rules import Rules
 from evenshard.sharders.convex_search.cost_model import ExchangeTime
 from evenshard.sharders.models import load_model, save_model
 from evenshard.utils.errors import BadConfig, InfeasibleTask
-from support.asking_builders import additive, answered, asked
 from support.builders import BATCH_SIZE, parts_of, some_tables
+from support.explain_builders import additive, answered, asked
 from support.request_builders import untrained
 
 GB = 2**30

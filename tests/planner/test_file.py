@@ -14,7 +14,7 @@ import pytest
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
-from evenshard.planner.place import PlaceConfig, place
+from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.rules import Rules
 from evenshard.tables.assumptions import assumed_reuse_bins
 from evenshard.utils.errors import BadFile
@@ -23,7 +23,7 @@ from support.request_builders import QUICK, ROOM, request, untrained
 
 def answer(**more: Any) -> PlacementAnswer:
     asked = request(8, 16, 64, caps=(2**18, 2**19), rules=Rules({"a": (1,)}, apart=(("a", "b"),)), **more)
-    return place(asked, untrained(), PlaceConfig(QUICK, compare=("random", "size_greedy")))
+    return place_request(asked, untrained(), PlaceConfig(QUICK, compare=("random", "size_greedy")))
 
 
 def test_an_answer_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_measured_answer_comes_back_as_it_was(tmp_path: Path) -> None:
     def measure(jobs: Any) -> list[PlacementCost]:
         return [PlacementCost((DeviceCost(1, 2, 3, 4.5),) * task.num_devices, "modelled") for task, _ in jobs]
 
-    one = place(request(8, 16), untrained(), PlaceConfig(QUICK, ("random",), num_measured=2), measure)
+    one = place_request(request(8, 16), untrained(), PlaceConfig(QUICK, ("random",), num_measured=2), measure)
     assert one.measured is not None and one.measured.max_device_ms == 10.5
     assert one.comparison == (Rival("random", one.comparison[0].predicted_ms, 10.5),)
     save_answer(one, tmp_path / "placement.json")
@@ -110,10 +110,10 @@ def test_a_damaged_file_of_version_1_is_refused(tmp_path: Path, change: Any, mes
 def test_more_devices_than_the_models_link_connects_are_noted() -> None:
     of_h200 = replace(untrained(), trained_on=replace(untrained().trained_on, link="nvlink_h200"))
     for caps, count in (((ROOM,) * 8, 0), ((ROOM,) * 9, 1)):
-        one = place(request(*[8] * 9, caps=caps), of_h200, PlaceConfig(QUICK))
+        one = place_request(request(*[8] * 9, caps=caps), of_h200, PlaceConfig(QUICK))
         assert (one.link, len(one.notes)) == ("nvlink_h200", count)
     assert one.notes[0].startswith("9 devices are priced as if one node held them all")
-    assert place(request(*[8] * 9, caps=(ROOM,) * 9), untrained(), PlaceConfig(QUICK)).notes == ()
+    assert place_request(request(*[8] * 9, caps=(ROOM,) * 9), untrained(), PlaceConfig(QUICK)).notes == ()
 
 
 def test_the_schema_says_what_the_contract_says() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from evenshard.placement.placement import Placement
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.place import PlaceConfig, place
+from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.sharders.convex_search.cost_model import ExchangeTime
 from evenshard.sharders.convex_search.prediction import PredictedPlacement
 from support.convex_builders import random_model
@@ -19,7 +19,7 @@ MODEL = untrained().cost_model
 
 
 def answer(devices: int = 3) -> PlacementAnswer:
-    return place(request(8, 16, 64, 32, 8, 128, caps=(2**30,) * devices), untrained(), PlaceConfig(QUICK))
+    return place_request(request(8, 16, 64, 32, 8, 128, caps=(2**30,) * devices), untrained(), PlaceConfig(QUICK))
 
 
 def test_no_device_takes_less_than_its_tables_alone() -> None:
@@ -33,19 +33,19 @@ def test_no_device_takes_less_than_its_tables_alone() -> None:
 
 
 def test_a_table_with_the_even_share_of_the_dims_takes_exactly_that() -> None:
-    one = place(request(64, 64, 64, caps=(2**30,) * 3), untrained(), PlaceConfig(QUICK))
+    one = place_request(request(64, 64, 64, caps=(2**30,) * 3), untrained(), PlaceConfig(QUICK))
     assert [device.predicted_total_ms for device in one.devices] == pytest.approx(list(one.alone_ms))
     assert one.adds_ms == pytest.approx(one.alone_ms)
 
 
 def test_a_table_with_more_than_the_even_share_takes_that_on_a_device_of_its_own() -> None:
-    one = place(request(128, 8), untrained(), PlaceConfig(QUICK))
+    one = place_request(request(128, 8), untrained(), PlaceConfig(QUICK))
     assert one.devices[one.device_of_table[0]].predicted_total_ms == pytest.approx(one.alone_ms[0])
 
 
 def test_a_narrow_table_alone_does_not_wait_for_what_others_send() -> None:
     slow_link = random_model(exchange=ExchangeTime(0.0, 1.0))
-    one = place(request(8, 64, 64), replace(untrained(), cost_model=slow_link), PlaceConfig(QUICK))
+    one = place_request(request(8, 64, 64), replace(untrained(), cost_model=slow_link), PlaceConfig(QUICK))
     # The even share is 68 of 136 dims; on its own device, the narrow table would receive 128.
     exchange_ms = 2 * 68 * one.task.batch_size / 2 * 4
     assert one.alone_ms[0] == pytest.approx(exchange_ms, rel=0.05)
@@ -65,6 +65,6 @@ def test_what_a_table_adds_is_what_its_device_saves_without_it() -> None:
 def test_the_costs_follow_their_tables() -> None:
     asked = request(8, 128, caps=(2**30,) * 2)
     turned = replace(asked, tables=asked.tables[::-1])
-    one, other = (place(which, untrained(), PlaceConfig(QUICK)) for which in (asked, turned))
+    one, other = (place_request(which, untrained(), PlaceConfig(QUICK)) for which in (asked, turned))
     assert one.alone_ms[1] > one.alone_ms[0]
     assert other.alone_ms == pytest.approx(one.alone_ms[::-1])

@@ -89,8 +89,7 @@ def place(
     from evenshard.measure.config import MeasureConfig
     from evenshard.measure.hardware import open_hardware
     from evenshard.planner.model import model_of
-    from evenshard.planner.place import PlaceConfig
-    from evenshard.planner.place import place as place_request
+    from evenshard.planner.place import PlaceConfig, place_request
     from evenshard.planner.request import PlacementRequest, caps_of
     from evenshard.planner.rules import Rules
     from evenshard.sharders.convex_search.sharder import SearchConfig

@@ -179,7 +179,7 @@ def timing_word(answer: PlacementAnswer) -> str:
     return measured_or_simulated(answer.request.hardware)
 
 
-def headline(answer: PlacementAnswer) -> str:
+def step_headline(answer: PlacementAnswer) -> str:
     """How long a step takes, and how good that is."""
     interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)}"
     if answer.measured is None:

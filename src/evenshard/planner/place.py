@@ -42,7 +42,7 @@ class PlaceConfig:
 
 
 @one_thread()
-def place(
+def place_request(
     request: PlacementRequest,
     model: PlacementModel,
     config: PlaceConfig | None = None,

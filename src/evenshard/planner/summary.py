@@ -47,7 +47,7 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     for note in answer.notes:
         _print_text(console, printable(note), "bold yellow")
     console.print()
-    _print_text(console, f"{highlights.headline(answer)}.", "bold")
+    _print_text(console, f"{highlights.step_headline(answer)}.", "bold")
     _print_text(console, " ".join(line for line in (f"{compared}." if compared else "", not_compared) if line))
     console.print()
     console.print(_devices(answer, console))

@@ -13,10 +13,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from evenshard.utils.limits import MAX_LEVELS, MAX_TEXT_BYTES, MAX_VALUES
+from evenshard.utils.limits import MAX_DIGITS, MAX_LEVELS, MAX_TEXT_BYTES, MAX_VALUES
 from evenshard.utils.messages import reason_of, shown
-
-MAX_DIGITS = 300  # of a whole number: it still is a float
 
 
 def load_json(source: str | bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:

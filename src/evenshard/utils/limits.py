@@ -23,6 +23,8 @@ MAX_VALUES = 4_000_000
 """In a JSON document, and in a Parquet file of tables: 100,000 tables with histograms have three million."""
 MAX_YAML_VALUES = 1_000_000
 """YAML is read at a tenth of the speed."""
+MAX_DIGITS = 300
+"""Of a whole number in YAML or JSON: it still is a float."""
 MAX_LEVELS = 100
 """Of lists and mappings in each other in a YAML or JSON document; Python's own readers fail at some 990."""
 MAX_DECODED_BYTES = 512 * 2**20

@@ -9,10 +9,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from evenshard.utils.limits import MAX_LEVELS, MAX_TEXT_BYTES, MAX_YAML_VALUES
+from evenshard.utils.limits import MAX_DIGITS, MAX_LEVELS, MAX_TEXT_BYTES, MAX_YAML_VALUES
 from evenshard.utils.messages import shown
-
-MAX_DIGITS = 300  # of a number, colons and underscores included; as in JSON
 
 
 def load_yaml(text: str) -> Any:

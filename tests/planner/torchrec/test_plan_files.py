@@ -13,7 +13,7 @@ import pytest
 from evenshard.cli import main
 from evenshard.placement.placement import Placement
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.place import PlaceConfig, place
+from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec import load_plan, predicted, save_plan, sharding_plan, shards_of, tables_of
@@ -37,7 +37,7 @@ def asked(split: bool) -> PlacementRequest:
 @cache
 def answer(split: bool) -> PlacementAnswer:
     """Whole tables on 4 ranks, or a split one on 2."""
-    return place(asked(split), untrained(), PlaceConfig(QUICK))
+    return place_request(asked(split), untrained(), PlaceConfig(QUICK))
 
 
 # Answers --------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Items, by_table
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.diff.times import Times, step_times
+from evenshard.planner.diff.times import StepTimes, step_times
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.table import Table
 from evenshard.utils.units import gb_to_bytes
@@ -136,7 +136,7 @@ class Difference:
     added: tuple[str, ...]
     removed: tuple[str, ...]
     changed: tuple[ChangedTable, ...]
-    times: Times
+    times: StepTimes
     notes: tuple[str, ...]
 
 

@@ -18,7 +18,7 @@ OWN_FIGURES = "the files' own figures"
 
 
 @dataclass(frozen=True)
-class Times:
+class StepTimes:
     """Predicted times of a step, ms.
 
     Attributes:
@@ -38,14 +38,14 @@ class Times:
 @one_thread()
 def step_times(
     old: PlacementAnswer, new: PlacementAnswer, model: PlacementModel | None
-) -> tuple[Times, tuple[str, ...]]:
+) -> tuple[StepTimes, tuple[str, ...]]:
     """The times, and what to know about them.
 
     Args:
         model: judges both, which must be of the same tables; None: their own figures.
     """
     if model is None:
-        times = Times(
+        times = StepTimes(
             OWN_FIGURES, old.predicted_ms, new.predicted_ms, old.predicted_ms - new.predicted_ms, new.lower_bound_ms
         )
         return times, tuple(_unlike(old, new))
@@ -53,7 +53,7 @@ def step_times(
     before = PredictedPlacement.of(model.cost_model, task, placement)
     after = PredictedPlacement.of(model.cost_model, new.task, Placement(new.device_of_table, new.num_devices))
     saves_ms = before.predicted_ms - after.predicted_ms
-    times = Times(model.source, before.predicted_ms, after.predicted_ms, saves_ms, after.lower_bound_ms)
+    times = StepTimes(model.source, before.predicted_ms, after.predicted_ms, saves_ms, after.lower_bound_ms)
     notes = [f"{one}; both are judged by the new one" for one in _other_loads(old, new)]
     if old.num_devices == new.num_devices:
         try:

@@ -19,7 +19,7 @@ from evenshard.placement.feasibility import gb_rounded_up
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Items, legal_mask, tables_text
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.explain.explanation import Explanation, Move, Option, PartExplanation
+from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation
 from evenshard.sharders.convex_search.cost_model import ROUNDING, ConvexCostModel
 from evenshard.sharders.models import PlacementModel
 from evenshard.utils.errors import BadConfig
@@ -140,7 +140,7 @@ class _Now:
         return np.asarray(rest_DD.max(axis=1))
 
 
-def _options(answer: PlacementAnswer, now: _Now, item: int) -> Iterator[Option]:
+def _options(answer: PlacementAnswer, now: _Now, item: int) -> Iterator[DeviceOption]:
     """The devices with the item on them."""
     home = int(now.device_of_I[item])
     column_H = now.columns_IH[item]
@@ -154,7 +154,7 @@ def _options(answer: PlacementAnswer, now: _Now, item: int) -> Iterator[Option]:
     used_DR[home] -= now.items.needs_IR[item]
     legal_D = now.items.legal_D(item, used_DR)
     for device in range(len(ms_D)):
-        yield Option(
+        yield DeviceOption(
             device=device,
             device_ms=float(ms_D[device]),
             step_ms=float(step_D[device]),

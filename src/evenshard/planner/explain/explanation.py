@@ -8,7 +8,7 @@ from evenshard.placement.parts import Span
 
 
 @dataclass(frozen=True)
-class Option:
+class DeviceOption:
     """A device, with the part on it. Times are milliseconds of one training step.
 
     Attributes:
@@ -84,7 +84,7 @@ class PartExplanation:
     device_ms: float
     on_slowest: bool
     without_ms: float
-    options: tuple[Option, ...]
+    options: tuple[DeviceOption, ...]
     best: Move | None
 
 

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from rich.table import Table as Grid
 
-from evenshard.planner.explain.explanation import Explanation, Move, Option, PartExplanation
+from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation
 from evenshard.planner.highlights import DECIDES, decimals, ms_text, names_text, size_text
 from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.utils.console import plain_console
@@ -95,7 +95,7 @@ def _devices(explanation: Explanation, part: PartExplanation) -> Grid:
     return grid
 
 
-def _style(part: PartExplanation, option: Option) -> str | None:
+def _style(part: PartExplanation, option: DeviceOption) -> str | None:
     if option.device == part.device:
         return "bold"
     return "dim" if option.illegal else None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import check_placement, located
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.place import PlaceConfig, place
+from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.machine import machine_of
@@ -207,7 +207,7 @@ class EvenshardPlanner:
         """Where the columns live, as ``evenshard.place`` says."""
         model, hardware = chosen_model(self._model, self._hardware, self._machine.compute_device)
         config = PlaceConfig(SearchConfig(seed=self._seed))
-        self.answer = place(replace(request, hardware=hardware), model, config)
+        self.answer = place_request(replace(request, hardware=hardware), model, config)
         for warning in (*self.answer.notes, *self.answer.warnings):
             log.warning("%s", warning)
         return self.answer.parts

@@ -24,7 +24,7 @@ from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import one_thread
 from evenshard.utils.progress import progress
 
-CANDIDATE, CHAMPION = "candidate", "champion"
+_CANDIDATE, _CHAMPION = "candidate", "champion"
 log = logging.getLogger(__name__)
 
 
@@ -69,8 +69,8 @@ def contest(
     jobs = [
         Job(_measurement_id(who, number), one.task, one.placement, 0, who, one.task.task_id)
         for number in range(len(split.test))
-        for who, one in ((CANDIDATE, ours[number]), (CHAMPION, theirs[number]))
-        if one.placement is not None and not (who == CHAMPION and same[number])
+        for who, one in ((_CANDIDATE, ours[number]), (_CHAMPION, theirs[number]))
+        if one.placement is not None and not (who == _CHAMPION and same[number])
     ]
     if not jobs:
         raise InfeasibleTask(f"no held-out task fits its devices: {ours[0].reason}")
@@ -83,8 +83,8 @@ def contest(
     tasks = [
         PairedTask(
             task_id=one.task.task_id,
-            candidate_ms=cost_ms.get(_measurement_id(CANDIDATE, number), math.inf),
-            champion_ms=cost_ms.get(_measurement_id(CANDIDATE if same[number] else CHAMPION, number), math.inf),
+            candidate_ms=cost_ms.get(_measurement_id(_CANDIDATE, number), math.inf),
+            champion_ms=cost_ms.get(_measurement_id(_CANDIDATE if same[number] else _CHAMPION, number), math.inf),
             same_placement=same[number],
         )
         for number, one in enumerate(ours)

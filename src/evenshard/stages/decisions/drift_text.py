@@ -10,7 +10,7 @@ from evenshard.stages.decisions.drift import Drift, QuantityDrift, Spread
 from evenshard.utils.console import plain_console
 from evenshard.utils.messages import printable
 
-WIDTH = 110
+_WIDTH = 110
 """Of the table, at least."""
 NAMES = {
     "num_rows": "rows",
@@ -28,7 +28,7 @@ def print_drift(drift: Drift, model: str, file: TextIO | None = None) -> None:
         file: output; None for stdout. Colours go to terminals only.
     """
     console = plain_console(file)
-    console.width = max(console.width, WIDTH)
+    console.width = max(console.width, _WIDTH)
     count = "The table is" if drift.num_tables == 1 else f"The {drift.num_tables:,} tables are"
     if drift.retrain_due:
         console.print(

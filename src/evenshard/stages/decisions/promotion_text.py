@@ -12,9 +12,9 @@ from evenshard.stages.decisions.promote import Outcome, Promotion
 from evenshard.utils.console import plain_console
 from evenshard.utils.messages import printable
 
-WIDTH = 120
+_WIDTH = 120
 """Of the table, at least."""
-STYLES = {Outcome.PROMOTED: "bold green", Outcome.ALREADY: "bold", Outcome.REFUSED: "bold red"}
+_STYLES = {Outcome.PROMOTED: "bold green", Outcome.ALREADY: "bold", Outcome.REFUSED: "bold red"}
 
 
 def print_promotion(promotion: Promotion, file: TextIO | None = None) -> None:
@@ -24,9 +24,9 @@ def print_promotion(promotion: Promotion, file: TextIO | None = None) -> None:
         file: output; None for stdout. Colours go to terminals only.
     """
     console = plain_console(file)
-    console.width = max(console.width, WIDTH)
+    console.width = max(console.width, _WIDTH)
     line = f"{printable(promotion.candidate)} is {promotion.outcome.value}: {printable(promotion.reason)}."
-    console.print(line, style=STYLES[promotion.outcome], soft_wrap=True)
+    console.print(line, style=_STYLES[promotion.outcome], soft_wrap=True)
     decision, found = promotion.decision, promotion.contest
     if decision is not None and found is not None:
         difference = decision.difference_pct

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.diff import Difference, diff
-from evenshard.planner.place import PlaceConfig, place
+from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.sharders.models import PlacementModel
@@ -44,7 +44,7 @@ def replan(
     Raises:
         InfeasibleTask: if they do not fit there any more.
     """
-    answer = place(request_now(old.request, tables, batch_size), model, config, tables_from=tables_from)
+    answer = place_request(request_now(old.request, tables, batch_size), model, config, tables_from=tables_from)
     return Replan(answer, diff(old, answer, model, link_gb_s))
 
 

@@ -1,4 +1,4 @@
-"""Answers made by hand, and a model whose times are known: for the tests of what asks about placements."""
+"""Answers made by hand, and a model with known times: for the tests of what explains and compares placements."""
 
 from __future__ import annotations
 
