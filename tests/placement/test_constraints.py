@@ -14,14 +14,8 @@ from benchmarks.references.annealing import AnnealConfig
 from benchmarks.references.best_known import BestKnownSharder
 from evenshard.placement.constraints import UNCONSTRAINED, Constraints
 from evenshard.placement.feasibility import no_room, reason
-from evenshard.placement.placement import (
-    Items,
-    Placement,
-    broken_constraints,
-    canonical_devices,
-    check_memory,
-    check_placement,
-)
+from evenshard.placement.items import Items, canonical_devices
+from evenshard.placement.placement import Placement, broken_constraints, check_memory, check_placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv

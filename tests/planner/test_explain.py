@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from evenshard.cli import main
-from evenshard.placement.placement import Items, Placement, check_placement
+from evenshard.placement.items import Items
+from evenshard.placement.placement import Placement, check_placement
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.explain import explain
 from evenshard.planner.explain.explanation import Move, PartExplanation

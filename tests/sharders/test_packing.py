@@ -11,7 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from evenshard.placement.placement import Items, check_placement
+from evenshard.placement.items import Items
+from evenshard.placement.placement import check_placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders import packing
 from evenshard.sharders.packing import Pieces, any_placement

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.placement import Items, caps_text, gb_text, legal_mask, tables_text
+from evenshard.placement.items import Items
+from evenshard.placement.placement import caps_text, gb_text, legal_mask, tables_text
 from evenshard.placement.task import PlacementTask
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import cut as shortened

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM, no_placement_found, require_room
+from evenshard.placement.items import Items
 from evenshard.placement.optimizer_state import state_bytes_of_rows
 from evenshard.placement.parts import COLUMN_STEP, TablePart, column_parts, whole_tables
-from evenshard.placement.placement import Items, Placement
+from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.request import TASK_ID, PlacementRequest
 from evenshard.sharders.packing import TIME_LIMIT_S, Pieces, pack, packed_in_order

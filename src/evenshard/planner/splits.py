@@ -15,8 +15,9 @@ from itertools import accumulate
 from typing import Any
 
 from evenshard.placement.feasibility import reason
+from evenshard.placement.items import Items
 from evenshard.placement.parts import TablePart, column_parts, whole_tables
-from evenshard.placement.placement import Items, Placement
+from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.capacity import any_parts
 from evenshard.planner.request import PlacementRequest

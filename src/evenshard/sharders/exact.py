@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evenshard.placement.feasibility import no_placement_found, require_room
-from evenshard.placement.placement import Items, Placement, check_placement
+from evenshard.placement.items import Items
+from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.greedy import GreedySharder
 from evenshard.sharders.integer_program import add_hint, add_room, chosen_devices, device_variables

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from evenshard.placement.feasibility import no_room, require_room
-from evenshard.placement.placement import Items, Placement
+from evenshard.placement.items import Items
+from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.tables.table import Table
 

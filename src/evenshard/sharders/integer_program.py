@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from evenshard.placement.placement import Items, canonical_devices
+from evenshard.placement.items import Items, canonical_devices
 
 Choices = list[dict[int, Any]]
 """For each item of an order, its variables by device: 1 where it goes."""

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.feasibility import no_placement_found, require_room
-from evenshard.placement.placement import Items, Placement, check_placement, legal_mask
+from evenshard.placement.items import Items
+from evenshard.placement.placement import Placement, check_placement, legal_mask
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.integer_program import add_room, device_variables
 from evenshard.utils.errors import MissingPackage

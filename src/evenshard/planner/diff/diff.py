@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.placement.items import Items
 from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.placement import Items, by_table
+from evenshard.placement.placement import by_table
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.times import StepTimes, step_times
 from evenshard.sharders.models import PlacementModel

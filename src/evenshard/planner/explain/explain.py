@@ -16,8 +16,9 @@ import numpy.typing as npt
 import torch
 
 from evenshard.placement.feasibility import gb_rounded_up
+from evenshard.placement.items import Items
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import Items, legal_mask, tables_text
+from evenshard.placement.placement import legal_mask, tables_text
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation
 from evenshard.sharders.convex_search.cost_model import ROUNDING, ConvexCostModel

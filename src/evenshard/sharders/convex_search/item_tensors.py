@@ -10,7 +10,8 @@ from typing import Protocol
 
 import torch
 
-from evenshard.placement.placement import Items, legal_mask
+from evenshard.placement.items import Items
+from evenshard.placement.placement import legal_mask
 from evenshard.placement.task import PlacementTask
 
 

@@ -16,7 +16,8 @@ import torch
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.hardware import Measure
 from evenshard.placement.feasibility import require_room
-from evenshard.placement.placement import Items, Placement, broken_constraints, canonical_devices, check_placement
+from evenshard.placement.items import Items, canonical_devices
+from evenshard.placement.placement import Placement, broken_constraints, check_placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.convex_search.cost_model import ConvexCostModel
 from evenshard.sharders.convex_search.local_search import LocalSearch, SearchEffort

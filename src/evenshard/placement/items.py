@@ -1,0 +1,118 @@
+"""Items: what a placement of a task moves as one, and the kinds of room that devices have for them.
+
+Room is memory first. Constraints add to it: of tables that must stay apart, a device has room for one. Tables that must
+stay together are one item, and an item may be allowed on some devices only. Sharders that know about constraints place
+``Items``; for a task without any, the items are its tables.
+
+Legend: T tables, I items, D devices, R kinds of room (0: bytes; then one for each group of tables that stay apart).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.placement.placement import Placement, legal_mask
+from evenshard.placement.task import PlacementTask
+
+
+@dataclass(frozen=True)
+class Items:
+    """What a placement of a task moves as one, and what there is room for.
+
+    Attributes:
+        members: table positions of each item; each table is in one item.
+        item_of_T: the item of each table.
+        needs_IR: room that an item takes, int64.
+        room_DR: room of a device, int64.
+        allowed_ID: False where an item may not go.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    item_of_T: npt.NDArray[np.int64]
+    needs_IR: npt.NDArray[np.int64]
+    room_DR: npt.NDArray[np.int64]
+    allowed_ID: npt.NDArray[np.bool_]
+
+    @staticmethod
+    def of(task: PlacementTask) -> Items:
+        """The items of a task, in the order of their first tables."""
+        limits, num_tables, devices = task.constraints, len(task.tables), task.num_devices
+        members = _joined(num_tables, limits.together)
+        item_of_T = np.empty(num_tables, dtype=np.int64)
+        item_of_T[[position for item in members for position in item]] = np.repeat(
+            np.arange(len(members)), [len(item) for item in members]
+        )
+        needs_TR = np.zeros((num_tables, 1 + len(limits.apart)), dtype=np.int64)
+        needs_TR[:, 0] = task.table_bytes
+        for number, group in enumerate(limits.apart, start=1):
+            needs_TR[list(group), number] = 1
+        needs_IR = np.zeros((len(members), needs_TR.shape[1]), dtype=np.int64)
+        np.add.at(needs_IR, item_of_T, needs_TR)
+        room_DR = np.ones((devices, needs_TR.shape[1]), dtype=np.int64)
+        room_DR[:, 0] = task.caps_bytes
+        allowed_ID = np.ones((len(members), devices), dtype=bool)
+        for position, may_go in enumerate(limits.allowed or ()):
+            if may_go is not None:
+                allowed_ID[item_of_T[position]] &= np.isin(np.arange(devices), list(may_go))
+        return Items(members, item_of_T, needs_IR, room_DR, allowed_ID)
+
+    @property
+    def restricted_I(self) -> npt.NDArray[np.bool_]:
+        """[I] True where an item may not go everywhere, however empty the devices are."""
+        return np.asarray(~self.allowed_ID.all(axis=1))
+
+    def device_kinds(self) -> list[int]:
+        """A number for each device; devices that share one can change names without breaking anything."""
+        kinds: dict[bytes, int] = {}
+        signs = [row.tobytes() + may_go.tobytes() for row, may_go in zip(self.room_DR, self.allowed_ID.T, strict=True)]
+        return [kinds.setdefault(sign, len(kinds)) for sign in signs]
+
+    def legal_D(self, item: int, used_DR: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """[D] where an item may go, with so much taken already."""
+        legal_D: npt.NDArray[np.bool_] = self.allowed_ID[item]
+        for kind, need in enumerate(self.needs_IR[item].tolist()):
+            if need:
+                legal_D = legal_D & legal_mask(used_DR[:, kind], need, self.room_DR[:, kind])
+        return legal_D
+
+    def placement(self, device_of_item: Sequence[int]) -> Placement:
+        """The placement that puts each item on its device."""
+        device_of_T = np.asarray(device_of_item)[self.item_of_T]
+        return Placement(tuple(device_of_T.tolist()), len(self.room_DR))
+
+    def devices(self, placement: Placement) -> list[int]:
+        """Device of each item: its first table's. Tables that stay together are together in a legal placement."""
+        return [placement.device_of_table[item[0]] for item in self.members]
+
+
+def canonical_devices(devices: Sequence[int], kinds: Sequence[int]) -> list[int]:
+    """Devices by new names, those of one kind in the order of their appearance: what equals are called says nothing.
+
+    Args:
+        devices: devices of tables or items.
+        kinds: kinds of all devices, from ``Items.device_kinds``.
+    """
+    left = {kind: iter([device for device, one in enumerate(kinds) if one == kind]) for kind in set(kinds)}
+    names: dict[int, int] = {}
+    for device in devices:
+        if device not in names:
+            names[device] = next(left[kinds[device]])
+    return [names[device] for device in devices]
+
+
+def _joined(count: int, groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Positions 0 to count - 1, those of a group in one tuple, and those of groups that share one too."""
+    home = list(range(count))
+    for group in groups:
+        homes = {home[position] for position in group}
+        if len(homes) > 1:
+            first = min(homes)
+            home = [first if one in homes else one for one in home]
+    members: dict[int, list[int]] = {}
+    for position, first in enumerate(home):
+        members.setdefault(first, []).append(position)
+    return tuple(tuple(item) for item in members.values())
