@@ -1,4 +1,4 @@
-"""Small repositories with datasets, each with its own git, DVC and remotes."""
+"""Small repositories with datasets, each with its own git, DVC and remote."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ CONFIG = """[core]
     remote = reference
 ['remote "reference"']
     url = ../dvcstore
-['remote "s3"']
-    url = {s3}
 """
 
 
@@ -36,13 +34,13 @@ def git(folder: Path, *words: str) -> str:
     return run(folder, "git", *words)
 
 
-def make_repository(folder: Path, s3: str) -> Path:
-    """Its default remote is a folder that git carries; ``s3`` is the address of the one called s3."""
+def make_repository(folder: Path) -> Path:
+    """Its default remote is a folder that git carries."""
     folder.mkdir()
     git(folder, "init", "--quiet", "--initial-branch=main")
     own_name(folder)
     dvc(folder, "init", "--quiet")
-    (folder / ".dvc/config").write_text(CONFIG.format(s3=s3))
+    (folder / ".dvc/config").write_text(CONFIG)
     (folder / ".gitignore").write_text("/data\n/work\n")
     git(folder, "add", ".")
     git(folder, "commit", "--quiet", "--message", "start")

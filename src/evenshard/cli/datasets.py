@@ -1,4 +1,4 @@
-"""The commands for the team's cost datasets: publish, pull, list."""
+"""The command for the team's cost datasets: add one to data/, checked and named."""
 
 from __future__ import annotations
 
@@ -9,39 +9,44 @@ from typing import TYPE_CHECKING, Any
 from evenshard.cli.arguments import PATH, Commands, at_least
 
 if TYPE_CHECKING:
-    from evenshard.tracking.datasets import Known, Published
+    from evenshard.tracking.datasets import AddedDataset
 
 
-def _publish(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.tracking.datasets import Partition, PublishRequest, publish
-    from evenshard.tracking.datasets.repository import Repository
+def _add(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.tracking.datasets.add import AddRequest, add, repository_root
+    from evenshard.tracking.datasets.partition import Partition
 
-    request = PublishRequest(
+    request = AddRequest(
         costs=tuple(args.costs),
         tables=args.tables,
         partition=Partition.of(args.hardware, args.collection),
         tasks=args.tasks,
-        remote=args.remote,
         max_noise_pct=args.max_noise_pct,
         max_drift_pct=args.max_drift_pct,
-        commit=not args.no_commit,
     )
-    print("\n".join(_report(publish(request, Repository.here()))))
+    root = repository_root()
+    print("\n".join(_report(add(request, root), tracked=(root / "data.dvc").exists())))
     return {}
 
 
-def _report(published: Published) -> list[str]:
+def _report(added: AddedDataset, tracked: bool) -> list[str]:
+    """What the command prints.
+
+    Args:
+        tracked: DVC knows data/ already.
+    """
+
     def pct(value: float | None, sign: str = "") -> str:
         return "unknown" if value is None else f"{value:{sign}.1f} %"
 
-    noise, drift = published.noise, published.drift
+    noise, drift = added.noise, added.drift
     lines = [
-        f"{published.partition}: {published.num_measured:,} placements and shards",
+        f"{added.partition}: {added.num_measured:,} placements and shards",
         f"noise    repeats spread by {pct(noise.within_run_pct)} within a run, {pct(noise.between_run_pct)} more from "
         f"file to file; drift through a run {pct(noise.drift_pct, '+')}",
     ]
-    if not published.changed:
-        return [*lines, "nothing to do: the published version is this one"]
+    if not added.changed:
+        return [*lines, "nothing to do: data/ has these very files"]
     if drift is None:
         lines.append("drift    none known: this is the first version")
     else:
@@ -53,46 +58,27 @@ def _report(published: Published) -> list[str]:
         lines += [
             f"         median {name} {old:g} -> {new:g}" for name, (old, new) in drift.medians.items() if old != new
         ]
-    lines.append(f"pushed   to remote {published.remote}")
-    if published.tag is None:
-        return [*lines, f"next     git add {' '.join(published.to_commit)} && git commit"]
-    return [*lines, f"tagged   {published.tag}", f"next     git push origin HEAD {published.tag}"]
-
-
-def _pull(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.tracking.datasets import pull
-    from evenshard.tracking.datasets.repository import Repository
-
-    _print(pull(Repository.here(), args.hardware, args.collection, args.remote))
-    return {}
-
-
-def _list(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.tracking.datasets import known
-    from evenshard.tracking.datasets.repository import Repository
-
-    _print(known(Repository.here()))
-    return {}
-
-
-def _print(datasets: list[Known]) -> None:
-    for one in datasets:
-        where = one.partition.folder.as_posix() if one.here else "not here: evenshard dataset pull"
-        marked = "simulated" if one.partition.simulated else "measured"
-        print(f"{one.partition!s:<36}{marked:<12}{where}")
+    folder = added.partition.folder.as_posix()
+    return [
+        *lines,
+        f"added    {folder}",
+        f"next     dvc add {folder if tracked else 'data'} && dvc push {folder}",
+        f'         git add data.dvc && git commit -m "Dataset {added.partition}"',
+    ]
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares dataset publish, pull and list."""
+    """Declares dataset add."""
     dataset = commands.add(
-        "dataset", None, "Publish, pull and list the team's cost datasets.", "They lie in data/, versioned by DVC."
+        "dataset", None, "Add to the team's cost datasets.", "They lie in data/; DVC and git keep their versions."
     )
     own = Commands(dataset, "dataset_command")
     sub = own.add(
-        "publish",
-        _publish,
-        "Check a cost dataset, add it to data.dvc, push and tag it.",
-        "Exit code 0: published; 1: refused (noise, drift) or failed, with everything as it was; 2: bad input.",
+        "add",
+        _add,
+        "Check a cost dataset and put it into data/.",
+        "Prints the commands of DVC and git that publish it. Exit code 0: added; 1: refused (noise, drift); 2: bad "
+        "input. What is not added leaves data/ as it was.",
     )
     add = sub.add_argument
     add("costs", **{**PATH, "metavar": "COSTS"}, nargs="+", help="costs.parquet of one or several runs")
@@ -100,17 +86,7 @@ def add_commands(commands: Commands) -> None:
     add("--tasks", **PATH, help="tasks.json, to come along")
     add("--hardware", required=True, metavar="NAME", help="such as h200, cpu or simulated:h200; must fit the costs")
     add("--collection", required=True, metavar="NAME", help="such as shards-2026-11; an older version is replaced")
-    add("--remote", metavar="NAME", help="DVC's, such as s3 (default: DVC's default remote)")
     add("--max-noise-pct", type=at_least(0, float), default=15.0, metavar="X",
         help="refuse where repeats spread by more (default: 15)")  # fmt: skip
     add("--max-drift-pct", type=at_least(0, float), default=10.0, metavar="X",
         help="refuse where shards of the version before now take so much more or less time (default: 10)")  # fmt: skip
-    add("--no-commit", action="store_true", help="leave git alone: neither commit data.dvc nor tag")
-    sub = own.add(
-        "pull", _pull, "Bring datasets to data/ and check them.", "Exit code 0, 1: failed, 2: no such dataset."
-    )
-    add = sub.add_argument
-    add("--hardware", metavar="NAME", help="such as h200 or simulated:h200 (default: all)")
-    add("--collection", metavar="NAME", help="(default: all)")
-    add("--remote", metavar="NAME", help="DVC's (default: its default remote, then the others)")
-    own.add("list", _list, "Say which datasets the checked-out version has.", "")

@@ -11,6 +11,7 @@
     |                         for one placement; a row of the report in a study)
     |-- MeasurementFailed     a kernel or a device failed while being measured     (exit code 1)
     |-- TrainingFailed        a network's numbers are not finite any more          (exit code 1)
+    |-- DatasetRefused        measured costs are too noisy, or have drifted        (exit code 1)
     |-- PipelineFailed        a run of a pipeline failed, or its server is down    (exit code 1)
     |-- TrackingFailed        MLflow did not take something, or a lineage is broken (exit code 1)
     +-- StorageFailed         S3 is down or full, or bytes arrived damaged         (exit code 1)
@@ -78,6 +79,10 @@ class MeasurementFailed(EvenshardError):
 
 class TrainingFailed(EvenshardError):
     """A network cannot be used, as its training has diverged."""
+
+
+class DatasetRefused(EvenshardError):
+    """Measured costs are too noisy, or too far from those of the version before."""
 
 
 class PipelineFailed(EvenshardError):

@@ -53,11 +53,18 @@ def read_content(costs: Sequence[Path], tables: Path) -> Content:
     return Content(tuple(costs), measured, tuple(read_rows(path).lineage for path in costs))
 
 
-def refuse_published(content: Content, others: Mapping[Path, Sequence[MeasuredPlacement]]) -> None:
-    """Raises BadFile if a measurement is in another collection already: what learns from both would count it twice."""
+def refuse_known_elsewhere(content: Content, others: Mapping[Path, Sequence[MeasuredPlacement]]) -> None:
+    """Refuses measurements that other collections have: what learns from both would count them twice.
+
+    Args:
+        others: measurements by their folder.
+
+    Raises:
+        BadFile: if a measurement is in one of them.
+    """
     for path, measured in zip(content.costs, content.measured, strict=True):
-        for other, published in others.items():
-            _refuse_shared([(other, published), (path, measured)])
+        for other, known in others.items():
+            _refuse_shared([(other, known), (path, measured)])
 
 
 def _refuse_shared(files: Sequence[tuple[Path, Sequence[MeasuredPlacement]]]) -> None:
@@ -67,7 +74,7 @@ def _refuse_shared(files: Sequence[tuple[Path, Sequence[MeasuredPlacement]]]) ->
         shared = [key for key in keys if key in found_in]
         if shared:
             problem = f"{len(shared)} of {len(keys)} measurements are in {found_in[shared[0]]} too"
-            raise BadFile(path, problem, "Publish each measurement once.")
+            raise BadFile(path, problem, "Add each measurement once.")
         found_in.update(dict.fromkeys(keys, path))
 
 

@@ -41,14 +41,6 @@ class Partition:
                 raise BadConfig(f"{flag} is {shown(name)}. Use letters, digits, dots, dashes and underscores.")
         return partition
 
-    @staticmethod
-    def of_path(path: str) -> Partition | None:
-        """From a path below data/ ("hardware=h200/collection=x/costs.parquet"); None if it is none of a dataset."""
-        parts = path.split("/")
-        if len(parts) < 3 or not parts[0].startswith(_HARDWARE) or not parts[1].startswith(_COLLECTION):
-            return None
-        return Partition(parts[0].removeprefix(_HARDWARE), parts[1].removeprefix(_COLLECTION))
-
     @property
     def folder(self) -> Path:
         """Below the root of the repository."""
@@ -74,7 +66,7 @@ class Partition:
                 fitting = name.folder if name.kind.device else "the device's name"
                 raise BadConfig(
                     f"the costs are of {shown(hardware)}, which is not hardware {shown(self.hardware)}. "
-                    f"Publish them with --hardware {fitting}."
+                    f"Add them with --hardware {fitting}."
                 )
 
     def __str__(self) -> str:
