@@ -9,6 +9,6 @@
     summary, highlights   the answer on the terminal; page/: as one HTML page
     explain/              what each device would cost with a table on it
     diff/                 what moves between two answers, and what that saves
-    lineage, dvc_cache    where an answer comes from, and whether all of that is still there
+    lineage               where an answer comes from, and whether all of that is still there
     torchrec/             plans for TorchRec, and a planner with its interface
 """

@@ -13,7 +13,6 @@ from typing import Any
 
 from evenshard.measure.cost_dataset import read_lineage
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.dvc_cache import StoredFiles
 from evenshard.planner.model import REGISTERED, model_of, named_model
 from evenshard.sharders.models import BUNDLED, digest_of
 from evenshard.tracking import ModelVersion, find_run, model_version
@@ -28,9 +27,10 @@ from evenshard.tracking.tags import (
     VERSIONS,
 )
 from evenshard.utils.errors import BadInput, TrackingFailed
-from evenshard.utils.provenance import UNKNOWN, knows_commit, params_hash
+from evenshard.utils.provenance import UNKNOWN, knows_commit, params_hash, sha256_of
 
-OK, BROKEN, UNCHECKED, TOLD = "ok", "BROKEN", "unchecked", "told"
+OK, BROKEN, UNCHECKED, STATED = "ok", "BROKEN", "unchecked", "stated"
+DVC_CACHE = Path(".dvc/cache/files/md5")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Link:
     Attributes:
         what: model, MLflow model, MLflow run, costs, tables, settings, commit, hardware, ...
         value: what the placement, or the link before, says.
-        state: OK, BROKEN, UNCHECKED or TOLD.
+        state: OK, BROKEN, UNCHECKED or STATED.
         note: where it was found, or why not.
     """
 
@@ -54,7 +54,7 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[Link]:
     """The chain of a placement, from its model to the code.
 
     Args:
-        data: folder of cost datasets; ``work`` and DVC's cache are looked through too.
+        data: folder of cost datasets; ``work`` is looked through, too.
 
     Raises:
         BadConfig: if the placement names no model.
@@ -65,14 +65,14 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[Link]:
     in_mlflow, tags = _in_mlflow(model)
     away = any(link.state == UNCHECKED for link in in_mlflow)
     links = [
-        Link("evenshard", str(answer.lineage.get("evenshard_version", UNKNOWN)), TOLD, "that placed"),
+        Link("evenshard", str(answer.lineage.get("evenshard_version", UNKNOWN)), STATED, "that placed"),
         _model(model, UNCHECKED if away else BROKEN),
         *in_mlflow,
     ]
-    stored = StoredFiles((data, Path("work")))
-    found, origins = _costs(trained_on.get("costs_sha256") or (), tags, data, stored)
-    links += found
-    links += _tables(answer, tags, data, stored)
+    files = _parquet_files(data, Path("work"))
+    of_costs, origins = _costs(trained_on.get("costs_sha256") or (), tags, data, files)
+    links += of_costs
+    links += _tables(answer, tags, data, files)
     links.append(_settings(tags, origins))
     bundled = source is None
     commits = {"model": trained_on.get("git_commit", UNKNOWN), "costs": _joined(origins, "git_commit")}
@@ -83,10 +83,10 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[Link]:
     ]
     hardware = str(trained_on.get("hardware") or tags.get(HARDWARE) or UNKNOWN)
     versions = str(trained_on.get("versions") or tags.get(VERSIONS) or UNKNOWN)
-    links.append(Link("hardware", hardware, TOLD, "that the model was trained on"))
-    links.append(Link("versions", versions, TOLD, "of what timed its placements"))
+    links.append(Link("hardware", hardware, STATED, "that the model was trained on"))
+    links.append(Link("versions", versions, STATED, "of what timed its placements"))
     if LIBRARIES in tags:
-        links.append(Link("libraries", tags[LIBRARIES], TOLD, "of the evaluation"))
+        links.append(Link("libraries", tags[LIBRARIES], STATED, "of the evaluation"))
     return links
 
 
@@ -160,7 +160,7 @@ def _run(run_id: str) -> Link:
 
 
 def _costs(
-    hashes: tuple[str, ...], tags: Mapping[str, str], data: Path, stored: StoredFiles
+    hashes: tuple[str, ...], tags: Mapping[str, str], data: Path, files: Mapping[str, Path]
 ) -> tuple[list[Link], list[dict[str, Any]]]:
     """The cost datasets, and what those that were found say about their own origin."""
     if not hashes:
@@ -171,7 +171,8 @@ def _costs(
     for number, sha256 in enumerate(hashes):
         md5 = md5s[number] if len(md5s) == len(hashes) else ""
         value = f"sha256 {sha256[:12]}" + (f", DVC {md5[:12]}" if md5 else "")
-        path = stored.find(sha256, md5)
+        cached = DVC_CACHE / md5[:2] / md5[2:]
+        path = files.get(sha256) or (cached if md5 and cached.is_file() else None)
         if path is None:
             links.append(Link("costs", value, BROKEN, f"no such file in {data}, work or DVC's cache. Try `dvc pull`"))
             continue
@@ -180,12 +181,22 @@ def _costs(
     return links, origins
 
 
-def _tables(answer: PlacementAnswer, tags: Mapping[str, str], data: Path, stored: StoredFiles) -> Iterator[Link]:
+def _parquet_files(*folders: Path) -> dict[str, Path]:
+    """The Parquet files in some folders, by the SHA-256 of their content; of equal ones, the first."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for path in sorted(folder.rglob("*.parquet")):
+            if path.is_file():  # Spark writes folders of that name
+                found.setdefault(sha256_of(path), path)
+    return found
+
+
+def _tables(answer: PlacementAnswer, tags: Mapping[str, str], data: Path, files: Mapping[str, Path]) -> Iterator[Link]:
     """Those that were placed stand in the file itself; those that the model learned from are a file of the loop."""
     count = f"{len(answer.request.tables)} placed, from {answer.lineage.get('tables') or 'Python'}"
     yield Link("tables", count, OK, "they stand in the placement's file")
     if sha256 := tags.get(TABLES_SHA256):
-        path = stored.find(sha256)
+        path = files.get(sha256)
         where = f"no such file in {data} or work" if path is None else str(path)
         yield Link("tables", f"of the training, sha256 {sha256[:12]}", UNCHECKED if path is None else OK, where)
 
