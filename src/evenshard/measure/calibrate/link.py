@@ -123,7 +123,7 @@ def measure_all_to_all(hardware: CollectiveHardware, max_bytes: int) -> tuple[Ex
         for size in [KB << doubling for doubling in range(int(math.log2(max_bytes / KB)) + 1)]
         for shape in _shapes(collective.world_size())
     )
-    of_ranks = hardware.everyone(TimeExchanges(exchanges), "calibrating the link")
+    of_ranks = hardware.run_on_all(TimeExchanges(exchanges), "calibrating the link")
     return tuple(
         ExchangePoint(_busier_bytes(values, rank), ms)
         for rank, times in enumerate(of_ranks)

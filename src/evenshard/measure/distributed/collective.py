@@ -1,8 +1,16 @@
-"""What does a placement cost where there are several devices? Every process of torchrun measures its own shard.
+"""Measuring with several devices at once: every process of torchrun measures its own shard.
 
-Rank 0 leads: it runs the command, hands out jobs (``jobs.py``) and gathers the answers. The other ranks only serve.
-Data travels through ``exchange.py``; everything else that the processes have to tell each other stands on the board of
-``board.py``.
+Rank 0 leads: it runs the command, hands out jobs (``jobs``) and gathers the answers; the other ranks serve. Data and
+answers travel through the process group (``exchange``). The store of torchrun has the rest::
+
+    here/<rank>    this rank has come, with these settings
+    leader         rank 0 opens the hardware, or ends without it
+    job/<number>   what to do next; null: nothing any more
+    alive/<rank>   this rank has lost another one, and is well itself
+    asked          rank 0 has read that
+
+A process that dies or hangs ends everybody's part in the process group, at the latest after its timeout; torchrun ends
+the processes and reports what killed the first. Rank 0 adds which ranks are lost, and while doing what.
 """
 
 from __future__ import annotations
@@ -13,12 +21,15 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from statistics import median
 from typing import Any
 
 import torch
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, interquartile_range
@@ -43,7 +54,6 @@ from evenshard.measure.distributed.jobs import (
     encode_answer,
     encode_job,
 )
-from evenshard.measure.distributed.store import Board, Pulse
 from evenshard.measure.fbgemm import device_name, driver_version, library_versions, real_device
 from evenshard.measure.hardware import TimeShare
 from evenshard.placement.constraints import UNCONSTRAINED
@@ -53,8 +63,13 @@ from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.utils.messages import reason_of
 from evenshard.utils.process import on_sigterm
 
-START_S = 60.0  # at least so long do processes get to start Python and import torch
-PLANNING_S = 3600.0  # so long may rank 0 read and plan before it opens the hardware
+START_S = 60.0
+"""At least so long may processes take to start Python and import torch."""
+PLANNING_S = 86_400.0
+"""So long may rank 0 plan before it hands out its next job."""
+MAX_REPORT_S = 6.0
+"""At most so long does rank 0 wait for those that are well to say so."""
+OPENS, ENDS = "opens", "ends"
 
 
 def world_size() -> int:
@@ -67,14 +82,28 @@ def is_follower() -> bool:
     return int(os.environ.get("RANK", "0")) > 0
 
 
-def _told_to_stop() -> None:
-    """torchrun sends SIGTERM to all processes as soon as one has died: time enough to say what happened."""
-    _ignore_further_orders()
+def _join(start_s: float) -> tuple[Store, int, int]:
+    """The store of torchrun, this rank, and the number of ranks.
+
+    Raises:
+        MeasurementFailed: if there is no connection.
+    """
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=start_s)))
+    except RuntimeError as error:
+        raise MeasurementFailed(f"no connection to the store of torchrun: {reason_of(error)}.") from error
+    store.set_timeout(timedelta(seconds=PLANNING_S))
+    return PrefixStore("evenshard", store), rank, size
+
+
+def _stop() -> None:
+    """Ends a job. torchrun sends SIGTERM to all as soon as one has died: time enough to say what happened."""
+    _ignore_sigterm()
     raise PeerLost("told to stop (SIGTERM)")
 
 
-def _ignore_further_orders() -> None:
-    """This process already ends."""
+def _ignore_sigterm() -> None:
+    """This process is ending already."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -96,14 +125,13 @@ def lead(config: MeasureConfig, device: torch.device, kinds: Kinds = JOBS) -> Co
 
 
 def dismiss() -> None:
-    """Rank 0 ends without having opened the hardware (nothing to measure, bad input): the other ranks may go.
+    """Lets the other ranks go if rank 0 has not opened the hardware (nothing to measure, bad input).
 
     Does nothing after ``lead``, on other ranks and without torchrun.
     """
-    if world_size() == 1 or is_follower() or CollectiveHardware.opened:
-        return
-    with suppress(PeerLost):
-        _say_goodbye(Board(START_S, START_S))
+    if world_size() > 1 and not is_follower() and not CollectiveHardware.opened:
+        with suppress(MeasurementFailed, RuntimeError):
+            _join(START_S)[0].set("leader", ENDS)
 
 
 class CollectiveHardware:
@@ -122,22 +150,17 @@ class CollectiveHardware:
         self._kernel_s = 0.0
         self._opened = time.perf_counter()
         start_s = max(START_S, config.timeout_s)
-        self._board = Board(config.timeout_s, start_s)
-        self._undo = ExitStack()
-        self._undo.enter_context(on_sigterm(_told_to_stop))
-        self._undo.enter_context(self._board.beating())
-        self._undo.callback(self._dismiss_others)
-        atexit.register(self.close)
+        self._store, _, self._size = _join(start_s)
         self._wait_for_others(start_s)
-        self._board.say("here/0")
+        self._store.set("leader", OPENS)
+        atexit.register(self.close)
         try:
-            self._worker = Worker(config, Ranks(self._board.store, 0, self._board.size, device, config.timeout_s))
+            self._worker = Worker(config, Ranks(self._store, 0, self._size, device, config.timeout_s))
         except PeerLost as error:
             raise MeasurementFailed(self._what_happened(error, "connecting")) from error
-        self._undo.callback(self._worker.close)
         self._in_step = True
         self.provenance = Provenance(
-            hardware=f"{device_name(device)} x {self._board.size}",
+            hardware=f"{device_name(device)} x {self._size}",
             driver=driver_version(device),
             versions=library_versions(device),
             link=self._worker.ranks.backend,
@@ -160,16 +183,16 @@ class CollectiveHardware:
             BadInput: if the task has not one device for each rank, or a shard cannot be run as it is.
             MeasurementFailed: if a kernel fails, or a rank hangs or dies. After the latter nothing can be measured.
         """
-        if placement.num_devices not in (1, self._board.size):
+        if placement.num_devices not in (1, self._size):
             raise BadInput(
-                f"task {task.task_id} has {placement.num_devices} devices, torchrun started {self._board.size} "
+                f"task {task.task_id} has {placement.num_devices} devices, torchrun started {self._size} "
                 f"processes. Start --nproc-per-node {placement.num_devices}."
             )
         if placement.num_devices == 1:
             findings = [measure_alone(self._worker, task, placement)]
         else:
             job = MeasureShards(replace(task, constraints=UNCONSTRAINED), placement)
-            findings = self.everyone(job, f"measuring {task.task_id}")
+            findings = self.run_on_all(job, f"measuring {task.task_id}")
         for rank, finding in enumerate(findings):
             if finding.problem in (BAD_INPUT, FAILED):
                 kind = BadInput if finding.problem == BAD_INPUT else MeasurementFailed
@@ -177,7 +200,7 @@ class CollectiveHardware:
         self._kernel_s += _kernel_s([finding.steps for finding in findings])
         return PlacementCost(device_costs(findings, self._config.warmup), all_to_all="measured")
 
-    def everyone(self, job: Job, during: str) -> list[Any]:
+    def run_on_all(self, job: Job, during: str) -> list[Any]:
         """Runs a job on all ranks at once and returns their answers, by rank.
 
         Args:
@@ -190,15 +213,16 @@ class CollectiveHardware:
         if not self._in_step:
             raise MeasurementFailed(f"no {during}: the processes are out of step since a failure. Start again.")
         try:
-            job.check(self._board.size)
+            job.check(self._size)
         except ValueError as error:
             raise BadInput(f"{during} is not possible: {error}.") from None
         self._in_step = False
-        try:
-            self._hand_out(job)
-            answers = self._worker.ranks.gather(encode_answer(job.run(self._worker)))
-        except PeerLost as error:
-            raise MeasurementFailed(self._what_happened(error, during)) from error
+        with on_sigterm(_stop):
+            try:
+                self._hand_out(job)
+                answers = self._worker.ranks.gather(encode_answer(job.run(self._worker)))
+            except PeerLost as error:
+                raise MeasurementFailed(self._what_happened(error, during)) from error
         self._in_step = True
         try:
             return [decode_answer(answer, job) for answer in answers]
@@ -208,71 +232,60 @@ class CollectiveHardware:
     def close(self) -> None:
         """Tells the other ranks to end, and frees the device. The second time it does nothing."""
         atexit.unregister(self.close)
-        self._undo.close()
-
-    def _dismiss_others(self) -> None:
-        if not self._in_step:
-            leave_group(orderly=False)  # wakes those that wait for this rank in the middle of a job
         with suppress(PeerLost):
+            self._hand_out(None)
             if self._in_step:
-                self._hand_out(None)
-            _say_goodbye(self._board)
-        leave_group(orderly=self._in_step)
+                self._worker.ranks.meet()  # the store may end with this process: the others have read it now
+        if self._in_step:
+            self._worker.close()
+        leave_group(orderly=self._in_step)  # wakes those that wait for this rank in the middle of a job
+        with suppress(RuntimeError):
+            self._store.set("asked", "")
         self._in_step = False
 
     def _wait_for_others(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        for rank in range(1, self._board.size):
-            if not self._board.wait_for(f"here/{rank}", deadline - time.monotonic()):
+        for rank in range(1, self._size):
+            try:
+                self._store.wait([f"here/{rank}"], timedelta(seconds=max(0.1, deadline - time.monotonic())))
+            except RuntimeError:
                 raise MeasurementFailed(
-                    f"rank {rank} of {self._board.size} has not come within {seconds:g} s. Start every process with "
-                    f"the same command."
-                )
-            if self._board.read(f"here/{rank}") != _settings(self._config):
+                    f"rank {rank} of {self._size} has not come within {seconds:g} s. Start every process with the "
+                    f"same command."
+                ) from None
+            if self._store.get(f"here/{rank}").decode() != _settings(self._config):
                 raise BadConfig(
                     f"rank {rank} was started with other measure settings than rank 0. Give all processes the same "
                     f"flags and params.yaml."
                 )
 
     def _hand_out(self, job: Job | None) -> None:
-        self._board.say(f"job/{self._next_job}", encode_job(job, self._kinds))
-        if self._next_job > 0:
-            self._board.wipe(f"job/{self._next_job - 1}")  # everybody has answered it
+        try:
+            self._store.set(f"job/{self._next_job}", encode_job(job, self._kinds))
+        except RuntimeError as error:
+            raise PeerLost(f"the store of torchrun is gone: {reason_of(error)}") from error
         self._next_job += 1
 
     def _what_happened(self, error: PeerLost, during: str) -> str:
-        """Asks all ranks to report, and names those that do not."""
-        _ignore_further_orders()
+        """Names the ranks that do not say that they are well."""
+        _ignore_sigterm()
         leave_group(orderly=False)  # wakes those that wait for this rank
-        board, others = self._board, range(1, self._board.size)
-        with suppress(PeerLost):
-            board.say("lost")
-            beats = {rank: board.beats(rank) for rank in others}
-            deadline = time.monotonic() + board.grace_s
-            missing = list(others)
-            while missing and time.monotonic() < deadline:
-                time.sleep(board.beat_s / 10)
-                missing = [rank for rank in others if not board.has(f"report/{rank}")]
-            silent = [rank for rank in missing if board.beats(rank) == beats[rank]]
-            lost = silent or missing  # a process that beats without reporting is hung, or waits for a silent one
-            board.say("closed")
-            if lost:
-                who = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
-                if error.waited_s < board.timeout_s / 2:
-                    return f"{who} died while {during}. Its own output above may say why."
-                return (
-                    f"{who} did not answer within {board.timeout_s:g} s while {during}: it hung or died. Look at its "
-                    f"own output; raise measure.timeout_s if it was only slow."
-                )
-        return f"the processes lost each other while {during}: {error}"
-
-
-def _say_goodbye(board: Board) -> None:
-    """The store may end with this process, so it stays until the others have read."""
-    board.say("closed")
-    deadline = time.monotonic() + board.grace_s
-    for rank in range(1, board.size):
-        board.wait_for(f"bye/{rank}", deadline - time.monotonic())
+        lost = list(range(1, self._size))
+        deadline = time.monotonic() + _report_s(self._config)
+        with suppress(RuntimeError):
+            while lost and time.monotonic() < deadline:
+                time.sleep(0.02)
+                lost = [rank for rank in lost if not self._store.check([f"alive/{rank}"])]
+            self._store.set("asked", "")
+        if not lost:
+            return f"the processes lost each other while {during}: {error}"
+        who = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
+        if error.waited_s < self._config.timeout_s / 2:
+            return f"{who} died while {during}. Its own output above may say why."
+        return (
+            f"{who} did not answer within {self._config.timeout_s:g} s while {during}: it hung or died. Look at its "
+            f"own output; raise measure.timeout_s if it was only slow."
+        )
 
 
 def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, ...]:
@@ -326,94 +339,66 @@ def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
     if not config.hardware_name.kind.runs_kernels:
         return  # a device model needs one process
     device = real_device(config.hardware_name)
-    board = Board(config.timeout_s, PLANNING_S)
-    board.say(f"here/{board.rank}", _settings(config))
-    in_step = not _leader_comes(board)
+    store, rank, size = _join(PLANNING_S)
+    store.set(f"here/{rank}", _settings(config))
     try:
-        if not in_step:
-            with board.beating(), on_sigterm(_told_to_stop):
-                _serve_jobs(config, board, device, kinds)
-            in_step = True
-    finally:
-        leave_group(orderly=in_step)
-        with suppress(PeerLost):
-            board.say(f"bye/{board.rank}")
-
-
-def _serve_jobs(config: MeasureConfig, board: Board, device: torch.device, kinds: Kinds) -> None:
-    leader = Pulse(board, 0)
-    try:
-        worker = Worker(config, Ranks(board.store, board.rank, board.size, device, config.timeout_s))
+        if _read(store, "leader") == ENDS.encode():
+            return
+        worker = Worker(config, Ranks(store, rank, size, device, config.timeout_s))
         number = 0
-        while (job := _next_job(board, leader, number, kinds)) is not None:
-            worker.ranks.gather(encode_answer(job.run(worker)))
+        while (job := _decoded(_read(store, f"job/{number}"), number, kinds, rank, size)) is not None:
+            with on_sigterm(_stop):  # while it waits for a job, it may simply be ended
+                worker.ranks.gather(encode_answer(job.run(worker)))
             number += 1
+        worker.ranks.meet()
         worker.close()
+        leave_group(orderly=True)
     except PeerLost as error:
-        _ignore_further_orders()
+        _ignore_sigterm()
         leave_group(orderly=False)  # wakes those that wait for this rank
-        if not _leader_lives(board, leader):
+        if not _leader_lives(store, rank, 4 * _report_s(config)):
             raise MeasurementFailed(
-                f"rank {board.rank}: rank 0 hung or died ({error}). Its own output may say why."
+                f"rank {rank}: rank 0 hung or died ({error}). Its own output may say why."
             ) from error
+    finally:
+        leave_group(orderly=False)
 
 
-def _leader_comes(board: Board) -> bool:
-    """False if rank 0 ends without needing anybody."""
-    deadline = time.monotonic() + PLANNING_S
-    for _ in board.polls():
-        if board.has("here/0"):
-            return True
-        if board.has("closed"):
-            return False
-        if time.monotonic() > deadline:
-            raise PeerLost("rank 0 has not come")
-    raise AssertionError("polls end")
-
-
-def _next_job(board: Board, leader: Pulse, number: int, kinds: Kinds) -> Job | None:
-    """The next job, however long rank 0 plans; None if there is none any more.
-
-    Raises:
-        PeerLost: if rank 0 has not given a sign of life for ``timeout_s``, or misses somebody.
-        MeasurementFailed: if it is not a job.
-    """
-    looked = time.monotonic()
-    for _ in board.polls():
-        if board.has(f"job/{number}"):
-            return _decoded(board, number, kinds)
-        if time.monotonic() > looked + board.beat_s:
-            looked = time.monotonic()
-            if board.has("lost"):
-                raise PeerLost("rank 0 misses somebody")
-            if board.has("closed"):
-                return None
-            if leader.silent_s() > board.timeout_s:
-                raise PeerLost("rank 0 is silent")
-    raise AssertionError("polls end")
-
-
-def _decoded(board: Board, number: int, kinds: Kinds) -> Job | None:
+def _read(store: Store, key: str) -> bytes:
+    """What rank 0 writes, however long it plans."""
     try:
-        return decode_job(board.read(f"job/{number}"), kinds, board.size)
+        return store.get(key)
+    except RuntimeError as error:
+        raise PeerLost(f"the store of torchrun is gone: {reason_of(error)}") from error
+
+
+def _decoded(content: bytes, number: int, kinds: Kinds, rank: int, size: int) -> Job | None:
+    try:
+        return decode_job(content, kinds, size)
     except ValueError as error:
         raise MeasurementFailed(
-            f"rank {board.rank}: what stands in the store of torchrun as job {number} is not one ({reason_of(error)}). "
-            f"Did something else write there? Let nobody but these processes reach its port, and start again."
+            f"rank {rank}: job {number} in the store of torchrun cannot be read ({reason_of(error)}). Did something "
+            f"else write there? Let only these processes reach its port, and start again."
         ) from None
 
 
-def _leader_lives(board: Board, leader: Pulse) -> bool:
-    """Reports this rank, and waits until rank 0 has found out who is lost; False if it is rank 0."""
-    deadline = time.monotonic() + 4 * board.grace_s
-    with suppress(PeerLost):
-        board.say(f"report/{board.rank}")
-        while leader.silent_s() < board.grace_s and time.monotonic() < deadline:
-            if board.has("closed"):
-                return True
-            time.sleep(board.beat_s / 10)
-    return False
+def _leader_lives(store: Store, rank: int, seconds: float) -> bool:
+    """Says that this rank is well, and whether rank 0 reads that: in a thread, as a store may hang with its host."""
+    read = threading.Event()
+
+    def report() -> None:
+        with suppress(RuntimeError):
+            store.set(f"alive/{rank}", "")
+            store.wait(["asked"], timedelta(seconds=seconds))
+            read.set()
+
+    threading.Thread(target=report, daemon=True).start()
+    return read.wait(seconds)
 
 
-def _settings(config: MeasureConfig) -> bytes:
-    return repr(config).encode()
+def _report_s(config: MeasureConfig) -> float:
+    return min(config.timeout_s, MAX_REPORT_S)
+
+
+def _settings(config: MeasureConfig) -> str:
+    return repr(config)

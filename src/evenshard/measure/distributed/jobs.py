@@ -113,15 +113,15 @@ class _Envelope:
     settings: dict[str, Any]
 
 
-def encode_job(job: Job | None, kinds: Kinds) -> bytes:
+def encode_job(job: Job | None, kinds: Kinds) -> str:
     """A job as it stands in the store; None: there is nothing more to do."""
     if job is None:
-        return b"null"
+        return "null"
     name = next(name for name, kind in kinds.items() if type(job) is kind)
-    return json.dumps(asdict(_Envelope(name, asdict(job)))).encode()  # type: ignore[call-overload]
+    return json.dumps(asdict(_Envelope(name, asdict(job))))  # type: ignore[call-overload]
 
 
-def decode_job(content: bytes, kinds: Kinds, num_ranks: int) -> Job | None:
+def decode_job(content: str | bytes, kinds: Kinds, num_ranks: int) -> Job | None:
     """What ``encode_job`` was given.
 
     Raises:
