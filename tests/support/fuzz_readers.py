@@ -16,7 +16,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -203,17 +203,6 @@ def _manifest() -> Any:
     return {"schema": 1, "files": files}
 
 
-def _outbox() -> Any:
-    from evenshard.tracking.sending import Record
-
-    record = asdict(Record("key", "train_cost_1", "evenshard", 1_700_000_000_000, params={"a": "1"}))
-    return {
-        "uri": "http://nowhere",
-        "record": record,
-        "operations": [{"kind": "end", "status": "FINISHED", "end_ms": 5}],
-    }
-
-
 ADDRESSES = ["s3://bucket/folder/name.parquet", "s3://b/k", "s3://bucket/a b/ü@x"]
 RULES = {"pinned": {"a": 0, "b": [0, 1]}, "forbidden": {"a": 1}, "forbidden_devices": [1], "together": [["a", "b"]],
          "apart": [["a", "c"]]}  # fmt: skip
@@ -370,13 +359,6 @@ def _read_traffic(path: Path) -> None:
     tables_from_traffic(path, 2, embedding_dim=8)
 
 
-def _read_outbox(path: Path) -> None:
-    from evenshard.tracking import outbox
-
-    found = outbox._sync_one(path.parent, "http://nowhere", {"http://nowhere": "away"})
-    assert len(found.problem) < MAX_MESSAGE + len(str(path)) and "\n" not in found.problem
-
-
 def _model_reader(part: str, name: str, spoil: Callable[[random.Random], bytes]) -> Reader:
     return Reader(f"{part}/{name}", spoil, _read_model, lambda: _made() / "model")
 
@@ -426,7 +408,6 @@ READERS: dict[str, Reader] = {
     "traffic.parquet": Reader("t.parquet", partial(_parquet, "traffic/part-0.parquet"), _read_traffic),
     "traffic.pt": Reader("t.pt", lambda rng: mutated_tensors(jagged(TRAFFIC), rng), _read_traffic),
     "traffic.pt.gz": Reader("t.pt.gz", lambda rng: _spoilt_gzip(jagged(TRAFFIC), rng), _read_traffic),
-    "outbox": Reader("run.json", lambda rng: mutated_json(_outbox(), rng), _read_outbox),
 }
 
 

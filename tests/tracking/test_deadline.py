@@ -8,26 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from evenshard.tracking.deadline import NoAnswer, Patient, answered
+from evenshard.tracking import deadline
+from evenshard.tracking.deadline import DeadlineClient, NoAnswer, with_deadline
 
 
 def test_an_answer_or_an_error_is_handed_on() -> None:
-    assert answered(lambda: 5, 1) == 5
+    assert with_deadline(lambda: 5, 1, "server") == 5
     with pytest.raises(ZeroDivisionError):
-        answered(lambda: 1 / 0, 1)
+        with_deadline(lambda: 1 / 0, 1, "server")
 
     def timed_out() -> None:
         raise TimeoutError("of a socket")
 
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match="of a socket"):
-        answered(timed_out, 5)
+        with_deadline(timed_out, 5, "server")
     assert time.monotonic() - begin < 5
 
 
 def test_a_call_that_is_silent_is_left_behind() -> None:
     with pytest.raises(NoAnswer, match=r"no answer within 0\.3 s"):
-        answered(threading.Event().wait, 0.3)
+        with_deadline(threading.Event().wait, 0.3, "silent")
 
 
 def test_a_slow_upload_is_not_cut_off(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_a_slow_upload_is_not_cut_off(tmp_path: Path) -> None:
                 pause.wait(0.1)
         return "sent"
 
-    assert answered(upload, 0.5) == "sent"
+    assert with_deadline(upload, 0.5, "server") == "sent"
 
 
 def test_a_long_computation_is_not_cut_off() -> None:
@@ -50,26 +51,28 @@ def test_a_long_computation_is_not_cut_off() -> None:
             sum(range(1000))
         return "done"
 
-    assert answered(compute, 0.8) == "done"
+    assert with_deadline(compute, 0.8, "server") == "done"
 
 
-def test_what_has_been_silent_is_not_asked_again() -> None:
+def test_a_server_that_was_silent_is_not_called_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     class Server:
-        asked = 0
+        calls = 0
 
         def name(self, text: str, end: str = "") -> str:
             return text + end
 
         def wait(self) -> None:
-            self.asked += 1
+            self.calls += 1
             threading.Event().wait()
 
     server = Server()
-    patient = Patient(server, 0.1)
-    assert patient.name("a", end="b") == "ab"
+    client = DeadlineClient(server, 0.1, "a hanging server")
+    assert client.name("a", end="b") == "ab"
     for _ in range(2):
-        with pytest.raises(NoAnswer):
-            patient.wait()
+        with pytest.raises(NoAnswer, match=r"no answer within 0\.1 s"):
+            client.wait()
     with pytest.raises(NoAnswer):
-        patient.name("a")
-    assert server.asked == 1
+        DeadlineClient(server, 0.1, "a hanging server").name("a")
+    assert server.calls == 1
+    monkeypatch.setattr(deadline, "_SILENT_UNTIL", {"a hanging server": time.monotonic() - 1})
+    assert client.name("a") == "a"

@@ -13,7 +13,7 @@ import evenshard
 from evenshard import tracking
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
-from evenshard.tracking.registry import copy_parts, register_model
+from evenshard.tracking.registry import copy_parts, register_folder, register_model
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.units import bytes_to_gb
 from support.builders import some_tables
@@ -153,10 +153,13 @@ def test_the_champion_is_who_was_named_last(registry: Path) -> None:
     assert still is not None and still.version == "2"
 
 
-def test_the_same_model_twice_is_one_version(registry: Path) -> None:
+def test_a_folder_that_is_registered_is_not_registered_again(registry: Path) -> None:
     known = tracking.model_version("models:/evenshard-cost/1")
-    again = tracking.register_model(registry / "round_0", {"other": "tag"})
-    assert (again.version, again.tags) == (known.version, known.tags)
+    version, policy = register_folder(registry / "round_0")
+    assert (version.tags["evenshard.model_sha256"], policy) == (
+        known.tags["evenshard.model_sha256"],
+        tracking.model_version("models:/evenshard-policy/1"),
+    )
 
 
 def test_the_same_model_of_two_runs_is_two_versions(registry: Path) -> None:
@@ -197,9 +200,8 @@ def test_a_version_that_was_not_finished_is_none(
     assert half.status == "FAILED" and len(client.search_model_versions()) == before
     monkeypatch.setattr(client, "log_model_artifacts", upload)
     version = register_model(tmp_path / "model", {}, run_id=run_id, client=client)
-    [whole] = client.search_logged_models([experiment], of_run)
-    assert (whole.model_id, whole.status) == (half.model_id, "READY") == (version.model_id, "READY")
-    assert len(client.get_run(run_id).outputs.model_outputs) == 1
+    logged = {one.model_id: str(one.status) for one in client.search_logged_models([experiment], of_run)}
+    assert logged == {half.model_id: "FAILED", version.model_id: "READY"}
     with tracking.download_model(version.uri) as downloaded:
         assert load_model(downloaded).digest == load_model(tmp_path / "model").digest
 

@@ -1,10 +1,10 @@
-"""MLflow with PostgreSQL and an S3 behind it, dying at any moment: in the end it has everything, once."""
+"""MLflow with PostgreSQL and an S3 behind it: stages end well wherever it dies, and whole loops arrive there."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ import pytest
 
 from evenshard import tracking
 from evenshard.cli import main
-from evenshard.tracking import runs
-from evenshard.tracking.outbox import entries
+from evenshard.tracking import deadline, runs
 from support import servers
 from support.dying_server import ANSWER, MIDDLE, REQUEST, Dying, dying
 from support.loops import CHANGES, Loop, params_with
@@ -36,6 +35,7 @@ def settle(folder: Path, patch: pytest.MonkeyPatch) -> None:
         patch.delenv(name)  # only the server has keys to the S3
     patch.setenv("MLFLOW_EXPERIMENT_NAME", f"fault-{secrets.token_hex(4)}")
     patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    patch.setattr(runs, "_AWAY", set())
     costs = write_costs(folder / "measured" / "costs.parquet")
     write_model(folder / "round_1", (costs,))
 
@@ -66,7 +66,7 @@ def known_to(url: str) -> dict[str, Any]:
         "runs": sorted(names.values()),
         "logged models": sorted((one.name, str(one.status), names[one.source_run_id]) for one in logged),
         "versions": sorted((one.name, one.status, names[one.run_id]) for one in versions if one.run_id in names),
-        **{run.info.run_name: known_of(client, run, names) for run in runs},
+        **{run.info.run_name: known_of(client, run, names) for run in reversed(runs)},  # the newest of a name
     }
 
 
@@ -89,11 +89,6 @@ def versions_of(client: Any, name: str) -> list[Any]:
     return list(client.search_model_versions(f"name = '{name}'"))
 
 
-def send_all() -> None:
-    assert [one for one in tracking.sync() if one.problem] == []
-    assert not entries()
-
-
 @pytest.fixture
 def server(at: Path, mlflow_server: servers.MLflow, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dying]:
     """The MLflow server of all tests, behind a proxy that can die."""
@@ -102,49 +97,36 @@ def server(at: Path, mlflow_server: servers.MLflow, monkeypatch: pytest.MonkeyPa
         yield proxy
 
 
-@pytest.fixture(scope="module")
-def undisturbed(mlflow_server: servers.MLflow, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What MLflow knows of the stage when nothing happens."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
-        settle(folder, patch)
-        a_stage()
-        assert not entries()
-        return known_to(mlflow_server.url)
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name.startswith("evenshard")]
 
 
 @pytest.mark.parametrize(
     ("lost", "path", "nth"),
     [
         (REQUEST, "experiments/get-by-name", 1),  # away from the start
-        (ANSWER, "experiments/create", 1),
         (ANSWER, "runs/create", 1),  # the loop's
-        (ANSWER, "runs/log-batch", 1),  # its settings
-        (REQUEST, "artifacts/params.yaml", 1),
         (ANSWER, "runs/create", 2),  # the stage's
         (ANSWER, "runs/log-batch", 3),  # a curve
-        (ANSWER, "runs/log-inputs", 1),
         (ANSWER, "artifacts/costs.parquet", 1),
-        (ANSWER, "mlflow/logged-models", 1),
         (REQUEST, "model/cost_net/state.pt", 1),
         (ANSWER, "model-versions/create", 2),
         (ANSWER, "runs/update", 3),  # the end of the loop
     ],
 )
-def test_wherever_it_dies_all_is_there_once_after_a_sync(
-    server: Dying, undisturbed: dict[str, Any], lost: str, path: str, nth: int, caplog: pytest.LogCaptureFixture
+def test_wherever_it_dies_the_stage_ends_well_and_says_so_once(
+    server: Dying, lost: str, path: str, nth: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.counts, server.lost, server.stop_at = lambda method, asked: asked.split("?")[0].endswith(path), lost, nth
     a_stage()
     assert server.dead
-    warnings = [one.getMessage() for one in caplog.records if one.name.startswith("evenshard")]
-    assert 1 <= len(warnings) <= 2  # one for each run that it has met: the stage's and the loop's
-    assert all("`evenshard sync` sends it later" in one for one in warnings)
+    [warning] = warnings_in(caplog)
+    assert "The stage goes on" in warning
     server.go_on()
-    send_all()
-    assert known_to(server.url) == undisturbed
+    a_stage()  # the next one is logged
+    stage = known_to(server.url)["train_cost_1"]
+    assert stage["status"] == "FINISHED" and stage["metrics"]["loss_per_update"] == list(enumerate(LOSSES))
+    assert len(warnings_in(caplog)) == 1
 
 
 @pytest.fixture(scope="module")
@@ -154,70 +136,36 @@ def own_server(s3: servers.S3, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield server
 
 
-def test_a_server_that_is_killed_in_the_middle_of_a_log_call(
-    own_server: servers.MLflow, at: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with dying(own_server.url) as proxy:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
-        proxy.counts, proxy.lost, proxy.kill = lambda method, path: path.endswith("log-batch"), MIDDLE, own_server.kill
-        proxy.stop_at = 4
-        losses = [1.0 / (1 + step) for step in range(2500)]  # more than one request
-        with tracking.stage_run("benchmark_1", PARAMS, {}) as run:
-            run.series("loss", losses)
-        assert proxy.dead and len(entries()) == 1
-        own_server.start()
-        proxy.go_on()
-        send_all()
-        points = known_to(proxy.url)["benchmark_1"]["metrics"]["loss"]
-    assert sorted(points) == list(enumerate(losses))
-
-
-def test_a_server_that_is_killed_in_the_middle_of_an_upload_and_comes_back_without_write_access(
+@pytest.mark.parametrize("path", ["log-batch", "big.bin"])
+def test_a_server_that_is_killed_in_the_middle_of_a_call_leaves_no_half_file(
     own_server: servers.MLflow,
     s3: servers.S3,
     at: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    path: str,
 ) -> None:
-    from mlflow.artifacts import download_artifacts
-
-    content = os.urandom(8 << 20)
-    Path("big.bin").write_bytes(content)
+    Path("big.bin").write_bytes(os.urandom(8 << 20))
     before = set(s3.keys())
     with dying(own_server.url) as proxy:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
-        proxy.counts, proxy.lost, proxy.kill = lambda method, path: path.endswith("big.bin"), MIDDLE, own_server.kill
-        proxy.stop_at = 1
+        proxy.counts, proxy.lost, proxy.kill = lambda method, asked: asked.endswith(path), MIDDLE, own_server.kill
+        proxy.stop_at = 4 if path == "log-batch" else 1
         with tracking.stage_run("benchmark_1", PARAMS, {}) as run:
+            run.series("loss", [1.0 / (1 + step) for step in range(2500)])  # more than one request
             run.artifact(Path("big.bin"))
-        assert proxy.dead
-        Path("big.bin").unlink()  # the outbox has it
-        assert not [key for key in set(s3.keys()) - before if key.endswith("big.bin")]
-        right = own_server.environment
-        own_server.environment = {**right, **s3.settings(s3.reader_key, s3.reader_secret)}
-        own_server.start()
-        proxy.go_on()
-        assert main(["sync"]) == 1
-        assert "kept:" in capsys.readouterr().out
-        assert not [key for key in set(s3.keys()) - before if key.endswith("big.bin")]
-        own_server.stop()
-        own_server.environment = right
-        own_server.start()
-        assert main(["sync"]) == 0
-        [key] = [key for key in set(s3.keys()) - before if key.endswith("big.bin")]
-        run_id = key.split("/")[2]
-        got = Path(download_artifacts(run_id=run_id, artifact_path="big.bin", dst_path=str(at / "got")))
-        assert hashlib.sha256(got.read_bytes()).digest() == hashlib.sha256(content).digest()
-        assert known_to(proxy.url)["benchmark_1"]["status"] == "FINISHED"
+        assert proxy.dead and len(warnings_in(caplog)) == 1
+    own_server.start()
+    assert not [key for key in set(s3.keys()) - before if key.endswith("big.bin")]
 
 
 @pytest.mark.parametrize("when", ["start", "middle", "upload"])
-def test_a_server_that_hangs_is_left_and_gets_all_once_later(
+def test_a_server_that_hangs_is_left(
     own_server: servers.MLflow, at: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", own_server.url)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3")
-    monkeypatch.setattr(runs, "_HANGING", set())
+    monkeypatch.setattr(deadline, "_SILENT_UNTIL", {})
     Path("file.bin").write_bytes(os.urandom(8 << 20))
     try:
         own_server.hang(when == "start")
@@ -226,18 +174,13 @@ def test_a_server_that_hangs_is_left_and_gets_all_once_later(
             run.series("loss", LOSSES)
             own_server.hang()
             run.artifact(Path("file.bin"))
+        begin = time.monotonic()
         tracking.log_to_parent({"evenshard.mean_measured_ms": 1.5})
+        assert time.monotonic() - begin < 3
     finally:
         own_server.hang(False)
-    assert "no answer within 3 s" in caplog.text or "timed out" in caplog.text  # who is impatient first
-    assert len(entries()) == 2
-    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
-    send_all()
-    known = known_to(own_server.url)
-    assert len(known["runs"]) == 2
-    stage = known["benchmark_1"]
-    assert (stage["status"], stage["files"]) == ("FINISHED", [("file.bin", 8 << 20)])
-    assert stage["metrics"]["loss"] == list(enumerate(LOSSES))
+    [warning] = warnings_in(caplog)
+    assert "no answer within 3 s" in warning or "timed out" in warning  # whichever gives up first
 
 
 def test_loops_that_write_at_once_keep_apart(mlflow_server: servers.MLflow, three_loops: list[Loop]) -> None:
@@ -249,7 +192,6 @@ def test_loops_that_write_at_once_keep_apart(mlflow_server: servers.MLflow, thre
     parents = {run_id for run_id, run in runs.items() if "mlflow.parentRunId" not in run.data.tags}
     assert parents == {loop.run_id for loop in three_loops}
     for loop in three_loops:
-        assert not (loop.folder / "work" / "mlflow_outbox").exists()
         parent, params = runs[loop.run_id], params_with(CHANGES[loop.name])
         assert parent.data.params["train_policy.entropy_weight"] == str(params["train_policy"]["entropy_weight"])
         rounds = range(1, params["loop"]["num_rounds"] + 1)

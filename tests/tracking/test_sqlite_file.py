@@ -14,9 +14,8 @@ import pytest
 import sqlalchemy
 
 from evenshard import tracking
-from evenshard.tracking import sqlite_file as module
 from evenshard.tracking.client import connect
-from evenshard.tracking.sqlite_file import holds_nothing, make_whole, sqlite_file
+from evenshard.tracking.sqlite_file import sqlite_file, usable_file
 from evenshard.utils.errors import TrackingFailed
 from support.tracking_builders import empty_file
 
@@ -24,9 +23,14 @@ FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process here is slow."""
-    monkeypatch.setattr(module, "STILL_S", 0.1)
+def _uri(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")  # MLflow keeps what a name once meant
+
+
+def by_us(path: Path) -> None:
+    """Makes the file as evenshard does."""
+    with usable_file(f"sqlite:///{path}"):
+        pass
 
 
 def by_mlflow(path: Path) -> None:
@@ -55,19 +59,16 @@ def killed_at(statement: int, make: Callable[[Path], None], path: Path) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("statement", [0, 4, 30, 120])
-def test_a_file_that_was_left_half_made_is_made_again(workdir: Path, statement: int) -> None:
+def test_a_file_that_mlflow_left_half_made_is_named(workdir: Path) -> None:
     path = workdir / "mlflow.db"
-    killed_at(statement, by_mlflow, path)
-    assert path.exists() and holds_nothing(path)
-    client = connect(f"sqlite:///{path}")
-    assert [one.name for one in client.search_experiments()] == ["Default"]
+    killed_at(120, by_mlflow, path)
+    with pytest.raises(TrackingFailed, match=r"mlflow.db: MLflow cannot use this file .* move it away"):
+        connect().search_experiments()
 
 
-def test_a_kill_while_we_make_it_leaves_no_file(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_while_we_make_it_leaves_no_file(workdir: Path) -> None:
     path = workdir / "mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{path}")  # MLflow keeps what a name once meant
-    killed_at(60, make_whole, path)
+    killed_at(60, by_us, path)
     assert not path.exists()
     (workdir / "mlflow.db-journal").write_bytes(b"of a file that was deleted")
     with tracking.stage_run("benchmark_1", {}, {}):
@@ -78,32 +79,16 @@ def test_a_kill_while_we_make_it_leaves_no_file(workdir: Path, monkeypatch: pyte
 
 
 def test_of_two_that_make_it_at_once_none_loses_what_it_logs(workdir: Path) -> None:
-    path = workdir / "mlflow.db"
-
     def log(name: str) -> None:
-        connect(f"sqlite:///{path}").create_experiment(name)
+        connect().create_experiment(name)
 
     processes = [FORK.Process(target=log, args=(name,)) for name in ("one", "two")]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    names = {one.name for one in connect(f"sqlite:///{path}").search_experiments()}
+    names = {one.name for one in connect().search_experiments()}
     assert names == {"Default", "one", "two"}
-
-
-def test_a_file_that_another_process_is_making_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "mlflow.db"
-    monkeypatch.setattr(module, "LOOKS", 2)
-    with closing(sqlite3.connect(path, isolation_level=None)) as maker:
-        maker.execute("CREATE TABLE experiments (name TEXT)")
-        maker.execute("BEGIN IMMEDIATE")
-        with pytest.raises(sqlite3.OperationalError, match="another process"):
-            make_whole(path)
-        maker.execute("INSERT INTO experiments VALUES ('mine')")
-        maker.execute("COMMIT")
-    make_whole(path)
-    assert not holds_nothing(path)
 
 
 @pytest.mark.parametrize(
@@ -113,11 +98,8 @@ def test_a_file_that_another_process_is_making_is_left_alone(tmp_path: Path, mon
         "UPDATE alembic_version SET version_num = 'later'",
     ],
 )
-def test_a_broken_file_with_runs_stays_and_the_message_says_what_helps(
-    workdir: Path, monkeypatch: pytest.MonkeyPatch, statement: str
-) -> None:
+def test_a_broken_file_with_runs_stays_and_the_message_says_what_helps(workdir: Path, statement: str) -> None:
     path = empty_file(workdir)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{path}")  # MLflow keeps what a name once meant
     with closing(sqlite3.connect(path)) as database:
         database.executescript(statement)
     before = path.stat().st_ino
@@ -126,25 +108,12 @@ def test_a_broken_file_with_runs_stays_and_the_message_says_what_helps(
     assert path.stat().st_ino == before
 
 
-def test_a_file_that_is_no_database_is_named(
-    workdir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
+def test_a_file_that_is_no_database_is_named(workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
     Path("mlflow.db").write_text("no database" * 100)
     with tracking.stage_run("benchmark_1", {}, {}):
         pass
-    [done] = tracking.sync()
-    for said in (caplog.text, done.problem):
-        assert "mlflow.db: MLflow cannot use this file (file is not a database)" in said and "move it away" in said
-
-
-def test_the_tables_of_somebody_else_are_not_touched(tmp_path: Path) -> None:
-    path = tmp_path / "mine.db"
-    with closing(sqlite3.connect(path)) as database:
-        database.execute("CREATE TABLE mine (name TEXT)")
-    make_whole(path)
-    with closing(sqlite3.connect(path)) as database:
-        assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("mine",)]
+    assert "mlflow.db: MLflow cannot use this file (file is not a database)" in caplog.text
+    assert "move it away" in caplog.text
 
 
 @pytest.mark.parametrize(

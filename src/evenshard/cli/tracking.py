@@ -1,4 +1,4 @@
-"""The commands around MLflow: send what was kept while it was away, and show a placement's lineage."""
+"""The command that says where a placement comes from."""
 
 from __future__ import annotations
 
@@ -10,20 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.cli.arguments import PATH, Commands
-
-
-def _sync(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.tracking import sync
-    from evenshard.utils.errors import TrackingFailed
-
-    done = sync(args.to)
-    if not done:
-        print("the outbox is empty")
-    for one in done:
-        print(f"{one.name}: " + (f"kept: {one.problem}" if one.problem else f"sent to run {one.run_id}"))
-    if kept := [one for one in done if one.problem]:
-        raise TrackingFailed(f"{len(kept)} of {len(done)} stay in the outbox, for the reasons above.")
-    return {}
 
 
 def _lineage(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -49,15 +35,7 @@ def _lineage(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares sync and lineage."""
-    sub = commands.add(
-        "sync",
-        _sync,
-        "Send MLflow what was kept while it was away.",
-        "A stage that cannot reach MLflow keeps what it logs in work/mlflow_outbox (or EVENSHARD_OUTBOX). This sends "
-        "it, each entry once, to the MLflow that it was meant for. Exit code 1 if something had to stay.",
-    )
-    sub.add_argument("--to", metavar="URI", help="send it to this MLflow (default: the one it was meant for)")
+    """Declares lineage."""
     sub = commands.add(
         "lineage",
         _lineage,

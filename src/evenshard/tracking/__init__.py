@@ -1,24 +1,23 @@
-"""What MLflow knows: runs of loops and stages, and registered models. The only package that imports mlflow.
+"""MLflow and DVC: runs of loops and stages, registered models, and the team's cost datasets.
 
 ::
 
-    client          how MLflow is reached: URIs, short timeouts
-    deadline        calls that end, whatever the server does
-    sqlite_file     the file that holds runs where there is no server, made whole or not at all
-    parents         which loop a stage belongs to: one parent run per loop
-    runs            what a stage tells: one child run per stage (tags: its origin; datasets: its cost datasets;
-                    system_metrics: CPU, memory and GPU)
-    sending         how MLflow gets it: operations that count once, however often they are sent
-    outbox          what is kept while MLflow is away, and sent later
-    registry        registered models: a folder becomes a version (pyfunc: that serves), and a version a folder
-    versions        which version is meant: the newest, or the one with a folder's files
+    runs            runs of stages: metrics, files, datasets and models that they log
+    parents         one parent run per loop, which its stages share
+    tags            origin of runs and models: commit, settings, libraries, hardware, hashes of data
+    dataset_inputs  cost datasets as MLflow shows them
+    registry        registered models: folders become versions, versions become folders
+    pyfunc          registered models as MLflow serves them
     search          loops and their stages, by name
+    client          MLflow's client: addresses, short timeouts, errors
+    deadline        calls that end, whatever the server does
+    sqlite_file     the file that holds runs where there is no server
+    datasets/       cost datasets in data/, checked and named, for DVC
 
 Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working directory.
 """
 
 from evenshard.tracking.client import DEFAULT_URI, EXPERIMENT
-from evenshard.tracking.outbox import Synced, sync
 from evenshard.tracking.parents import LOOP_ID, LOOP_TAG, PARENT_FILE
 from evenshard.tracking.registry import (
     CHAMPION,
@@ -30,10 +29,10 @@ from evenshard.tracking.registry import (
     model_version,
     register_model,
     set_champion,
+    version_of_files,
 )
 from evenshard.tracking.runs import StageRun, end_loop, log_to_parent, stage_run, study_run
 from evenshard.tracking.search import FoundRun, find_run, find_runs, run_artifact
-from evenshard.tracking.versions import version_of_files
 
 __all__ = [
     "CHAMPION",
@@ -47,7 +46,6 @@ __all__ = [
     "FoundRun",
     "ModelVersion",
     "StageRun",
-    "Synced",
     "champion",
     "download_model",
     "end_loop",
@@ -60,6 +58,5 @@ __all__ = [
     "set_champion",
     "stage_run",
     "study_run",
-    "sync",
     "version_of_files",
 ]

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from evenshard.tracking.deadline import Patient, answered
-from evenshard.tracking.sqlite_file import make_whole, sqlite_file
+from evenshard.tracking.deadline import DeadlineClient, with_deadline
+from evenshard.tracking.sqlite_file import usable_file
 from evenshard.utils.errors import BadConfig, EvenshardError, TrackingFailed
 from evenshard.utils.extras import require_package
-from evenshard.utils.messages import reason_of
+from evenshard.utils.messages import reason_of, root_of
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
-PATIENCE = {
+TIMEOUTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -28,12 +28,10 @@ PATIENCE = {
 }
 """MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins. The
 timeout holds for all protocols; see ``deadline``."""
-S3_PATIENCE = {"connect_timeout": 5, "read_timeout": 5, "retries": {"total_max_attempts": 2}}
+S3_TIMEOUTS = {"connect_timeout": 5, "read_timeout": 5, "retries": {"total_max_attempts": 2}}
 """boto3 uploads in threads that Python waits for when it ends: 5 attempts of 60 s each, if nothing is said."""
-BROKEN_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-"""Errors of SQLite that another try does not mend."""
-THE_ASKERS = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
-"""Errors in MLflow's answer that are the asker's."""
+CALLERS_FAULT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
+"""Codes of MLflow's answers to a wrong question."""
 
 
 def tracking_uri() -> str:
@@ -46,8 +44,8 @@ def registry_uri() -> str:
     return os.environ.get("MLFLOW_REGISTRY_URI") or tracking_uri()
 
 
-def connect(uri: str | None = None) -> Any:
-    """A client of MLflow, at ``uri`` or where the environment says, each call of which ends; see ``deadline``.
+def connect() -> Any:
+    """A client of MLflow where the environment says, each call of which ends; see ``deadline``.
 
     Raises:
         BadConfig: if an address is not valid.
@@ -57,18 +55,14 @@ def connect(uri: str | None = None) -> Any:
     require_package("mlflow")
     from mlflow import MlflowClient
 
-    registry = registry_uri() if uri is None else os.environ.get("MLFLOW_REGISTRY_URI") or uri
-    uri = uri or tracking_uri()
+    uri, registry = tracking_uri(), registry_uri()
     for one in {uri, registry}:
         _check(one)
-        with _blaming_file(one) as file:
-            if file is not None:
-                make_whole(file)
     silence_s = longest_silence_s()
     if uri.partition(":")[0].partition("+")[0] in ("postgresql", "mysql", "mssql"):
-        answered(lambda: _try_database(uri), silence_s)
-    with _blaming_file(uri):
-        return Patient(answered(lambda: MlflowClient(uri, registry), silence_s), silence_s)
+        with_deadline(lambda: _try_database(uri), silence_s, uri)
+    with usable_file(registry), usable_file(uri):
+        return DeadlineClient(with_deadline(lambda: MlflowClient(uri, registry), silence_s, uri), silence_s, uri)
 
 
 def _try_database(uri: str) -> None:
@@ -96,43 +90,27 @@ def _check(uri: str) -> None:
         raise BadConfig(f"{uri} is not a valid address. In a password, write / as %2F, ? as %3F and # as %23.")
 
 
-@contextmanager
-def _blaming_file(uri: str) -> Iterator[Path | None]:
-    """Says of a SQLite file that cannot be used what helps; yields the file, None where the address is of a server."""
-    file = sqlite_file(uri)
-    try:
-        yield file
-    except Exception as error:
-        root = _root_of(error)
-        if file is None or isinstance(root, OSError) or getattr(root, "sqlite_errorcode", 1) not in BROKEN_FILE:
-            raise
-        raise TrackingFailed(
-            f"{file}: MLflow cannot use this file ({first_line(error)}). If there are runs in it, copy it and try "
-            f"`mlflow db upgrade {uri}`; otherwise move it away, and the next command makes a new one."
-        ) from None
-
-
 def longest_silence_s() -> float:
     """How long a call may be silent."""
-    return float(os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT") or PATIENCE["MLFLOW_HTTP_REQUEST_TIMEOUT"])
+    return float(os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT") or TIMEOUTS["MLFLOW_HTTP_REQUEST_TIMEOUT"])
 
 
 def experiment_name() -> str:
-    """The experiment that runs go to."""
+    """Name of the experiment that runs go to."""
     return os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
 
 
-def experiment_id(client: Any, name: str | None = None) -> str:
-    """Its id; the experiment is made where it is missing."""
+def experiment_id(client: Any) -> str:
+    """Id of the experiment that runs go to, which is made if it is missing."""
     from mlflow.exceptions import MlflowException
 
-    name = name or experiment_name()
+    name = experiment_name()
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
             return str(client.create_experiment(name))
         except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was faster
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # by another process
                 raise
             found = client.get_experiment_by_name(name)
     return str(found.experiment_id)
@@ -147,19 +125,19 @@ def require_mlflow(what: str) -> None:
 
 
 @contextmanager
-def patience() -> Iterator[None]:
+def short_timeouts() -> Iterator[None]:
     """Short timeouts for what happens inside, and not a word about each retry."""
     with (
         quiet("urllib3.connectionpool", logging.ERROR),
         quiet("mlflow.store.db.utils", logging.CRITICAL),  # whose errors come with a traceback
-        environment(PATIENCE),
-        _patient_s3(),
+        _environment(TIMEOUTS),
+        _short_s3_timeouts(),
     ):
         yield
 
 
 @contextmanager
-def _patient_s3() -> Iterator[None]:
+def _short_s3_timeouts() -> Iterator[None]:
     """Timeouts of boto3 clients that are made inside, as MLflow makes its own, unless the user has a session."""
     if importlib.util.find_spec("boto3") is None:
         yield
@@ -171,7 +149,7 @@ def _patient_s3() -> Iterator[None]:
     before = boto3.DEFAULT_SESSION
     if before is None:
         session = botocore.session.get_session()
-        session.set_default_client_config(Config(**S3_PATIENCE))
+        session.set_default_client_config(Config(**S3_TIMEOUTS))
         boto3.setup_default_session(botocore_session=session)
     try:
         yield
@@ -192,29 +170,22 @@ def quiet(logger: str, level: int = logging.WARNING) -> Iterator[None]:
 
 
 @contextmanager
-def environment(values: Mapping[str, str], replace: bool = False) -> Iterator[None]:
-    """Environment variables for a while: MLflow reads its settings nowhere else.
-
-    Args:
-        replace: also where the user has set one.
-    """
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update({name: value for name, value in values.items() if replace or before[name] is None})
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for a while, unless the user has set them: MLflow reads its settings nowhere else."""
+    missing = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(missing)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in missing:
+            os.environ.pop(name, None)
 
 
 def first_line(error: BaseException) -> str:
     """What went wrong, short enough for a log line: of a chain of errors about a connection, what the system said."""
     if isinstance(error, EvenshardError):
         return str(error).rstrip(".")
-    root = _root_of(error)
+    root = root_of(error)
     if isinstance(root, OSError) and root.strerror:
         return root.strerror
     if isinstance(root, sqlite3.Error | TimeoutError):  # which SQLAlchemy and requests bury below their own advice
@@ -222,13 +193,7 @@ def first_line(error: BaseException) -> str:
     return reason_of(error)
 
 
-def _root_of(error: BaseException) -> BaseException:
-    while cause := error.__cause__ or error.__context__:
-        error = cause
-    return error
-
-
-def blamed(error: BaseException, problem: str, remedy: str) -> EvenshardError:
+def tracking_error(error: BaseException, problem: str, remedy: str) -> EvenshardError:
     """What to raise for an error of MLflow's: the question was wrong, or MLflow could not be asked.
 
     Args:
@@ -242,6 +207,6 @@ def blamed(error: BaseException, problem: str, remedy: str) -> EvenshardError:
     if isinstance(error, EvenshardError):
         return error
     said = f"{problem} ({first_line(error)})"
-    if getattr(error, "error_code", "") in THE_ASKERS:
+    if getattr(error, "error_code", "") in CALLERS_FAULT:
         return BadConfig(f"{said}. {remedy}")
     return TrackingFailed(f"{said}. Try again, or set MLFLOW_TRACKING_URI to where it answers.")

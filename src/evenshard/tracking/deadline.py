@@ -17,41 +17,49 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 LOOK_S = 0.25
+SILENCE_S = 60.0
+_SILENT_UNTIL: dict[str, float] = {}
+"""When a server that was silent may be called again."""
 
 
 class NoAnswer(Exception):
     """The other side was silent for too long."""
 
 
-class Patient:
-    """An object whose methods are called with ``answered``; after a silence, it is not asked again."""
+class DeadlineClient:
+    """An object whose methods are called with ``with_deadline``.
 
-    def __init__(self, asked: Any, patience_s: float) -> None:
-        self._asked = asked
-        self._patience_s = patience_s
-        self._silent: NoAnswer | None = None
+    Args:
+        client: the object.
+        patience_s: see ``with_deadline``.
+        server: that it talks to.
+    """
+
+    def __init__(self, client: Any, patience_s: float, server: str) -> None:
+        self._client, self._patience_s, self._server = client, patience_s, server
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._asked, name)
+        method = getattr(self._client, name)
 
         def call(*args: Any, **named: Any) -> Any:
-            if self._silent is not None:
-                raise self._silent
-            try:
-                return answered(lambda: method(*args, **named), self._patience_s)
-            except NoAnswer as error:
-                self._silent = error
-                raise
+            return with_deadline(lambda: method(*args, **named), self._patience_s, self._server)
 
         return call
 
 
-def answered(call: Callable[[], Result], patience_s: float) -> Result:
+def with_deadline(call: Callable[[], Result], patience_s: float, server: str) -> Result:
     """What a call returns or raises.
 
+    Args:
+        patience_s: seconds of silence after which the call is given up.
+        server: that is called. After a silence it is not called again for a minute, by whomever.
+
     Raises:
-        NoAnswer: it has done nothing for ``patience_s``. Its thread ends with the process, or by itself.
+        NoAnswer: the server is silent. The call's thread ends with the process, or by itself.
     """
+    silence = NoAnswer(f"no answer within {patience_s:g} s")
+    if time.monotonic() < _SILENT_UNTIL.get(server, 0.0):
+        raise silence
     future: Future[Result] = Future()
 
     def run() -> None:
@@ -67,7 +75,8 @@ def answered(call: Callable[[], Result], patience_s: float) -> Result:
         if now - done >= 1:
             since, done = time.monotonic(), now
         elif time.monotonic() - since >= patience_s:
-            raise NoAnswer(f"no answer within {patience_s:g} s")
+            _SILENT_UNTIL[server] = time.monotonic() + SILENCE_S
+            raise silence
     return future.result()
 
 

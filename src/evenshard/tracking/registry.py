@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.tracking.client import (
-    blamed,
     connect,
     experiment_id,
     longest_silence_s,
-    patience,
     registry_uri,
     require_mlflow,
+    short_timeouts,
+    tracking_error,
     tracking_uri,
 )
-from evenshard.tracking.deadline import answered
+from evenshard.tracking.deadline import with_deadline
 from evenshard.tracking.pyfunc import save_pyfunc
-from evenshard.tracking.tags import SHA256 as SHA256_TAG
-from evenshard.utils.errors import BadConfig
+from evenshard.tracking.tags import COMMIT, SHA256, VERSION, model_tags
+from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import without_credentials
 from evenshard.utils.scratch import scratch_folder
 
@@ -80,7 +80,7 @@ def register_model(
     name: str = COST,
     client: Any = None,
 ) -> ModelVersion:
-    """Makes a model's folder a new version, which ``mlflow.pyfunc.load_model`` serves; the same one twice is one.
+    """Makes a model's folder a new version, which ``mlflow.pyfunc.load_model`` serves.
 
     Args:
         folder: as a round of the loop leaves it; only the model's parts are taken.
@@ -96,16 +96,13 @@ def register_model(
     """
     from evenshard.sharders.models import digest_of
 
-    with patience(), scratch_folder() as scratch:
+    with short_timeouts(), scratch_folder() as scratch:
         client = client or connect()
         model = scratch / "model"
         copy_parts(folder, model, name)
         digest = digest_of(model)
-        known = _registered(client, name, run_id, digest)
-        if known is not None:
-            return known
         headline = {f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in (metrics or {}).items()}
-        all_tags = {**tags, **headline, SHA256_TAG: digest}
+        all_tags = {**tags, **headline, SHA256: digest}
         logged = _logged_model(client, name, run_id, all_tags)
         all_tags[MODEL_ID_TAG] = logged.model_id
         with _ready(client, logged):
@@ -126,7 +123,6 @@ def copy_parts(folder: Path, target: Path, name: str = COST) -> None:
     """
     from evenshard.sharders.models import COST_MODEL, COST_NET
     from evenshard.sharders.models import POLICY as POLICY_PART
-    from evenshard.utils.errors import BadFile
 
     parts = {POLICY: (COST_NET, POLICY_PART), COST: (COST_MODEL,)}[name]
     for part in parts:
@@ -146,7 +142,7 @@ def model_version(uri: str) -> ModelVersion:
         TrackingFailed: if MLflow cannot be reached.
     """
     name, alias, version = _parsed(uri)
-    with _asking(uri):
+    with _explained(uri):
         client = connect()
         if alias:
             version = str(client.get_model_version_by_alias(name, alias).version)
@@ -159,7 +155,7 @@ def champion(name: str = COST) -> ModelVersion | None:
     Raises:
         TrackingFailed: if MLflow cannot be reached.
     """
-    with _asking(f"models:/{name}@{CHAMPION}"):
+    with _explained(f"models:/{name}@{CHAMPION}"):
         client = connect()
         known = [one for one in client.search_registered_models(f"name = '{name}'") if one.name == name]
         version = known[0].aliases.get(CHAMPION) if known else None
@@ -173,10 +169,66 @@ def set_champion(name: str, version: str) -> None:
         BadConfig: if there is no such version.
         TrackingFailed: if MLflow cannot be reached.
     """
-    with _asking(f"models:/{name}/{version}"):
+    with _explained(f"models:/{name}/{version}"):
         client = connect()
         client.get_model_version(name, version)  # an alias may name a version that is not there
         client.set_registered_model_alias(name, CHAMPION, version)
+
+
+def newest_version(name: str = COST) -> ModelVersion | None:
+    """The version that was registered last; None where there is none.
+
+    Raises:
+        TrackingFailed: if MLflow cannot be reached.
+    """
+    return _last_version(name, f"name = '{name}'")
+
+
+def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
+    """The last version with the very files of a model's folder; None where there is none, or no such part.
+
+    Args:
+        run_id: of a run whose version comes before those of others.
+
+    Raises:
+        TrackingFailed: if MLflow cannot be reached.
+    """
+    from evenshard.sharders.models import digest_of
+
+    with scratch_folder() as scratch:
+        try:
+            copy_parts(folder, scratch, name)
+        except BadFile:
+            return None
+        digest = digest_of(scratch)
+    return _last_version(name, f"name = '{name}' AND tags.`{SHA256}` = '{digest}'", run_id)
+
+
+def register_folder(folder: Path) -> tuple[ModelVersion, ModelVersion | None]:
+    """Makes a model's folder a version of evenshard-cost, and of evenshard-policy where it has a policy.
+
+    Versions that have these files already are taken: a loop has registered its last round itself.
+
+    Raises:
+        BadFile: if the folder is not a model.
+        TrackingFailed: if MLflow cannot be reached, or does not take it.
+    """
+    from evenshard.sharders.models import load_model
+
+    seen = load_model(folder).trained_on
+    tags = {COMMIT: seen.git_commit, VERSION: seen.evenshard_version, **model_tags(folder)}
+    try:
+        with short_timeouts():
+            version = version_of_files(COST, folder) or register_model(folder, tags)
+            policy = version_of_files(POLICY, folder)
+            if policy is None and (folder / "policy").is_dir():
+                policy = register_model(folder, tags, name=POLICY)
+    except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
+        where = without_credentials(registry_uri())
+        raise tracking_error(
+            error, f"{folder}: MLflow at {where} did not take this model", "Name another folder."
+        ) from None
+    return version, policy
 
 
 @contextmanager
@@ -192,23 +244,41 @@ def download_model(uri: str) -> Iterator[Path]:
     """
     of_version = model_version(uri).uri  # says at once what is wrong, where a download would try for minutes
     with scratch_folder() as folder:
-        with _asking(uri):
+        with _explained(uri):
             from mlflow.artifacts import download_artifacts
 
             where = {"tracking_uri": tracking_uri(), "registry_uri": registry_uri(), "dst_path": str(folder)}
-            got = Path(answered(lambda: download_artifacts(of_version, **where), longest_silence_s()))
+            got = Path(
+                with_deadline(lambda: download_artifacts(of_version, **where), longest_silence_s(), registry_uri())
+            )
         yield got / _INSIDE if (got / _INSIDE).is_dir() else got  # a plain folder can be a version too
 
 
+def _last_version(name: str, wanted: str, run_id: str = "") -> ModelVersion | None:
+    require_mlflow(name)
+    try:
+        with short_timeouts():
+            known: list[Any] = list(connect().search_model_versions(wanted))
+    except Exception as error:
+        where = without_credentials(registry_uri())
+        raise tracking_error(
+            error, f"MLflow at {where} did not tell the versions of {name}", "Set MLFLOW_TRACKING_URI."
+        ) from None
+    if not known:
+        return None
+    of_run = [one for one in known if run_id and one.run_id == run_id]
+    return model_version(f"models:/{name}/{max(int(one.version) for one in of_run or known)}")
+
+
 @contextmanager
-def _asking(uri: str) -> Iterator[None]:
+def _explained(uri: str) -> Iterator[None]:
     require_mlflow(uri)
     try:
-        with patience():
+        with short_timeouts():
             yield
     except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
         where = without_credentials(registry_uri())
-        raise blamed(
+        raise tracking_error(
             error,
             f"{uri}: MLflow at {where} did not give this model",
             "Name a model, alias or version that is registered there, or a model's folder.",
@@ -227,28 +297,13 @@ def _parsed(uri: str) -> tuple[str, str, str]:
     return name, alias, version
 
 
-def _registered(client: Any, name: str, run_id: str, digest: str) -> ModelVersion | None:
-    """The version that this run, or a registration without a run, has made of this model before."""
-    for one in client.search_model_versions(f"name = '{name}' AND tags.`{SHA256_TAG}` = '{digest}'"):
-        if (one.run_id or "") == run_id:
-            return _version(client.get_model_version(name, one.version))
-    return None
-
-
 def _logged_model(client: Any, name: str, run_id: str, tags: Mapping[str, str]) -> Any:
-    """A logged model to upload into, an output of its run; one that was left half-made by a kill is gone on with."""
-    if not run_id:
-        return client.create_logged_model(experiment_id(client), name, None, dict(tags), model_type="evenshard")
-    from mlflow.entities import LoggedModelOutput
+    """A logged model to upload into, an output of its run if it has one."""
+    experiment = client.get_run(run_id).info.experiment_id if run_id else experiment_id(client)
+    logged = client.create_logged_model(experiment, name, run_id or None, dict(tags), model_type="evenshard")
+    if run_id:
+        from mlflow.entities import LoggedModelOutput
 
-    run = client.get_run(run_id)
-    of_run = f"source_run_id = '{run_id}' AND name = '{name}'"
-    known = client.search_logged_models([run.info.experiment_id], filter_string=of_run)
-    logged = next((one for one in known if one.tags.get(SHA256_TAG) == tags[SHA256_TAG]), None)
-    if logged is None:
-        logged = client.create_logged_model(run.info.experiment_id, name, run_id, dict(tags), model_type="evenshard")
-    outputs = run.outputs.model_outputs if run.outputs else []
-    if logged.model_id not in {one.model_id for one in outputs}:
         client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
     return logged
 

@@ -1,26 +1,26 @@
-"""What a stage tells MLflow: its run, the child of its loop's; a stage never fails or waits long because of it."""
+"""Runs of stages in MLflow, each the child of its loop's run.
+
+A stage never fails, and never waits long, because MLflow is away: that is said once, the stage goes on without a
+record, and what it has measured and learned is in its files.
+"""
 
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import re
-import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.client import connect, experiment_name, first_line, patience, tracking_uri
-from evenshard.tracking.dataset_inputs import describe_costs
-from evenshard.tracking.deadline import NoAnswer
-from evenshard.tracking.outbox import KeptRun
-from evenshard.tracking.parents import Parent, current_parent, parent_of
-from evenshard.tracking.registry import COST, POLICY, copy_parts
-from evenshard.tracking.sending import Operation, Record, ensure_run, send
-from evenshard.tracking.system_metrics import watched
+from evenshard.tracking.client import connect, experiment_id, first_line, short_timeouts, tracking_uri
+from evenshard.tracking.dataset_inputs import dataset_input
+from evenshard.tracking.parents import Parent, current_parent, ensure_parent, parent_of
+from evenshard.tracking.registry import COST, POLICY, register_model
 from evenshard.tracking.tags import (
     COMMIT,
     COSTS_DVC_MD5,
@@ -41,53 +41,61 @@ from evenshard.tracking.tags import (
 )
 from evenshard.utils.errors import MissingPackage
 from evenshard.utils.extras import require_package
-from evenshard.utils.messages import reason_of, without_credentials
+from evenshard.utils.messages import without_credentials
+from evenshard.utils.outputs import REPORT
 from evenshard.utils.scratch import scratch_folder
 
-SYSTEM_METRICS = "train_"
-"""Stages whose CPU, memory and GPU are watched: those that compute for long and measure nothing. A thread that asks the
-system every few seconds while kernels are timed would stand in the figures."""
 MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
-_HANGING: set[str] = set()
-"""Addresses that have been silent for too long: a stage with several runs waits for them once."""
+BATCH = 1000
+"""Metrics that MLflow takes in one call."""
+_AWAY: set[str] = set()
+"""Addresses of which it has been said that they do not answer: a stage has several runs, and says so once."""
 log = logging.getLogger(__name__)
 
 
 class StageRun:
-    """The run of a stage. What MLflow does not take goes to the outbox; without a record nothing is tracked."""
+    """A run in MLflow, from its first call to ``end``. Nothing is logged after the first call that fails.
 
-    def __init__(self, record: Record | None = None) -> None:
-        self._record = record
-        self._tags = {} if record is None else dict(record.tags)
-        self._kept: KeptRun | None = None
+    Args:
+        open_run: makes the run with a client and returns its id; None logs nothing at all.
+        tags: of the run, known beforehand.
+    """
+
+    def __init__(self, open_run: Callable[[Any], str] | None = None, tags: Mapping[str, str] | None = None) -> None:
+        self._tags = dict(tags or {})
         self._client: Any = None
         self._run_id = ""
-        if record is not None:
-            self._try(self._open, "MLflow cannot be reached")
+        if open_run is not None:
+            with self._unless_away("cannot be reached"):
+                client = connect()
+                self._run_id = open_run(client)
+                self._client = client
+                _AWAY.discard(tracking_uri())
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Logs final metrics."""
-        now = _now_ms()
-        self._do({"kind": "metrics", "points": [(name, float(value), now, 0) for name, value in values.items()]})
+        self._points([(name, value, 0) for name, value in values.items()])
 
     def series(self, name: str, values: Sequence[float]) -> None:
         """Logs a curve, one value per step."""
-        now = _now_ms()
-        points = [(name, float(value), now, step) for step, value in enumerate(values)]
-        self._do({"kind": "metrics", "points": points})
-
-    def points(self, points: Sequence[tuple[str, float, int, int]]) -> None:
-        """Logs values with their time: name, value, ms since 1970, step."""
-        self._do({"kind": "metrics", "points": list(points)})
+        self._points([(name, value, step) for step, value in enumerate(values)])
 
     def tags(self, tags: Mapping[str, str]) -> None:
         """Sets tags, which the models that this run registers carry too."""
         self._tags |= {key: str(value) for key, value in tags.items()}
-        self._do({"kind": "tags", "tags": {key: str(value)[:5000] for key, value in tags.items()}})
+        for key, value in tags.items():
+            self._log(lambda client, run_id, key=key, value=value: client.set_tag(run_id, key, str(value)[:5000]))
 
-    def artifact(self, path: Path) -> None:
-        """Uploads a file, or the files of a folder."""
-        self._do({"kind": "artifact", "path": str(path)})
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        """Uploads a file, or a folder with all of its files.
+
+        Args:
+            folder: of the run's artifacts that a file goes to; None for their top.
+        """
+        if path.is_dir():
+            self._log(lambda client, run_id: client.log_artifacts(run_id, str(path), path.name))
+        else:
+            self._log(lambda client, run_id: client.log_artifact(run_id, str(path), folder))
 
     def table(self, name: str, path: Path) -> None:
         """Logs a CSV file as a table, which MLflow's pages show and compare.
@@ -95,32 +103,33 @@ class StageRun:
         Args:
             name: of the table, ending in .json.
         """
-        if self._record is None:
+        if self._client is None:
             return
         with path.open(newline="") as file:
             columns, *rows = csv.reader(file)
-        data = [[_number(cell) for cell in row] for row in rows]
-        self._do({"kind": "table", "name": name, "table": {"columns": columns, "data": data}})
+        table = {"columns": columns, "data": [[_number(cell) for cell in row] for row in rows]}
+        self._log(lambda client, run_id: client.log_text(run_id, json.dumps(table), name))
+        listed = json.dumps([{"path": name, "type": "table"}])  # MLflow's own log_table warns with pandas 3
+        self._log(lambda client, run_id: client.set_tag(run_id, "mlflow.loggedArtifacts", listed))
 
     def costs(self, paths: Sequence[Path], context: str) -> None:
-        """Says which cost datasets the stage has read or written, and tags the run with their hashes and hardware.
+        """Names the cost datasets that the stage has read or written, and tags the run with their hashes and hardware.
 
         Args:
             context: benchmark, training or evaluation.
         """
-        if self._record is None:
-            return
-        self.tags(costs_tags(paths))
-        self._datasets(paths, context)
+        if self._client is not None:
+            self.tags(costs_tags(paths))
+            self._datasets(paths, context)
 
     def tables(self, path: Path) -> None:
         """Tags the run with the hash of the tables that it works on."""
-        if self._record is not None:
+        if self._client is not None:
             self.tags(tables_tags(path))
 
     def learned_from(self, cost_net: Path) -> None:
         """Tags the run of a policy with what its cost network was trained on."""
-        if self._record is not None:
+        if self._client is not None:
             self.tags(network_tags(cost_net))
 
     @property
@@ -130,15 +139,11 @@ class StageRun:
 
     def register(self, folder: Path, metrics: Mapping[str, float]) -> None:
         """Makes a model's folder a new version of evenshard-cost, and of evenshard-policy where it has a policy."""
-        if self._record is None:
+        if self._client is None:
             return
         tags = {**self.origin, **model_tags(folder)}
-        names = [name for name, part in ((COST, "cost_model"), (POLICY, "policy")) if (folder / part).is_dir()]
-        for name in names:
-            with scratch_folder() as scratch:
-                copy_parts(folder, scratch / "model", name)
-                path = str(scratch / "model")
-                self._do({"kind": "model", "name": name, "path": path, "tags": tags, "metrics": dict(metrics)})
+        for name in (name for name, part in ((COST, "cost_model"), (POLICY, "policy")) if (folder / part).is_dir()):
+            self._log(lambda client, run_id, name=name: register_model(folder, tags, metrics, run_id, name, client))
 
     def evaluation(
         self, report: Path, model: Mapping[str, Path], costs: Sequence[Path], metrics: Mapping[str, float]
@@ -146,15 +151,16 @@ class StageRun:
         """Logs what an evaluation has written, and registers the networks that it has evaluated.
 
         Args:
-            report: its folder: pictures, evaluation.csv, evaluation_costs.parquet.
+            report: its folder; of the files in there, those that evaluations write are uploaded.
             model: folders of the networks by their part of a model, such as cost_net.
             costs: the cost datasets that they were trained on.
             metrics: its headline.
         """
-        if self._record is None:
+        if self._client is None:
             return
         self.metrics(metrics)
-        self.artifact(report)
+        for path in filter(Path.exists, REPORT.paths(report)):
+            self.artifact(path, "reports")
         self.table("evaluation.json", report / "evaluation.csv")
         self._datasets([report / "evaluation_costs.parquet"], "evaluation")
         self.costs(costs, "training")
@@ -165,61 +171,42 @@ class StageRun:
 
     def end(self, status: str) -> None:
         """Ends the run, as FINISHED, FAILED or KILLED."""
-        self._do({"kind": "end", "status": status, "end_ms": _now_ms()})
-        self.close()
+        self._log(lambda client, run_id: client.set_terminated(run_id, status))
 
-    def close(self) -> None:
-        """Ends nothing, but lets ``evenshard sync`` have what is kept."""
-        if self._kept is not None:
-            with self._unless_full("What is for MLflow cannot be kept"):
-                self._kept.close()
+    def _points(self, points: Sequence[tuple[str, float, int]]) -> None:
+        """Logs values by name and step."""
+        if self._client is None:
+            return
+        from mlflow.entities import Metric
+
+        now = _now_ms()
+        metrics = [Metric(name, float(value), now, step) for name, value, step in points]
+        for start in range(0, len(metrics), BATCH):
+            some = metrics[start : start + BATCH]
+            self._log(lambda client, run_id, some=some: client.log_batch(run_id, metrics=some))
 
     def _datasets(self, paths: Sequence[Path], context: str) -> None:
-        self._do({"kind": "datasets", "datasets": [describe_costs(path, context) for path in paths]})
+        inputs = [dataset_input(path, context) for path in paths]
+        self._log(lambda client, run_id: client.log_inputs(run_id, inputs))
 
-    def _open(self) -> None:
-        assert self._record is not None
-        if tracking_uri() in _HANGING:
-            raise NoAnswer("no answer to an earlier run of this process")
-        self._client = connect()
-        self._run_id = ensure_run(self._client, self._record)
-
-    def _do(self, operation: Operation) -> None:
-        if self._record is not None and self._kept is None:
-            self._try(lambda: send(self._client, self._run_id, operation, Path()), "MLflow stopped answering")
-        if self._kept is not None:
-            with self._unless_full("What is for MLflow cannot be kept"):
-                self._kept.add(operation)
-
-    def _try(self, action: Any, otherwise: str) -> None:
-        """From the first failure on, everything is kept: nothing waits for the same server twice."""
-        assert self._record is not None
-        uri = tracking_uri()
-        try:
-            with patience():
-                action()
-        except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
-            if isinstance(error, NoAnswer):
-                _HANGING.add(uri)
-            problem = f"{otherwise} at {without_credentials(uri)} ({first_line(error)})"
-            with self._unless_full(f"{problem}, and nothing can be kept"):
-                self._kept = KeptRun(self._record)
-                log.warning(
-                    "%s. The stage goes on; what it logs will be in %s, and `evenshard sync` sends it later",
-                    problem,
-                    self._kept.folder,
-                )
+    def _log(self, call: Callable[..., Any]) -> None:
+        """Calls something with client and run id, while MLflow answers."""
+        if self._client is not None:
+            with self._unless_away("stopped answering"):
+                call(self._client, self._run_id)
 
     @contextmanager
-    def _unless_full(self, problem: str) -> Iterator[None]:
-        """On a full disk nothing is kept; what the stage itself has written is more than MLflow's copy of it."""
+    def _unless_away(self, problem: str) -> Iterator[None]:
+        uri = tracking_uri()
         try:
-            yield
-        except OSError as error:
-            log.warning("%s (%s). The stage goes on, and is not logged", problem, error.strerror or reason_of(error))
-            if self._kept is not None:
-                self._kept.discard()
-            self._record = self._kept = None
+            with short_timeouts():
+                yield
+        except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
+            self._client = None
+            if uri not in _AWAY:
+                _AWAY.add(uri)
+                said = f"MLflow {problem} at {without_credentials(uri)} ({first_line(error)})"
+                log.warning("%s. The stage goes on, and this run is not logged any further", said)
 
 
 @contextmanager
@@ -231,7 +218,7 @@ def stage_run(stage: str, params: Mapping[str, Any], settings: Mapping[str, Any]
         params: all of params.yaml, which identifies the loop.
         settings: this stage's own settings, logged as the run's parameters.
     """
-    with _logged(_open(stage, params, settings)) as run:
+    with _ended(_open(stage, params, settings)) as run:
         yield run
 
 
@@ -243,7 +230,7 @@ def study_run(study: str, settings: Mapping[str, Any]) -> Iterator[StageRun]:
         study: run name, such as ``bench_mixed``.
         settings: logged as the run's parameters.
     """
-    with _logged(_open(study, None, settings)) as run:
+    with _ended(_open(study, None, settings)) as run:
         yield run
 
 
@@ -255,8 +242,7 @@ def log_to_parent(values: Mapping[str, float], origin: Mapping[str, str] | None 
     """
     run = _parent_run()
     run.metrics(values)
-    if origin:
-        run.tags(origin)
+    run.tags(origin or {})
     run.end("FINISHED")
 
 
@@ -273,11 +259,9 @@ def end_loop(state: str, page: str) -> None:
 
 
 @contextmanager
-def _logged(run: StageRun) -> Iterator[StageRun]:
-    stage = "" if run._record is None else run._record.name
+def _ended(run: StageRun) -> Iterator[StageRun]:
     try:
-        with watched(run) if stage.startswith(SYSTEM_METRICS) else nullcontext():
-            yield run
+        yield run
     except BaseException:
         run.end("FAILED")
         raise
@@ -299,22 +283,37 @@ def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, A
         **({ROUND: number[1]} if number else {}),
         **({HARDWARE: str(hardware)} if hardware else {}),
     }
-    loop = None if params is None else parent_of(params, new_loop=stage == "generate_tables")
-    return StageRun(_record(stage, secrets.token_hex(8), loop, tags, settings))
+    parent = None if params is None else parent_of(params, new_loop=stage == "generate_tables")
+    start_ms = _now_ms()
+
+    def open_run(client: Any) -> str:
+        from mlflow.entities import Param
+
+        experiment = _experiment(client, parent)
+        all_tags = dict(tags)
+        if parent is not None:
+            all_tags["mlflow.parentRunId"] = ensure_parent(client, experiment, parent, start_ms)
+        run_id = str(client.create_run(experiment, start_ms, all_tags, stage).info.run_id)
+        client.log_batch(run_id, params=[Param(name, str(value)[:6000]) for name, value in settings.items()])
+        return run_id
+
+    return StageRun(open_run, tags)
 
 
 def _parent_run() -> StageRun:
-    """The loop's own run; untracked where no stage has been tracked here."""
+    """The loop's own run; nothing is logged where no stage was tracked here."""
     parent = current_parent()
     if parent is None:
         log.warning("no stage of this loop was tracked here; its metrics were not logged to MLflow")
         return StageRun()
-    return StageRun(_record("", "", parent, {}, {}))
+    return StageRun(lambda client: ensure_parent(client, _experiment(client, parent), parent, _now_ms()))
 
 
-def _record(name: str, key: str, parent: Parent | None, tags: Mapping[str, str], settings: Mapping[str, Any]) -> Record:
-    params = {name: str(value)[:6000] for name, value in settings.items()}
-    return Record(key, name, experiment_name(), _now_ms(), parent, dict(tags), params)
+def _experiment(client: Any, parent: Parent | None) -> str:
+    """The id of the experiment that a run belongs to: that of its loop, if another program has made the loop's run."""
+    if parent is not None and parent.run_id:
+        return str(client.get_run(parent.run_id).info.experiment_id)
+    return experiment_id(client)
 
 
 def _now_ms() -> int:

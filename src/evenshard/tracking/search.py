@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.tracking.client import (
-    blamed,
     connect,
     experiment_name,
     first_line,
-    patience,
     require_mlflow,
+    short_timeouts,
+    tracking_error,
     tracking_uri,
 )
 from evenshard.tracking.deadline import NoAnswer
@@ -64,11 +64,11 @@ def find_runs(names: Sequence[str] = ()) -> list[FoundRun]:
     """
     require_mlflow(", ".join(names) or "runs")
     try:
-        with patience():
+        with short_timeouts():
             runs = _all_runs(connect())
     except Exception as error:
         where = without_credentials(tracking_uri())
-        raise blamed(error, f"MLflow at {where} did not answer", "Set MLFLOW_TRACKING_URI.") from None
+        raise tracking_error(error, f"MLflow at {where} did not answer", "Set MLFLOW_TRACKING_URI.") from None
     by_parent: dict[str, list[FoundRun]] = {}
     for run in sorted(runs, key=lambda one: one.start_ms):
         by_parent.setdefault(run.parent_id, []).append(run)
@@ -87,13 +87,13 @@ def find_run(run_id: str) -> FoundRun | None:
 
     require_mlflow(run_id)
     try:
-        with patience():
+        with short_timeouts():
             found = connect().get_run(run_id)
     except Exception as error:
         if isinstance(error, MlflowException) and error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         where = without_credentials(tracking_uri())
-        raise blamed(error, f"MLflow at {where} did not answer", "Set MLFLOW_TRACKING_URI.") from None
+        raise tracking_error(error, f"MLflow at {where} did not answer", "Set MLFLOW_TRACKING_URI.") from None
     return _run(found) if found.info.lifecycle_stage == "active" else None
 
 
@@ -105,11 +105,11 @@ def run_artifact(run_id: str, path: str, folder: Path) -> Path:
         TrackingFailed: if MLflow does not answer.
     """
     try:
-        with patience():
+        with short_timeouts():
             return Path(connect().download_artifacts(run_id, path, str(folder)))
     except NoAnswer as error:
         where = without_credentials(tracking_uri())
-        raise blamed(error, f"MLflow at {where} did not answer", "") from None
+        raise tracking_error(error, f"MLflow at {where} did not answer", "") from None
     except Exception as error:
         raise BadConfig(f"run {run_id} has no {path} ({first_line(error)}). Name another run.") from None
 

@@ -63,3 +63,10 @@ def reason_of(error: BaseException) -> str:
     """What an error of a library says, as a clause: its first line, or its kind where it says nothing."""
     lines = str(error).strip().splitlines()
     return cut(one_line(lines[0]) if lines else type(error).__name__, 2 * MAX_VALUE).rstrip(".:")
+
+
+def root_of(error: BaseException) -> BaseException:
+    """The first of a chain of errors: what the system or a database said, below what libraries made of it."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    return error

@@ -18,7 +18,7 @@ from evenshard.stages.decisions.contest import Contest, contest
 from evenshard.stages.decisions.promotion import Decision, PairedTask, Rules, Verdict, decide
 from evenshard.stages.standings import QUIET
 from evenshard.tables.files import load_tables
-from evenshard.tracking.versions import newest_version, register_folder
+from evenshard.tracking.registry import newest_version, register_folder
 from evenshard.utils.errors import BadConfig, MeasurementFailed
 from support.builders import FakeHardware, cost_net, policy
 from support.convex_builders import NORMALIZER

@@ -32,9 +32,11 @@ from evenshard.tracking.registry import (
     champion,
     download_model,
     model_version,
+    newest_version,
+    register_folder,
     set_champion,
+    version_of_files,
 )
-from evenshard.tracking.versions import newest_version, register_folder, version_of_files
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.json_files import finite

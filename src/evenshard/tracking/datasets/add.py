@@ -21,6 +21,7 @@ from evenshard.tracking.datasets.checks import (
 from evenshard.tracking.datasets.partition import Partition
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, DatasetRefused
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import reason_of
 from evenshard.utils.outputs import DATASET
 from evenshard.utils.provenance import sha256_of
@@ -146,6 +147,7 @@ def _require_here(root: Path, of_hardware: Path) -> None:
     """Raises BadConfig where data.dvc names datasets of this hardware that are not here: they are compared with."""
     if not (root / "data.dvc").exists():
         return
+    require_package("dvc")
     from dvc.api import DVCFileSystem
 
     where = of_hardware.relative_to(root).as_posix()
