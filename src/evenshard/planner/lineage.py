@@ -74,7 +74,7 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[Link]:
     links += of_costs
     links += _tables(answer, tags, data, files)
     links.append(_settings(tags, origins))
-    bundled = source is None
+    bundled = source.startswith(BUNDLED)
     commits = {"model": trained_on.get("git_commit", UNKNOWN), "costs": _joined(origins, "git_commit")}
     if COMMIT in tags:
         commits = {"evaluation": tags[COMMIT], **commits}
