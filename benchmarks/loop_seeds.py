@@ -22,7 +22,6 @@ from evenshard.sharders.catalog import SHARDERS
 from evenshard.stages import benchmark, evaluate, generate_tables, train_cost, train_policy
 from evenshard.stages.loop import LoopConfig
 from evenshard.utils.params import load_params, section
-from evenshard.utils.progress import log_to_stderr
 
 SHOWN = tuple(one.name for one in SHARDERS if one.in_loop)
 

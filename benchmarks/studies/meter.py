@@ -19,7 +19,7 @@ from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.stages.propose import among_controls
-from evenshard.utils.progress import progress
+from evenshard.utils.console import progress
 
 Jobs = Sequence[tuple[PlacementTask, Placement]]
 

@@ -17,9 +17,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 
 from benchmarks.studies.units import Record, Store, Unit
+from evenshard.utils.console import log_to_stderr, progress
 from evenshard.utils.errors import BadInput, EvenshardError, InfeasibleTask
 from evenshard.utils.process import on_sigterm, one_thread
-from evenshard.utils.progress import log_to_stderr, progress
 
 log = logging.getLogger(__name__)
 

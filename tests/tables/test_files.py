@@ -329,7 +329,7 @@ def test_too_many_tables_and_too_large_files(tmp_path: Path, monkeypatch: pytest
     assert "holds more than 100,000 tables" in complaint(write(tmp_path, "t.csv", f"{HEADER}\n{lines}"))
     assert "column 'a1000'" in complaint(write(tmp_path, "t.csv", ",".join(f"a{n}" for n in range(1001)) + ",a1000\n"))
     assert "has 1,001 columns" in complaint(write(tmp_path, "t.csv", ",".join(f"a{n}" for n in range(1001)) + "\n"))
-    monkeypatch.setattr("evenshard.utils.text_files.MAX_TEXT_BYTES", 2**20)
+    monkeypatch.setattr("evenshard.utils.limits.MAX_TEXT_BYTES", 2**20)
     for suffix in (".csv", ".json", ".yaml"):
         assert "it has more than 1 MB" in complaint(write(tmp_path, f"t{suffix}", " " * (2**20 + 1)))
 

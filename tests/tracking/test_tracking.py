@@ -249,7 +249,7 @@ def test_no_command_gives_a_password_away(workdir: Path, uri: str) -> None:
     code = f"""
 import warnings
 from evenshard import tracking
-from evenshard.utils.progress import log_to_stderr
+from evenshard.utils.console import log_to_stderr
 from evenshard.cli import main
 log_to_stderr()
 warnings.warn("of {uri}/x")

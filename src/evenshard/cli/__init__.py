@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
     """Runs one command of a parser and returns its exit code."""
     args = parser.parse_args(argv)
-    from evenshard.utils.progress import log_to_stderr
+    from evenshard.utils.console import log_to_stderr
 
     log_to_stderr()
     try:

@@ -15,11 +15,11 @@ from evenshard.kubeflow.place_request import place_arguments
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, BadInput, StorageFailed
 from evenshard.utils.extras import require_package
+from evenshard.utils.limits import read_text
 from evenshard.utils.messages import shown
 from evenshard.utils.params import load_params, section
 from evenshard.utils.provenance import sha256_of
 from evenshard.utils.s3 import content_hash, is_address
-from evenshard.utils.text_files import read_text
 from evenshard.utils.yaml_files import load_documents, load_yaml
 
 TRAIN, RETRAIN, PLACE = "train", "retrain", "place"

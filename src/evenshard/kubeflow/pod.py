@@ -18,8 +18,8 @@ from evenshard.kubeflow.addresses import require_readable
 from evenshard.kubeflow.remote import ENDPOINT, run_page
 from evenshard.stages.record_outcome import UNKNOWN
 from evenshard.tracking import StageRun
+from evenshard.utils.console import log_to_stderr
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.progress import log_to_stderr
 from evenshard.utils.provenance import Lineage
 
 TABLES = "tables.parquet"

@@ -16,10 +16,9 @@ from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.json_files import load_json
-from evenshard.utils.limits import MAX_TOTAL_BYTES, RANGES
+from evenshard.utils.limits import MAX_TOTAL_BYTES, RANGES, read_text
 from evenshard.utils.messages import reason_of, shown
 from evenshard.utils.records import record_of
-from evenshard.utils.text_files import read_text
 from evenshard.utils.units import bytes_to_gb, gb_to_bytes
 
 _MAX_SHARD_TABLES = 64

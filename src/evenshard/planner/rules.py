@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.limits import read_text
 from evenshard.utils.messages import cut, shown
-from evenshard.utils.text_files import read_text
 from evenshard.utils.yaml_files import load_yaml
 
 

@@ -25,10 +25,10 @@ from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.stages.outcome import Outcome
 from evenshard.stages.propose import Proposers, among_controls, in_part, placement_jobs, shard_jobs
 from evenshard.tables.files import load_tables
+from evenshard.utils.console import progress
 from evenshard.utils.errors import BadFile, MeasurementFailed
 from evenshard.utils.extras import require_package
 from evenshard.utils.params import require
-from evenshard.utils.progress import progress
 from evenshard.utils.provenance import Lineage
 
 log = logging.getLogger(__name__)

@@ -43,9 +43,9 @@ from evenshard.stages.standings import (
 )
 from evenshard.tables.files import load_tables
 from evenshard.utils.extras import require_package
+from evenshard.utils.console import progress
 from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
-from evenshard.utils.progress import progress
 from evenshard.utils.provenance import Lineage
 
 log = logging.getLogger(__name__)

@@ -29,10 +29,10 @@ from evenshard.sharders.models import save_cost_model
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.stages.outcome import Outcome
 from evenshard.tables.files import load_tables
+from evenshard.utils.console import progress
 from evenshard.utils.errors import BadFile
 from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
-from evenshard.utils.progress import progress
 from evenshard.utils.provenance import Lineage
 
 log = logging.getLogger(__name__)

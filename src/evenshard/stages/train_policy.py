@@ -18,9 +18,9 @@ from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, new_policy,
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.stages.outcome import Outcome
 from evenshard.tables.files import load_tables
+from evenshard.utils.console import progress
 from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
-from evenshard.utils.progress import progress
 
 log = logging.getLogger(__name__)
 

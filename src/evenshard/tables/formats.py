@@ -19,9 +19,8 @@ from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.utils.errors import BadFile
 from evenshard.utils.extras import require_package
 from evenshard.utils.json_files import load_json
-from evenshard.utils.limits import MAX_DECODED_BYTES, MAX_TABLES, MAX_VALUES
+from evenshard.utils.limits import MAX_DECODED_BYTES, MAX_TABLES, MAX_VALUES, read_text
 from evenshard.utils.messages import cut, reason_of, shown
-from evenshard.utils.text_files import read_text
 from evenshard.utils.yaml_files import load_yaml
 
 REQUIRED_COLUMNS = ("name", "num_rows", "embedding_dim", "pooling_factor")

@@ -1,18 +1,90 @@
-"""Output for a terminal or a pipe, printed literally: no markup in names, no colours in numbers."""
+"""What a user sees: answers on stdout as they are, progress and log lines on stderr.
+
+Names in an answer are never read as markup, and numbers get no colours. Long work shows a bar on a terminal, and a log
+line now and then elsewhere.
+"""
 
 from __future__ import annotations
 
-from typing import IO
+import logging
+import os
+import time
+from collections.abc import Collection, Iterator
+from typing import IO, TYPE_CHECKING, TypeVar
 
-from rich.console import Console
+from evenshard.utils.messages import without_credentials
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Rich would leave with exit code 1; what that means is for the command to say."""
-        raise BrokenPipeError
+Item = TypeVar("Item")
+LOG_EVERY_S = 10.0
+log = logging.getLogger(__name__)
 
 
 def plain_console(file: IO[str] | None) -> Console:
     """A console on ``file``; None: on stdout."""
-    return _Console(file=file, highlight=False, markup=False, emoji=False)
+    from rich.console import Console
+
+    class PlainConsole(Console):
+        def on_broken_pipe(self) -> None:
+            """Rich would leave with exit code 1; what that means is for the command to say."""
+            raise BrokenPipeError
+
+    return PlainConsole(file=file, highlight=False, markup=False, emoji=False)
+
+
+def progress(items: Collection[Item], description: str) -> Iterator[Item]:
+    """Yields the items under a progress bar on stderr; if stderr is not a terminal, logs a line every ten seconds."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield from _logged(items, description)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield from bar.track(items, description=description)
+
+
+def _logged(items: Collection[Item], description: str) -> Iterator[Item]:
+    last = time.monotonic()
+    for number, item in enumerate(items):
+        if time.monotonic() - last > LOG_EVERY_S:
+            last = time.monotonic()
+            log.info("%s: %d of %d", description, number, len(items))
+        yield item
+
+
+class _WithoutCredentials(logging.Formatter):
+    """For what libraries log too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_credentials(super().format(record))
+
+
+def log_to_stderr() -> None:
+    """Our own log lines go to stderr with the time; other libraries are heard from WARNING on (FBGEMM tells a lot)."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_WithoutCredentials("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("evenshard").setLevel(logging.INFO)
+    for chatty in ("mlflow", "alembic"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # of each retry
+    logging.captureWarnings(True)
+    os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # its own handlers would pass ours by

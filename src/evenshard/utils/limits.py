@@ -1,4 +1,4 @@
-"""The largest values that a user may give: one range for each named number, and the sizes of files.
+"""The largest values that a user may give: one range for each named number, and the sizes of files and of text.
 
 The ranges are far beyond any placement of today; within them, every sum of bytes stays below 2**63 and no search runs
 for hours because of a typing error. They hold for every way in: files, flags, params.yaml, Python and pipelines.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 from evenshard.utils.messages import shown
@@ -67,3 +68,20 @@ RANGES: Mapping[str, Range] = {
     "pooling_factor": Range(0, 1_000_000),
     "default_pooling_factor": Range(0, 1_000_000),
 }
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, line ends as they are.
+
+    Raises:
+        OSError: as ``open`` does.
+        ValueError: if it is larger than ``MAX_TEXT_BYTES`` or is not UTF-8; one line.
+    """
+    with path.open("rb") as file:
+        content = file.read(MAX_TEXT_BYTES + 1)
+    if len(content) > MAX_TEXT_BYTES:
+        raise ValueError(f"it has more than {MAX_TEXT_BYTES / 2**20:,.0f} MB")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 (byte {error.start + 1:,})") from None

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.limits import RANGES
+from evenshard.utils.limits import RANGES, read_text
 from evenshard.utils.messages import cut, shown
-from evenshard.utils.text_files import read_text
 from evenshard.utils.yaml_files import load_yaml
 
 Config = TypeVar("Config")

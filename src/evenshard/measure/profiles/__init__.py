@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.limits import Range
+from evenshard.utils.limits import Range, read_text
 from evenshard.utils.messages import shown
-from evenshard.utils.text_files import read_text
 from evenshard.utils.yaml_files import load_yaml
 
 Profile = TypeVar("Profile")

@@ -20,9 +20,9 @@ from evenshard.sharders.models import PlacementModel
 from evenshard.stages.decisions.promotion import PairedTask
 from evenshard.stages.propose import among_controls
 from evenshard.stages.standings import Answer, ask
+from evenshard.utils.console import progress
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import one_thread
-from evenshard.utils.progress import progress
 
 _CANDIDATE, _CHAMPION = "candidate", "champion"
 log = logging.getLogger(__name__)

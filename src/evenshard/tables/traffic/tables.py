@@ -20,10 +20,10 @@ from evenshard.tables.table import WEIGHT_BITS, Table, duplicate_name
 from evenshard.tables.traffic.counts import TableCounts, WindowedCounts
 from evenshard.tables.traffic.sample import Sample, Survey
 from evenshard.tables.traffic.sources import opened_sample
+from evenshard.utils.console import progress
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import shown
 from evenshard.utils.params import check_ranges
-from evenshard.utils.progress import progress
 
 GROUP_LOOKUPS = 1 << 24
 """Expected lookups of one window in the tables that are read together: 128 MiB."""

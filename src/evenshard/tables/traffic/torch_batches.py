@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.tables.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
+from evenshard.utils.console import progress
 from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import reason_of, shown
-from evenshard.utils.progress import progress
 from evenshard.utils.tensor_files import load_tensors, not_integers
 
 if TYPE_CHECKING:  # torch takes a second to import

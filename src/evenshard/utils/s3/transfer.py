@@ -13,11 +13,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from evenshard.utils.atomic import atomic_path
+from evenshard.utils.console import progress
 from evenshard.utils.errors import BadFile, StorageFailed
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import reason_of, shown
 from evenshard.utils.outputs import ANY_FOLDER, File
-from evenshard.utils.progress import progress
 from evenshard.utils.provenance import sha256_of
 from evenshard.utils.s3.client import FORBIDDEN, MISSING, Address, code_of, explained, s3_client
 
