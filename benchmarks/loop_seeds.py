@@ -21,6 +21,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.sharders.catalog import SHARDERS
 from evenshard.stages import benchmark, evaluate, generate_tables, train_cost, train_policy
 from evenshard.stages.loop import LoopConfig
+from evenshard.utils.console import log_to_stderr
 from evenshard.utils.params import load_params, section
 
 SHOWN = tuple(one.name for one in SHARDERS if one.in_loop)
