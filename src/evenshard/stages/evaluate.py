@@ -42,8 +42,8 @@ from evenshard.stages.standings import (
     standings,
 )
 from evenshard.tables.files import load_tables
-from evenshard.utils.extras import require_package
 from evenshard.utils.console import progress
+from evenshard.utils.extras import require_package
 from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
 from evenshard.utils.provenance import Lineage
