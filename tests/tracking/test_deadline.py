@@ -22,8 +22,10 @@ def test_an_answer_or_an_error_is_handed_on() -> None:
 
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match="of a socket"):
-        with_deadline(timed_out, 5, "server")
+        with_deadline(timed_out, 5, "slow")
     assert time.monotonic() - begin < 5
+    with pytest.raises(NoAnswer):
+        with_deadline(lambda: 5, 1, "slow")
 
 
 def test_a_call_that_is_silent_is_left_behind() -> None:

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evenshard.utils.messages import root_of
+
 Result = TypeVar("Result")
 LOOK_S = 0.25
 SILENCE_S = 60.0
@@ -77,7 +79,12 @@ def with_deadline(call: Callable[[], Result], patience_s: float, server: str) ->
         elif time.monotonic() - since >= patience_s:
             _SILENT_UNTIL[server] = time.monotonic() + SILENCE_S
             raise silence
-    return future.result()
+    try:
+        return future.result()
+    except Exception as error:
+        if isinstance(root_of(error), TimeoutError):  # the call's own timeout was shorter
+            _SILENT_UNTIL[server] = time.monotonic() + SILENCE_S
+        raise
 
 
 def _work_done() -> float:
