@@ -30,14 +30,14 @@ import torch
 
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.placement.task import PlacementTask, TaskSampling, sample_tasks
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel
-from evenshard.sharders.convex_search.fit import ConvexFitConfig, fit_convex_net
+from evenshard.sharders.convex_search.cost_model import CostModel
+from evenshard.sharders.convex_search.fit import CostModelFitConfig, fit_cost_model
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled, rollout
 from evenshard.sharders.dreamshard.fit import CostTensors, FitConfig, fit_cost_net
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, train_policy
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder, lean_cost_model, lean_policy
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder, lean_cost_net, lean_policy
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.random import random_placement
 from evenshard.tables.generator import GeneratorConfig, generate_tables
@@ -82,11 +82,11 @@ def dreamshard(task: PlacementTask) -> DreamShardSharder:
     return DreamShardSharder(*networks(), FeatureNormalizer.fit(task.tables, BATCH_SIZE))
 
 
-def convex_model() -> ConvexCostModel:
+def cost_model() -> CostModel:
     """Fitted to 100 placements for a while: a search depends on what its model says."""
     rng = np.random.default_rng(0)
     measured = [made_up(task, rng) for task in train_tasks(4)[:20] for _ in range(5)]
-    return fit_convex_net(measured, ConvexFitConfig(num_updates=300))[0]
+    return fit_cost_model(measured, CostModelFitConfig(num_updates=300))[0]
 
 
 def seconds(work: Callable[[], object], warm_ups: int = 1, repeats: int = 9) -> float:
@@ -107,7 +107,7 @@ def place_seconds(num_tables: int, num_devices: int) -> float:
 
 def search_seconds(num_tables: int, num_devices: int) -> float:
     task = large_task(num_tables, num_devices)
-    sharder = EvenshardSharder(convex_model(), dreamshard(task))
+    sharder = EvenshardSharder(cost_model(), dreamshard(task))
     sharder.place(large_task(50, 4))
     return seconds(lambda: sharder.place(task), warm_ups=0, repeats=1)
 
@@ -117,7 +117,7 @@ def rollout_seconds() -> float:
     cost_net, policy = networks()
     batch = EpisodeBatch.of([task], FeatureNormalizer.fit(task.tables, BATCH_SIZE)).repeat(256)
     choose = choose_sampled(torch.Generator().manual_seed(0))
-    return seconds(lambda: rollout(batch, lean_cost_model(cost_net), lean_policy(policy), choose))
+    return seconds(lambda: rollout(batch, lean_cost_net(cost_net), lean_policy(policy), choose))
 
 
 def train_seconds() -> tuple[float, float]:

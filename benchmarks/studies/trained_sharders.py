@@ -16,7 +16,7 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.catalog import Resources, sharder
 from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig, SearchResult
 from evenshard.sharders.convex_search.train import EvenshardConfig, train_evenshard
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
@@ -70,8 +70,8 @@ class TrainNetworks(Unit):
             "seconds": {"dreamshard": loop_s, "evenshard": more_s},
         }
 
-    def networks(self, store: Store) -> tuple[Callable[[int], DreamShardSharder], ConvexCostModel]:
-        """DreamShard's sharder for a number of rollouts, and the convex cost model."""
+    def networks(self, store: Store) -> tuple[Callable[[int], DreamShardSharder], CostModel]:
+        """DreamShard's sharder for a number of rollouts, and the cost model."""
         folder = store.models(self)
         cost_net = load_checkpoint(folder / "cost_net", DreamShardCostNet)
         policy = load_checkpoint(folder / "policy", DreamShardPolicy)
@@ -79,7 +79,7 @@ class TrainNetworks(Unit):
         def dreamshard(num_rollouts: int) -> DreamShardSharder:
             return DreamShardSharder(cost_net.net, policy.net, policy.normalizer, num_rollouts)
 
-        return dreamshard, ConvexCostModel.load(folder / "convex")
+        return dreamshard, CostModel.load(folder / "convex")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class PlaceLearned(Unit):
         return {"answers": answers, "seconds": seconds, "predictions": predictions}
 
     def _searched(
-        self, store: Store, model: ConvexCostModel, dreamshard: DreamShardSharder, tasks: tuple[PlacementTask, ...]
+        self, store: Store, model: CostModel, dreamshard: DreamShardSharder, tasks: tuple[PlacementTask, ...]
     ) -> dict[str, tuple[list[Answer], float]]:
         """The answers of evenshard without and with measuring, and the seconds per task."""
         evenshard = EvenshardSharder(model, dreamshard, replace(self.search, seed=self.seed))
@@ -168,7 +168,7 @@ class PlaceLearned(Unit):
 
 
 def _predictions(
-    task: PlacementTask, samples: list[dict[str, Any]], dreamshard: DreamShardSharder, model: ConvexCostModel
+    task: PlacementTask, samples: list[dict[str, Any]], dreamshard: DreamShardSharder, model: CostModel
 ) -> dict[str, list[float]]:
     """What the networks predict for the samples of one task, ms."""
     found = [placement_of(sample, task) for sample in samples]

@@ -22,7 +22,7 @@ from benchmarks.studies.units import Store, Unit
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.placement import check_placement
 from evenshard.sharders.convex_search import train as evenshard_loop
-from evenshard.sharders.convex_search.fit import ConvexFitConfig
+from evenshard.sharders.convex_search.fit import CostModelFitConfig
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.greedy import EXPERTS
 from support.builders import cost
@@ -250,9 +250,9 @@ def test_measuring_needs_all_answers() -> None:
 
 def test_the_seed_reaches_the_convex_fit_and_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    fit, begin = evenshard_loop.fit_convex_net, EvenshardSharder.__init__
+    fit, begin = evenshard_loop.fit_cost_model, EvenshardSharder.__init__
 
-    def fitted(measured: Any, settings: ConvexFitConfig, track: Any) -> Any:
+    def fitted(measured: Any, settings: CostModelFitConfig, track: Any) -> Any:
         seen.append(settings.seed)
         return fit(measured, settings, track)
 
@@ -260,7 +260,7 @@ def test_the_seed_reaches_the_convex_fit_and_the_search(tmp_path: Path, monkeypa
         seen.append(settings.seed if settings else -1)
         begin(self, model, policy, settings)
 
-    monkeypatch.setattr(evenshard_loop, "fit_convex_net", fitted)
+    monkeypatch.setattr(evenshard_loop, "fit_cost_model", fitted)
     monkeypatch.setattr(EvenshardSharder, "__init__", begun)
     skip = tuple(name for name in ROWS["mixed"] if name not in ("random", "evenshard"))
     run_study(config(tmp_path, num_seeds=2, skip=skip, test_tasks=1))

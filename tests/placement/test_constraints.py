@@ -20,9 +20,9 @@ from evenshard.placement.task import PlacementTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv
 from evenshard.sharders.base import Sharder
+from evenshard.sharders.convex_search.fast_cost_model import FastCostModel
 from evenshard.sharders.convex_search.local_search import LocalSearch, SearchEffort
 from evenshard.sharders.convex_search.marginal_greedy import marginal_greedy
-from evenshard.sharders.convex_search.scorer import ConvexScorer
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig, distinct
 from evenshard.sharders.dreamshard.env import EpisodeBatch, acting_mask_BTD, choose_sampled, rollout
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
@@ -223,10 +223,10 @@ class Additive:
 
 
 def searched(
-    of_task: PlacementTask, scorer: Additive, starts: Sequence[Placement], scores: int = 100
+    of_task: PlacementTask, cost_model: Additive, starts: Sequence[Placement], scores: int = 100
 ) -> list[Placement]:
     effort = SearchEffort(scores_per_table=scores, kicked_tables=3)
-    return LocalSearch(of_task, scorer, effort, torch.Generator().manual_seed(0)).improve(starts)
+    return LocalSearch(of_task, cost_model, effort, torch.Generator().manual_seed(0)).improve(starts)
 
 
 @settings(max_examples=40, deadline=None)
@@ -234,10 +234,10 @@ def searched(
 def test_local_search_stays_legal_and_no_start_gets_worse(of_task: PlacementTask) -> None:
     legal = legal_placements(of_task)
     assume(legal)
-    scorer, starts = Additive(of_task), legal[:: max(1, len(legal) // 4)]
-    for start, end in zip(starts, searched(of_task, scorer, starts), strict=True):
+    cost_model, starts = Additive(of_task), legal[:: max(1, len(legal) // 4)]
+    for start, end in zip(starts, searched(of_task, cost_model, starts), strict=True):
         assert is_legal(of_task, end)
-        assert scorer.slowest(end) <= scorer.slowest(start) * (1 + 1e-5)
+        assert cost_model.slowest(end) <= cost_model.slowest(start) * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -248,36 +248,38 @@ def test_local_search_finds_the_best_legal_placement_of_small_tasks(seed: int) -
     caps = tuple(int(sum(one.size_bytes for one in tables) * share) + most for share in (0.5, 0.4, 0.3))
     limits = {"together": ((0, 3),), "apart": ((1, 2, 4),), "allowed": (None, only(1), *[None] * 4, only(0, 2))}
     of_task = limited(task(tables, 3), device_caps_bytes=caps, **limits)
-    scorer = Additive(of_task, seed)
-    *_, best = legal = sorted(legal_placements(of_task), key=scorer.slowest, reverse=True)
-    assert scorer.slowest(legal[2]) > scorer.slowest(best)
-    found = searched(of_task, scorer, legal[:3], scores=1000)
-    assert min(scorer.slowest(placement) for placement in found) == pytest.approx(scorer.slowest(best), rel=1e-5)
+    cost_model = Additive(of_task, seed)
+    *_, best = legal = sorted(legal_placements(of_task), key=cost_model.slowest, reverse=True)
+    assert cost_model.slowest(legal[2]) > cost_model.slowest(best)
+    found = searched(of_task, cost_model, legal[:3], scores=1000)
+    assert min(cost_model.slowest(placement) for placement in found) == pytest.approx(
+        cost_model.slowest(best), rel=1e-5
+    )
 
 
 def test_a_swap_may_not_bring_two_together_that_stay_apart() -> None:
     """5 + 4 against 3 + 3 wants to swap the 4 for a 3; t0 (5) must not meet t2, so the other 3 comes."""
-    scorer = Additive(task(sized(1, 1, 1, 1)))
-    scorer.columns_TH = torch.tensor([5.0, 4.0, 3.0, 3.0])[:, None]
+    cost_model = Additive(task(sized(1, 1, 1, 1)))
+    cost_model.columns_TH = torch.tensor([5.0, 4.0, 3.0, 3.0])[:, None]
     of_task = limited(task(sized(1, 1, 1, 1)), apart=((0, 2),))
-    (found,) = searched(of_task, scorer, [Placement((0, 0, 1, 1), 2)])
+    (found,) = searched(of_task, cost_model, [Placement((0, 0, 1, 1), 2)])
     assert split_by(found) == {(0, 3), (1, 2)}
 
 
 def test_a_swap_may_exchange_two_that_stay_apart() -> None:
     """5 + 4 against 3 + 3, where only the 5 and a 3 that stay apart may leave their devices: they change places."""
-    scorer = Additive(task(sized(1, 1, 1, 1)))
-    scorer.columns_TH = torch.tensor([5.0, 4.0, 3.0, 3.0])[:, None]
+    cost_model = Additive(task(sized(1, 1, 1, 1)))
+    cost_model.columns_TH = torch.tensor([5.0, 4.0, 3.0, 3.0])[:, None]
     of_task = limited(task(sized(1, 1, 1, 1)), apart=((0, 2),), allowed=(None, only(0), None, only(1)))
-    (found,) = searched(of_task, scorer, [Placement((0, 0, 1, 1), 2)])
+    (found,) = searched(of_task, cost_model, [Placement((0, 0, 1, 1), 2)])
     assert found.device_of_table == (1, 0, 0, 1)
 
 
 def test_a_swap_may_not_bring_a_table_where_it_must_not_live() -> None:
-    scorer = Additive(task(sized(1, 1, 1, 1)))
-    scorer.columns_TH = torch.tensor([5.0, 4.0, 3.0, 3.0])[:, None]
+    cost_model = Additive(task(sized(1, 1, 1, 1)))
+    cost_model.columns_TH = torch.tensor([5.0, 4.0, 3.0, 3.0])[:, None]
     of_task = limited(task(sized(1, 1, 1, 1)), allowed=(only(0), only(0, 1), only(1), None))
-    (found,) = searched(of_task, scorer, [Placement((0, 0, 1, 1), 2)])
+    (found,) = searched(of_task, cost_model, [Placement((0, 0, 1, 1), 2)])
     assert found.device_of_table == (0, 1, 1, 0)
 
 
@@ -290,10 +292,10 @@ def test_greedy_on_the_model_is_legal_in_all_its_ways(of_task: PlacementTask) ->
 def test_greedy_on_the_model_places_what_is_pinned_first() -> None:
     """By cost alone, 9 and 8 would fill the two devices, and the pinned 1 would find no room on device 0."""
     tables = sized(2, 2, 1)
-    scorer = Additive(task(tables))
-    scorer.columns_TH = torch.tensor([9.0, 8.0, 1.0])[:, None]
+    cost_model = Additive(task(tables))
+    cost_model.columns_TH = torch.tensor([9.0, 8.0, 1.0])[:, None]
     of_task = limited(task(tables, 2, 4 * 4), allowed=(None, None, only(0)), device_caps_bytes=(4 * 2, 4 * 4))
-    (found,) = marginal_greedy(of_task, scorer)
+    (found,) = marginal_greedy(of_task, cost_model)
     assert found.device_of_table == (1, 1, 0)
 
 
@@ -331,7 +333,7 @@ def test_the_search_sharder_solves_small_tasks_under_constraints(seed: int) -> N
 def test_where_all_proposals_fail_packing_begins() -> None:
     """3, 3, 2, 2, 2 on two devices of 6: the heaviest first puts the 3s apart, and the last 2 finds 1 left on both."""
     of_task = task([table(f"t{n}", rows, 1) for n, rows in enumerate((3, 3, 2, 2, 2))], 2, cap=4 * 6)
-    assert marginal_greedy(of_task, ConvexScorer(MODEL, of_task)) == []
+    assert marginal_greedy(of_task, FastCostModel(MODEL, of_task)) == []
     for expert in expert_sharders():
         with pytest.raises(InfeasibleTask):
             expert.place(of_task)

@@ -22,7 +22,7 @@ from evenshard.sharders.bundled.broad_data import (
     world_shard_jobs,
 )
 from evenshard.sharders.bundled.train import BundleConfig, train_bundle
-from evenshard.sharders.convex_search.fit import ConvexFitConfig
+from evenshard.sharders.convex_search.fit import CostModelFitConfig
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.convex_search.train import EvenshardConfig
@@ -46,7 +46,7 @@ TINY = BundleConfig(
         num_shards=0,
         own_placements=3,
         own_rounds=2,
-        fit=ConvexFitConfig(num_updates=20, across_batches=True),
+        fit=CostModelFitConfig(num_updates=20, across_batches=True),
         search=SearchConfig(num_rollouts=0, effort=SearchEffort(num_chains=2, scores_per_table=20)),
     ),
     policy_tasks=3,

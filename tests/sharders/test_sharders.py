@@ -24,7 +24,7 @@ from evenshard.utils.units import BYTES_PER_GB
 from support.builders import (
     BATCH_SIZE,
     PLAIN_FEATURES,
-    AdditiveCostModel,
+    AdditiveCostNet,
     FakeHardware,
     cost_net,
     every_placement,
@@ -248,7 +248,7 @@ class ByPredictedCost:
 
 
 def by_hand(factor: float, num_rollouts: int = 0) -> DreamShardSharder:
-    return DreamShardSharder(AdditiveCostModel(), ByPredictedCost(factor), PLAIN_FEATURES, num_rollouts)
+    return DreamShardSharder(AdditiveCostNet(), ByPredictedCost(factor), PLAIN_FEATURES, num_rollouts)
 
 
 def test_dreamshard_goes_where_the_policy_points() -> None:
@@ -287,7 +287,7 @@ def test_a_dead_end_of_the_best_guess_is_rescued_and_the_cheapest_of_the_samples
     tables = tuple(replace(one, num_rows=rows) for one, rows in zip(working(*works), sizes, strict=True))
     of_task = task(tables, devices=2, cap=4 * 10)
     with pytest.raises(InfeasibleTask):
-        play_slowly(of_task, PLAIN_FEATURES, AdditiveCostModel(), ByPredictedCost(0.001))
+        play_slowly(of_task, PLAIN_FEATURES, AdditiveCostNet(), ByPredictedCost(0.001))
     assert split_by(by_hand(0.001).place(of_task)) == {(0, 3), (1, 2, 4)}
 
 

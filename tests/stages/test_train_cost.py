@@ -17,8 +17,8 @@ from evenshard.measure.costs import CONTROL, RANDOM_SHARD, DeviceCost, MeasuredP
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import PlacementTask, TaskSplit, save_tasks
 from evenshard.sharders.convex_search.calibration import calibrate_for_chosen
-from evenshard.sharders.convex_search.cost_model import Calibration, ConvexCostModel, ExchangeTime, log_spread_N
-from evenshard.sharders.convex_search.fit import ConvexFitConfig, fit_convex_net
+from evenshard.sharders.convex_search.cost_model import Calibration, CostModel, ExchangeTime, log_spread_N
+from evenshard.sharders.convex_search.fit import CostModelFitConfig, fit_cost_model
 from evenshard.sharders.random import random_placement
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.stages import train_cost, train_policy
@@ -73,8 +73,8 @@ class Stage:
         outputs = train_cost.TrainCostOutputs(self.folder / name / "cost_net", self.folder / name / "cost_model")
         return train_cost.run(config, inputs, outputs, Lineage(git_commit="c0ffee")).metrics
 
-    def model(self, name: str) -> ConvexCostModel:
-        return ConvexCostModel.load(self.folder / name / "cost_model")
+    def model(self, name: str) -> CostModel:
+        return CostModel.load(self.folder / name / "cost_model")
 
     def same(self, one: str, other: str, part: str) -> bool:
         a, b = (torch.load(self.folder / name / part / "state.pt", weights_only=True) for name in (one, other))
@@ -117,7 +117,7 @@ def test_a_policy_that_diverged_is_not_saved(stage: Stage) -> None:
 
 
 def test_a_cost_model_that_diverged_is_not_saved(stage: Stage) -> None:
-    model, _ = fit_convex_net(placements(count=10), ConvexFitConfig(num_updates=5, learning_rate=1e38))
+    model, _ = fit_cost_model(placements(count=10), CostModelFitConfig(num_updates=5, learning_rate=1e38))
     with pytest.raises(TrainingFailed, match="the training diverged"):
         model.save(stage.folder / "model")
 
@@ -140,7 +140,7 @@ def test_each_of_the_two_has_its_own_number_of_updates(stage: Stage) -> None:
     stage.run("longer_net", placements(), config=replace(CONFIG, num_updates=4))
     assert stage.same("plain", "longer", "cost_net") and not stage.same("plain", "longer", "cost_model")
     assert stage.same("plain", "longer_net", "cost_model") and not stage.same("plain", "longer_net", "cost_net")
-    model, _ = fit_convex_net(placements(), ConvexFitConfig(num_updates=3))
+    model, _ = fit_cost_model(placements(), CostModelFitConfig(num_updates=3))
     task_1, placement = TASKS[0], Placement((0, 1, 0, 1, 0, 1), 2)
     assert stage.model("plain").overall_ms(task_1, [placement])[0] == model.overall_ms(task_1, [placement])[0]
 

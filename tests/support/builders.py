@@ -16,7 +16,7 @@ from evenshard.placement.parts import TablePart, column_parts
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.env import CostModel, Policy
+from evenshard.sharders.dreamshard.env import CostNet, Policy
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer
 from evenshard.tables.reuse import NUM_REUSE_BINS
@@ -75,7 +75,7 @@ def sized(*sizes: int) -> tuple[Table, ...]:
 
 
 def working(*works: float) -> tuple[Table, ...]:
-    """Tables of one dim that differ in nothing but their pooling factor, so ``AdditiveCostModel`` adds up the works."""
+    """Tables of one dim that differ in nothing but their pooling factor, so ``AdditiveCostNet`` adds up the works."""
     return tuple(table(f"w{number}", 100, 1, work) for number, work in enumerate(works))
 
 
@@ -165,7 +165,7 @@ def _device_cost(shard: Sequence[Table], factor: float, exchange_ms: float) -> D
     return DeviceCost(factor * FWD_MS * work, exchange, exchange, factor * BWD_MS * work)
 
 
-class AdditiveCostModel:
+class AdditiveCostNet:
     """The cost model of ``FakeHardware``, exact; reads ``PLAIN_FEATURES``. Representations are (work, dim)."""
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
@@ -229,7 +229,7 @@ class Step:
 class SlowEpisode:
     """One episode as the paper describes it: every state is encoded again from the lists of tables on the devices."""
 
-    def __init__(self, task: PlacementTask, normalizer: FeatureNormalizer, model: CostModel, policy: Policy) -> None:
+    def __init__(self, task: PlacementTask, normalizer: FeatureNormalizer, model: CostNet, policy: Policy) -> None:
         self._task, self._normalizer, self._model, self._policy = task, normalizer, model, policy
         self.device_of: dict[int, int] = {}
         singles = [model.device_costs(self._encoded(model, [p])[0]).detach() for p in range(len(task.tables))]
@@ -265,11 +265,11 @@ class SlowEpisode:
     def _shards(self) -> list[list[int]]:
         return [[p for p, d in self.device_of.items() if d == device] for device in range(self._task.num_devices)]
 
-    def _encoded(self, net: CostModel | Policy, positions: Sequence[int]) -> torch.Tensor:
+    def _encoded(self, net: CostNet | Policy, positions: Sequence[int]) -> torch.Tensor:
         tables = [self._task.tables[position] for position in positions]
         return net.encode(self._normalizer(tables, self._task.batch_size))
 
-    def _sums(self, net: CostModel | Policy) -> torch.Tensor:
+    def _sums(self, net: CostNet | Policy) -> torch.Tensor:
         """[D, H]; a device without tables is zero."""
         width = self._encoded(net, [0]).shape[1]
         return torch.stack(
@@ -277,7 +277,7 @@ class SlowEpisode:
         )
 
 
-def play_slowly(task: PlacementTask, normalizer: FeatureNormalizer, model: CostModel, policy: Policy) -> Placement:
+def play_slowly(task: PlacementTask, normalizer: FeatureNormalizer, model: CostNet, policy: Policy) -> Placement:
     """The placement of the most probable devices.
 
     Raises:

@@ -1,11 +1,11 @@
-"""An untrained convex cost model, for the tests of what stands on it."""
+"""An untrained cost model, for the tests of what stands on it."""
 
 from __future__ import annotations
 
 import torch
 
 from evenshard.sharders.convex_search.additive import additive_work_TA
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel, ExchangeTime
+from evenshard.sharders.convex_search.cost_model import CostModel, ExchangeTime
 from evenshard.sharders.convex_search.network import EnsembleSizes
 from evenshard.sharders.features import FeatureNormalizer
 from support.builders import BATCH_SIZE, some_tables
@@ -15,10 +15,10 @@ NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
 EXCHANGE = ExchangeTime(latency_ms=0.3, ms_per_byte=2e-5)
 
 
-def random_model(seed: int = 0, exchange: ExchangeTime = EXCHANGE) -> ConvexCostModel:
+def random_model(seed: int = 0, exchange: ExchangeTime = EXCHANGE) -> CostModel:
     """An untrained model whose hinges lie among the devices of a few tables, so that it is far from linear."""
     sizes = EnsembleSizes(num_members=3, table_hidden=8, factors_per_quantity=2, head_hidden=8, pieces=4)
-    model = ConvexCostModel(sizes, NORMALIZER, torch.Generator().manual_seed(seed))
+    model = CostModel(sizes, NORMALIZER, torch.Generator().manual_seed(seed))
     model.net.work_scale_A.copy_(torch.from_numpy(additive_work_TA(TABLES, BATCH_SIZE)).mean(dim=0) * 3)
     model.net.time_scale_ms.copy_(torch.tensor([2.0, 5.0]))
     model.exchange = exchange

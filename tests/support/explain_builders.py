@@ -11,7 +11,7 @@ import torch
 from evenshard.placement.placement import Placement
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.network import LOOKUPS, EnsembleSizes
 from evenshard.sharders.convex_search.prediction import PredictedPlacement
 from evenshard.sharders.models import PlacementModel
@@ -25,7 +25,7 @@ ROOM = 2**40
 def additive(overhead_ms: float = 0.0) -> PlacementModel:
     """Each table takes its pooling factor in ms (batches of one sample), a device that holds any ``overhead_ms``."""
     sizes = EnsembleSizes(num_members=1, table_hidden=1, factors_per_quantity=1, head_hidden=1, pieces=1)
-    model = ConvexCostModel(sizes, NORMALIZER, torch.Generator().manual_seed(0))
+    model = CostModel(sizes, NORMALIZER, torch.Generator().manual_seed(0))
     with torch.no_grad():
         for weight in (model.net.piece_weight, model.net.linear_weight, model.net.pass_weight, model.net.overhead):
             weight.zero_()

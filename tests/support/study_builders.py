@@ -11,7 +11,7 @@ from benchmarks.studies.settings import Budgets, Setting
 from benchmarks.studies.study import BenchConfig
 from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.autoshard.train import AutoShardConfig
-from evenshard.sharders.convex_search.fit import ConvexFitConfig
+from evenshard.sharders.convex_search.fit import CostModelFitConfig
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.convex_search.train import EvenshardConfig
@@ -21,7 +21,7 @@ from evenshard.sharders.dreamshard.train import DreamShardConfig
 QUICK = SearchConfig(num_rollouts=4, effort=SearchEffort(num_chains=2, scores_per_table=50))
 TINY = Budgets(
     dreamshard=DreamShardConfig(num_rounds=2, placements_per_round=3, cost_updates=5, policy_updates=1, num_episodes=2),
-    evenshard=EvenshardConfig(num_shards=4, own_placements=2, fit=ConvexFitConfig(num_updates=20), search=QUICK),
+    evenshard=EvenshardConfig(num_shards=4, own_placements=2, fit=CostModelFitConfig(num_updates=20), search=QUICK),
     autoshard=AutoShardConfig(FitConfig(5, 8, 1e-3), ImpalaConfig(num_updates=2, num_slots=2, unroll_length=6)),
     num_shards=10,
     exact_s=0.1,

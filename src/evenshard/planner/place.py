@@ -18,7 +18,7 @@ from evenshard.planner.capacity import refusal
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import rivals
 from evenshard.planner.splits import TRIAL, Found, split_search
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.utils.errors import InfeasibleTask
@@ -112,11 +112,11 @@ def _found(request: PlacementRequest, sharder: EvenshardSharder, config: PlaceCo
 
 
 def _part_ms(
-    task: PlacementTask, placement: Placement, model: ConvexCostModel
+    task: PlacementTask, placement: Placement, model: CostModel
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Of each table: the least that a device with it takes, and what its device would save without it; ms.
 
-    An exchange is shortest at the even share of the dims, as in ``ConvexCostModel.lower_bound_ms``.
+    An exchange is shortest at the even share of the dims, as in ``CostModel.lower_bound_ms``.
     """
     alone_TH = model.represent(task.tables, task.batch_size)
     device_of_T = torch.tensor(placement.device_of_table)

@@ -21,8 +21,8 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.capacity import any_parts
 from evenshard.planner.request import PlacementRequest
+from evenshard.sharders.convex_search.fast_cost_model import FastCostModel
 from evenshard.sharders.convex_search.local_search import SearchEffort
-from evenshard.sharders.convex_search.scorer import ConvexScorer
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchResult
 from evenshard.utils.errors import InfeasibleTask
 
@@ -143,8 +143,8 @@ def _needed_parts(request: PlacementRequest) -> tuple[TablePart, ...]:
 def _trials(request: PlacementRequest, found: Found, quick: EvenshardSharder) -> list[Found]:
     """Placements with more cuts, the most promising first, as many as the time for a round allows."""
     task, best = found.task, found.result.best
-    scorer = ConvexScorer(quick.model, task)
-    alone_ms = scorer.device_ms(scorer.empty_H + scorer.columns_TH).tolist()
+    cost_model = FastCostModel(quick.model, task)
+    alone_ms = cost_model.device_ms(cost_model.empty_H + cost_model.columns_TH).tolist()
     by_cost = sorted(zip(alone_ms, found.parts, strict=True), key=lambda pair: -pair[0])
     costliest = [part for _, part in by_cost if _may_halve(request, part)]
     device_ms = [device.predicted_total_ms for device in best.devices]

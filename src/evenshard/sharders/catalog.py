@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from evenshard.measure.config import MeasureConfig
 from evenshard.sharders.autoshard.sharder import AutoShardSharder
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.exact import ExactSharder
@@ -44,7 +44,7 @@ class Resources:
     exact_s: float = 1.0
     autoshard: AutoShardSharder | None = None
     dreamshard: DreamShardSharder | None = None
-    cost_model: ConvexCostModel | None = None
+    cost_model: CostModel | None = None
     search: SearchConfig = field(default_factory=SearchConfig)
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    cost_model/   the convex cost model (config.json, state.pt) and trained_on.json, the ranges of its training data
+    cost_model/   the cost model (config.json, state.pt) and trained_on.json, the ranges of its training data
     cost_net/     DreamShard's cost network, which its policy needs     (with policy/, or not at all)
     policy/       DreamShard's policy, whose rollouts are starts of the search
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from evenshard.measure.hardware import AUTO, HardwareName
 from evenshard.sharders.checkpoint import load_network, save_network
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
@@ -49,7 +49,7 @@ class PlacementModel:
             policy's own version.
     """
 
-    cost_model: ConvexCostModel
+    cost_model: CostModel
     policy: DreamShardSharder | None
     trained_on: TrainedOn
     source: str
@@ -92,7 +92,7 @@ def bundled_models() -> tuple[str, ...]:
 
 def save_model(
     folder: Path,
-    cost_model: ConvexCostModel,
+    cost_model: CostModel,
     trained_on: TrainedOn,
     policy: tuple[DreamShardCostNet, DreamShardPolicy, FeatureNormalizer] | None = None,
 ) -> None:
@@ -110,7 +110,7 @@ def save_model(
             save_network(policy_net, normalizer, draft / POLICY)
 
 
-def save_cost_model(folder: Path, cost_model: ConvexCostModel, trained_on: TrainedOn) -> None:
+def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainedOn) -> None:
     """Writes the ``cost_model`` of a model's folder, as a whole or not at all."""
     with atomic_path(folder, NETWORK) as draft:
         cost_model.save(draft)
@@ -133,7 +133,7 @@ def _load(folder: Path, source: str) -> PlacementModel:
         raise BadFile(
             folder, "no such folder", "Name the folder of a round, such as work/round_3; `make run` trains it."
         )
-    cost_model = ConvexCostModel.load(folder / COST_MODEL)
+    cost_model = CostModel.load(folder / COST_MODEL)
     trained_on = TrainedOn.load(folder / COST_MODEL / TRAINED_ON)
     return PlacementModel(cost_model, _policy(folder), trained_on, source, digest_of(folder))
 

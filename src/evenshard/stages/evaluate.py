@@ -24,7 +24,7 @@ from evenshard.placement.task import PlacementTask, load_tasks, single_table_tas
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources
 from evenshard.sharders.checkpoint import load_checkpoint
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
@@ -124,7 +124,7 @@ def run(
     cost_net = load_checkpoint(inputs.cost_net, DreamShardCostNet)
     policy = load_checkpoint(inputs.policy, DreamShardPolicy)
     rounds = [load_costs(path, pool) for path in inputs.costs]
-    model = None if inputs.cost_model is None else ConvexCostModel.load(inputs.cost_model)
+    model = None if inputs.cost_model is None else CostModel.load(inputs.cost_model)
     dreamshard = DreamShardSharder(cost_net.net, policy.net, policy.normalizer, config.num_rollouts)
     search = SearchConfig(effort=SearchEffort(scores_per_table=config.scores_per_table), seed=config.seed)
     journal_path = outputs.report.with_name(f".{outputs.report.name}.journal")
@@ -195,7 +195,7 @@ def _predicted(answer: Answer, dreamshard: DreamShardSharder) -> Answer:
     return replace(answer, predicted_ms=dreamshard.predicted_ms(answer.task, answer.placement))
 
 
-def _predicted_by(model: ConvexCostModel, results: Sequence[Result]) -> list[Result]:
+def _predicted_by(model: CostModel, results: Sequence[Result]) -> list[Result]:
     """The results with the cost model's predictions in the place of the cost network's."""
 
     def predicted_ms(answer: Answer) -> float:

@@ -17,7 +17,7 @@ from evenshard.measure.costs import CONTROL, RANDOM_SHARD
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import PlacementTask, sample_shards
 from evenshard.sharders.checkpoint import load_checkpoint
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
@@ -44,7 +44,7 @@ class Proposers:
     """
 
     policy: DreamShardSharder | None = None
-    cost_model: ConvexCostModel | None = None
+    cost_model: CostModel | None = None
     searched_share: float = 0.0
 
     @staticmethod
@@ -59,7 +59,7 @@ class Proposers:
             trained = load_checkpoint(policy, DreamShardPolicy)
             net = load_checkpoint(cost_net, DreamShardCostNet).net
             sharder = DreamShardSharder(net, trained.net, trained.normalizer)
-        model = None if cost_model is None else ConvexCostModel.load(cost_model)
+        model = None if cost_model is None else CostModel.load(cost_model)
         return Proposers(sharder, model, searched_share)
 
     def searches(self, number: int) -> bool:

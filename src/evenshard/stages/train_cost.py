@@ -19,8 +19,8 @@ from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.costs import MeasuredPlacement
 from evenshard.placement.task import PlacementTask, load_tasks
 from evenshard.sharders.checkpoint import Round, load_checkpoint, save_checkpoint
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel
-from evenshard.sharders.convex_search.fit import ConvexFitConfig
+from evenshard.sharders.convex_search.cost_model import CostModel
+from evenshard.sharders.convex_search.fit import CostModelFitConfig
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.sharders.convex_search.train import cost_model_round
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
@@ -140,9 +140,9 @@ def _fit_cost_model(
     lineage: Lineage,
 ) -> dict[str, float]:
     """Fits and saves evenshard's cost model and what it was trained on; returns metrics."""
-    previous = ConvexCostModel.load(inputs.cost_model) if inputs.cost_model else None
+    previous = CostModel.load(inputs.cost_model) if inputs.cost_model else None
     own = [one for one in measured if one.round == inputs.round and one.proposed_by == EvenshardSharder.name]
-    fit = ConvexFitConfig(num_updates=config.convex_updates, seed=config.seed)
+    fit = CostModelFitConfig(num_updates=config.convex_updates, seed=config.seed)
     show = partial(progress, description=f"cost model {inputs.round}")
     model, found = cost_model_round(measured, fit, previous, own, show)
     save_cost_model(folder, model, TrainedOn.of(measured, lineage.git_commit, inputs.costs))

@@ -1,4 +1,4 @@
-"""The convex cost model: its shape, its lower bounds against all placements of small tasks, and its files."""
+"""The cost model: its shape, its lower bounds against all placements of small tasks, and its files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 from evenshard.measure.link import Link
 from evenshard.placement.placement import Placement
 from evenshard.sharders.convex_search.additive import QUANTITIES, additive_work_TA
-from evenshard.sharders.convex_search.cost_model import Calibration, ConvexCostModel, ExchangeTime
-from evenshard.sharders.convex_search.scorer import ConvexScorer
+from evenshard.sharders.convex_search.cost_model import Calibration, CostModel, ExchangeTime
+from evenshard.sharders.convex_search.fast_cost_model import FastCostModel
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadFile, TrainingFailed
@@ -33,7 +33,7 @@ def on_one_thread() -> Iterator[None]:
         yield
 
 
-def random_sums(model: ConvexCostModel, count: int, seed: int) -> torch.Tensor:
+def random_sums(model: CostModel, count: int, seed: int) -> torch.Tensor:
     """[N, H] sums of random weights of the tables' representations."""
     weights = torch.rand(count, len(TABLES), generator=torch.Generator().manual_seed(seed)) ** 4 * 2
     return weights @ model.represent(TABLES, BATCH_SIZE)
@@ -256,11 +256,11 @@ def test_a_search_scores_devices_as_the_model_does() -> None:
     model = random_model()
     tables = [replace(one, num_rows=one.num_rows * 40) for one in TABLES]
     of_task = task(tables, devices=3)
-    scorer, represented = ConvexScorer(model, of_task), model.represent(tables, BATCH_SIZE)
+    cost_model, represented = FastCostModel(model, of_task), model.represent(tables, BATCH_SIZE)
     weights = (torch.rand(50, len(tables), generator=torch.Generator().manual_seed(1)) < 0.4).float()
     weights[7] = 0
     expected = model.device_ms(weights @ represented, float(represented[:, 0].sum()), 3, BATCH_SIZE)
-    found = scorer.device_ms(scorer.empty_H + weights @ scorer.columns_TH)
+    found = cost_model.device_ms(cost_model.empty_H + weights @ cost_model.columns_TH)
     torch.testing.assert_close(found, expected)
     assert found[7] == 0
 
@@ -333,7 +333,7 @@ def test_a_saved_model_predicts_the_same(tmp_path: Path) -> None:
     model, of_task = random_model(), task(TABLES, devices=2)
     model.calibration = Calibration(2.5, 0.02)
     model.save(tmp_path / "model")
-    loaded = ConvexCostModel.load(tmp_path / "model")
+    loaded = CostModel.load(tmp_path / "model")
     placement = Placement((0, 1) * 6, 2)
     assert [x.tolist() for x in loaded.placement_ms(of_task, [placement])] == [
         x.tolist() for x in model.placement_ms(of_task, [placement])
@@ -345,19 +345,19 @@ def test_a_saved_model_predicts_the_same(tmp_path: Path) -> None:
 def test_what_is_no_saved_model_is_refused_by_name(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     with pytest.raises(BadFile, match=r"config\.json is missing"):
-        ConvexCostModel.load(folder)
+        CostModel.load(folder)
     random_model().save(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "kind": "dreamshard_policy"}))
     with pytest.raises(BadFile, match="holds a dreamshard_policy"):
-        ConvexCostModel.load(folder)
+        CostModel.load(folder)
     (folder / "config.json").write_text(json.dumps({**config, "sizes": {**config["sizes"], "num_members": 4}}))
     with pytest.raises(BadFile, match="not readable as a saved cost model"):
-        ConvexCostModel.load(folder)
+        CostModel.load(folder)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "state.pt").unlink()
     with pytest.raises(BadFile, match=r"state\.pt is missing"):
-        ConvexCostModel.load(folder)
+        CostModel.load(folder)
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_a_config_of_other_types_is_refused(tmp_path: Path, path: str, value: An
     record[last] = value
     (tmp_path / "model/config.json").write_text(json.dumps(config))
     with pytest.raises(BadFile, match=why):
-        ConvexCostModel.load(tmp_path / "model")
+        CostModel.load(tmp_path / "model")
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_weights_that_no_training_leaves_are_refused(tmp_path: Path, name: str, 
     state[name].fill_(value)
     torch.save(state, tmp_path / "model/state.pt")
     with pytest.raises(BadFile, match=why):
-        ConvexCostModel.load(tmp_path / "model")
+        CostModel.load(tmp_path / "model")
 
 
 def test_a_model_that_diverged_is_not_saved_and_the_older_one_stays(tmp_path: Path) -> None:

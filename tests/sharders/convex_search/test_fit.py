@@ -1,4 +1,4 @@
-"""Fitting the convex cost model: a world of additive limits, intervals, and what is left out."""
+"""Fitting the cost model: a world of additive limits, intervals, and what is left out."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement,
 from evenshard.measure.link import Link
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel, ExchangeTime, log_spread_N
+from evenshard.sharders.convex_search.cost_model import CostModel, ExchangeTime, log_spread_N
 from evenshard.sharders.convex_search.fit import (
-    ConvexFitConfig,
-    ConvexFitMetrics,
+    CostModelFitConfig,
+    CostModelFitMetrics,
     DeviceRows,
     _Minibatches,
     calibrate,
-    fit_convex_net,
+    fit_cost_model,
     fit_exchange,
     held_out_members,
 )
@@ -35,7 +35,7 @@ from support.builders import BATCH_SIZE, PROVENANCE, cost, measured, some_tables
 
 TRAIN_TABLES, TEST_TABLES = some_tables(60, seed=1), some_tables(60, seed=2)
 LINK = Link(latency_us=50.0, bandwidth_gb_s=0.01, source="by hand")
-CONFIG = ConvexFitConfig(num_updates=500)
+CONFIG = CostModelFitConfig(num_updates=500)
 
 
 @pytest.fixture(autouse=True)
@@ -98,11 +98,11 @@ def shards(pool: Sequence[Table], count: int) -> list[MeasuredPlacement]:
 
 
 @cache
-def fitted() -> tuple[ConvexCostModel, ConvexFitMetrics]:
-    return fit_convex_net(placements(TRAIN_TABLES, 100), CONFIG)
+def fitted() -> tuple[CostModel, CostModelFitMetrics]:
+    return fit_cost_model(placements(TRAIN_TABLES, 100), CONFIG)
 
 
-def errors_of(model: ConvexCostModel, test: Sequence[MeasuredPlacement]) -> list[float]:
+def errors_of(model: CostModel, test: Sequence[MeasuredPlacement]) -> list[float]:
     return [float(model.placement_ms(m.task, [m.placement])[0]) / m.cost.max_device_ms - 1 for m in test]
 
 
@@ -140,7 +140,7 @@ def test_the_parts_are_foretold_one_by_one() -> None:
 
 
 def test_shards_measured_alone_teach_the_compute_times() -> None:
-    model, metrics = fit_convex_net(shards(TRAIN_TABLES, 300), CONFIG)
+    model, metrics = fit_cost_model(shards(TRAIN_TABLES, 300), CONFIG)
     assert model.exchange == ExchangeTime()
     assert math.isnan(metrics.exchange_pct_error)
     assert metrics.num_devices == 300
@@ -150,12 +150,12 @@ def test_shards_measured_alone_teach_the_compute_times() -> None:
 
 def test_the_same_seed_gives_the_same_model_and_another_another() -> None:
     data = placements(TRAIN_TABLES, 12)
-    config = ConvexFitConfig(num_updates=20)
-    (one, metrics), (same, same_metrics) = fit_convex_net(data, config), fit_convex_net(data, config)
+    config = CostModelFitConfig(num_updates=20)
+    (one, metrics), (same, same_metrics) = fit_cost_model(data, config), fit_cost_model(data, config)
     assert metrics == same_metrics
     assert one.calibration == same.calibration
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), same.state_dict().values(), strict=True))
-    assert fit_convex_net(data, replace(config, seed=1))[1].losses != metrics.losses
+    assert fit_cost_model(data, replace(config, seed=1))[1].losses != metrics.losses
 
 
 def test_what_was_learned_is_convex_and_never_falls() -> None:
@@ -191,8 +191,8 @@ def at_batches(pool: Sequence[Table], sizes: Sequence[int], count: int = 120) ->
 
 
 @cache
-def fitted_across() -> ConvexCostModel:
-    return fit_convex_net(
+def fitted_across() -> CostModel:
+    return fit_cost_model(
         at_batches(TRAIN_TABLES, [64 * 2**n for n in range(9)], 180), replace(CONFIG, across_batches=True)
     )[0]
 
@@ -245,12 +245,12 @@ def test_minibatches_hold_what_the_whole_matrix_says() -> None:
 
 def test_several_batch_sizes_must_be_asked_for() -> None:
     with pytest.raises(BadConfig, match="across_batches"):
-        fit_convex_net(at_batches(TRAIN_TABLES, (64, 128), 6), CONFIG)
+        fit_cost_model(at_batches(TRAIN_TABLES, (64, 128), 6), CONFIG)
 
 
 def test_across_batches_comes_back_from_a_file(tmp_path: Path) -> None:
     fitted_across().save(tmp_path / "model")
-    again, of_task = ConvexCostModel.load(tmp_path / "model"), task(TEST_TABLES[:6], 2, batch_size=999)
+    again, of_task = CostModel.load(tmp_path / "model"), task(TEST_TABLES[:6], 2, batch_size=999)
     assert again.lower_bound_ms(of_task) == fitted_across().lower_bound_ms(of_task)
 
 
@@ -274,20 +274,20 @@ def test_nothing_that_ran_is_refused() -> None:
     costs = PlacementCost((DeviceCost.out_of_memory(),), "modelled")
     for data in ([], [measured(task(TRAIN_TABLES[:2], 1), (0, 0), costs)]):
         with pytest.raises(BadConfig, match="No device of the costs"):
-            fit_convex_net(data, CONFIG)
+            fit_cost_model(data, CONFIG)
 
 
 def test_placements_that_ran_out_of_memory_do_not_spoil_the_calibration() -> None:
     data = placements(TRAIN_TABLES, 12)
     lost = replace(data[0], cost=PlacementCost((DeviceCost.out_of_memory(), *data[0].cost.devices[1:]), "modelled"))
-    model, metrics = fit_convex_net([lost, *data[1:]], ConvexFitConfig(num_updates=20))
+    model, metrics = fit_cost_model([lost, *data[1:]], CostModelFitConfig(num_updates=20))
     assert math.isfinite(model.calibration.factor) and math.isfinite(metrics.held_out_pct_error)
 
 
 def test_tables_that_are_never_read_do_not_break_the_fit() -> None:
     idle = [table(f"idle{n}", pooling=0.0) for n in range(4)]
     data = [measured(task(idle, 2), (0, 1, 1, 0), cost(0.0, 4.0)) for _ in range(6)]
-    model, metrics = fit_convex_net(data, ConvexFitConfig(num_updates=20))
+    model, metrics = fit_cost_model(data, CostModelFitConfig(num_updates=20))
     assert all(math.isfinite(loss) for loss in metrics.losses)
     assert math.isfinite(float(model.placement_ms(data[0].task, [data[0].placement])[0]))
 
@@ -308,7 +308,7 @@ def test_progress_is_told_of_every_update() -> None:
         seen.extend(updates)
         return updates
 
-    fit_convex_net(placements(TRAIN_TABLES, 6), ConvexFitConfig(num_updates=4), track)
+    fit_cost_model(placements(TRAIN_TABLES, 6), CostModelFitConfig(num_updates=4), track)
     assert seen == [0, 1, 2, 3]
 
 
@@ -364,15 +364,15 @@ def test_placements_of_few_tasks_are_held_out_one_by_one() -> None:
 
 def test_no_member_learns_from_what_it_is_held_out_of() -> None:
     """The first member must not notice that a placement of its own held-out part is nonsense; the others must."""
-    data, config = placements(TRAIN_TABLES, 20), ConvexFitConfig(num_updates=60)
+    data, config = placements(TRAIN_TABLES, 20), CostModelFitConfig(num_updates=60)
     generator = torch.Generator().manual_seed(config.seed)
-    ConvexCostModel(fitted()[0].net.sizes, fitted()[0].net.normalizer, generator)  # draws what the fit draws first
+    CostModel(fitted()[0].net.sizes, fitted()[0].net.normalizer, generator)  # draws what the fit draws first
     held_out = held_out_members(data, 5, generator).tolist()
     spoiled = next(n for n, one in enumerate(data) if held_out[n] == 0 and all(one.placement.shards()))
     nonsense = [replace(one, cost=_swapped(one.cost)) if n == spoiled else one for n, one in enumerate(data)]
     test = placements(TEST_TABLES, 1)[0]
     before, after = (
-        fit_convex_net(seen, config)[0].overall_ms(test.task, [test.placement])[1][:, 0] for seen in (data, nonsense)
+        fit_cost_model(seen, config)[0].overall_ms(test.task, [test.placement])[1][:, 0] for seen in (data, nonsense)
     )
     changed = (before / after - 1).abs()
     assert changed[0] < 1e-4
@@ -392,7 +392,7 @@ def _swapped(of_cost: PlacementCost) -> PlacementCost:
 
 
 def test_intervals_cover_nine_tenths_of_noisy_placements_of_unseen_tables() -> None:
-    model, _ = fit_convex_net(placements(TRAIN_TABLES, 100, noise=0.05), CONFIG)
+    model, _ = fit_cost_model(placements(TRAIN_TABLES, 100, noise=0.05), CONFIG)
     test = placements(TEST_TABLES, 200, noise=0.05)
     covered = []
     for one in test:
@@ -401,10 +401,10 @@ def test_intervals_cover_nine_tenths_of_noisy_placements_of_unseen_tables() -> N
     assert 0.82 <= np.mean(covered) <= 0.97
 
 
-def constant_model(always_ms: float) -> ConvexCostModel:
+def constant_model(always_ms: float) -> CostModel:
     """Every member predicts the same time for any shard on one device."""
     net = fitted()[0].net
-    model = ConvexCostModel(net.sizes, net.normalizer)
+    model = CostModel(net.sizes, net.normalizer)
     with torch.no_grad():
         model.net.linear_weight.zero_()
         model.net.output_weight.zero_()

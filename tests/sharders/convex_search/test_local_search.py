@@ -39,12 +39,12 @@ def loads(weights: Sequence[float], placement: Placement) -> list[float]:
 
 
 def search(
-    of_task: PlacementTask, scorer: Additive, starts: Sequence[Sequence[int]], scores: int = 300, seed: int = 0,
+    of_task: PlacementTask, cost_model: Additive, starts: Sequence[Sequence[int]], scores: int = 300, seed: int = 0,
     limit_s: float | None = None,
 ) -> list[Placement]:  # fmt: skip
     effort = SearchEffort(scores_per_table=scores, kicked_tables=2, time_limit_s=limit_s)
     placements = [Placement(tuple(start), of_task.num_devices) for start in starts]
-    return LocalSearch(of_task, scorer, effort, torch.Generator().manual_seed(seed)).improve(placements)
+    return LocalSearch(of_task, cost_model, effort, torch.Generator().manual_seed(seed)).improve(placements)
 
 
 def equal_tables(count: int) -> tuple:
@@ -70,19 +70,19 @@ def test_behind_one_huge_table_the_others_are_balanced_too() -> None:
     assert loads(weights, found) == [100.0, 5.0, 5.0]
 
 
-@pytest.mark.parametrize("scorer_of", [Additive, Fused])
+@pytest.mark.parametrize("costs_of", [Additive, Fused])
 @pytest.mark.parametrize("seed", range(4))
-def test_small_tasks_are_solved(seed: int, scorer_of: type[Additive]) -> None:
+def test_small_tasks_are_solved(seed: int, costs_of: type[Additive]) -> None:
     weights = (torch.rand(7, generator=torch.Generator().manual_seed(seed)) * 9).tolist()
     of_task = task(equal_tables(7), 3)
 
     def cost(placement: Placement) -> float:
         return float(
-            scorer_of(loads(weights, placement)).device_ms(torch.tensor(loads(weights, placement))[:, None]).max()
+            costs_of(loads(weights, placement)).device_ms(torch.tensor(loads(weights, placement))[:, None]).max()
         )
 
     best = min(cost(placement) for placement in every_placement(of_task))
-    found = search(of_task, scorer_of(weights), [(0,) * 7, (0, 1, 2, 0, 1, 2, 0)], scores=2000, seed=seed)
+    found = search(of_task, costs_of(weights), [(0,) * 7, (0, 1, 2, 0, 1, 2, 0)], scores=2000, seed=seed)
     assert min(cost(placement) for placement in found) == pytest.approx(best, rel=1e-5)
 
 
@@ -159,9 +159,9 @@ def test_more_scores_find_better_placements() -> None:
 
 def test_the_budget_of_scores_ends_the_search() -> None:
     """A descent may finish the step it is in: 20 tables to 40 places each, moves and swaps, in two chains."""
-    scorer = Additive((torch.rand(20, generator=torch.Generator().manual_seed(0)) * 9).tolist())
-    search(task(equal_tables(20), 4), scorer, [(0,) * 20, (1,) * 20], scores=500)
-    assert 500 * 20 <= scorer.num_scores < 500 * 20 + 2 * 20 * 40 * 2
+    cost_model = Additive((torch.rand(20, generator=torch.Generator().manual_seed(0)) * 9).tolist())
+    search(task(equal_tables(20), 4), cost_model, [(0,) * 20, (1,) * 20], scores=500)
+    assert 500 * 20 <= cost_model.num_scores < 500 * 20 + 2 * 20 * 40 * 2
 
 
 def test_without_time_the_starts_come_back() -> None:
@@ -171,8 +171,8 @@ def test_without_time_the_starts_come_back() -> None:
 
 
 def test_with_any_budget_the_search_ends_when_nothing_gets_better() -> None:
-    of_task, scorer = task(equal_tables(3), 2), Additive([2.0, 3.0, 4.0])
-    (found,) = search(of_task, scorer, [(0, 0, 0)], scores=10**12)
+    of_task, cost_model = task(equal_tables(3), 2), Additive([2.0, 3.0, 4.0])
+    (found,) = search(of_task, cost_model, [(0, 0, 0)], scores=10**12)
     assert loads([2.0, 3.0, 4.0], found) == [5.0, 4.0]
     kicks = 3 * SearchEffort().idle_kicks_per_table
-    assert kicks < scorer.num_scores < 100 * kicks
+    assert kicks < cost_model.num_scores < 100 * kicks

@@ -42,13 +42,13 @@ def test_one_placement_keeps_the_tables_of_many_rows_away_from_the_others() -> N
     rows = [50_000, 50_000, 10_000, 10_000, 10_000, 10_000]
     tables = [replace(table(f"t{n}"), num_rows=count) for n, count in enumerate(rows)]
     weights = [3.0, 3.0, 4.0, 4.0, 4.0, 4.0]
-    scorer = Weights(weights, rows)
-    found = marginal_greedy(task(tables, 2), scorer)
+    cost_model = Weights(weights, rows)
+    found = marginal_greedy(task(tables, 2), cost_model)
     assert len(found) > 1
     costs = []
     for placement in found:
-        sums = torch.stack([scorer.columns_TH[list(shard)].sum(dim=0) for shard in placement.shards()])
-        costs.append(float(scorer.device_ms(sums).max()))
+        sums = torch.stack([cost_model.columns_TH[list(shard)].sum(dim=0) for shard in placement.shards()])
+        costs.append(float(cost_model.device_ms(sums).max()))
     assert min(costs[1:]) == 16.0 < costs[0]
 
 

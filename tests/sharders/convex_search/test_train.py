@@ -12,7 +12,7 @@ from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement, PlacementCo
 from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.convex_search import train as evenshard_loop
-from evenshard.sharders.convex_search.fit import ConvexFitConfig
+from evenshard.sharders.convex_search.fit import CostModelFitConfig
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.convex_search.train import EvenshardConfig, TrainedEvenshard, train_evenshard
@@ -24,7 +24,7 @@ TASKS = tuple(task([TABLES[(n * 7 + i) % 30] for i in range(8)], 3, task_id=f"tr
 QUICK = EvenshardConfig(
     num_shards=12,
     own_placements=4,
-    fit=ConvexFitConfig(num_updates=30),
+    fit=CostModelFitConfig(num_updates=30),
     search=SearchConfig(num_rollouts=0, effort=SearchEffort(num_chains=2, scores_per_table=50)),
 )
 
@@ -124,7 +124,7 @@ def test_intervals_widen_to_what_the_models_own_choices_cost() -> None:
             for (of_task, _), one in zip(jobs, measure(jobs), strict=True)
         ]
 
-    config = replace(QUICK, fit=ConvexFitConfig(num_updates=300))
+    config = replace(QUICK, fit=CostModelFitConfig(num_updates=300))
     well, badly = (
         train_evenshard(TASKS, known(), how, PROVENANCE, config, 0).model for how in (measure, disappointing)
     )

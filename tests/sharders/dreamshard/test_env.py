@@ -29,7 +29,7 @@ from support.builders import (
     BATCH_SIZE,
     PLAIN_FEATURES,
     ROOMY,
-    AdditiveCostModel,
+    AdditiveCostNet,
     SlowEpisode,
     cost_net,
     play_slowly,
@@ -180,7 +180,7 @@ def test_tables_are_placed_in_descending_single_table_cost() -> None:
     of_task = task(working(2.0, 9.0, 4.0, 1.0), devices=2)
     short = task(working(3.0, 5.0), devices=2)
     batch = EpisodeBatch.of([of_task, short], PLAIN_FEATURES)
-    episodes = rollout(batch, AdditiveCostModel(), EmptiestDevice(), choose_best)
+    episodes = rollout(batch, AdditiveCostNet(), EmptiestDevice(), choose_best)
     assert episodes.position_BT[0].tolist() == [1, 2, 0, 3]
     assert episodes.position_BT[1, :2].tolist() == [1, 0]
     assert batch.table_BT[0].gather(0, episodes.position_BT[0]).tolist() == episodes.table_BT[0].tolist()
@@ -209,14 +209,14 @@ class FirstDevice(EmptiestDevice):
 def test_the_emptiest_device_gives_the_known_placement_and_cost() -> None:
     """9 | 4 | then 2 and 1 to the second device: 9 | 7, so 3 * 9 ms of compute and 1 ms of exchange for one dim."""
     of_task = task(working(2.0, 9.0, 4.0, 1.0), devices=2)
-    episodes = rollout(EpisodeBatch.of([of_task], PLAIN_FEATURES), AdditiveCostModel(), EmptiestDevice(), choose_best)
+    episodes = rollout(EpisodeBatch.of([of_task], PLAIN_FEATURES), AdditiveCostNet(), EmptiestDevice(), choose_best)
     assert episodes.placement(0, of_task).device_of_table == (1, 0, 1, 1)
     assert float(episodes.predicted_ms_B[0]) == pytest.approx(28.0)
 
 
 def test_a_full_device_is_left_alone_however_much_the_policy_likes_it() -> None:
     of_task = task(sized(5, 4, 3, 2), devices=2, cap=4 * 7)
-    episodes = rollout(EpisodeBatch.of([of_task], PLAIN_FEATURES), AdditiveCostModel(), FirstDevice(), choose_best)
+    episodes = rollout(EpisodeBatch.of([of_task], PLAIN_FEATURES), AdditiveCostNet(), FirstDevice(), choose_best)
     assert episodes.finished_B.all()
     assert episodes.placement(0, of_task).shards() == ((0, 3), (1, 2))
 
@@ -298,7 +298,7 @@ def test_a_device_without_tables_is_seen_as_the_zero_representation() -> None:
     assert (empty - zero_features).abs().max() > 1e-3
 
 
-class IdlestDevice(AdditiveCostModel):
+class IdlestDevice(AdditiveCostNet):
     """A cost model to which the idlest device of the task matters, so that one it does not have would."""
 
     def overall_cost(self, sums_BDH: torch.Tensor, device_mask_BD: torch.Tensor) -> torch.Tensor:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled, rollout
-from evenshard.sharders.dreamshard.sharder import lean_cost_model, lean_policy
+from evenshard.sharders.dreamshard.sharder import lean_cost_net, lean_policy
 from evenshard.sharders.features import FeatureNormalizer
-from support.builders import BATCH_SIZE, AdditiveCostModel, cost_net, policy, some_tables, task
+from support.builders import BATCH_SIZE, AdditiveCostNet, cost_net, policy, some_tables, task
 
 TABLES = some_tables(10)
 FEATURES = FeatureNormalizer.fit(TABLES, BATCH_SIZE)(TABLES, BATCH_SIZE)
@@ -18,7 +18,7 @@ FEATURES = FeatureNormalizer.fit(TABLES, BATCH_SIZE)(TABLES, BATCH_SIZE)
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 4)])
 def test_lean_networks_answer_as_the_networks_do(scale_ms: float, shape: tuple[int, ...]) -> None:
     net, chooser = cost_net(scale_ms=scale_ms), policy(scale_ms=scale_ms)
-    lean_net, lean_chooser = lean_cost_model(net), lean_policy(chooser)
+    lean_net, lean_chooser = lean_cost_net(net), lean_policy(chooser)
     generator = torch.Generator().manual_seed(0)
     sums, costs = torch.rand(*shape, 32, generator=generator), scale_ms * torch.rand(*shape, 3, generator=generator)
     torch.testing.assert_close(lean_net.device_costs(sums), net.device_costs(sums).detach(), atol=1e-5, rtol=1e-5)
@@ -32,14 +32,14 @@ def test_lean_networks_play_the_same_episodes() -> None:
     batch = EpisodeBatch.of([task(TABLES, devices=3), task(TABLES[:4], devices=5)], FeatureNormalizer.fit(TABLES, 64))
     plain, lean = (
         rollout(batch.repeat(8), net, chooser, choose_sampled(torch.Generator().manual_seed(0)))
-        for net, chooser in ((cost_net(), policy()), (lean_cost_model(cost_net()), lean_policy(policy())))
+        for net, chooser in ((cost_net(), policy()), (lean_cost_net(cost_net()), lean_policy(policy())))
     )
     assert lean.device_BT.equal(plain.device_BT)
     torch.testing.assert_close(lean.predicted_ms_B, plain.predicted_ms_B)
 
 
 def test_what_is_not_dreamshards_stays_as_it_is() -> None:
-    model = AdditiveCostModel()
-    assert lean_cost_model(model) is model
+    model = AdditiveCostNet()
+    assert lean_cost_net(model) is model
     lean = lean_policy(policy())
     assert lean_policy(lean) is lean

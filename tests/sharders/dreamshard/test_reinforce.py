@@ -16,7 +16,7 @@ from evenshard.sharders.features import FeatureNormalizer
 from support.builders import (
     BATCH_SIZE,
     PLAIN_FEATURES,
-    AdditiveCostModel,
+    AdditiveCostNet,
     FakeHardware,
     SlowEpisode,
     cost_net,
@@ -195,7 +195,7 @@ def trained(
 ) -> list[float]:
     batches = [EpisodeBatch.of([one], normalizer) for one in tasks]
     optimizer = torch.optim.Adam(net.parameters(), lr=123.0)
-    model = AdditiveCostModel() if normalizer is PLAIN_FEATURES else cost_net()
+    model = AdditiveCostNet() if normalizer is PLAIN_FEATURES else cost_net()
     return train_policy(net, optimizer, model, batches, config, torch.Generator().manual_seed(0))
 
 
@@ -264,7 +264,7 @@ def test_training_finds_the_known_optimum(works: tuple[float, ...], optimum: set
     of_task = task(working(*works), devices=2)
     best_ms = min(FakeHardware().measure(of_task, one).max_device_ms for one in every_placement(of_task))
     net = policy(seed=3, scale_ms=10.0)
-    sharder = DreamShardSharder(AdditiveCostModel(), net, PLAIN_FEATURES)
+    sharder = DreamShardSharder(AdditiveCostNet(), net, PLAIN_FEATURES)
     assert split_by(sharder.place(of_task)) != optimum
     history = trained([of_task], ReinforceConfig(200, 10, 3e-3, 1e-3), net, PLAIN_FEATURES)
     assert split_by(sharder.place(of_task)) == optimum

@@ -21,7 +21,7 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import legal_mask, tables_text
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation
-from evenshard.sharders.convex_search.cost_model import ROUNDING, ConvexCostModel
+from evenshard.sharders.convex_search.cost_model import ROUNDING, CostModel
 from evenshard.sharders.models import PlacementModel
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import cut, shown
@@ -99,7 +99,7 @@ class _Now:
     Sums are kept in float64 and predicted in float32: what comes and goes leaves nothing behind.
     """
 
-    def __init__(self, answer: PlacementAnswer, model: ConvexCostModel) -> None:
+    def __init__(self, answer: PlacementAnswer, model: CostModel) -> None:
         task = answer.task
         self.items = Items.of(task)
         for members in self.items.members:

@@ -28,7 +28,7 @@ from evenshard.sharders.reward import balance_reward_B, overflow_ratio_B
 from evenshard.utils.units import BYTES_PER_GB
 
 
-class ShardCostModel(Protocol):
+class ShardCostNet(Protocol):
     """The cost function that drives the MDP."""
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
@@ -89,9 +89,7 @@ class BalanceEnv:
         used_BD: bytes on each device.
     """
 
-    def __init__(
-        self, batch: EpisodeBatch, cost_net: ShardCostModel, num_slots: int, mask_illegal: bool = True
-    ) -> None:
+    def __init__(self, batch: EpisodeBatch, cost_net: ShardCostNet, num_slots: int, mask_illegal: bool = True) -> None:
         self._cost_net = cost_net
         self._mask_illegal = mask_illegal
         with torch.no_grad():

@@ -15,7 +15,7 @@ from torch import nn
 from evenshard.placement.feasibility import no_room, require_room
 from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import PlacementTask
-from evenshard.sharders.autoshard.env import BalanceEnv, Observation, ShardCostModel
+from evenshard.sharders.autoshard.env import BalanceEnv, Observation, ShardCostNet
 from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, mlp
 from evenshard.sharders.dreamshard.env import EpisodeBatch
 from evenshard.sharders.features import FeatureNormalizer
@@ -107,7 +107,7 @@ class AutoShardSharder:
 
     name = "autoshard"
 
-    def __init__(self, cost_net: ShardCostModel, policy: AutoShardPolicy, normalizer: FeatureNormalizer) -> None:
+    def __init__(self, cost_net: ShardCostNet, policy: AutoShardPolicy, normalizer: FeatureNormalizer) -> None:
         self.cost_net = cost_net
         self.policy = policy
         self.normalizer = normalizer

@@ -23,7 +23,7 @@ from evenshard.sharders.bundled.broad_data import (
     world_placement_jobs,
     world_shard_jobs,
 )
-from evenshard.sharders.convex_search.fit import ConvexFitConfig
+from evenshard.sharders.convex_search.fit import CostModelFitConfig
 from evenshard.sharders.convex_search.train import EvenshardConfig, TrainedEvenshard, train_evenshard
 from evenshard.sharders.dreamshard.train import DreamShardConfig, TrainedDreamShard, train_dreamshard
 from evenshard.utils.process import one_thread
@@ -52,7 +52,7 @@ class BundleConfig:
             num_shards=0,
             own_placements=150,
             own_rounds=2,
-            fit=ConvexFitConfig(table_hidden=32, num_updates=8000, minibatch_size=256, across_batches=True),
+            fit=CostModelFitConfig(table_hidden=32, num_updates=8000, minibatch_size=256, across_batches=True),
         )
     )
     policy_tasks: int = 40

@@ -16,14 +16,14 @@ from dataclasses import replace
 import torch
 
 from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
-from evenshard.sharders.convex_search.cost_model import Calibration, ConvexCostModel, log_spread_N
+from evenshard.sharders.convex_search.cost_model import Calibration, CostModel, log_spread_N
 
 COVERAGE = 0.9
 LEAST_FLOOR = 1e-3  # a model that fits its data exactly is still not sure
 
 
 def calibrate(
-    model: ConvexCostModel, measured: Sequence[MeasuredPlacement], held_out_by_N: torch.Tensor
+    model: CostModel, measured: Sequence[MeasuredPlacement], held_out_by_N: torch.Tensor
 ) -> tuple[Calibration, float]:
     """What the held-out errors say about intervals, and their median in per cent.
 
@@ -45,7 +45,7 @@ def calibrate(
     return Calibration(factor, floor), float((held_out_N / actual_N - 1).abs().median()) * 100
 
 
-def calibrate_for_chosen(model: ConvexCostModel, first: ConvexCostModel, own: Sequence[MeasuredPlacement]) -> None:
+def calibrate_for_chosen(model: CostModel, first: CostModel, own: Sequence[MeasuredPlacement]) -> None:
     """Widens the intervals of ``model``, if need be, to what the choices of ``first`` really cost.
 
     Args:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from evenshard.sharders.convex_search.item_tensors import ItemTensors, ShardScorer
+from evenshard.sharders.convex_search.item_tensors import ItemTensors, TaskCostModel
 
 LEAST_GAIN = 1e-6  # relative; below it lies what float32 rounds
 
@@ -69,16 +69,16 @@ class Chains:
     ms_SD: torch.Tensor
 
     @staticmethod
-    def of(items: ItemTensors, scorer: ShardScorer, device_SI: torch.Tensor) -> Chains:
+    def of(items: ItemTensors, cost_model: TaskCostModel, device_SI: torch.Tensor) -> Chains:
         """Placements of the items."""
         num_chains, devices = len(device_SI), items.room_RD.shape[1]
-        sums_SDH = scorer.empty_H.expand(num_chains, devices, -1).clone()
+        sums_SDH = cost_model.empty_H.expand(num_chains, devices, -1).clone()
         over_RSD = -items.room_RD[:, None].repeat(1, num_chains, 1)
         row_S = torch.arange(num_chains)
         for item, column_H in enumerate(items.columns_IH):
             sums_SDH[row_S, device_SI[:, item]] += column_H
             over_RSD[:, row_S, device_SI[:, item]] += items.needs_RI[:, item, None]
-        return Chains(device_SI.clone(), sums_SDH, over_RSD, scorer.device_ms(sums_SDH))
+        return Chains(device_SI.clone(), sums_SDH, over_RSD, cost_model.device_ms(sums_SDH))
 
     def clone(self) -> Chains:
         """A copy that may change by itself."""
@@ -100,7 +100,7 @@ class Chains:
             torch.where(mask_S1, by.ms_SD, self.ms_SD),
         )
 
-    def apply(self, items: ItemTensors, scorer: ShardScorer, steps: Steps) -> None:
+    def apply(self, items: ItemTensors, cost_model: TaskCostModel, steps: Steps) -> None:
         """Makes one step in each of different chains."""
         chain, item, to, other = steps.chain_N, steps.item_N, steps.to_N, steps.other_N
         home = self.device_SI[chain, item]
@@ -115,4 +115,4 @@ class Chains:
         self.over_RSD[:, chain, home] += change_R
         self.over_RSD[:, chain, to] -= change_R
         for device in (home, to):
-            self.ms_SD[chain, device] = scorer.device_ms(self.sums_SDH[chain, device])
+            self.ms_SD[chain, device] = cost_model.device_ms(self.sums_SDH[chain, device])

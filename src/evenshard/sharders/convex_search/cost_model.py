@@ -1,4 +1,6 @@
-"""The convex cost model: it generalises to more tables and devices than it was trained on, and gives lower bounds.
+"""The cost model of evenshard's search: convex in a device's load, for more tables and devices than it was trained on.
+
+Being convex, it gives lower bounds.
 
 A device's compute time is ``g(sum of its tables' representations) + lookups * p(rows)``. Representations are
 non-negative; ``g`` is convex and never falls (non-negative weights, ReLU), as kernels are: they take the longest of
@@ -113,7 +115,7 @@ class Calibration:
         return (self.factor * self.deviation_N(spread_N)).clamp(min=LEAST_HALF_WIDTH)
 
 
-class ConvexCostModel(nn.Module):
+class CostModel(nn.Module):
     """Predicts what devices and placements cost, in ms, how sure that is, and what no placement can do better than.
 
     Args:
@@ -265,7 +267,7 @@ class ConvexCostModel(nn.Module):
             save_weights(self, draft / "state.pt")
 
     @staticmethod
-    def load(path: Path) -> ConvexCostModel:
+    def load(path: Path) -> CostModel:
         """Reads a folder that ``save`` wrote.
 
         Raises:
@@ -279,7 +281,7 @@ class ConvexCostModel(nn.Module):
             config = record_of(_Config, content)
             if problem := config.exchange.problem() or config.calibration.problem():
                 raise ValueError(problem)
-            model = ConvexCostModel(config.sizes, config.normalizer)
+            model = CostModel(config.sizes, config.normalizer)
             model.exchange, model.calibration = config.exchange, config.calibration
             load_weights(model, path / "state.pt")
             if not model.net.is_convex():

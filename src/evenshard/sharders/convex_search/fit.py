@@ -1,4 +1,4 @@
-"""Training of the convex cost model: relative errors of single devices, of all measured placements at once.
+"""Training of the cost model: relative errors of single devices, of all measured placements at once.
 
 Each member of the ensemble leaves out one part of the placements. Its errors there, which cost no training data, say
 how far to trust the ensemble.
@@ -18,7 +18,7 @@ import torch
 
 from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement
 from evenshard.sharders.convex_search.calibration import calibrate
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel, ExchangeTime, exchanged_bytes
+from evenshard.sharders.convex_search.cost_model import CostModel, ExchangeTime, exchanged_bytes
 from evenshard.sharders.convex_search.network import ConvexNet, EnsembleSizes
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.table import Table
@@ -31,7 +31,7 @@ WARM_UP = 0.1  # part of the updates
 
 
 @dataclass(frozen=True)
-class ConvexFitConfig:
+class CostModelFitConfig:
     """How large the model is, and how long and fast it learns.
 
     Attributes:
@@ -76,7 +76,7 @@ class ConvexFitConfig:
 
 
 @dataclass(frozen=True)
-class ConvexFitMetrics:
+class CostModelFitMetrics:
     """What came of it.
 
     Attributes:
@@ -147,11 +147,11 @@ class DeviceRows:
 
 
 @one_thread()
-def fit_convex_net(
+def fit_cost_model(
     measured: Sequence[MeasuredPlacement],
-    config: ConvexFitConfig,
+    config: CostModelFitConfig,
     track: Callable[[range], Iterable[int]] = iter,
-) -> tuple[ConvexCostModel, ConvexFitMetrics]:
+) -> tuple[CostModel, CostModelFitMetrics]:
     """Fits a cost model to measured placements, random shards measured alone included.
 
     They share the batch size unless ``config.across_batches``. The same measurements and config give the same model.
@@ -178,12 +178,12 @@ def fit_convex_net(
     )
     # Mean and deviation are of features that do not depend on the batch size.
     normalizer = FeatureNormalizer.fit(rows.tables, rows.batch_sizes[0])
-    model = ConvexCostModel(sizes, normalizer, generator)
+    model = CostModel(sizes, normalizer, generator)
     held_out_by_N = held_out_members(measured, config.num_members, generator)
     losses = _learn(model, rows, held_out_by_N[rows.placement_R], config, generator, track)
     model.exchange, exchange_pct_error = fit_exchange(measured)
     model.calibration, held_out_pct_error = calibrate(model, measured, held_out_by_N)
-    return model, ConvexFitMetrics(tuple(losses), held_out_pct_error, exchange_pct_error, len(rows.times_R2))
+    return model, CostModelFitMetrics(tuple(losses), held_out_pct_error, exchange_pct_error, len(rows.times_R2))
 
 
 def held_out_members(
@@ -201,10 +201,10 @@ def held_out_members(
 
 
 def _learn(
-    model: ConvexCostModel,
+    model: CostModel,
     rows: DeviceRows,
     held_out_by_R: torch.Tensor,
-    config: ConvexFitConfig,
+    config: CostModelFitConfig,
     generator: torch.Generator,
     track: Callable[[range], Iterable[int]],
 ) -> list[float]:

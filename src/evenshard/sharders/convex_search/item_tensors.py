@@ -15,7 +15,7 @@ from evenshard.placement.placement import legal_mask
 from evenshard.placement.task import PlacementTask
 
 
-class ShardScorer(Protocol):
+class TaskCostModel(Protocol):
     """What a device costs, as a function of the sum of its tables' columns.
 
     Attributes:
@@ -36,7 +36,7 @@ class ShardScorer(Protocol):
 
 @dataclass(frozen=True)
 class ItemTensors:
-    """The items of a task, for a scorer of its devices.
+    """The items of a task, for a cost model of its devices.
 
     Attributes:
         items: the items.
@@ -53,11 +53,11 @@ class ItemTensors:
     allowed_ID: torch.Tensor | None
 
     @staticmethod
-    def of(task: PlacementTask, scorer: ShardScorer) -> ItemTensors:
-        """The items of a task whose tables have the scorer's columns."""
+    def of(task: PlacementTask, cost_model: TaskCostModel) -> ItemTensors:
+        """The items of a task whose tables have the cost model's columns."""
         items = Items.of(task)
-        columns_IH = scorer.columns_TH.new_zeros(len(items.members), scorer.columns_TH.shape[1])
-        columns_IH.index_add_(0, torch.from_numpy(items.item_of_T), scorer.columns_TH)
+        columns_IH = cost_model.columns_TH.new_zeros(len(items.members), cost_model.columns_TH.shape[1])
+        columns_IH.index_add_(0, torch.from_numpy(items.item_of_T), cost_model.columns_TH)
         return ItemTensors(
             items=items,
             columns_IH=columns_IH,

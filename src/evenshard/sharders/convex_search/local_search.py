@@ -21,7 +21,7 @@ import torch
 from evenshard.placement.placement import Placement, legal_mask
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.convex_search.chains import LEAST_GAIN, Chains, Steps
-from evenshard.sharders.convex_search.item_tensors import ItemTensors, ShardScorer, has_room
+from evenshard.sharders.convex_search.item_tensors import ItemTensors, TaskCostModel, has_room
 
 CHUNK_NUMBERS = 2**18  # columns of the candidates scored at a time: 1 MB, which a core keeps close
 
@@ -52,16 +52,16 @@ class LocalSearch:
 
     Args:
         task: the task whose tables are placed.
-        scorer: scorer of the task's devices.
+        cost_model: of the task's devices.
         effort: length of the search.
         generator: random generator of the kicks.
     """
 
     def __init__(
-        self, task: PlacementTask, scorer: ShardScorer, effort: SearchEffort, generator: torch.Generator
+        self, task: PlacementTask, cost_model: TaskCostModel, effort: SearchEffort, generator: torch.Generator
     ) -> None:
-        self._items, self._num_devices = ItemTensors.of(task, scorer), task.num_devices
-        self._scorer, self._effort, self._generator = scorer, effort, generator
+        self._items, self._num_devices = ItemTensors.of(task, cost_model), task.num_devices
+        self._cost_model, self._effort, self._generator = cost_model, effort, generator
         self._scores_left = effort.scores_per_table * len(task.tables)
         limit_s = effort.time_limit_s
         self._deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
@@ -74,7 +74,7 @@ class LocalSearch:
             starts: legal placements.
         """
         items = self._items.items
-        chains = Chains.of(self._items, self._scorer, torch.tensor([items.devices(start) for start in starts]))
+        chains = Chains.of(self._items, self._cost_model, torch.tensor([items.devices(start) for start in starts]))
         self._descend(chains)
         best, idle_kicks = chains, 0
         most_idle = self._effort.idle_kicks_per_table * len(items.item_of_T)
@@ -99,9 +99,9 @@ class LocalSearch:
             sums_of: [rows, width, H] of a slice of the rows; [rows, H] where the width is 1.
         """
         self._scores_left -= count * width
-        chunk = max(1, CHUNK_NUMBERS // (width * self._scorer.columns_TH.shape[1]))
+        chunk = max(1, CHUNK_NUMBERS // (width * self._cost_model.columns_TH.shape[1]))
         starts = range(0, max(count, 1), chunk)
-        return torch.cat([self._scorer.device_ms(sums_of(slice(first, first + chunk))) for first in starts])
+        return torch.cat([self._cost_model.device_ms(sums_of(slice(first, first + chunk))) for first in starts])
 
     def _descend(self, chains: Chains) -> None:
         """Takes the best step of every chain until none has one."""
@@ -114,7 +114,7 @@ class LocalSearch:
             steps = self._candidates(chains, row_S, device_S).best_of_each(len(settled_SD))
             settled_SD[row_S, device_S] = True
             settled_SD[steps.chain_N] = False
-            chains.apply(self._items, self._scorer, steps)
+            chains.apply(self._items, self._cost_model, steps)
 
     def _candidates(self, chains: Chains, row_S: torch.Tensor, device_S: torch.Tensor) -> Steps:
         """The moves and swaps of one device's items that leave both devices faster than that one was.
@@ -205,4 +205,4 @@ class LocalSearch:
                 to_N = torch.multinomial(legal_SD[chain_N].float(), 1, generator=self._generator).squeeze(1)
                 nothing_N = torch.full_like(chain_N, -1)
                 steps = Steps(chain_N, item_S1[chain_N, 0], to_N, nothing_N, torch.zeros(len(chain_N)))
-                chains.apply(self._items, self._scorer, steps)
+                chains.apply(self._items, self._cost_model, steps)

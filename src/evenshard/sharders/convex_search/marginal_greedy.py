@@ -17,17 +17,17 @@ import torch
 
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
-from evenshard.sharders.convex_search.item_tensors import ItemTensors, ShardScorer, has_room
+from evenshard.sharders.convex_search.item_tensors import ItemTensors, TaskCostModel, has_room
 from evenshard.sharders.convex_search.network import PASS_ROWS
 
 MAX_SPLITS = 8  # numbers of devices with few rows that are tried, per limit and criterion; all up to 8 devices
 
 
 @torch.no_grad()
-def marginal_greedy(task: PlacementTask, scorer: ShardScorer, max_splits: int = MAX_SPLITS) -> list[Placement]:
+def marginal_greedy(task: PlacementTask, cost_model: TaskCostModel, max_splits: int = MAX_SPLITS) -> list[Placement]:
     """The placements that found room for all tables, without the limit on rows first; none if there is none."""
-    items = ItemTensors.of(task, scorer)
-    alone_ms_I = scorer.device_ms(scorer.empty_H + items.columns_IH)
+    items = ItemTensors.of(task, cost_model)
+    alone_ms_I = cost_model.device_ms(cost_model.empty_H + items.columns_IH)
     rows_I = torch.tensor(
         [float(sum(task.tables[position].num_rows for position in one)) for one in items.items.members]
     )
@@ -42,7 +42,7 @@ def marginal_greedy(task: PlacementTask, scorer: ShardScorer, max_splits: int = 
     order_SI = order_SI.gather(1, free_SI.byte().argsort(dim=1, stable=True))
 
     way_S = torch.arange(num_ways)
-    sums_SDH = scorer.empty_H.expand(num_ways, num_devices, -1).clone()
+    sums_SDH = cost_model.empty_H.expand(num_ways, num_devices, -1).clone()
     over_RSD = -items.room_RD[:, None].repeat(1, num_ways, 1)
     held_rows_SD = torch.zeros(num_ways, num_devices)
     device_SI = torch.zeros(num_ways, num_items, dtype=torch.int64)
@@ -52,7 +52,7 @@ def marginal_greedy(task: PlacementTask, scorer: ShardScorer, max_splits: int = 
         legal_SD = has_room(over_RSD, needs_RS[..., None]) & allowed_SID[way_S, item_S]
         legal_SD &= held_rows_SD + rows_I[item_S, None] < limit_SD
         with_it_SDH = sums_SDH + items.columns_IH[item_S, None]
-        device_S = scorer.device_ms(with_it_SDH).masked_fill(~legal_SD, torch.inf).argmin(dim=1)
+        device_S = cost_model.device_ms(with_it_SDH).masked_fill(~legal_SD, torch.inf).argmin(dim=1)
         placed_S &= legal_SD.any(dim=1)
         device_SI[way_S, item_S] = device_S
         sums_SDH[way_S, device_S] = with_it_SDH[way_S, device_S]

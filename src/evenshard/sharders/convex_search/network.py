@@ -1,4 +1,4 @@
-"""The network of the convex cost model: an ensemble as one wide network, convex and non-decreasing in its inputs.
+"""The network of the cost model: an ensemble as one wide network, convex and non-decreasing in its inputs.
 
 A table is represented by its additive work (``additive.py``) and, for each member of the ensemble, by the same work
 times learned factors of the 21 features: never negative. A head reads the sum over a device's tables. Its weights are

@@ -19,11 +19,11 @@ from evenshard.placement.feasibility import require_room
 from evenshard.placement.items import Items, canonical_devices
 from evenshard.placement.placement import Placement, broken_constraints, check_placement
 from evenshard.placement.task import PlacementTask
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.cost_model import CostModel
+from evenshard.sharders.convex_search.fast_cost_model import FastCostModel
 from evenshard.sharders.convex_search.local_search import LocalSearch, SearchEffort
 from evenshard.sharders.convex_search.marginal_greedy import MAX_SPLITS, marginal_greedy
 from evenshard.sharders.convex_search.prediction import PredictedPlacement
-from evenshard.sharders.convex_search.scorer import ConvexScorer
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.packing import any_placement
@@ -78,7 +78,7 @@ class EvenshardSharder:
 
     def __init__(
         self,
-        model: ConvexCostModel,
+        model: CostModel,
         policy: DreamShardSharder | None = None,
         config: SearchConfig | None = None,
     ) -> None:
@@ -106,13 +106,13 @@ class EvenshardSharder:
         """
         require_room(task)
         generator = torch.Generator().manual_seed(self._config.seed)
-        scorer = ConvexScorer(self.model, task)
+        cost_model = FastCostModel(self.model, task)
         experts, kinds = _experts(task), Items.of(task).device_kinds()
         starts = distinct(
             [
                 *known,
                 *experts,
-                *marginal_greedy(task, scorer, self._config.max_splits),
+                *marginal_greedy(task, cost_model, self._config.max_splits),
                 *self._rollouts(task, generator),
             ],
             kinds,
@@ -121,7 +121,7 @@ class EvenshardSharder:
             starts = [any_placement(task, self._config.seed, self._config.packing_time_limit_s)]
         start_ms = self.model.overall_ms(task, starts)[0]
         chosen = [starts[n] for n in start_ms.argsort(stable=True)[: self._config.effort.num_chains].tolist()]
-        search = LocalSearch(task, scorer, self._config.effort, generator)
+        search = LocalSearch(task, cost_model, self._config.effort, generator)
         candidates = distinct([*search.improve(chosen), *starts], kinds)
         predicted_ms = self.model.overall_ms(task, candidates)[0]
         order = predicted_ms.argsort(stable=True).tolist()

@@ -17,8 +17,8 @@ from evenshard.measure.hardware import Measure
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import PlacementTask, distinct_tables, sample_shards
 from evenshard.sharders.convex_search.calibration import calibrate_for_chosen
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel
-from evenshard.sharders.convex_search.fit import ConvexFitConfig, ConvexFitMetrics, fit_convex_net
+from evenshard.sharders.convex_search.cost_model import CostModel
+from evenshard.sharders.convex_search.fit import CostModelFitConfig, CostModelFitMetrics, fit_cost_model
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
@@ -40,7 +40,7 @@ class EvenshardConfig:
     num_shards: int = 100
     own_placements: int = 20
     own_rounds: int = 1
-    fit: ConvexFitConfig = field(default_factory=ConvexFitConfig)
+    fit: CostModelFitConfig = field(default_factory=CostModelFitConfig)
     search: SearchConfig = field(default_factory=lambda: SearchConfig(effort=SearchEffort(scores_per_table=1000)))
 
 
@@ -54,18 +54,18 @@ class TrainedEvenshard:
         measured: additional measurements, in order.
     """
 
-    model: ConvexCostModel
-    metrics: ConvexFitMetrics
+    model: CostModel
+    metrics: CostModelFitMetrics
     measured: tuple[MeasuredPlacement, ...]
 
 
 def cost_model_round(
     measured: Sequence[MeasuredPlacement],
-    config: ConvexFitConfig,
-    previous: ConvexCostModel | None = None,
+    config: CostModelFitConfig,
+    previous: CostModel | None = None,
     own: Sequence[MeasuredPlacement] = (),
     track: Callable[[range], Iterable[int]] = iter,
-) -> tuple[ConvexCostModel, ConvexFitMetrics]:
+) -> tuple[CostModel, CostModelFitMetrics]:
     """One round of the cost model: a new fit, as sure of its own choices as the previous model's choices allow.
 
     Args:
@@ -74,7 +74,7 @@ def cost_model_round(
         own: placements that the previous model chose and that were then measured.
         track: wraps the range of updates, for a progress bar.
     """
-    model, metrics = fit_convex_net(measured, config, track)
+    model, metrics = fit_cost_model(measured, config, track)
     if previous is not None:
         calibrate_for_chosen(model, previous, [one for one in own if one.cost.fits])
     return model, metrics

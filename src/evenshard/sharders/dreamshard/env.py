@@ -31,7 +31,7 @@ from evenshard.sharders.features import FeatureNormalizer
 NUM_COSTS = 3
 
 
-class CostModel(Protocol):
+class CostNet(Protocol):
     """The cost function that drives the MDP."""
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
@@ -181,14 +181,14 @@ def choose_sampled(generator: torch.Generator) -> Choose:
 
 
 @torch.no_grad()
-def rollout(batch: EpisodeBatch, cost_model: CostModel, policy: Policy, choose: Choose) -> Episodes:
+def rollout(batch: EpisodeBatch, cost_net: CostNet, policy: Policy, choose: Choose) -> Episodes:
     """Plays B episodes to their ends at once."""
-    cost_repr_PH, policy_repr_PH = cost_model.encode(batch.features_PF), policy.encode(batch.features_PF)
+    cost_repr_PH, policy_repr_PH = cost_net.encode(batch.features_PF), policy.encode(batch.features_PF)
     repr_PH = torch.cat([cost_repr_PH, policy_repr_PH], dim=1)
-    num_tables, own = cost_repr_PH.shape  # the first columns are the cost model's own, the others the policy's
+    num_tables, own = cost_repr_PH.shape  # the first columns are the cost network's own, the others the policy's
     nothing_1H = repr_PH.new_zeros(1, repr_PH.shape[1])
     repr_PH = torch.cat([repr_PH, nothing_1H])  # the padding has the last row
-    position_BT = placing_order(batch, cost_model.device_costs(cost_repr_PH).sum(dim=-1))
+    position_BT = placing_order(batch, cost_net.device_costs(cost_repr_PH).sum(dim=-1))
     table_BT, size_BT = batch.table_BT.gather(1, position_BT), batch.size_BT.gather(1, position_BT)
     present_BT = batch.present_BT.gather(1, position_BT)
 
@@ -198,7 +198,7 @@ def rollout(batch: EpisodeBatch, cost_model: CostModel, policy: Policy, choose: 
     cap_BD, barred = batch.cap_BD, torch.tensor(-torch.inf)
     used_BD = torch.zeros_like(cap_BD)
     sums_SH = nothing_1H.repeat(num_episodes * num_devices, 1)
-    costs_SC = cost_model.device_costs(sums_SH[:, :own])
+    costs_SC = cost_net.device_costs(sums_SH[:, :own])
     logits_S = policy.device_logits(sums_SH[:, own:], costs_SC)
     used_S1, logits_BD = used_BD.view(-1, 1), logits_S.view(num_episodes, num_devices)
 
@@ -212,7 +212,7 @@ def rollout(batch: EpisodeBatch, cost_model: CostModel, policy: Policy, choose: 
             used_S1.index_add_(0, slot_B, size_B1)
             sums_SH.index_add_(0, slot_B, repr_BH)
             sums_BH = sums_SH.index_select(0, slot_B)
-            costs_BC = cost_model.device_costs(sums_BH[:, :own])
+            costs_BC = cost_net.device_costs(sums_BH[:, :own])
             logits_S.index_copy_(0, slot_B, policy.device_logits(sums_BH[:, own:], costs_BC))
             chosen.append(device_B)
             had_room.append(legal_BD.take(slot_B))
@@ -221,9 +221,7 @@ def rollout(batch: EpisodeBatch, cost_model: CostModel, policy: Policy, choose: 
     # Nothing counts from the first table on that found no room.
     alive_BT = torch.stack(had_room, dim=1).cummin(dim=1).values
     taken_BT, finished_B = alive_BT & present_BT, alive_BT[:, -1]
-    predicted_ms_B = cost_model.overall_cost(
-        sums_SH[:, :own].view(num_episodes, num_devices, own), batch.device_mask_BD
-    )
+    predicted_ms_B = cost_net.overall_cost(sums_SH[:, :own].view(num_episodes, num_devices, own), batch.device_mask_BD)
     return Episodes(
         position_BT=position_BT,
         table_BT=table_BT,

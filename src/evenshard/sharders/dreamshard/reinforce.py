@@ -14,7 +14,7 @@ from evenshard.placement.task import PlacementTask
 from evenshard.sharders.checkpoint import Checkpoint, Round, new_checkpoint
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import (
-    CostModel,
+    CostNet,
     EpisodeBatch,
     Episodes,
     Policy,
@@ -22,7 +22,7 @@ from evenshard.sharders.dreamshard.env import (
     replayed_logits_BTD,
     rollout,
 )
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, lean_cost_model, lean_policy
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, lean_cost_net, lean_policy
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.reward import negative_predicted_cost_B, standardised_B
 
@@ -80,7 +80,7 @@ def policy_round(
 def train_policy(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
-    cost_model: CostModel,
+    cost_net: CostNet,
     tasks: Sequence[EpisodeBatch],
     config: ReinforceConfig,
     generator: torch.Generator,
@@ -97,12 +97,12 @@ def train_policy(
     """
     for group in optimizer.param_groups:
         group["lr"] = config.learning_rate
-    cost_model = lean_cost_model(cost_model)
+    cost_net = lean_cost_net(cost_net)
     history = []
     for _ in track(range(config.num_updates)):
         task = tasks[int(torch.randint(len(tasks), (), generator=generator))]
         batch = task.repeat(config.num_episodes)
-        episodes = rollout(batch, cost_model, lean_policy(policy), choose_sampled(generator))
+        episodes = rollout(batch, cost_net, lean_policy(policy), choose_sampled(generator))
         finished_B = episodes.finished_B
         if finished_B.any():
             loss = reinforce_loss(batch, episodes, policy, config.entropy_weight)

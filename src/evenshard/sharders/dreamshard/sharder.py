@@ -17,7 +17,7 @@ from evenshard.placement.task import PlacementTask
 from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, DreamShardCostNet, linear_layers, mlp
 from evenshard.sharders.dreamshard.env import (
     NUM_COSTS,
-    CostModel,
+    CostNet,
     EpisodeBatch,
     Policy,
     choose_best,
@@ -61,8 +61,8 @@ class DreamShardPolicy(nn.Module):
 # without gradients and in one product per layer. They hold for the weights of the moment: make them for a rollout.
 
 
-def lean_cost_model(model: CostModel) -> CostModel:
-    """DreamShard's cost network with fewer calls; any other cost model as it is."""
+def lean_cost_net(model: CostNet) -> CostNet:
+    """DreamShard's cost network with fewer calls; any other network as it is."""
     return _LeanCostNet(model) if isinstance(model, DreamShardCostNet) else model
 
 
@@ -115,10 +115,8 @@ class DreamShardSharder:
 
     name = "dreamshard"
 
-    def __init__(
-        self, cost_model: CostModel, policy: Policy, normalizer: FeatureNormalizer, num_rollouts: int = 0
-    ) -> None:
-        self._cost_model = cost_model
+    def __init__(self, cost_net: CostNet, policy: Policy, normalizer: FeatureNormalizer, num_rollouts: int = 0) -> None:
+        self._cost_net = cost_net
         self._policy = policy
         self._normalizer = normalizer
         self._num_rollouts = num_rollouts
@@ -132,13 +130,13 @@ class DreamShardSharder:
         """
         require_room(task)
         batch = EpisodeBatch.of([task], self._normalizer)
-        cost_model, policy = lean_cost_model(self._cost_model), lean_policy(self._policy)
-        greedy = rollout(batch, cost_model, policy, choose_best)
+        cost_net, policy = lean_cost_net(self._cost_net), lean_policy(self._policy)
+        greedy = rollout(batch, cost_net, policy, choose_best)
         num_rollouts = self._num_rollouts if greedy.finished_B[0] else max(self._num_rollouts, RESCUE_ROLLOUTS)
         best, episode = greedy, 0
         if num_rollouts:
             choose = choose_sampled(torch.Generator().manual_seed(0))
-            sampled = rollout(batch.repeat(num_rollouts), cost_model, policy, choose)
+            sampled = rollout(batch.repeat(num_rollouts), cost_net, policy, choose)
             lowest = int(sampled.predicted_ms_B.argmin())
             if sampled.predicted_ms_B[lowest] < greedy.predicted_ms_B[0]:
                 best, episode = sampled, lowest
@@ -159,8 +157,8 @@ class DreamShardSharder:
     def _sampled(
         self, batch: EpisodeBatch, tasks: Sequence[PlacementTask], generator: torch.Generator
     ) -> list[Placement | None]:
-        cost_model, policy = lean_cost_model(self._cost_model), lean_policy(self._policy)
-        episodes = rollout(batch, cost_model, policy, choose_sampled(generator))
+        cost_net, policy = lean_cost_net(self._cost_net), lean_policy(self._policy)
+        episodes = rollout(batch, cost_net, policy, choose_sampled(generator))
         return [
             episodes.placement(number, task) if episodes.finished_B[number] else None
             for number, task in enumerate(tasks)
@@ -169,8 +167,8 @@ class DreamShardSharder:
     def predicted_ms(self, task: PlacementTask, placement: Placement) -> float:
         """Predicted overall cost of any placement of a task, ms."""
         with torch.no_grad():
-            representations = self._cost_model.encode(self._normalizer(task.tables, task.batch_size))
+            representations = self._cost_net.encode(self._normalizer(task.tables, task.batch_size))
             sums = representations.new_zeros(task.num_devices, representations.shape[1])
             sums.index_add_(0, torch.tensor(placement.device_of_table), representations)
             mask = torch.ones(1, task.num_devices, dtype=torch.bool)
-            return float(self._cost_model.overall_cost(sums[None], mask))
+            return float(self._cost_net.overall_cost(sums[None], mask))

@@ -1,4 +1,4 @@
-"""The convex cost model in the form that a search evaluates a million times: columns that only need adding up.
+"""The cost model of one task in the form that a search evaluates a million times: columns that only need adding up.
 
 Everything the head does before its first bend is linear, so it can be done once for each table: columns for dims, rows,
 lookups and the linear part, and one for each piece of each unit. A device is then a sum of columns, and its cost takes
@@ -12,12 +12,12 @@ from __future__ import annotations
 import torch
 
 from evenshard.placement.task import PlacementTask
-from evenshard.sharders.convex_search.cost_model import ConvexCostModel
+from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.network import LOOKUPS
 
 
-class ConvexScorer:
-    """Device costs of one task; the same numbers as ``ConvexCostModel.device_ms`` but for rounding.
+class FastCostModel:
+    """Device costs of one task; the same numbers as ``CostModel.device_ms`` but for rounding.
 
     Attributes:
         columns_TH: columns of the task's tables.
@@ -28,7 +28,7 @@ class ConvexScorer:
     empty_H: torch.Tensor
 
     @torch.no_grad()
-    def __init__(self, model: ConvexCostModel, task: PlacementTask) -> None:
+    def __init__(self, model: CostModel, task: PlacementTask) -> None:
         net = model.net
         mix_O1 = net.sum_of_parts_OK().mean(dim=1, keepdim=True)
         represented = model.represent(task.tables, task.batch_size)
