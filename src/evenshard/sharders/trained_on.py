@@ -203,7 +203,7 @@ class TrainedOn:
 
 _QUANTILES = ("num_rows_quantiles", "embedding_dim_quantiles", "pooling_factor_quantiles", "reuse_quantiles")
 """The first files did not have them."""
-_RANGES = tuple(field.name for field in fields(TrainedOn) if field.type == "Range")
+_RANGES = tuple(field.name for field in fields(TrainedOn) if field.type == "SeenRange")
 
 
 def mean_reuse(table: Table, batch_size: int) -> float | None:
