@@ -373,7 +373,7 @@ def test_a_pickle_in_the_store_is_not_unpickled(tmp_path: Path) -> None:
         (b"[" * 100_000, "levels deep"),
         (b"3", "not an object"),
         (b'{"job": "os.system", "settings": {}}', "'os.system' is not a job"),
-        (b'{"job": ["RankOf"], "settings": {}}', "not a text"),
+        (b'{"job": ["RankOf"], "settings": {}}', "not a string"),
         (b'{"job": "RankOf", "settings": {"more": 1}}', "'more' is unknown"),
         (b'{"job": "time_exchanges", "settings": {"exchanges": [[1, 2, 3]]}}', "each of 2 ranks"),
         (b'{"job": "time_exchanges", "settings": {"exchanges": [[1, -2]]}}', "each of 2 ranks"),

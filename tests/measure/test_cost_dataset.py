@@ -114,7 +114,7 @@ def test_a_failed_save_leaves_the_old_dataset(tmp_path: Path) -> None:
         ({"measured_at": math.nan}, "measured_at is nan, not a moment"),
         ({"measured_at": 1e18}, "measured_at is 1e\\+18, not a moment"),
         ({"round": 2**63}, "round is 9223372036854775808, which is too large"),
-        ({"proposed_by": None}, "proposed_by is None, not a text"),
+        ({"proposed_by": None}, "proposed_by is None, not a string"),
         ({"provenance": replace(PROVENANCE, seed=1.5)}, "seed is 1.5, not a whole number"),
     ],
 )
@@ -378,9 +378,9 @@ def lineage(content: bytes) -> dict[bytes, bytes]:
         (lineage(b"[" * 100_000), "lineage is not readable .it is nested more than 100 levels deep"),
         (lineage(b"[]"), r"lineage is not readable .it is \[\], not an object"),
         (lineage(b"\xff"), "lineage is not readable .it is not UTF-8"),
-        (lineage(b'{"git_commit": ["c0ffee"]}'), r"git_commit is \['c0ffee'\], not a text"),
+        (lineage(b'{"git_commit": ["c0ffee"]}'), r"git_commit is \['c0ffee'\], not a string"),
         (lineage(b'{"hardware": "cpu: a"}'), "hardware is 'cpu: a', not a list"),
-        (lineage(b'{"hardware": [3]}'), r"hardware\[0\] is 3, not a text"),
+        (lineage(b'{"hardware": [3]}'), r"hardware\[0\] is 3, not a string"),
     ],
 )
 def test_another_schema_version_is_refused(tmp_path: Path, metadata: dict[bytes, bytes] | None, words: str) -> None:

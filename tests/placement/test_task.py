@@ -88,7 +88,7 @@ def written(path: Path, record: Any) -> Path:
         ({"memory_cap_gb": 1e300}, "memory_cap_gb is 1e"),
         ({"num_devices": 10**6}, "num_devices is 1000000, not"),
         ({"num_devices": 2.0}, "num_devices is 2.0, not a whole number"),
-        ({"task_id": ["a"]}, "task_id is .'a'., not a text"),
+        ({"task_id": ["a"]}, "task_id is .'a'., not a string"),
         ({"num_devices": "many"}, "num_devices"),
         ({"tables": None}, "tables"),
     ],

@@ -30,8 +30,8 @@ def test_an_empty_file_and_empty_keys_are_no_rules(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("forbidden: {a: 0}\nforbidden: {b: 1}", "'forbidden' stands there twice"),
-        ("forbidden: {a: 0, b: 0, a: 1}", "'a' stands there twice"),
+        ("forbidden: {a: 0}\nforbidden: {b: 1}", "'forbidden' appears twice"),
+        ("forbidden: {a: 0, b: 0, a: 1}", "'a' appears twice"),
         ("pined: {a: 0}", "unknown key 'pined'.*pinned, forbidden"),
         ("- a", "holds no rules"),
         ("pinned: [a]", "pinned is .*, not a mapping"),

@@ -102,7 +102,7 @@ def test_a_torn_file_is_a_bad_file_on_one_line(tmp_path: Path, content: str | No
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"hardware": 3}, "hardware is 3, not a text"),
+        ({"hardware": 3}, "hardware is 3, not a string"),
         ({"batch_size": 64}, "batch_size is 64, not a list of 2"),
         ({"batch_size": [64, "256"]}, "batch_size.1. is '256', not a number"),
         ({"num_rows": [9, 1]}, "num_rows is from 9 to 1"),

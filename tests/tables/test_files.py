@@ -195,7 +195,7 @@ def test_json_and_csv_need_the_standard_library_alone(tmp_path: Path) -> None:
         ({"poolingfactor": 5}, "the closest known one is 'pooling_factor'"),
         ({"": 5}, "a column without a name"),
         ({"name": ""}, "record 2: name is empty"),
-        ({"name": ["x"]}, "name is ['x'], not a text"),
+        ({"name": ["x"]}, "name is ['x'], not a string"),
         ({"name": "ads"}, "records 1, 2: several tables are called 'ads'"),
     ],
 )
@@ -256,7 +256,7 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
         ("t.csv", HEADER + "\nads,1000,16\n", "record 1: has fewer fields than the header's 4"),
         ("t.csv", HEADER + "\nads,1000,16,1\nb,1,2,3,4\n", "record 2: has more fields than the header's 4"),
         ("t.csv", HEADER + ',weight_bits\n"ads,1000\n', "is not CSV"),
-        ("t.csv", HEADER + ",name\nads,1,2,3,b\n", "'name' stands in the header twice"),
+        ("t.csv", HEADER + ",name\nads,1,2,3,b\n", "'name' appears twice in the header"),
         ("t.csv", "," + HEADER + "\n0,ads,1000,16,1\n", "index=False"),
         ("t.csv", "ads,1000,16,1\nb,1000,16,1\n", "unknown column 'ads'"),
         ("t.csv", HEADER + "\nads,,16,1\n", "record 1 (table 'ads'): num_rows is empty"),

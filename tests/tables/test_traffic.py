@@ -165,7 +165,7 @@ def test_tables_and_traffic_that_do_not_find_each_other(tmp_path: Path) -> None:
 def test_senseless_settings_are_refused(tmp_path: Path) -> None:
     for words, options in (
         ("batch_size is 0", {"batch_size": 0, "embedding_dim": 8}),
-        ("does not tell the dims", {}),
+        ("does not state the dims", {}),
         ("embedding_dim is 0", {"embedding_dim": 0}),
         ("embedding_dim is -4", {"embedding_dim": {"ads": 8, "user": -4}}),
         ("weight_bits is 4", {"embedding_dim": 8, "weight_bits": 4}),

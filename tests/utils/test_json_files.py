@@ -57,7 +57,7 @@ def test_size_has_a_limit() -> None:
         ("[-1e400]", "'-1e400' is not a valid number"),
         (f"[{10**400}]", r"'1000.*\.\.\..*0' is not a valid number"),
         (f"[{'9' * 5000}]", "is not a valid number"),
-        ('{"a": 1, "b": {"c": 2, "c": 2}}', "key 'c' stands there twice"),
+        ('{"a": 1, "b": {"c": 2, "c": 2}}', "key 'c' appears twice"),
         (b'["\xff"]', r"not UTF-8 \(byte 3\)"),
         (b"\xff\xfe[\x00]\x00", "not UTF-8"),
         (r'["\ud800x"]', "half of a character"),

@@ -95,7 +95,7 @@ def test_a_file_of_something_else_is_refused_on_one_line(tmp_path: Path, content
 @pytest.mark.parametrize("text", ["1: 2\n", "loop: {num_rounds: 3, 7: x}\n", "extra: [{2024-01-01: x}]\n"])
 def test_keys_are_texts(tmp_path: Path, text: str) -> None:
     (tmp_path / "params.yaml").write_text(text)
-    with pytest.raises(BadFile, match=r"key .* is not a text. Put it in quotes"):
+    with pytest.raises(BadFile, match=r"key .* is not a string. Put it in quotes"):
         load_params(tmp_path / "params.yaml")
 
 

@@ -45,9 +45,9 @@ def test_whole_numbers_stay_whole() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"name": 3}, "name is 3, not a text"),
-        ({"name": None}, "name is None, not a text"),
-        ({"name": ["a"]}, r"name is \['a'\], not a text"),
+        ({"name": 3}, "name is 3, not a string"),
+        ({"name": None}, "name is None, not a string"),
+        ({"name": ["a"]}, r"name is \['a'\], not a string"),
         ({"count": True}, "count is True, not a whole number"),
         ({"count": 3.0}, r"count is 3\.0, not a whole number"),
         ({"count": "3"}, "count is '3', not a whole number"),

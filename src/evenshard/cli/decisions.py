@@ -91,7 +91,7 @@ def _compare(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.utils.json_files import finite
 
     if len(args.runs) < 2:
-        raise BadConfig("one run is nothing to compare. Name two or more.")
+        raise BadConfig("one run cannot be compared. Name two or more.")
     comparison = compare(loop_runs(args.runs))
     if args.json:
         print(json.dumps(finite(asdict(comparison)), indent=1))
@@ -110,7 +110,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.utils.errors import BadConfig, InfeasibleTask
 
     if args.placement is None and (args.out is not None or args.link_gb_s is not None):
-        raise BadConfig("--out and --link-gb-s are about a new placement. Name the old one (--placement).")
+        raise BadConfig("--out and --link-gb-s need an old placement. Name it with --placement.")
     model = model_of(args.against, None)
     old = None if args.placement is None else load_answer(args.placement)
     batch_size = args.batch_size or (int(model.trained_on.batch_size[1]) if old is None else old.request.batch_size)

@@ -22,9 +22,7 @@ def _bundle(args: argparse.Namespace) -> Mapping[str, Any]:
 
     measure = MeasureConfig(args.hardware)
     if measure.hardware_name.kind.times == "measured":
-        raise BadConfig(
-            f"--hardware is {shown(args.hardware)}. Only simulated:<profile> can time as much as this takes."
-        )
+        raise BadConfig(f"--hardware is {shown(args.hardware)}. Only simulated:<profile> is fast enough for this.")
     trained = train_bundle(SimulatedHardware(measure), BundleConfig(seed=args.seed))
     trained_on = TrainedOn.of(trained.measured, git_commit())
     networks = (trained.dreamshard.cost_net, trained.dreamshard.policy, trained.dreamshard.normalizer)

@@ -33,8 +33,8 @@ def require_readable(address: str) -> None:
     """Raises BadConfig unless a pod can read this address by itself."""
     if is_imported(address):
         raise BadConfig(
-            f"{shown(address)}: Kubeflow has to bring this, which this pipeline was not compiled for. Compile it with "
-            f"this address (--set), or name one that begins with s3://."
+            f"{shown(address)}: Kubeflow has to import this address, and this pipeline was not compiled for that. "
+            f"Compile it with this address (--set), or name one that begins with s3://."
         )
     if "://" in address and not is_address(address):
         raise BadConfig(

@@ -136,7 +136,7 @@ def load_cluster(path: Path) -> Cluster:
     require(isinstance(by_stage, dict), f"{path}: stages is not a mapping. Write one block for each stage under it.")
     for name in by_stage:
         is_stage = name == "default" or name in STAGES
-        require(is_stage, f"{path}: stages has no {shown(name)}. Choose of {', '.join(STAGES)}.")
+        require(is_stage, f"{path}: stages has no {shown(name)}. Choose one of {', '.join(STAGES)}.")
         block = by_stage[name]
         require(isinstance(block, dict), f"{path}: stages.{name} is {shown(block)}. Write `key: value` lines under it.")
     default = by_stage.get("default", {})

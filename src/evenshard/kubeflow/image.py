@@ -44,5 +44,5 @@ def checked_image(name: str) -> str:
         if found["tag"] is None:
             raise BadConfig(f"image {shown(name)} has no tag, which means latest. {remedy}")
         if found["tag"].lower() in MOVING_TAGS:
-            raise BadConfig(f"image {shown(name)}: the tag {found['tag']} means another image tomorrow. {remedy}")
+            raise BadConfig(f"image {shown(name)}: the tag {found['tag']} may mean another image tomorrow. {remedy}")
     return name

@@ -140,7 +140,7 @@ def require_fits(package: Path, values: Mapping[str, Any]) -> None:
             require_readable(str(values[key]))
         elif not is_imported(str(values[key])):
             raise BadConfig(
-                f"{shown(values[key])}: {package} was compiled for {key} that Kubeflow brings. Compile it with this "
+                f"{shown(values[key])}: {package} was compiled for {key} that Kubeflow imports. Compile it with this "
                 f"address (--set {key}=...)."
             )
 
@@ -160,7 +160,9 @@ def data_hash(source: str, runs_now: bool = True) -> str:
         try:
             return content_hash(source) if runs_now else ""
         except (BadInput, StorageFailed) as error:
-            log.info("%s: an earlier result will not do for these tables, as they are out of sight from here", error)
+            log.info(
+                "%s: earlier results are not reused for these tables, whose content cannot be checked from here", error
+            )
             return ""
     path = Path(source)
     pointer = path.with_name(path.name + ".dvc")

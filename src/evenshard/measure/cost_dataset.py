@@ -220,7 +220,7 @@ def _check_schema(path: Path, schema: Any, num_rows: int) -> None:
         raise BadFile(path, f"cost schema version is {cut(version)}, this evenshard reads {SCHEMA_VERSION}", _REMEDY)
     for field in _schema():
         if schema.names.count(field.name) != 1:
-            raise BadFile(path, f"column {field.name} is missing or there twice", _REMEDY)
+            raise BadFile(path, f"column {field.name} is missing or duplicated", _REMEDY)
         found = schema.field(field.name).type
         if found != field.type:
             raise BadFile(path, f"column {field.name} is {cut(str(found))}, not {field.type}", _REMEDY)

@@ -119,7 +119,7 @@ class PlacementCost:
 
     def __post_init__(self) -> None:
         if not self.devices:
-            raise MeasurementFailed("a placement's cost is that of at least one device")
+            raise MeasurementFailed("a placement's cost needs at least one device")
         for device_id, device in enumerate(self.devices):
             if problem := device.problem():
                 raise MeasurementFailed(f"device {device_id}: {problem}")

@@ -150,7 +150,9 @@ class Journal:
         except BlockingIOError:
             raise BadFile(self.path, "another process is writing it", "Wait for it, or name another journal.") from None
         except OSError as error:
-            log.warning("%s: the file system cannot lock it (%s); let no second process write it", self.path, error)
+            log.warning(
+                "%s: the file system cannot lock it (%s); do not let a second process write it", self.path, error
+            )
 
     def _read(self) -> int:
         """Takes in the whole lines and returns how many bytes they are."""

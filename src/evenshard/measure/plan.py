@@ -134,4 +134,4 @@ def check_placed(task: PlacementTask, placement: Placement) -> None:
     if len(placement.device_of_table) != len(task.tables) or placement.num_devices != task.num_devices:
         raise ValueError(f"{of}: the placement is of other tables or devices")
     if not task.tables or not all(0 <= device < task.num_devices for device in placement.device_of_table):
-        raise ValueError(f"{of}: the placement names none or unknown devices")
+        raise ValueError(f"{of}: the placement names no devices or unknown ones")

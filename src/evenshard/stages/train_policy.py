@@ -84,7 +84,7 @@ def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPoli
     save_checkpoint(policy, outputs.policy)
     finished = [value for value in history if math.isfinite(value)]
     if not finished:
-        log.warning("round %d: no episode found room for its tables; the policy has learnt nothing", inputs.round)
+        log.warning("round %d: no episode found room for its tables; the policy has learned nothing", inputs.round)
         return Outcome({"num_dead_updates": len(history)}, [])
     last = fmean(finished[-max(1, len(finished) // 5) :])
     log.info("round %d: predicted cost of sampled placements %.2f -> %.2f ms", inputs.round, finished[0], last)

@@ -190,7 +190,7 @@ def _name(value: Any) -> str:
         return value
     if isinstance(value, int) and not isinstance(value, bool):  # an unquoted 12 in YAML
         return str(value)
-    raise _BadRecord(f"name is {shown(value)}, not a text", "Put the name in quotes.")
+    raise _BadRecord(f"name is {shown(value)}, not a string", "Put the name in quotes.")
 
 
 def _number(value: Any, column: str) -> float:

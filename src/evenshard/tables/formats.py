@@ -93,7 +93,7 @@ def _read_csv(path: Path) -> list[Any]:
         header = list(reader.fieldnames or ())
         twice = next((column for column, times in Counter(header).items() if times > 1), None)
         if twice is not None:
-            raise BadFile(path, f"column {shown(twice)} stands in the header twice", "Remove one.")
+            raise BadFile(path, f"column {shown(twice)} appears twice in the header", "Remove one.")
         if len(header) > MAX_COLUMNS:
             raise BadFile(path, f"has {len(header):,} columns, more than {MAX_COLUMNS:,}", _WRITE_AGAIN)
         records = list(islice(reader, MAX_TABLES + 1))

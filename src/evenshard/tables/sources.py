@@ -113,7 +113,7 @@ def tables_from(
             table_set = _public_set(str(source), batch_size, embedding_dim)
         case SourceKind.TABLE_FILE:
             if embedding_dim is not None:
-                raise BadConfig(f"{source} tells each table's dim. Leave embedding_dim ({embedding_dim}) out.")
+                raise BadConfig(f"{source} states each table's dim. Leave embedding_dim ({embedding_dim}) out.")
             table_set = _of_table_file(Path(source), default_pooling_factor)
         case SourceKind.BATCH_FILE | SourceKind.TRAFFIC_FOLDER:
             if traffic is not None:
@@ -199,7 +199,7 @@ def _check_is_no_traffic(path: Path) -> None:
 def _of_traffic(path: Path, batch_size: int, embedding_dim: int | None) -> TableSet:
     if embedding_dim is None:
         raise BadConfig(
-            f"{path} is a sample of traffic, which does not tell the dims. "
+            f"{path} is a sample of traffic, which does not state the dims. "
             "Give embedding_dim, or a table file with the sample as its traffic."
         )
     found = tables_from_traffic(path, batch_size, embedding_dim=embedding_dim)

@@ -73,7 +73,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise ValueError(f"the key {shown(twice)} stands there twice")
+        raise ValueError(f"the key {shown(twice)} appears twice")
     return found
 
 

@@ -178,7 +178,7 @@ def require_apart(written: Mapping[str, tuple[Path, ...]], read: Mapping[str, tu
         for other, second in outputs[:number]:
             real, other_real = _real(path), _real(second)
             if real.is_relative_to(other_real) or other_real.is_relative_to(real):
-                raise BadConfig(f"{path} is to be written twice, by {other} and {name}. {ELSEWHERE}")
+                raise BadConfig(f"{path} would be written twice, by {other} and {name}. {ELSEWHERE}")
 
 
 def follow_links(path: Path) -> Path:

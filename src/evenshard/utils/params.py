@@ -34,12 +34,12 @@ def load_params(path: Path) -> dict[str, Any]:
         raise BadFile(path, "is not a mapping of sections", "Start from the params.yaml of the repository.")
     odd = next(_odd_keys(params), None)
     if odd is not None:
-        raise BadFile(path, f"key {shown(odd)} is not a text", "Put it in quotes, or remove it.")
+        raise BadFile(path, f"key {shown(odd)} is not a string", "Put it in quotes, or remove it.")
     return params
 
 
 def _odd_keys(content: Any) -> Iterator[Any]:
-    """Keys that are not text, at any depth: they can be neither sorted nor written as JSON."""
+    """Keys that are not strings, at any depth: they can be neither sorted nor written as JSON."""
     if isinstance(content, dict):
         yield from (key for key in content if not isinstance(key, str))
         content = list(content.values())

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from evenshard.utils.messages import shown
 
 _Record = TypeVar("_Record")
-_WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", type(None): "null"}
+_WORDS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number", type(None): "null"}
 _OTHER = object()
 
 

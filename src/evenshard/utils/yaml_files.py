@@ -108,7 +108,7 @@ def _loader() -> Any:
                 if isinstance(key, yaml.ScalarNode):
                     if key.value in seen:
                         raise yaml.constructor.ConstructorError(
-                            "in a mapping", node.start_mark, f"{shown(key.value)} stands there twice", key.start_mark
+                            "in a mapping", node.start_mark, f"{shown(key.value)} appears twice", key.start_mark
                         )
                     seen.add(key.value)
             return super().construct_mapping(node, deep)

@@ -223,7 +223,7 @@ def test_ranks_and_shards_of_a_plan_must_agree() -> None:
     with pytest.raises(BadConfig, match=r"table 'tags' is on the ranks \[1\], its shards on \[0\]"):
         shards_of(plan, tables)
     plan.plan["item"]["tags"].sharding_spec = None
-    with pytest.raises(BadConfig, match="does not tell the shards of table 'tags'"):
+    with pytest.raises(BadConfig, match="does not list the shards of table 'tags'"):
         shards_of(plan, tables)
 
 

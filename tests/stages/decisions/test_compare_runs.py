@@ -198,7 +198,7 @@ def test_loops_in_mlflow(workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         pass
     [study] = [one for one in tracking.find_runs() if one.name == "promote"]
     for argv, expected in (
-        ([first], "one run is nothing to compare"),
+        ([first], "one run cannot be compared"),
         ([first, "nobody"], f"({second[:8]}), loop-"),
         ([first, first[:8]], f"{first} and {first[:8]} are the same run"),
         ([first, "promote"], f"promote ({study.run_id}) is not a loop"),

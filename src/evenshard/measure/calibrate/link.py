@@ -166,7 +166,7 @@ def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:
         latency_s, s_per_byte = 0.0, float(design[:, 1].sum() / (design[:, 1] ** 2).sum())
     if s_per_byte <= 0:
         raise MeasurementFailed(
-            "the exchanges do not take longer when they are larger: noise or a too small range. Raise --max-mb, or "
+            "the exchanges do not take longer when they are larger: noise, or too small a range. Raise --max-mb, or "
             "measure on a quieter machine."
         )
     model = latency_s + s_per_byte * num_bytes

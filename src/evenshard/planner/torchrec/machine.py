@@ -63,7 +63,7 @@ def machine_of(
 
     if topology is not None:
         if (world_size, local_world_size, compute_device) != (None, None, None):
-            raise BadConfig("the topology tells ranks and device. Leave out the arguments that do so too.")
+            raise BadConfig("the topology states ranks and device. Leave out the arguments that do so too.")
         world_size, local_world_size = topology.world_size, topology.local_world_size
         compute_device = topology.compute_device
     if world_size is None:

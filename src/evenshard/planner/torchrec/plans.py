@@ -202,7 +202,7 @@ def _parts(table: Table, entry: ParameterSharding) -> tuple[TablePart, ...]:
         )
     shards = getattr(entry.sharding_spec, "shards", None)
     if not shards:
-        raise BadConfig(f"the plan does not tell the shards of table {shown(table.name)}. Give a complete plan.")
+        raise BadConfig(f"the plan does not list the shards of table {shown(table.name)}. Give a complete plan.")
     ranks = [shard.placement.rank() for shard in shards]
     if entry.ranks is not None and list(entry.ranks) != ranks:
         raise BadConfig(

@@ -50,7 +50,9 @@ class TableCounts:
         smallest, largest = int(rows_L.min()), int(rows_L.max())
         where = f"table {shown(self.name)}"
         if smallest < 0:
-            raise BadFile(path, f"index {smallest} is negative", "Mend the sample; -1 does not stand for none.", where)
+            raise BadFile(
+                path, f"index {smallest} is negative", "Correct the sample; -1 does not stand for no lookup.", where
+            )
         if self._num_rows is not None and largest >= self._num_rows:
             problem = f"index {largest} is beyond the table's {self._num_rows} rows"
             raise BadFile(path, problem, "Correct num_rows or the sample.", where)

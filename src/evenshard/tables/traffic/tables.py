@@ -117,7 +117,7 @@ def _check_settings(
             raise BadConfig(f"Several tables are called {shown(name)}. Give each its own name.")
         return
     if embedding_dim is None:
-        raise BadConfig("A sample of traffic does not tell the dims. Give a table file or embedding_dim.")
+        raise BadConfig("A sample of traffic does not state the dims. Give a table file or embedding_dim.")
     for dim in embedding_dim.values() if isinstance(embedding_dim, Mapping) else [embedding_dim]:
         check_ranges(embedding_dim=dim)
     if weight_bits is not None and weight_bits not in WEIGHT_BITS:
