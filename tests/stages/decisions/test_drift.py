@@ -261,7 +261,7 @@ def test_tables_that_do_not_fit_any_more_are_expected(tables: Path, capsys: pyte
     [
         (["--against", "nowhere"], "nowhere: no such folder"),
         (["--against", "bundled:tpu"], "no model for hardware"),
-        (["--against", "bundled:h200", "--out", "x.json"], "Name the old one (--placement)"),
+        (["--against", "bundled:h200", "--out", "x.json"], "Name it with --placement"),
         (["--against", "bundled:h200", "--placement", "x.json"], "x.json"),
         (["--against", "models:/evenshard-cost@champion"], "no mlflow.db"),
     ],
