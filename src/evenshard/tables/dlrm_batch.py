@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ class DlrmBatch:
     """Lookups of one batch in all tables.
 
     Attributes:
-        indices: [L] int64 row numbers.
-        offsets: [T*B+1] int64; lookups of table t and sample b are ``indices[offsets[t*B+b] : offsets[t*B+b+1]]``.
+        indices: [L] row numbers, int64 where ``read_dlrm_batch`` has read them.
+        offsets: [T*B+1], likewise; lookups of table t and sample b are ``indices[offsets[t*B+b] : offsets[t*B+b+1]]``.
         lengths: [T, B] lookups of each table and sample, of the file's own integer type.
     """
 
@@ -71,7 +71,18 @@ def read_dlrm_batch(path: str | PathLike[str]) -> DlrmBatch:
     path = Path(path)
     if not path.is_file():
         raise BadFile(path, "is not a file" if path.exists() else "no such file", "Check the path.")
-    content = _load(path)
+    batch = batch_in(path, _load(path))
+    batch = replace(batch, indices=batch.indices.to(torch.int64), offsets=batch.offsets.to(torch.int64))
+    _check_values(path, batch)
+    return batch
+
+
+def batch_in(path: Path, content: Any) -> DlrmBatch:
+    """The batch in a file's content, if types and sizes agree. Its tensors are as the file has them, and unread.
+
+    Raises:
+        BadFile: the content is something else.
+    """
     if not isinstance(content, tuple | list) or len(content) != 3:
         raise BadFile(path, f"holds a {type(content).__name__}, not three tensors", _FETCH_AGAIN)
     for name, value, num_dims in zip(("indices", "offsets", "lengths"), content, (1, 1, 2), strict=True):
@@ -79,9 +90,17 @@ def read_dlrm_batch(path: str | PathLike[str]) -> DlrmBatch:
             raise BadFile(path, f"{name} {problem}", _FETCH_AGAIN)
         if value.dim() != num_dims:
             raise BadFile(path, f"{name} has {value.dim()} dimensions, not {num_dims}", _FETCH_AGAIN)
-    indices, offsets, lengths = content
-    batch = DlrmBatch(indices.to(torch.int64), offsets.to(torch.int64), lengths)
-    _check(path, batch)
+    batch = DlrmBatch(*content)
+    num_tables, batch_size = batch.num_tables, batch.batch_size
+    offsets, num_indices = batch.offsets, batch.indices.numel()
+    if num_tables == 0 or batch_size == 0:
+        raise BadFile(path, f"holds {num_tables} tables and {batch_size} samples", _FETCH_AGAIN)
+    if offsets.numel() != num_tables * batch_size + 1:
+        expected = f"{num_tables} tables x {batch_size} samples + 1"
+        raise BadFile(path, f"has {offsets.numel()} offsets, not {expected}", _FETCH_AGAIN)
+    if int(offsets[0]) != 0 or int(offsets[-1]) != num_indices:
+        problem = f"offsets run from {int(offsets[0])} to {int(offsets[-1])}, but there are {num_indices} indices"
+        raise BadFile(path, problem, _FETCH_AGAIN)
     return batch
 
 
@@ -153,22 +172,12 @@ def _load(path: Path) -> Any:
         raise BadFile(path, f"cannot be read ({reason_of(error)})", _FETCH_AGAIN) from None
 
 
-def _check(path: Path, batch: DlrmBatch) -> None:
-    """Raises BadFile unless the three tensors agree. One table at a time, for real files hold a billion indices."""
-    num_tables, batch_size = batch.num_tables, batch.batch_size
-    offsets, num_indices = batch.offsets, batch.indices.numel()
-    if num_tables == 0 or batch_size == 0:
-        raise BadFile(path, f"holds {num_tables} tables and {batch_size} samples", _FETCH_AGAIN)
-    if offsets.numel() != num_tables * batch_size + 1:
-        expected = f"{num_tables} tables x {batch_size} samples + 1"
-        raise BadFile(path, f"has {offsets.numel()} offsets, not {expected}", _FETCH_AGAIN)
-    if int(offsets[0]) != 0 or int(offsets[-1]) != num_indices:
-        problem = f"offsets run from {int(offsets[0])} to {int(offsets[-1])}, but there are {num_indices} indices"
-        raise BadFile(path, problem, _FETCH_AGAIN)
-    for number in range(num_tables):
+def _check_values(path: Path, batch: DlrmBatch) -> None:
+    """Raises BadFile unless what the tensors hold agrees. One table at a time: real files hold a billion indices."""
+    for number in range(batch.num_tables):
         where = f"table {number}"
-        first = number * batch_size
-        steps = offsets[first : first + batch_size + 1].diff()
+        first = number * batch.batch_size
+        steps = batch.offsets[first : first + batch.batch_size + 1].diff()
         if bool((batch.lengths[number] < 0).any()):
             raise BadFile(path, "a sample has a negative number of lookups", _FETCH_AGAIN, where)
         if not bool((steps == batch.lengths[number]).all()):

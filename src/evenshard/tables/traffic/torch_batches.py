@@ -71,8 +71,7 @@ class _Batch:
                 if end < begins[name]:
                     raise self.problem("offsets fall", name)
         if end != num_values:
-            what = "lengths add up to" if self.offsets is None else "offsets end at"
-            raise BadFile(self.path, f"{what} {end}, but there are {num_values} row numbers", _SAVE_AGAIN)
+            raise BadFile(self.path, f"lengths add up to {end}, but there are {num_values} row numbers", _SAVE_AGAIN)
         return begins | {"": end}
 
     def lookups(self, name: str, first: int, last: int, begin: int) -> TableLookups:
@@ -172,24 +171,17 @@ def _from_dict(path: Path, content: dict[str, Any]) -> _Batch:
 
 
 def _from_tuple(path: Path, content: Sequence[Any]) -> _Batch:
-    from evenshard.tables.dlrm_batch import recorded_name
+    from evenshard.tables.dlrm_batch import batch_in, recorded_name
 
-    named = dict(zip(("indices", "offsets", "lengths"), content, strict=True))
-    indices, offsets, lengths = (_integers(path, named, key) for key in named)
-    if lengths.dim() != 2 or lengths.numel() == 0:
-        raise BadFile(path, f"lengths has shape {list(lengths.shape)}, not [tables, samples]", _REMEDY)
-    if offsets.dim() != 1 or offsets.numel() != lengths.numel() + 1 or int(offsets[0]) != 0:
-        problem = (
-            f"offsets of shape {list(offsets.shape)} do not start at 0 with one more than {lengths.numel()} values"
-        )
-        raise BadFile(path, problem, _REMEDY)
-    return _Batch(path, tuple(map(recorded_name, range(lengths.shape[0]))), indices, lengths, offsets)
+    batch = batch_in(path, content)
+    names = tuple(map(recorded_name, range(batch.num_tables)))
+    return _Batch(path, names, batch.indices, batch.lengths, batch.offsets)
 
 
 def _integers(path: Path, content: dict[str, Any], key: str) -> torch.Tensor:
     value: torch.Tensor = content[key]
     if problem := not_integers(value):
         raise BadFile(path, f"{key} {problem}", _REMEDY)
-    if key in ("values", "indices") and value.dim() != 1:
+    if key == "values" and value.dim() != 1:
         raise BadFile(path, f"{key} has {value.dim()} dimensions, not 1", _REMEDY)
     return value
