@@ -10,7 +10,7 @@ export MLFLOW_DISABLE_TELEMETRY = true
 export NO_MKDOCS_2_WARNING = 1
 export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 
-.PHONY: setup run test fuzz test-containers check docs dataset dvc.yaml use image base-image clean
+.PHONY: setup run test fuzz test-containers check docs bench dataset dvc.yaml use image base-image clean
 
 # git carries an empty dvc.lock and looks away from what is measured here (docs/decisions/0005-dvc-lock-is-local.md).
 setup: .venv/ready
@@ -54,6 +54,12 @@ check: setup
 docs: setup
 	$(BIN)/python docs/tree.py
 	$(BIN)/mkdocs build --quiet --strict
+
+# All sharders compared, as in the papers' tables: make bench STUDY=mixed FLAGS="--settings 40x4 --seeds 1". Started again, it goes on.
+STUDY ?= mixed
+FLAGS ?=
+bench: setup
+	@$(BIN)/python -m benchmarks study $(STUDY) --json work/$(STUDY).json $(FLAGS)
 
 # A cost dataset of this machine: make dataset MINUTES=55. Started again, it goes on where it stopped.
 MINUTES ?= 55

@@ -1,18 +1,102 @@
-"""``python -m benchmarks study mixed --json out.json``, from a checkout."""
+"""``python -m benchmarks study mixed --json out.json``, from a checkout: all sharders compared on many settings."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import shlex
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from benchmarks import command
+from benchmarks.studies.rows import ROWS
+from benchmarks.studies.settings import Setting
+from benchmarks.studies.study import BenchConfig, run_study
+from benchmarks.studies.table import markdown, study_text
 from evenshard.cli import run_command
-from evenshard.cli.arguments import Commands, OneLineParser
+from evenshard.cli.arguments import HARDWARE_NAME, Commands, OneLineParser, at_least, output_flag
+from evenshard.tracking import study_run
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.outputs import File, FilesInside
+
+
+def _study(args: argparse.Namespace) -> Mapping[str, Any]:
+    report = args.json.with_suffix(".md")
+    if report == args.json:
+        raise BadConfig(f"--json is {args.json}, but the markdown goes there. Choose another suffix, such as .json.")
+    settings = None if args.settings is None else tuple(Setting.of(part) for part in args.settings.split(","))
+    config = BenchConfig(
+        study=args.study,
+        hardware=args.hardware,
+        num_seeds=args.seeds,
+        folder=args.folder,
+        settings=settings,
+        train_tasks=args.train_tasks,
+        test_tasks=args.test_tasks,
+        num_jobs=args.jobs,
+        skip=tuple(args.skip),
+        fresh=args.fresh,
+    )
+    flags = {key: value for key, value in vars(args).items() if key not in ("call", "command")}
+    with study_run(f"bench_{args.study}", flags) as run:
+        study = run_study(config)
+        with atomic_path(args.json) as draft:
+            draft.write_text(json.dumps(study, indent=1, allow_nan=False) + "\n")
+        with atomic_path(report) as draft:
+            draft.write_text(markdown(study, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])))
+        run.metrics(_headline(study))
+        run.artifact(args.json)
+        run.artifact(report)
+    print(study_text(study))
+    print(f"\nsaved: {args.json}, {report}")
+    return {}
+
+
+def _headline(study: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that MLflow gets, such as ``40x4.evenshard.mean_ms``."""
+    shown = ("mean_ms", "speedup_over_random_pct", "difference_to_best_heuristic_pct", "gap_to_best_known_pct")
+    return {
+        f"{setting}.{sharder}.{name}": row[name]
+        for setting, compared in study["settings"].items()
+        for sharder, row in compared["sharders"].items()
+        for name in shown
+        if row[name] is not None
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command of ``python -m benchmarks`` and returns its exit code."""
     parser = OneLineParser(prog="python -m benchmarks", description="Studies that compare all sharders.")
-    command.add_commands(Commands(parser))
+    sub = Commands(parser).add(
+        "study",
+        _study,
+        "Train and compare all sharders on many settings.",
+        "dlrm and mixed are DreamShard's table (tables of one dim; of mixed dims), generalize tests networks of 50 "
+        "tables x 4 devices elsewhere, autoshard is AutoShard's MetaSyn and its 80 -> 800 tables. Every finished part "
+        "is kept in --folder: started again after a kill, the study goes on.",
+    )
+    sub.add_argument("study", choices=tuple(ROWS), help="which study")
+    sub.add_argument("--hardware", type=HARDWARE_NAME, default="simulated:h200",
+                     help="cpu, cuda, auto, or simulated:<profile> (default: simulated:h200)")  # fmt: skip
+    sub.add_argument("--seeds", type=at_least(1), default=3, help="trainings of each learned sharder (default: 3)")
+    sub.add_argument("--settings", metavar="TxD,...", help="tables x devices of the tasks, such as 40x4,80x8 "
+                     "(default: those of the paper)")  # fmt: skip
+    sub.add_argument("--train-tasks", type=at_least(1), metavar="N", help="per setting (default: those of the paper)")
+    sub.add_argument("--test-tasks", type=at_least(1), metavar="N", help="per setting (default: those of the paper)")
+    sub.add_argument("--jobs", type=at_least(1), metavar="N", help="processes side by side (default: one per core); "
+                     "real hardware always measures alone")  # fmt: skip
+    sub.add_argument("--skip", action="append", default=[], metavar="NAME", help="leave this row out; repeatable")
+    sub.add_argument("--folder", **output_flag(FilesInside()), default=Path("work/bench"),
+                     help="finished parts (default: work/bench)")  # fmt: skip
+    sub.add_argument("--fresh", action="store_true", help="do all parts of this study again")
+    sub.add_argument(
+        "--json",
+        **output_flag(File(beside=".md")),
+        required=True,
+        help="result to write; the tables go beside it, as .md",
+    )
     return run_command(parser, argv)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from evenshard.measure.hardware import measured_or_simulated
+from evenshard.utils.text_table import text_table
 
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], str]]
@@ -17,15 +18,14 @@ LEGEND = (
 )
 
 
-def text_table(study: Mapping[str, Any]) -> str:
+def study_text(study: Mapping[str, Any]) -> str:
     """For the terminal: one block per setting, one row per sharder."""
     blocks = [_headline(study)]
     for name, setting in study["settings"].items():
         columns = _columns(setting)
         lines = [[title for title, _ in columns]]
         lines += [[cell(row) for _, cell in columns] for row in _rows(setting)]
-        widths = [max(len(line[number]) for line in lines) for number in range(len(columns))]
-        blocks.append("\n".join([f"{name}: {_tasks(setting)}", *(_aligned(line, widths) for line in lines)]))
+        blocks.append(f"{name}: {_tasks(setting)}\n{text_table(lines, '<>')}")
         blocks += _networks(setting)
     return "\n\n".join([*blocks, "\n".join([_privileged_note(study), *LEGEND])])
 
@@ -151,11 +151,6 @@ def _share(value: float | None) -> str:
 
 def _ends(ends: Sequence[float] | None, style: str = "") -> str:
     return "-" if ends is None else f"[{_number(ends[0], style)}, {_number(ends[1], style)}]"
-
-
-def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
-    first = line[0].ljust(widths[0])
-    return "  ".join([first, *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))])
 
 
 def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

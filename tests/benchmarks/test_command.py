@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.studies import study
 from benchmarks.studies.rows import ROWS, left_out, rows
 from benchmarks.studies.summary import Measured, comparison
 from evenshard.tracking import StageRun
@@ -82,7 +81,7 @@ def test_the_command_writes_json_and_markdown_and_logs_one_run_outside_of_the_lo
 ) -> None:
     client = empty_mlflow(workdir)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
-    monkeypatch.setattr(study, "run_study", lambda chosen: STUDY)
+    monkeypatch.setattr("benchmarks.__main__.run_study", lambda chosen: STUDY)
     assert main(["study", "mixed", "--json", "deep/out.json"]) == 0
     assert json.loads(Path("deep/out.json").read_text()) == STUDY
     assert Path("deep/out.md").read_text().startswith("# Study mixed on simulated:h200")

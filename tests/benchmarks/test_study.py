@@ -17,7 +17,7 @@ from benchmarks.studies.reference import MeasureAnswers, figures
 from benchmarks.studies.rows import ROWS, rows
 from benchmarks.studies.settings import STUDIES, Setting, ground_of
 from benchmarks.studies.study import run_study
-from benchmarks.studies.table import markdown, text_table
+from benchmarks.studies.table import markdown, study_text
 from benchmarks.studies.units import Store, Unit
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.placement import check_placement
@@ -151,7 +151,7 @@ def test_tasks_that_do_not_fit_are_counted_for_each_sharder(tmp_path: Path, monk
     assert 0 < result["num_common_tasks"] < 8
     assert all(0 < count <= 8 - result["num_common_tasks"] for count in infeasible.values())
     assert result["num_tasks_not_placed_by_all"] == 8 - result["num_common_tasks"]
-    assert text_table({**run_study(config(tmp_path, skip=skip))})
+    assert study_text({**run_study(config(tmp_path, skip=skip))})
 
 
 def test_generalize_compares_transferred_networks_with_those_trained_for_the_size(tmp_path: Path) -> None:

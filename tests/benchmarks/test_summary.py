@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.studies.networks import own_placements, sample_accuracy
 from benchmarks.studies.summary import Measured, comparison
-from benchmarks.studies.table import markdown, text_table
+from benchmarks.studies.table import markdown, study_text
 from evenshard.stages.standings import common_tasks
 
 INF = math.inf
@@ -197,13 +197,13 @@ def test_the_markdown_has_sharders_as_rows_and_settings_as_columns() -> None:
 def test_only_studies_on_real_hardware_have_measured() -> None:
     one = study(**{"40x4": {"random": of((2.0, 4.0, 6.0))}})
     for hardware, word, other in (("cpu", "measured", "simulated"), ("simulated:h200", "simulated", "measured")):
-        for text in (text_table({**one, "hardware": hardware}), markdown({**one, "hardware": hardware}, "evenshard")):
+        for text in (study_text({**one, "hardware": hardware}), markdown({**one, "hardware": hardware}, "evenshard")):
             assert f"* {word} the test tables" in text.replace("\\", "") and other not in text
             assert word in text.replace(hardware, "")
 
 
 def test_what_is_not_known_is_a_dash_and_columns_of_dashes_are_left_out() -> None:
-    text = text_table(study(**{"40x4": {"random": of((INF, INF, INF)), "dim_greedy": of((1.0, 2.0, INF))}}))
+    text = study_text(study(**{"40x4": {"random": of((INF, INF, INF)), "dim_greedy": of((1.0, 2.0, INF))}}))
     assert "0 of 3 held-out tasks" in text
     table = next(block for block in text.split("\n\n") if block.startswith("40x4"))
     assert "gap %" not in table

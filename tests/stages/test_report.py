@@ -22,7 +22,7 @@ from evenshard.stages.report import (
     plot_cost_per_round,
     plot_device_costs,
     plot_predicted_vs_measured,
-    text_table,
+    standings_text,
     write_csv,
 )
 from evenshard.stages.standings import QUIET, Answer, Interval, NetworkAccuracy, Result, Standing
@@ -115,7 +115,7 @@ def test_what_is_not_known_is_null_in_the_metrics_so_that_any_json_reader_takes_
 
 
 def test_the_table_ranks_by_measured_time_and_marks_who_was_privileged() -> None:
-    lines = text_table(STANDINGS, 48, NOISE, CPU).splitlines()
+    lines = standings_text(STANDINGS, 48, NOISE, CPU).splitlines()
     assert [line.split()[0] for line in lines[1:5]] == ["single_cost_greedy", "dreamshard", "dim_greedy", "random"]
     assert lines[1].split()[1] == "*" and "privileged" in lines[5]
     assert "-10.0 % [-13.5, -6.5]" in lines[2] and "18.000" in lines[2]
@@ -126,12 +126,12 @@ def test_the_table_ranks_by_measured_time_and_marks_who_was_privileged() -> None
 
 
 def test_without_a_privileged_sharder_the_table_has_no_footnote_about_it() -> None:
-    assert "privileged" not in text_table([STANDINGS[0], STANDINGS[1]], 48, QUIET, CPU)
+    assert "privileged" not in standings_text([STANDINGS[0], STANDINGS[1]], 48, QUIET, CPU)
 
 
 def test_simulated_times_are_not_called_measured() -> None:
     for hardware, word, other in ((CPU, "measured", "simulated"), (H200, "simulated", "measured")):
-        text = text_table(STANDINGS, 48, NOISE, hardware)
+        text = standings_text(STANDINGS, 48, NOISE, hardware)
         assert f"mean {word} ms" in text and f"it has {word} every table" in text and other not in text
 
 
@@ -222,14 +222,14 @@ def test_pictures_leave_no_figure_open(tmp_path: Path) -> None:
 
 
 def test_the_table_says_how_noisy_the_measurements_were_and_what_is_called_equal() -> None:
-    line = text_table(STANDINGS, 48, NOISE, CPU).splitlines()[-1]
+    line = standings_text(STANDINGS, 48, NOISE, CPU).splitlines()[-1]
     assert (
         "3.0 % within a run and 8.0 % between runs (4.0 % relative to each other)" in line
         and "below 0.5 % are called equal" in line
     )
     once = Noise(3.0, None, None, num_controls=2, num_runs=1)
-    assert "between" not in text_table(STANDINGS, 48, once, CPU).splitlines()[-1]
-    assert "noise" not in text_table(STANDINGS, 48, QUIET, CPU)
+    assert "between" not in standings_text(STANDINGS, 48, once, CPU).splitlines()[-1]
+    assert "noise" not in standings_text(STANDINGS, 48, QUIET, CPU)
 
 
 def test_metrics_hold_the_noise() -> None:

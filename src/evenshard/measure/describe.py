@@ -15,6 +15,7 @@ from evenshard.measure.cost_dataset import CostRows, read_rows
 from evenshard.measure.costs import OK
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.noise import controls_of_rows, drift_pct, noise_of
+from evenshard.utils.text_table import text_table
 
 _COMPONENTS = ("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms", "fwd_wait_ms")
 SPREADS = {"fwd_compute_ms": "fwd_compute_spread_ms", "bwd_compute_ms": "bwd_compute_spread_ms"}
@@ -121,13 +122,19 @@ def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
         f"  all-to-all     {counts('all_to_all')}; link {counts('link')}",
         f"  status         {counts('status')}",
         "",
-        f"  {'shards that ran':<26}{'p10':>12}{'median':>12}{'p90':>12}",
-        _percentile_line("tables", one["tables_per_shard"], 0),
-        _percentile_line("timed repeats", one["repeats"], 0),
-        *(_percentile_line(name, one["ms"][name], 3) for name in _COMPONENTS),
-        *(
-            _percentile_line(f"spread of {name.removesuffix('_ms')}, %", spread, 1)
-            for name, spread in one["spread_of_repeats_pct"].items()
+        text_table(
+            [
+                ("shards that ran", "p10", "median", "p90"),
+                _percentile_cells("tables", one["tables_per_shard"], 0),
+                _percentile_cells("timed repeats", one["repeats"], 0),
+                *(_percentile_cells(name, one["ms"][name], 3) for name in _COMPONENTS),
+                *(
+                    _percentile_cells(f"spread of {name.removesuffix('_ms')}, %", spread, 1)
+                    for name, spread in one["spread_of_repeats_pct"].items()
+                ),
+            ],
+            "<>",
+            indent="  ",
         ),
         "",
         f"  controls       {controls['measurements']} timings; one placement spreads by "
@@ -136,10 +143,10 @@ def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _percentile_line(name: str, found: Mapping[str, float] | None, digits: int) -> str:
+def _percentile_cells(name: str, found: Mapping[str, float] | None, digits: int) -> tuple[str, ...]:
     if found is None:
-        return f"  {name:<26}{'-':>12}{'-':>12}{'-':>12}"
-    return f"  {name:<26}" + "".join(f"{value:>12.{digits}f}" for value in found.values())
+        return name, "-", "-", "-"
+    return (name, *(f"{value:.{digits}f}" for value in found.values()))
 
 
 def _pct(value: float | None, sign: str = "") -> str:

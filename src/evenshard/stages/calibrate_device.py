@@ -9,6 +9,7 @@ from evenshard.measure.calibrate.device import COMPONENTS, DeviceCalibration, fi
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, gpu_profile
 from evenshard.tables.files import load_tables
+from evenshard.utils.text_table import text_table
 
 
 @dataclass(frozen=True)
@@ -37,26 +38,17 @@ def run(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
     pool = load_tables(inputs.tables)
     calibration = fit_profile(start, [one for path in inputs.costs for one in load_costs(path, pool)])
     save_profile(calibration, inputs.profile, outputs.profile)
-    errors = [
-        f"  {name:<20}{before.median_percent:>9.1f}{before.p90_percent:>9.1f}"
-        f"{after.median_percent:>17.1f}{after.p90_percent:>9.1f}"
-        for name in COMPONENTS
-        for before, after in [(calibration.before[name], calibration.after[name])]
-    ]
-    constants = [
-        f"  {name:<26}{getattr(start, name):>14.5g}{getattr(calibration.profile, name):>14.5g}"
-        f"{'  at its bound: something is missing in the model' if name in calibration.at_bound else ''}"
-        for name in FREE_CONSTANTS
-    ]
-    return "\n".join(
-        [
-            f"{_title(calibration)}",
-            f"  {'absolute error, %':<20}{'median':>9}{'p90':>9}{'fitted: median':>17}{'p90':>9}",
-            *errors,
-            f"  {'constant':<26}{inputs.profile:>14}{'fitted':>14}",
-            *constants,
-        ]
-    )
+    errors = [("absolute error, %", "median", "p90", "fitted: median", "p90")]
+    for name in COMPONENTS:
+        before, after = calibration.before[name], calibration.after[name]
+        percents = (before.median_percent, before.p90_percent, after.median_percent, after.p90_percent)
+        errors.append((name, *(f"{percent:.1f}" for percent in percents)))
+    constants = [("constant", inputs.profile, "fitted", "")]
+    for name in FREE_CONSTANTS:
+        remark = "at its bound: the model misses something" if name in calibration.at_bound else ""
+        values = (getattr(start, name), getattr(calibration.profile, name))
+        constants.append((name, *(f"{value:.5g}" for value in values), remark))
+    return "\n".join([_title(calibration), text_table(errors, "<>", "  "), text_table(constants, "<>><", "  ")])
 
 
 def _title(calibration: DeviceCalibration) -> str:

@@ -158,7 +158,7 @@ def run(
     report.plot_predicted_vs_measured(results, accuracy, origin["hardware"], folder / "predicted_vs_measured.png")
     report.plot_cost_per_round([one for run in rounds for one in run], folder / "cost_per_round.png")
     _plot_one_task(results, ranking, [one.name for one in takes_part if one.is_learned], folder / "device_costs.png")
-    table = report.text_table(ranking, len(split.test), noise, origin["hardware"])
+    table = report.standings_text(ranking, len(split.test), noise, origin["hardware"])
     report.write_text(table, folder / "table.txt")
     report.write_text(json.dumps(metrics, indent=1), folder / "metrics.json")
     journal_path.unlink(missing_ok=True)

@@ -22,6 +22,7 @@ from evenshard.measure.noise import Noise
 from evenshard.stages.standings import Interval, NetworkAccuracy, Result, Standing
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.extras import require_package
+from evenshard.utils.text_table import text_table
 
 CSV_COLUMNS = (
     "task_id",
@@ -144,22 +145,27 @@ def _json_interval(interval: Interval) -> list[float | None]:
     return [_json_number(interval.low), _json_number(interval.high)]
 
 
-def text_table(standings: Sequence[Standing], num_tasks: int, noise: Noise, hardware: str) -> str:
+def standings_text(standings: Sequence[Standing], num_tasks: int, noise: Noise, hardware: str) -> str:
     """The standings as a table for the terminal, fastest first.
 
     Args:
         hardware: whose times they are.
     """
     timed = measured_or_simulated(hardware)
-    lines = [f"{'sharder':<22}{f'mean {timed} ms':>17}{'to the best heuristic':>36}  verdict"]
+    rows = [("sharder", f"mean {timed} ms", "to the best heuristic", "verdict")]
     for one in sorted(standings, key=lambda one: one.measured_ms.mean):
         against = one.against_best_pct
         difference = f"{against.mean:+.1f} % [{against.low:+.1f}, {against.high:+.1f}]"
-        if one.is_best_heuristic:
-            difference = "0"
         missed = f"; {one.num_infeasible} of {num_tasks} tasks infeasible" if one.num_infeasible else ""
-        mark = " *" if one.privileged else ""
-        lines.append(f"{one.sharder + mark:<22}{one.measured_ms.mean:>17.3f}{difference:>36}  {one.verdict}{missed}")
+        rows.append(
+            (
+                f"{one.sharder} *" if one.privileged else one.sharder,
+                f"{one.measured_ms.mean:.3f}",
+                "0" if one.is_best_heuristic else difference,
+                one.verdict + missed,
+            )
+        )
+    lines = [text_table(rows, "<>><")]
     if any(one.privileged for one in standings):
         lines.append(f"* privileged: it has {timed} every table of the test tasks by itself before placing them")
     lines.append(f"{num_tasks} held-out tasks of unseen tables, paired; intervals are 95 %")

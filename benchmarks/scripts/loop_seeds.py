@@ -1,6 +1,6 @@
 """The loop's result with other tables, tasks and networks: runs the whole loop of params.yaml once per seed.
 
-    python benchmarks/loop_seeds.py --seeds 0 1 2 --json out.json
+    python -m benchmarks.scripts.loop_seeds --seeds 0 1 2 --json out.json
 
 Every random choice takes the seed: tables, tasks, lookups, placements, initial weights. Everything is measured for
 real, in this process; params.yaml of the working directory gives the settings.

@@ -1,6 +1,6 @@
 """The time and memory of ``evenshard place``, the start of the process included.
 
-    python benchmarks/place_speed.py [--runs 5] [--json out.json] [--only NAME ...]
+    python -m benchmarks.scripts.place_speed [--runs 5] [--json out.json] [--only NAME ...]
 
 Every run is a fresh process of the command as it is installed. Printed are medians over the runs: wall time from the
 start of the process to its end, the processor's time of it, and its peak resident memory. On a busy machine the wall

@@ -1,6 +1,6 @@
 """The quality and speed of the models that come with evenshard, on tables they have never seen.
 
-    python benchmarks/bundled_models.py [--profile h200] > report.md
+    python -m benchmarks.scripts.bundled_models [--profile h200] > report.md
 
 Prints markdown for each profile: the error of predicted against simulated costs of random placements, of the experts'
 and of evenshard's own answers; how many costs lay inside the 90 % interval; evenshard's answer against the best expert

@@ -1,6 +1,6 @@
 """The memory and time of counting a sample of traffic.
 
-    python benchmarks/traffic_memory.py --gigabytes 1 --kind parquet
+    python -m benchmarks.scripts.traffic_memory --gigabytes 1 --kind parquet
 
 Writes a sample of about that size into a temporary folder, makes tables of it in a process of its own as
 ``evenshard place`` does, and prints that one's peak resident memory, which includes the mapped pages of files, and its
@@ -117,8 +117,8 @@ def main() -> None:
         source = write_sample(Path(folder), args.kind, args.gigabytes, args.num_tables, args.pooling_factor)
         sizes = [path.stat().st_size for path in Path(folder).iterdir()]
         print(f"{args.kind}: {sum(sizes) / 1024**3:.2f} GiB in {len(sizes)} files", file=sys.stderr)
-        command = [sys.executable, __file__, "--count", str(source), "--batch-size", str(args.batch_size)]
-        subprocess.run(command, check=True)
+        script = [sys.executable, "-m", "benchmarks.scripts.traffic_memory"]
+        subprocess.run([*script, "--count", str(source), "--batch-size", str(args.batch_size)], check=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The cost of a loop in GPU minutes: kernel time of everything it measures, on a simulated device.
 
-python benchmarks/gpu_minutes.py presets/paper.yaml --hardware simulated:h200
+python -m benchmarks.scripts.gpu_minutes presets/paper.yaml --hardware simulated:h200
 
 Building operators, drawing lookups and starting pods come on top; nothing of this was taken on a real GPU.
 """

@@ -1,6 +1,6 @@
 """Simulated devices beside published times, and their speed.
 
-    python benchmarks/simulated_devices.py [--tasks 50] > report.md
+    python -m benchmarks.scripts.simulated_devices [--tasks 50] > report.md
 
 Prints markdown: the placement strategies of DreamShard's paper on a simulated RTX 2080 Ti beside the published table,
 NVIDIA's synthetic models on a simulated A100 beside their training steps, where the time goes on each device, and

@@ -1,6 +1,6 @@
 """The time and memory of placing, searching and training on one core, and how they grow.
 
-    python benchmarks/speed.py [--json out.json] [--naive] [--picture docs/images/placing_time.png]
+    python -m benchmarks.scripts.speed [--json out.json] [--naive] [--picture docs/images/placing_time.png]
 
 - place_200x8_ms, place_1000x128_ms: DreamShard's greedy policy, 200 tables on 8 devices and 1000 on 128.
 - search_1000x128_s: evenshard's search, with all its proposals, 1000 tables on 128 devices.
@@ -148,7 +148,7 @@ def train_case() -> dict[str, float]:
 
 
 def naive_case() -> dict[str, float]:
-    from naive_loop import NaiveLoop
+    from benchmarks.scripts.naive_loop import NaiveLoop
 
     loop = NaiveLoop(train_tasks(4), *networks(), MINIBATCH, EPISODES)
     cost_s, policy_s = loop.seconds_of_updates(cost_updates=30, policy_updates=4)
@@ -170,7 +170,7 @@ MEASURED = ("place_200x8", "place_1000x128", "search_1000x128", "train_50x4", "r
 
 def in_own_process(case: str) -> dict[str, float]:
     """What a case prints. Its errors go to the terminal and end this process too."""
-    command = [sys.executable, __file__, "--case", case]
+    command = [sys.executable, "-m", "benchmarks.scripts.speed", "--case", case]
     found: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return found
 
