@@ -38,16 +38,16 @@ def run(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
     pool = load_tables(inputs.tables)
     calibration = fit_profile(start, [one for path in inputs.costs for one in load_costs(path, pool)])
     save_profile(calibration, inputs.profile, outputs.profile)
-    errors = [("absolute error, %", "median", "p90", "fitted: median", "p90")]
+    errors = [["absolute error, %", "median", "p90", "fitted: median", "p90"]]
     for name in COMPONENTS:
         before, after = calibration.before[name], calibration.after[name]
         percents = (before.median_percent, before.p90_percent, after.median_percent, after.p90_percent)
-        errors.append((name, *(f"{percent:.1f}" for percent in percents)))
-    constants = [("constant", inputs.profile, "fitted", "")]
+        errors.append([name, *(f"{percent:.1f}" for percent in percents)])
+    constants = [["constant", inputs.profile, "fitted", ""]]
     for name in FREE_CONSTANTS:
         remark = "at its bound: the model misses something" if name in calibration.at_bound else ""
         values = (getattr(start, name), getattr(calibration.profile, name))
-        constants.append((name, *(f"{value:.5g}" for value in values), remark))
+        constants.append([name, *(f"{value:.5g}" for value in values), remark])
     return "\n".join([_title(calibration), text_table(errors, "<>", "  "), text_table(constants, "<>><", "  ")])
 
 
