@@ -16,7 +16,7 @@ from evenshard.kubeflow.place_request import place_tables
 from evenshard.planner import api
 from evenshard.planner.options import option_field, place_options
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.serving import served_parameters
+from evenshard.planner.serving import served_code
 from evenshard.utils.errors import BadConfig, BadInput
 
 PLACE = evenshard.place
@@ -72,7 +72,11 @@ def test_it_is_a_key_of_a_pipelines_request(received: dict[str, Any]) -> None:
 
 
 def test_it_is_a_parameter_of_a_served_model(received: dict[str, Any]) -> None:
-    assert served_parameters()["made_up_gb"] == 1.5
+    from evenshard.tracking.pyfunc import signature
+
+    assert served_code().parameters["made_up_gb"] == 1.5
+    parameter = next(one for one in signature(served_code().parameters).params if one.name == "made_up_gb")
+    assert (parameter.dtype.name, parameter.default) == ("double", 1.5)
 
 
 def test_it_is_in_the_schema_of_a_request_that_keeps_it(received: dict[str, Any]) -> None:

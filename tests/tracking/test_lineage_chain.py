@@ -15,6 +15,7 @@ import evenshard
 from evenshard import tracking
 from evenshard.cli import main
 from evenshard.planner.file import save_answer
+from evenshard.planner.serving import served_code
 from evenshard.utils.params import load_params
 from evenshard.utils.provenance import Lineage, knows_commit, params_hash
 from support.builders import some_tables
@@ -40,7 +41,7 @@ def placed(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = write_model(workdir / "work" / "model", (costs,), commit=f"{commit}-dirty")
     with tracking.stage_run("evaluate", params, {}) as run:
         run.costs([costs], "training")
-        run.register(model, {})
+        run.register(model, served_code(), {})
     place("models:/evenshard-cost/1")
     return workdir
 
@@ -204,7 +205,7 @@ def test_each_dataset_has_the_name_that_dvc_gives_it(placed: Path, capsys: pytes
     model = write_model(Path("work/later"), tuple(costs))
     with tracking.stage_run("evaluate", {}, {}) as run:
         run.costs(costs, "training")
-        run.register(model, {})
+        run.register(model, served_code(), {})
     place("models:/evenshard-cost/2")
     for path, md5 in zip(costs, run._tags["evenshard.costs_dvc_md5"].split(","), strict=True):
         cached = Path(".dvc/cache/files/md5", md5[:2], md5[2:])

@@ -11,6 +11,7 @@ import pytest
 
 import evenshard
 from evenshard import tracking
+from evenshard.planner.serving import served_code
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.tracking.registry import copy_parts, register_folder, register_model
@@ -34,8 +35,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seed in (0, 1):
             write_model(folder / f"round_{seed}", seed=seed)
             (folder / f"round_{seed}" / "costs.parquet").write_text("is not of the model")
-            register_model(folder / f"round_{seed}", {"evenshard.git_commit": "abc"}, {"evenshard.mean_ms": 1 / 3})
-        register_model(folder / "round_0", {}, name=tracking.POLICY)
+            register_model(
+                folder / f"round_{seed}", served_code(), {"evenshard.git_commit": "abc"}, {"evenshard.mean_ms": 1 / 3}
+            )
+        register_model(folder / "round_0", served_code(), {}, name=tracking.POLICY)
     return folder
 
 
@@ -106,6 +109,7 @@ def test_a_version_holds_code_as_text_and_what_it_needs(registry: Path) -> None:
 
     info = get_model_info("models:/evenshard-cost/1")
     assert info.signature.inputs.input_names()[:4] == ["name", "num_rows", "embedding_dim", "pooling_factor"]
+    assert {one.name: one.default for one in info.signature.params} == served_code().parameters
     assert info.signature.outputs.input_names() == ["table", "device", "column_start", "column_stop"]
     with tracking.download_model("models:/evenshard-cost/1") as model:
         folder = model.parents[1]
@@ -155,7 +159,7 @@ def test_the_champion_is_who_was_named_last(registry: Path) -> None:
 
 def test_a_folder_that_is_registered_is_not_registered_again(registry: Path) -> None:
     known = tracking.model_version("models:/evenshard-cost/1")
-    version, policy = register_folder(registry / "round_0")
+    version, policy = register_folder(registry / "round_0", served_code())
     assert (version.tags["evenshard.model_sha256"], policy) == (
         known.tags["evenshard.model_sha256"],
         tracking.model_version("models:/evenshard-policy/1"),
@@ -168,12 +172,12 @@ def test_the_same_model_of_two_runs_is_two_versions(registry: Path) -> None:
     client = MlflowClient()
     experiment = client.get_experiment_by_name("evenshard").experiment_id
     runs = [client.create_run(experiment).info.run_id for _ in range(2)]
-    versions = [tracking.register_model(registry / "round_0", {}, run_id=run) for run in runs]
+    versions = [tracking.register_model(registry / "round_0", served_code(), {}, run_id=run) for run in runs]
     assert [one.run_id for one in versions] == runs and versions[0].version != versions[1].version
     for run, version in zip(runs, versions, strict=True):
         assert tracking.version_of_files(tracking.COST, registry / "round_0", run) == version
     assert tracking.version_of_files(tracking.COST, registry / "round_0") == versions[1], "the last one"
-    other = tracking.register_model(registry / "round_1", {}, run_id=runs[0])
+    other = tracking.register_model(registry / "round_1", served_code(), {}, run_id=runs[0])
     assert other.model_id != versions[0].model_id, "another model of the same run has files of its own"
 
 
@@ -194,12 +198,12 @@ def test_a_version_that_was_not_finished_is_none(
     monkeypatch.setattr(client, "log_model_artifacts", torn)
     before = len(client.search_model_versions())
     with pytest.raises(ConnectionResetError):
-        register_model(tmp_path / "model", {}, run_id=run_id, client=client)
+        register_model(tmp_path / "model", served_code(), {}, run_id=run_id, client=client)
     of_run = f"source_run_id = '{run_id}'"
     [half] = client.search_logged_models([experiment], of_run)
     assert half.status == "FAILED" and len(client.search_model_versions()) == before
     monkeypatch.setattr(client, "log_model_artifacts", upload)
-    version = register_model(tmp_path / "model", {}, run_id=run_id, client=client)
+    version = register_model(tmp_path / "model", served_code(), {}, run_id=run_id, client=client)
     logged = {one.model_id: str(one.status) for one in client.search_logged_models([experiment], of_run)}
     assert logged == {half.model_id: "FAILED", version.model_id: "READY"}
     with tracking.download_model(version.uri) as downloaded:
@@ -209,13 +213,13 @@ def test_a_version_that_was_not_finished_is_none(
 def test_mlflow_does_not_tell_that_it_tries_the_example(
     registry: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    register_model(write_model(tmp_path / "other", seed=7), {})
+    register_model(write_model(tmp_path / "other", seed=7), served_code(), {})
     assert "input example" not in capsys.readouterr().err
 
 
 def test_half_a_model_is_none(registry: Path, tmp_path: Path) -> None:
     (tmp_path / "model" / "cost_net").mkdir(parents=True)
     with pytest.raises(BadFile, match="cost_model is missing"):
-        tracking.register_model(tmp_path / "model", {})
+        tracking.register_model(tmp_path / "model", served_code(), {})
     with pytest.raises(BadFile, match="policy is missing"):
         copy_parts(tmp_path / "model", tmp_path / "copy", tracking.POLICY)

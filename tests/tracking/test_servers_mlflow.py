@@ -13,6 +13,7 @@ import pytest
 
 from evenshard import tracking
 from evenshard.cli import main
+from evenshard.planner.serving import served_code
 from evenshard.tracking import deadline, runs
 from support import servers
 from support.dying_server import ANSWER, MIDDLE, REQUEST, Dying, dying
@@ -47,7 +48,7 @@ def a_stage() -> None:
         run.metrics({"median_abs_pct_error": 7.5})
         run.costs([Path("measured/costs.parquet")], "training")
         run.artifact(Path("measured/costs.parquet"))
-        run.register(Path("round_1"), {"evenshard.mean_measured_ms": 1.5})
+        run.register(Path("round_1"), served_code(), {"evenshard.mean_measured_ms": 1.5})
     tracking.log_to_parent({"evenshard.mean_measured_ms": 1.5})
 
 

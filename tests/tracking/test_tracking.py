@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from evenshard import tracking
+from evenshard.planner.serving import served_code
 from evenshard.tracking import runs
 from evenshard.tracking.client import first_line
 from evenshard.tracking.parents import Parent, ensure_parent, flattened
@@ -58,7 +59,7 @@ def a_loop(folder: Path) -> None:
         run.metrics({"loss": 1.0})
         run.artifact(costs)
         run.artifact(model / "cost_net")
-        run.register(model, {"evenshard.mean_measured_ms": 1.5})
+        run.register(model, served_code(), {"evenshard.mean_measured_ms": 1.5})
     tracking.log_to_parent({"evenshard.mean_measured_ms": 1.5}, run.origin)
 
 
@@ -199,7 +200,7 @@ def test_a_server_that_dies_in_the_middle_ends_no_stage(
         run.costs([costs], "training")
         run.series("loss_per_update", [3.0, 2.0, 1.0])
         run.artifact(costs)
-        run.register(model, {"evenshard.mean_measured_ms": 1.5})
+        run.register(model, served_code(), {"evenshard.mean_measured_ms": 1.5})
     # a server that is gone is asked no more, but for marking a half-registered model as failed
     assert len(calls) == nth
     [warning] = caplog.records
@@ -227,7 +228,7 @@ def test_only_what_an_evaluation_writes_is_uploaded(client: Any, workdir: Path) 
     model = write_model(workdir / "model", (costs,))
     parts = {path.name: path for path in model.iterdir() if path.is_dir()}
     with tracking.stage_run("evaluate", PARAMS, {}) as run:
-        run.evaluation(workdir / "report", parts, [costs], {"evenshard.mean_measured_ms": 1.5})
+        run.evaluation(workdir / "report", parts, served_code(), [costs], {"evenshard.mean_measured_ms": 1.5})
     run_id = runs_of(client)["evaluate"].info.run_id
     assert {one.path for one in client.list_artifacts(run_id)} == {"evaluation.json", "reports"}
     found = {one.path for one in client.list_artifacts(run_id, "reports")}

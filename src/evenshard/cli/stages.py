@@ -140,6 +140,7 @@ def _train_policy(args: argparse.Namespace) -> Mapping[str, Any]:
 def _evaluate(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.measure.config import MeasureConfig
     from evenshard.measure.distributed import collective
+    from evenshard.planner.serving import served_code
     from evenshard.stages import evaluate as stage
     from evenshard.tracking import log_to_parent, stage_run
     from evenshard.utils.params import load_params, section
@@ -158,7 +159,7 @@ def _evaluate(args: argparse.Namespace) -> Mapping[str, Any]:
         evaluation = stage.run(config, measure, inputs, stage.EvaluateOutputs(args.out), Lineage.here(params))
         headline = stage.headline(evaluation.metrics)
         run.tables(args.tables)
-        run.evaluation(args.out, inputs.networks, inputs.costs, headline)
+        run.evaluation(args.out, inputs.networks, served_code(), inputs.costs, headline)
     log_to_parent(headline, run.origin)
     print(evaluation.table)
     print("\nreport: " + ", ".join(str(path) for path in sorted(REPORT.paths(args.out))))

@@ -16,6 +16,7 @@ from typing import Any
 from evenshard.kubeflow.pod import lineage, log_to_parent, record, stage_run
 from evenshard.kubeflow.retry import with_retries
 from evenshard.measure.config import MeasureConfig
+from evenshard.planner.serving import served_code
 from evenshard.stages import benchmark, evaluate
 from evenshard.utils.errors import BadConfig, MeasurementFailed
 from evenshard.utils.params import section
@@ -78,7 +79,8 @@ def evaluate_all(
         evaluation = with_retries(evaluate.run)(settings, measuring, inputs, outputs, lineage(settings, measuring))
         record(None, metrics, evaluate.headline(evaluation.metrics))
         run.tables(inputs.tables)
-        run.evaluation(outputs.report, inputs.networks, inputs.costs, evaluate.headline(evaluation.metrics))
+        headline = evaluate.headline(evaluation.metrics)
+        run.evaluation(outputs.report, inputs.networks, served_code(), inputs.costs, headline)
     log_to_parent(evaluate.headline(evaluation.metrics), run.origin)
 
 

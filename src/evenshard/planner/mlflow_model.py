@@ -53,14 +53,14 @@ class ServedModel(PythonModel):
             InfeasibleTask: if the tables do not fit.
         """
         tables = tables_from_rows(model_input)
-        asked = {**served_parameters(), **(params or {})}
-        parts = self._searched(tables, asked) if self._model else self._rolled_out(tables, **asked)
+        arguments = {**served_parameters(), **(params or {})}
+        parts = self._searched(tables, arguments) if self._model else self._rolled_out(tables, **arguments)
         return pd.DataFrame(map(output_row, parts))
 
-    def _searched(self, tables: tuple[Table, ...], asked: dict[str, Any]) -> tuple[TablePart, ...]:
+    def _searched(self, tables: tuple[Table, ...], arguments: dict[str, Any]) -> tuple[TablePart, ...]:
         assert self._model is not None
         hardware = HardwareName.parse(self._model.trained_on.hardware)
-        return api.place(tables, model=self._model, hardware=str(hardware), **asked).parts
+        return api.place(tables, model=self._model, hardware=str(hardware), **arguments).parts
 
     def _rolled_out(
         self,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,6 @@ from evenshard.placement.parts import TablePart
 from evenshard.tracking.client import quiet
 from evenshard.version import __version__
 
-SCRIPT = Path(__file__).parents[1] / "planner" / "mlflow_model.py"
 REQUIRED = ("torch", "numpy", "pandas", "pyarrow", "pydantic", "scipy", "PyYAML", "mlflow")
 """What placing tables needs beside evenshard itself."""
 
@@ -21,11 +22,25 @@ EXAMPLE = [
 ]
 
 
-def save_pyfunc(model: Path, target: Path, name: str, logged: Any, run_id: str) -> None:
+@dataclass(frozen=True)
+class ServedCode:
+    """What answers for a registered model.
+
+    Attributes:
+        script: a file that sets MLflow's model; a copy is stored with the networks.
+        parameters: what it takes besides the tables, with defaults.
+    """
+
+    script: Path
+    parameters: Mapping[str, bool | int | float | str]
+
+
+def save_pyfunc(model: Path, code: ServedCode, target: Path, name: str, logged: Any, run_id: str) -> None:
     """Writes the folder that MLflow serves: the model's files, the code that answers, and what they need.
 
     Args:
         model: a model's folder.
+        code: answers with it.
         logged: MLflow's entity of the model.
     """
     with warnings.catch_warnings(), quiet("mlflow.pyfunc"):  # which says that it tries the example
@@ -35,9 +50,9 @@ def save_pyfunc(model: Path, target: Path, name: str, logged: Any, run_id: str) 
 
         mlflow.pyfunc.save_model(
             str(target),
-            python_model=str(SCRIPT),
+            python_model=str(code.script),
             artifacts={"model": str(model)},
-            signature=signature(),
+            signature=signature(code.parameters),
             input_example=(EXAMPLE, {"num_devices": 2}),
             pip_requirements=pip_requirements(),
             mlflow_model=Model(
@@ -71,13 +86,13 @@ def output_row(part: TablePart) -> dict[str, str | int]:
     }
 
 
-def signature() -> Any:
-    """Input: the columns of a table file. Output: those of ``output_row``."""
+def signature(parameters: Mapping[str, bool | int | float | str]) -> Any:
+    """Input: the columns of a table file. Output: those of ``output_row``. Parameters: names and defaults."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import Array, DataType
 
-    text, whole, number, yes_no = DataType.string, DataType.long, DataType.double, DataType.boolean
+    text, whole, number = DataType.string, DataType.long, DataType.double
     tables: list[Any] = [
         ColSpec(text, "name"),
         ColSpec(whole, "num_rows"),
@@ -92,13 +107,6 @@ def signature() -> Any:
         ColSpec(whole, "column_start"),
         ColSpec(whole, "column_stop"),
     ]
-    params = [
-        ParamSpec("num_devices", whole, 8),
-        ParamSpec("memory_cap_gb", number, 64.0),
-        ParamSpec("batch_size", whole, 65_536),
-        ParamSpec("optimizer", text, "sgd"),
-        ParamSpec("reserved_gb", number, 0.0),
-        ParamSpec("allow_column_split", yes_no, False),
-        ParamSpec("seed", whole, 0),
-    ]
+    types = {bool: DataType.boolean, int: whole, float: number, str: text}
+    params = [ParamSpec(param, types[type(default)], default) for param, default in parameters.items()]
     return ModelSignature(Schema(tables), Schema(placement), ParamSchema(params))

@@ -24,7 +24,7 @@ from evenshard.tracking.client import (
     tracking_uri,
 )
 from evenshard.tracking.deadline import with_deadline
-from evenshard.tracking.pyfunc import save_pyfunc
+from evenshard.tracking.pyfunc import ServedCode, save_pyfunc
 from evenshard.tracking.tags import COMMIT, SHA256, VERSION, model_tags
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import without_credentials
@@ -74,6 +74,7 @@ class ModelVersion:
 
 def register_model(
     folder: Path,
+    code: ServedCode,
     tags: Mapping[str, str],
     metrics: Mapping[str, float] | None = None,
     run_id: str = "",
@@ -84,6 +85,7 @@ def register_model(
 
     Args:
         folder: as a round of the loop leaves it; only the model's parts are taken.
+        code: answers with it where MLflow serves it.
         tags: the lineage.
         metrics: headline metrics, which become tags of the version.
         run_id: of the run that made it; empty where there was none.
@@ -106,7 +108,7 @@ def register_model(
         logged = _logged_model(client, name, run_id, all_tags)
         all_tags[MODEL_ID_TAG] = logged.model_id
         with _ready(client, logged):
-            save_pyfunc(model, scratch / "pyfunc", name, logged, run_id)
+            save_pyfunc(model, code, scratch / "pyfunc", name, logged, run_id)
             client.log_model_artifacts(logged.model_id, str(scratch / "pyfunc"))
         _ensure_registered(client, name)
         made = client.create_model_version(
@@ -204,7 +206,7 @@ def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion 
     return _last_version(name, f"name = '{name}' AND tags.`{SHA256}` = '{digest}'", run_id)
 
 
-def register_folder(folder: Path) -> tuple[ModelVersion, ModelVersion | None]:
+def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, ModelVersion | None]:
     """Makes a model's folder a version of evenshard-cost, and of evenshard-policy where it has a policy.
 
     Versions that have these files already are taken: a loop has registered its last round itself.
@@ -219,10 +221,10 @@ def register_folder(folder: Path) -> tuple[ModelVersion, ModelVersion | None]:
     tags = {COMMIT: seen.git_commit, VERSION: seen.evenshard_version, **model_tags(folder)}
     try:
         with short_timeouts():
-            version = version_of_files(COST, folder) or register_model(folder, tags)
+            version = version_of_files(COST, folder) or register_model(folder, code, tags)
             policy = version_of_files(POLICY, folder)
             if policy is None and (folder / "policy").is_dir():
-                policy = register_model(folder, tags, name=POLICY)
+                policy = register_model(folder, code, tags, name=POLICY)
     except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
         where = without_credentials(registry_uri())
         raise tracking_error(

@@ -20,6 +20,7 @@ from typing import Any
 from evenshard.tracking.client import connect, experiment_id, first_line, short_timeouts, tracking_uri
 from evenshard.tracking.dataset_inputs import dataset_input
 from evenshard.tracking.parents import Parent, current_parent, ensure_parent, parent_of
+from evenshard.tracking.pyfunc import ServedCode
 from evenshard.tracking.registry import COST, POLICY, register_model
 from evenshard.tracking.tags import (
     COMMIT,
@@ -137,22 +138,30 @@ class StageRun:
         """What its tags say so far about code, settings, hardware and data."""
         return {key: value for key, value in self._tags.items() if key in MODEL_TAGS}
 
-    def register(self, folder: Path, metrics: Mapping[str, float]) -> None:
+    def register(self, folder: Path, code: ServedCode, metrics: Mapping[str, float]) -> None:
         """Makes a model's folder a new version of evenshard-cost, and of evenshard-policy where it has a policy."""
         if self._client is None:
             return
         tags = {**self.origin, **model_tags(folder)}
         for name in (name for name, part in ((COST, "cost_model"), (POLICY, "policy")) if (folder / part).is_dir()):
-            self._log(lambda client, run_id, name=name: register_model(folder, tags, metrics, run_id, name, client))
+            self._log(
+                lambda client, run_id, name=name: register_model(folder, code, tags, metrics, run_id, name, client)
+            )
 
     def evaluation(
-        self, report: Path, model: Mapping[str, Path], costs: Sequence[Path], metrics: Mapping[str, float]
+        self,
+        report: Path,
+        model: Mapping[str, Path],
+        code: ServedCode,
+        costs: Sequence[Path],
+        metrics: Mapping[str, float],
     ) -> None:
         """Logs what an evaluation has written, and registers the networks that it has evaluated.
 
         Args:
             report: its folder; of the files in there, those that evaluations write are uploaded.
             model: folders of the networks by their part of a model, such as cost_net.
+            code: answers with them where MLflow serves them.
             costs: the cost datasets that they were trained on.
             metrics: its headline.
         """
@@ -167,7 +176,7 @@ class StageRun:
         with scratch_folder() as scratch:
             for part, folder in model.items():
                 shutil.copytree(folder, scratch / part)
-            self.register(scratch, metrics)
+            self.register(scratch, code, metrics)
 
     def end(self, status: str) -> None:
         """Ends the run, as FINISHED, FAILED or KILLED."""

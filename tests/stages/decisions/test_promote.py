@@ -13,6 +13,7 @@ from evenshard import tracking
 from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.noise import Noise
+from evenshard.planner.serving import served_code
 from evenshard.sharders.models import load_model, save_model
 from evenshard.stages.decisions.contest import Contest, contest
 from evenshard.stages.decisions.promotion import Decision, PairedTask, Rules, Verdict, decide
@@ -167,7 +168,7 @@ def report() -> dict[str, object]:
 
 def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A bad one is the first; a good one replaces it; the bad one does not come back, whatever it says of itself."""
-    register_folder(bad_model(place / "bad"))
+    register_folder(bad_model(place / "bad"), served_code())
     assert main(["promote"]) == 0
     assert champion() == "models:/evenshard-cost/1"
     assert "there was no champion" in capsys.readouterr().out
@@ -186,7 +187,7 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
     assert {one.proposed_by for one in measured} == {"candidate", "champion", "control"}
     assert not Path("work/promotion/.promotion.journal").exists()
 
-    register_folder(bad_model(place / "bad_again", num_measured=1, seed=1))
+    register_folder(bad_model(place / "bad_again", num_measured=1, seed=1), served_code())
     assert main(["promote", "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)
     assert printed["outcome"] == "refused" and printed["decision"]["verdict"] == "worse"
@@ -203,9 +204,9 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
 
 
 def test_as_good_with_less_measuring_wins_and_the_way_back_is_refused(place: Path) -> None:
-    register_folder(good_model(place / "many", num_measured=1000))
+    register_folder(good_model(place / "many", num_measured=1000), served_code())
     assert main(["promote"]) == 0
-    register_folder(good_model(place / "few", num_measured=500))
+    register_folder(good_model(place / "few", num_measured=500), served_code())
     assert main(["promote"]) == 0
     assert champion() == "models:/evenshard-cost/2"
     decision = report()["decision"]
@@ -234,7 +235,7 @@ def test_a_version_brings_the_policy_of_its_own_run(place: Path) -> None:
         folder, run_id = place / f"both_{seed}", client.create_run(experiment).info.run_id
         save_model(folder, bundled.cost_model, bundled.trained_on, (cost_net(seed), policy(), NORMALIZER))
         for name in (tracking.COST, tracking.POLICY):
-            tracking.register_model(folder, {}, run_id=run_id, name=name)
+            tracking.register_model(folder, served_code(), {}, run_id=run_id, name=name)
     assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 0
     crowned = tracking.champion(tracking.POLICY)
     assert crowned is not None and crowned.version == "1"
@@ -248,7 +249,7 @@ def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> No
     bundled = load_model(None, "simulated:h200")
     save_model(place / "both", bundled.cost_model, bundled.trained_on, (cost_net(), policy(), NORMALIZER))
     for name in (tracking.COST, tracking.POLICY):
-        tracking.register_model(place / "both", {}, run_id=run_id, name=name)
+        tracking.register_model(place / "both", served_code(), {}, run_id=run_id, name=name)
     assert main(["promote", "--candidate", str(place / "both")]) == 0
     for name in (tracking.COST, tracking.POLICY):
         crowned = tracking.champion(name)
@@ -259,7 +260,7 @@ def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> No
 def test_a_version_without_a_run_brings_its_policy_too(place: Path) -> None:
     bundled = load_model(None, "simulated:h200")
     save_model(place / "both", bundled.cost_model, bundled.trained_on, (cost_net(), policy(), NORMALIZER))
-    register_folder(place / "both")
+    register_folder(place / "both", served_code())
     assert tracking.champion(tracking.POLICY) is None
     assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 0
     crowned = tracking.champion(tracking.POLICY)
@@ -268,7 +269,7 @@ def test_a_version_without_a_run_brings_its_policy_too(place: Path) -> None:
 
 def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, folder in enumerate((bad_model(place / "one"), bad_model(place / "two", seed=1))):
-        assert register_folder(folder)[0].version == str(number + 1)
+        assert register_folder(folder, served_code())[0].version == str(number + 1)
     tracking.set_champion(tracking.COST, "1")
 
     def then_another_candidate_wins(*args: Any, **kwargs: Any) -> Contest:
@@ -289,7 +290,7 @@ def mlflow_is_away(*args: Any) -> Any:
 
 
 def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    register_folder(bad_model(place / "bad"))
+    register_folder(bad_model(place / "bad"), served_code())
     tracking.set_champion(tracking.COST, "1")
     hardware = FakeHardware()
     monkeypatch.setattr("evenshard.stages.decisions.promote.open_hardware", lambda config: hardware)
@@ -338,14 +339,14 @@ def test_bad_input_is_one_line(place: Path, capsys: pytest.CaptureFixture[str], 
 
 def test_tasks_that_fit_nowhere_are_bad_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_inputs(place, memory_cap_gb=0.0001)
-    register_folder(bad_model(place / "bad"))
+    register_folder(bad_model(place / "bad"), served_code())
     tracking.set_champion(tracking.COST, "1")
     assert main(["promote", "--candidate", str(good_model(place / "good"))]) == 2
     assert "no held-out task fits its devices" in capsys.readouterr().err
 
 
 def test_the_same_files_are_no_candidate(place: Path) -> None:
-    register_folder(good_model(place / "good"))
+    register_folder(good_model(place / "good"), served_code())
     tracking.set_champion(tracking.COST, "1")
     assert main(["promote", "--candidate", str(place / "good")]) == 1
     assert report()["reason"] == "its files are the champion's" and report()["decision"] is None

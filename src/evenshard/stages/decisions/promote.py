@@ -20,6 +20,7 @@ from evenshard.measure.hardware import open_hardware
 from evenshard.measure.journal import Journal
 from evenshard.placement.task import load_tasks
 from evenshard.planner.model import REGISTERED, model_of
+from evenshard.planner.serving import served_code
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.models import BUNDLED, PlacementModel
 from evenshard.stages.decisions.contest import Contest, contest
@@ -192,7 +193,7 @@ def _contested(
 def _crown(where: str, version: ModelVersion | None) -> str:
     """Moves the alias, and that of the version that is its policy; a folder is registered first."""
     if version is None:
-        version, policy = register_folder(Path(where))
+        version, policy = register_folder(Path(where), served_code())
     else:
         with download_model(version.uri) as folder:
             policy = version_of_files(POLICY, folder, version.run_id)
