@@ -13,7 +13,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.studies.rows import EXTERNAL, PRIVILEGED_ROWS, REFERENCE, SUFFIX, TRANSFERRED
-from evenshard.sharders.greedy import EXPERTS, SINGLE_COST
+from evenshard.sharders.catalog import HEURISTICS
+from evenshard.sharders.greedy import SINGLE_COST
 from evenshard.stages.standings import Interval, common_tasks, fastest
 
 COMPARED = (*EXTERNAL, SINGLE_COST)
@@ -57,7 +58,7 @@ def comparison(measured: Mapping[str, Measured], balance: bool = False) -> dict[
     ms_of = {name: one.task_ms for name, one in measured.items()}
     common = common_tasks(ms_of)
     costs = {name: [ms[task] for task in common] for name, ms in ms_of.items()} if common else {}
-    best = fastest(costs, EXPERTS)
+    best = fastest(costs, [name for name in HEURISTICS if name != "random"])
     sharders = {}
     for name, one in measured.items():
         row = _row(name, costs, best) | {

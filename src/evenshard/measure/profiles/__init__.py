@@ -6,6 +6,7 @@ is imported when a profile is read, so that a bare GPU box can measure without i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from importlib import resources
@@ -23,11 +24,23 @@ CONSTANTS = Range(0, 1e18)
 """In the units of the profiles, whose largest numbers are some thousands of GB per second."""
 _REMEDY = "Start from one of the profiles that come with evenshard, or calibrate again."
 
+_PROFILE_OF_GPU = {
+    r"\bH200\b": "h200",
+    r"\bA100\b": "a100_80gb",
+    r"\bV100\b": "v100",
+    r"\b2080 Ti\b": "rtx_2080_ti",
+}
+
 
 def profile_names() -> tuple[str, ...]:
     """Names of the device profiles that come with evenshard."""
     files = (entry.name for entry in resources.files(__package__).iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
+
+
+def profile_of_gpu(name: str) -> str | None:
+    """The profile of a GPU, by what its driver calls it ("NVIDIA H200"); None where it has none."""
+    return next((profile for pattern, profile in _PROFILE_OF_GPU.items() if re.search(pattern, name)), None)
 
 
 def profile_path(name: str) -> Path:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 
 from evenshard.measure.hardware import HardwareName
+from evenshard.measure.profiles import profile_of_gpu
 from evenshard.planner.model import model_of
 from evenshard.planner.options import place_option
 from evenshard.sharders.models import PlacementModel
 
 DEFAULT_HARDWARE: str = place_option("hardware").default
-HARDWARE_OF_NAME = {
-    r"\bH200\b": "simulated:h200",
-    r"\bA100\b": "simulated:a100_80gb",
-    r"\bV100\b": "simulated:v100",
-    r"\b2080 Ti\b": "simulated:rtx_2080_ti",
-}
-"""What CUDA calls a GPU (a pattern), and its profile."""
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +42,8 @@ def _hardware_here(compute_device: str) -> str:
     if compute_device != "cuda" or not torch.cuda.is_available():
         return DEFAULT_HARDWARE
     name = torch.cuda.get_device_name()
-    for pattern, hardware in HARDWARE_OF_NAME.items():
-        if re.search(pattern, name):
-            return hardware
+    profile = profile_of_gpu(name)
+    if profile is not None:
+        return str(HardwareName.of("simulated", profile))
     log.warning("no model is known for %s; it is placed as for %s. Name hardware or model.", name, DEFAULT_HARDWARE)
     return DEFAULT_HARDWARE
