@@ -11,6 +11,7 @@ from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.rules import Rules
 from evenshard.planner.summary import print_answer, shown_devices
 from evenshard.tables.assumptions import Assumption
+from evenshard.utils.units import ms_text, size_text
 from support.answer_builders import GB, answer
 from support.builders import cost, table
 
@@ -268,11 +269,11 @@ def test_tight_memory_and_idle_devices_are_told() -> None:
     [(2.6567, "2.66"), (0.19812, "0.198"), (12.345, "12.3"), (1234.5, "1,234"), (0.0, "0.00"), (-0.05, "-0.05")],
 )
 def test_three_digits(value: float, text: str) -> None:
-    assert highlights.ms_text(value) == text
+    assert ms_text(value) == text
 
 
 @pytest.mark.parametrize(
     ("num_bytes", "text"), [(0, "0 bytes"), (2048, "2.00 KB"), (5 * 2**20, "5.00 MB"), (1500 * GB, "1,500 GB")]
 )
 def test_sizes(num_bytes: int, text: str) -> None:
-    assert highlights.size_text(num_bytes) == text
+    assert size_text(num_bytes) == text

@@ -2,9 +2,10 @@
 
 ::
 
-    request, rules_file   what is asked: tables, devices, memory, optimizer, rules by table name
-    model                 which model answers
-    place, api            the answer: search, column splits (splits), comparison (rivals), measuring; refusals: capacity
+    api, options          evenshard.place, whose arguments become flags, keys of requests, served parameters
+    request, rules        what is asked: tables, devices, memory, optimizer, rules by table name
+    model                 which model answers; serving, mlflow_model: where MLflow serves one
+    place                 the answer: search, column splits (splits), comparison (rivals), measuring; refusals: capacity
     answer, file          the answer and placement.json with its JSON schema
     summary, highlights   the answer on the terminal; page/: as one HTML page
     explain/              what each device would cost with a table on it

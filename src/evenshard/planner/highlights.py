@@ -1,6 +1,6 @@
 """The highlights of an answer: the slowest device, what decides it, the best rival, what would help.
 
-The terminal summary and the page show the same things; both take them from here, and their words for numbers too.
+The terminal summary and the page show the same things; both take them from here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from evenshard.planner.rivals import MOST_SPLIT, SPLITTING, asked_to_split
 from evenshard.sharders.catalog import label_of
 from evenshard.tables.table import Table
 from evenshard.utils.messages import printable
-from evenshard.utils.units import BYTES_PER_GB
+from evenshard.utils.units import ms_text, pct_text, size_text
 
 MAX_NAMES = 3
 AS_FAST_PCT = 0.05
@@ -288,32 +288,3 @@ def names_text(names: Sequence[str]) -> str:
     shown = ", ".join(printable(name) for name in names[:MAX_NAMES])
     more = len(names) - MAX_NAMES
     return f"{shown} and {more:,} more" if more > 0 else shown
-
-
-# Numbers --------------------------------------------------------------------------------------------------------------
-
-
-def decimals(largest: float) -> int:
-    """Decimals that leave three digits or more of the largest of some numbers."""
-    if not math.isfinite(largest) or largest <= 0:
-        return 2
-    return min(max(2 - math.floor(math.log10(largest)), 0), 6)
-
-
-def ms_text(time_ms: float) -> str:
-    """Three digits, without the unit."""
-    return f"{time_ms:,.{decimals(time_ms)}f}" if math.isfinite(time_ms) else "out of memory"
-
-
-def pct_text(per_cent: float) -> str:
-    """One decimal below ten."""
-    return f"{per_cent:.1f} %" if per_cent < 9.95 else f"{per_cent:,.0f} %"
-
-
-def size_text(num_bytes: float) -> str:
-    """Bytes with the unit that suits them; 1 KB = 1024 bytes."""
-    for unit, of_unit in (("GB", BYTES_PER_GB), ("MB", 2**20), ("KB", 2**10)):
-        if num_bytes >= of_unit:
-            value = num_bytes / of_unit
-            return f"{value:,.{min(decimals(value), 2)}f} {unit}"
-    return f"{num_bytes:.0f} bytes"

@@ -11,10 +11,9 @@ from rich.text import Text
 
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.highlights import ms_text, size_text
 from evenshard.utils.console import plain_console
 from evenshard.utils.messages import printable
-from evenshard.utils.units import BYTES_PER_GB
+from evenshard.utils.units import BYTES_PER_GB, decimals, ms_text, size_text
 
 _Number = TypeVar("_Number", int, float)
 
@@ -104,7 +103,7 @@ def _cells(answer: PlacementAnswer, device: int) -> list[str]:
     one = answer.devices[device]
     exchange_ms = one.predicted_fwd_all_to_all_ms + one.predicted_bwd_all_to_all_ms
     times = (one.predicted_fwd_compute_ms, exchange_ms, one.predicted_bwd_compute_ms, one.predicted_total_ms)
-    digits, unit = highlights.decimals(answer.predicted_ms), _memory_unit(answer)[1]
+    digits, unit = decimals(answer.predicted_ms), _memory_unit(answer)[1]
     return [
         str(device),
         f"{answer.device_of_table.count(device):,}",

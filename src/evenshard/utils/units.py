@@ -1,4 +1,8 @@
-"""The units of the project: bytes inside, GB = 1024**3 bytes in configuration, milliseconds everywhere."""
+"""The units of the project, and how people read them: bytes inside, GB = 1024**3 bytes in configuration, ms."""
+
+from __future__ import annotations
+
+import math
 
 BYTES_PER_GB = 1024**3
 
@@ -16,3 +20,32 @@ def bytes_to_gb(num_bytes: float) -> float:
 def seconds_to_ms(seconds: float) -> float:
     """Milliseconds in ``seconds``."""
     return seconds * 1e3
+
+
+# For people -----------------------------------------------------------------------------------------------------------
+
+
+def decimals(largest: float) -> int:
+    """Decimals that leave three digits or more of the largest of some numbers."""
+    if not math.isfinite(largest) or largest <= 0:
+        return 2
+    return min(max(2 - math.floor(math.log10(largest)), 0), 6)
+
+
+def ms_text(time_ms: float) -> str:
+    """Three digits, without the unit."""
+    return f"{time_ms:,.{decimals(time_ms)}f}" if math.isfinite(time_ms) else "out of memory"
+
+
+def pct_text(per_cent: float) -> str:
+    """One decimal below ten."""
+    return f"{per_cent:.1f} %" if per_cent < 9.95 else f"{per_cent:,.0f} %"
+
+
+def size_text(num_bytes: float) -> str:
+    """Bytes with the unit that suits them; 1 KB = 1024 bytes."""
+    for unit, of_unit in (("GB", BYTES_PER_GB), ("MB", 2**20), ("KB", 2**10)):
+        if num_bytes >= of_unit:
+            value = num_bytes / of_unit
+            return f"{value:,.{min(decimals(value), 2)}f} {unit}"
+    return f"{num_bytes:.0f} bytes"

@@ -8,11 +8,11 @@ from typing import TextIO
 from rich.table import Table as Grid
 
 from evenshard.planner.diff.diff import Difference, PartMove, Renaming, Traffic
-from evenshard.planner.highlights import decimals, ms_text, names_text, pct_text, size_text
+from evenshard.planner.highlights import names_text
 from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.utils.console import plain_console
 from evenshard.utils.messages import printable
-from evenshard.utils.units import bytes_to_gb
+from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 
 _NARROWEST = 80
 MAX_LINES = 32

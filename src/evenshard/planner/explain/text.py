@@ -8,11 +8,11 @@ from typing import TextIO
 from rich.table import Table as Grid
 
 from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation
-from evenshard.planner.highlights import DECIDES, decimals, ms_text, names_text, size_text
+from evenshard.planner.highlights import DECIDES, names_text
 from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.utils.console import plain_console
 from evenshard.utils.messages import printable
-from evenshard.utils.units import bytes_to_gb
+from evenshard.utils.units import bytes_to_gb, decimals, ms_text, size_text
 
 _HEADS = ("device", "ms with it", "step, ms", "change", "memory, GB", "")
 _NARROWEST = 80

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer, Rival
-from evenshard.planner.highlights import STEP_PARTS, pct_text
+from evenshard.planner.highlights import STEP_PARTS
 from evenshard.sharders.catalog import label_of
+from evenshard.utils.units import ms_text, pct_text, size_text
 
 NUM_TICKS = 5
 HEADROOM = 1.02
@@ -149,10 +150,10 @@ def device_bars(answer: PlacementAnswer, axis: Axis) -> tuple[DeviceBar, ...]:
         used, room = answer.used_bytes[number], max(cap - reserved, 0)
         measured_ms = None if answer.measured is None else answer.measured.devices[number].total_ms
         full_pct = 100 * used / room if room else 0.0
-        each = ", ".join(f"{name} {highlights.ms_text(ms)}" for name, ms in zip(STEP_PARTS, times, strict=True))
+        each = ", ".join(f"{name} {ms_text(ms)}" for name, ms in zip(STEP_PARTS, times, strict=True))
         text = (
-            f"device {number}: {highlights.ms_text(device.predicted_total_ms)} ms ({each}); {len(shards[number]):,} "
-            f"tables, {highlights.size_text(used)} of {highlights.size_text(room)} ({pct_text(full_pct)})"
+            f"device {number}: {ms_text(device.predicted_total_ms)} ms ({each}); {len(shards[number]):,} "
+            f"tables, {size_text(used)} of {size_text(room)} ({pct_text(full_pct)})"
         )
         bars.append(
             DeviceBar(
@@ -178,7 +179,7 @@ def device_bars(answer: PlacementAnswer, axis: Axis) -> tuple[DeviceBar, ...]:
 
 def _segment(kind: int, time_ms: float, axis: Axis) -> Segment:
     pct = axis.pct(time_ms)
-    return Segment(kind, time_ms, pct, highlights.ms_text(time_ms) if pct >= LABELLED_PCT else "")
+    return Segment(kind, time_ms, pct, ms_text(time_ms) if pct >= LABELLED_PCT else "")
 
 
 def rival_axis(answer: PlacementAnswer) -> Axis:

@@ -18,12 +18,12 @@ from markupsafe import Markup
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.highlights import ms_text, pct_text, size_text
 from evenshard.planner.page.charts import Axis, device_bars, rival_axis, rival_bars, time_axis
 from evenshard.planner.rivals import MIN_PARTITIONS, SPLITTING
 from evenshard.sharders.catalog import label_of
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.messages import printable
+from evenshard.utils.units import decimals, ms_text, pct_text, size_text
 from evenshard.version import __version__
 
 _MAX_ROWS = 32
@@ -100,7 +100,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "as_rows": answer.num_devices <= _MAX_ROWS,
         "labels_every": max(answer.num_devices // 16, 1),
         "slowest": slowest,
-        "digits": highlights.decimals(answer.predicted_ms),
+        "digits": decimals(answer.predicted_ms),
         "mean_ms": mean_ms,
         "mean_pct": 100 * mean_ms / max(answer.predicted_ms, 1e-12),
         "fullest": max(bars, key=lambda bar: bar.full_pct),

@@ -7,10 +7,10 @@ from typing import TextIO
 from rich.table import Table as Grid
 
 from evenshard.measure.hardware import measured_or_simulated
-from evenshard.planner.highlights import ms_text
 from evenshard.stages.decisions.promote import Outcome, Promotion
 from evenshard.utils.console import plain_console
 from evenshard.utils.messages import printable
+from evenshard.utils.units import ms_text
 
 _WIDTH = 120
 """Of the table, at least."""

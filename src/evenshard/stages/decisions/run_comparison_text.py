@@ -8,10 +8,10 @@ from typing import TextIO
 from rich.table import Table as Grid
 
 from evenshard.measure.hardware import measured_or_simulated
-from evenshard.planner.highlights import ms_text
 from evenshard.stages.decisions.run_comparison import Comparison, SharderDifference, SharderRow
 from evenshard.utils.console import plain_console
 from evenshard.utils.messages import printable
+from evenshard.utils.units import ms_text
 
 WIDTH_OF_RUN = 34
 
