@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,14 +18,15 @@ from typing import Any, TypeVar
 from evenshard.kubeflow.api_errors import Again, problem_of
 from evenshard.kubeflow.pods import Pod, pods_of
 from evenshard.kubeflow.run_tasks import FAILED, PENDING, RUNNING, TaskStatus, record_ends, tasks_of
-from evenshard.kubeflow.token import token_file_in_use
-from evenshard.utils.errors import BadConfig, PipelineFailed
+from evenshard.utils.errors import BadConfig, BadFile, PipelineFailed
 from evenshard.utils.messages import shown, without_credentials
 
 _Answer = TypeVar("_Answer")
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 ENDPOINT = "KF_PIPELINES_ENDPOINT"
 """The variable with the address of the API."""
+_TOKEN_PATH = "KF_PIPELINES_SA_TOKEN_PATH"
+_TOKEN_IN_CLUSTER = "/var/run/secrets/kubeflow/pipelines/token"
 SLOW_START = timedelta(minutes=2)
 """A pod that has not started for so long may never: an image is pulled by then, most often."""
 
@@ -92,7 +94,7 @@ class Remote:
         if not endpoint.namespace:
             raise BadConfig("namespace is empty. Name the one that the runs are to be in.")
         self._endpoint = endpoint
-        self._token_file = token_file_in_use(endpoint.token_file)
+        self._token_file = _token_file(endpoint.token_file)
         self._client = _client(endpoint, self._token_file)
 
     def submit(
@@ -299,3 +301,21 @@ def _give_up_after(rest_client: Any, timeout_s: float) -> None:
         return request(*args, **{**kwargs, "_request_timeout": (timeout_s, timeout_s)})
 
     rest_client.request, rest_client.gives_up = with_timeout, True
+
+
+def _token_file(named: Path | None) -> Path | None:
+    """The file to read the caller's token from before each call: the named one, or the pod's; None where there is none.
+
+    Raises:
+        BadFile: if the named file cannot be read or is empty.
+    """
+    if named is None:
+        found = Path(os.environ.get(_TOKEN_PATH) or _TOKEN_IN_CLUSTER)
+        return found if found.is_file() else None
+    try:
+        content = named.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadFile(named, f"no token can be read ({error})", "Name a file with a token alone.") from None
+    if not content or len(content.split()) > 1:
+        raise BadFile(named, "holds no token", "Write the token alone into it.")
+    return named

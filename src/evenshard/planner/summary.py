@@ -11,7 +11,7 @@ from rich.text import Text
 
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.utils.console import plain_console
+from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
 from evenshard.utils.units import BYTES_PER_GB, decimals, ms_text, size_text
 
@@ -85,9 +85,7 @@ def _devices(answer: PlacementAnswer, console: Console) -> Grid:
         for line in (heads, *lines.values()):
             del line[FULLNESS]
     bar_width = min(max(_left(console.width, heads, lines.values()), 0), MOST_BAR)
-    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for head in heads:
-        grid.add_column(head, justify="right", no_wrap=True)
+    grid = plain_grid(*heads)
     grid.add_column(LEGEND if bar_width + len(SLOWEST) >= len(LEGEND) and answer.num_devices > 1 else "", no_wrap=True)
     marked = highlights.slowest_device(answer)
     for number, (device, line) in enumerate(lines.items()):

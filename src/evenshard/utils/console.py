@@ -16,6 +16,7 @@ from evenshard.utils.messages import without_credentials
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 Item = TypeVar("Item")
 LOG_EVERY_S = 10.0
@@ -32,6 +33,16 @@ def plain_console(file: IO[str] | None) -> Console:
             raise BrokenPipeError
 
     return PlainConsole(file=file, highlight=False, markup=False, emoji=False)
+
+
+def plain_grid(*heads: str) -> Table:
+    """A table without lines, columns two spaces apart; those of ``heads`` are numbers, flush right."""
+    from rich.table import Table
+
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for head in heads:
+        grid.add_column(head, justify="right", no_wrap=True)
+    return grid
 
 
 def progress(items: Collection[Item], description: str) -> Iterator[Item]:

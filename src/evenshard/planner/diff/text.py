@@ -10,7 +10,7 @@ from rich.table import Table as Grid
 from evenshard.planner.diff.diff import Difference, PartMove, Renaming, Traffic
 from evenshard.planner.highlights import names_text
 from evenshard.sharders.convex_search.cost_model import ROUNDING
-from evenshard.utils.console import plain_console
+from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 
@@ -99,7 +99,7 @@ def _renaming(renaming: Renaming, traffic: Traffic) -> str:
 
 
 def _devices(traffic: Traffic) -> Grid:
-    grid = _grid("device", "out, GB", "in, GB")
+    grid = plain_grid("device", "out, GB", "in, GB")
     busiest = sorted(traffic.devices, key=lambda one: -max(one.out_bytes, one.in_bytes))[:MAX_LINES]
     for one in sorted(busiest, key=lambda one: one.device):
         grid.add_row(str(one.device), _gb(one.out_bytes), _gb(one.in_bytes))
@@ -107,18 +107,11 @@ def _devices(traffic: Traffic) -> Grid:
 
 
 def _moves(moves: Iterable[PartMove]) -> Grid:
-    grid = _grid("from", "to", "GB", "columns")
+    grid = plain_grid("from", "to", "GB", "columns")
     grid.add_column("table")
     for move in sorted(moves, key=lambda one: -(one.weight_bytes + one.state_bytes))[:MAX_LINES]:
         size = _gb(move.weight_bytes + move.state_bytes)
         grid.add_row(str(move.from_device), str(move.to_device), size, str(move.columns), printable(move.table))
-    return grid
-
-
-def _grid(*heads: str) -> Grid:
-    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for head in heads:
-        grid.add_column(head, justify="right", no_wrap=True)
     return grid
 
 

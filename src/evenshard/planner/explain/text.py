@@ -10,7 +10,7 @@ from rich.table import Table as Grid
 from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation
 from evenshard.planner.highlights import DECIDES, names_text
 from evenshard.sharders.convex_search.cost_model import ROUNDING
-from evenshard.utils.console import plain_console
+from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, size_text
 
@@ -75,9 +75,7 @@ def _facts(explanation: Explanation, part: PartExplanation) -> Iterator[str]:
 
 def _devices(explanation: Explanation, part: PartExplanation) -> Grid:
     others = {other.device: other.name for other in explanation.parts if other is not part}
-    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for head in _HEADS[:-1]:
-        grid.add_column(head, justify="right", no_wrap=True)
+    grid = plain_grid(*_HEADS[:-1])
     grid.add_column(_HEADS[-1])
     for option in part.options:
         notes = ["here" if option.device == part.device else "", *(f"no: {why}" for why in option.illegal)]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from rich.table import Table as Grid
-
 from evenshard.stages.decisions.drift import Drift, QuantityDrift, Spread
-from evenshard.utils.console import plain_console
+from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
 
 _WIDTH = 110
@@ -40,7 +38,7 @@ def print_drift(drift: Drift, model: str, file: TextIO | None = None) -> None:
         console.print(f"- {printable(reason)}.", soft_wrap=True)
     for remark in drift.remarks:
         console.print(f"Note: {printable(remark)}.", style="dim", soft_wrap=True)
-    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    grid = plain_grid()
     grid.add_column("")
     for head in ("trained on", "now", "outside", "of the load", "rare"):
         grid.add_column(head, justify="right")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from rich.table import Table as Grid
-
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.stages.decisions.promote import Outcome, Promotion
-from evenshard.utils.console import plain_console
+from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
 from evenshard.utils.units import ms_text
 
@@ -30,7 +28,7 @@ def print_promotion(promotion: Promotion, file: TextIO | None = None) -> None:
     decision, found = promotion.decision, promotion.contest
     if decision is not None and found is not None:
         difference = decision.difference_pct
-        grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        grid = plain_grid()
         hardware = found.measured[0].provenance.hardware
         timed = measured_or_simulated(hardware)
         grid.add_column("model")

@@ -9,7 +9,7 @@ from rich.table import Table as Grid
 
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.stages.decisions.run_comparison import Comparison, SharderDifference, SharderRow
-from evenshard.utils.console import plain_console
+from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
 from evenshard.utils.units import ms_text
 
@@ -81,7 +81,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _grid(head: str, comparison: Comparison) -> Grid:
-    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    grid = plain_grid()
     grid.add_column(head, no_wrap=True)
     for name, run_id in comparison.runs:
         grid.add_column(f"{printable(name)}\n{run_id[:8]}", justify="right", overflow="fold")
