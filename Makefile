@@ -47,6 +47,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python pipelines/dvc_rounds.py --check
+	$(BIN)/python components/generate.py --check
 	$(BIN)/python docs/tree.py --check
 	$(BIN)/mkdocs build --quiet --strict
 

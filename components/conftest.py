@@ -44,34 +44,34 @@ def small_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tables/tables.parquet, tasks, part_1, part_2, costs/round_001.parquet, cost_net/, cost_model/, policy/
     """
     from evenshard.measure.config import MeasureConfig
-    from evenshard.stages import benchmark, generate_tables, merge_costs, train_cost, train_policy
+    from evenshard.stages import benchmark, generate_tables, loop, merge_costs, train_cost, train_policy
 
     folder = tmp_path_factory.mktemp("round")
     tables, tasks = folder / "tables/tables.parquet", folder / "tasks"
     generate_tables.run(
-        generate_tables.GenerateTablesConfig(**CONFIG["generate_tables"]),
-        generate_tables.GenerateTablesInputs(),
-        generate_tables.GenerateTablesOutputs(tables, tasks),
+        loop.GenerateTablesConfig(**CONFIG["generate_tables"]),
+        loop.GenerateTablesInputs(),
+        loop.GenerateTablesOutputs(tables, tasks),
     )
     parts = (folder / "part_1/round_001.parquet", folder / "part_2/round_001.parquet")
     for number, part in enumerate(parts, start=1):
         benchmark.run(
-            benchmark.BenchmarkConfig(**CONFIG["benchmark"]),
+            loop.BenchmarkConfig(**CONFIG["benchmark"]),
             MeasureConfig(**CONFIG["measure"]),
-            benchmark.BenchmarkInputs(tables, tasks, 1, part=number, num_parts=2),
-            benchmark.BenchmarkOutputs(part),
+            loop.BenchmarkInputs(tables, tasks, 1, part=number, num_parts=2),
+            loop.BenchmarkOutputs(part),
         )
     costs = folder / "costs/round_001.parquet"
     merge_costs.run(merge_costs.MergeCostsInputs(parts), merge_costs.MergeCostsOutputs(costs))
     train_cost.run(
-        train_cost.TrainCostConfig(**CONFIG["train_cost"]),
-        train_cost.TrainCostInputs(tables, tasks, (costs,), 1, 1),
-        train_cost.TrainCostOutputs(folder / "cost_net", folder / "cost_model"),
+        loop.TrainCostConfig(**CONFIG["train_cost"]),
+        loop.TrainCostInputs(tables, tasks, (costs,), 1, 1),
+        loop.TrainCostOutputs(folder / "cost_net", folder / "cost_model"),
     )
     train_policy.run(
-        train_policy.TrainPolicyConfig(**CONFIG["train_policy"]),
-        train_policy.TrainPolicyInputs(tables, tasks, folder / "cost_net", 1, 1),
-        train_policy.TrainPolicyOutputs(folder / "policy"),
+        loop.TrainPolicyConfig(**CONFIG["train_policy"]),
+        loop.TrainPolicyInputs(tables, tasks, folder / "cost_net", 1, 1),
+        loop.TrainPolicyOutputs(folder / "policy"),
     )
     return folder
 

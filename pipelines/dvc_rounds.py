@@ -13,101 +13,33 @@ from typing import Any
 import yaml
 
 from evenshard.measure.config import MeasureConfig
-from evenshard.stages.generate_tables import GenerateTablesConfig
-from evenshard.stages.loop import LoopConfig
+from evenshard.stages.loop import OF_ROUND, GenerateTablesConfig, LoopConfig
+from evenshard.stages.rounds import Artifact, Step, steps
+from evenshard.stages.stage import LoopSetting, Writes, declared, flags
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.sources import BATCH_SUFFIXES
+from evenshard.utils.outputs import FilesInside
 from evenshard.utils.params import load_params, section
 
-HEADER = "# Written by `make dvc.yaml` from params.yaml (rounds, input files); do not edit by hand.\n"
-TABLES, TASKS = "work/tables.parquet", "work/tasks.json"
-POOL = f"--tables {TABLES} --tasks {TASKS}"
-
-
-def _folder(round_number: int) -> str:
-    return f"work/round_{round_number}"
-
-
-def _metrics(path: str) -> list[dict[str, Any]]:
-    """In DVC's cache, as git ignores the file: `dvc exp show` finds those of other experiments there."""
-    return [{path: {"cache": True}}]
+HEADER = """\
+# Written by `make dvc.yaml` from params.yaml (rounds, input files); do not edit by hand.
+#
+# The first stage after generate_tables depends on its files, all others on the settings behind them; and of the costs
+# of all rounds, a stage depends on the newest: the networks that it goes on from name those before. So a change reaches
+# the same stages as if each of them named everything it reads, and `dvc dag` fits a terminal.
+#
+# Nothing is kept in DVC's cache: `dvc pull` brings the cost datasets of data.dvc alone, and MLflow has what was made.
+"""
+SUMMARY = "summary.json"
+PLOTS: dict[str, dict[str, str]] = {
+    ".csv": {"template": "scatter", "x": "predicted_ms", "y": "max_device_ms"},
+    ".png": {},
+}
 
 
 def _files(*candidates: str | None) -> list[str]:
     """The settings among ``candidates`` that name files, which a stage then depends on."""
     return [name for name in candidates if name and name.endswith((*TABLE_SUFFIXES, *BATCH_SUFFIXES))]
-
-
-def _networks(k: int) -> dict[str, str]:
-    """What round k leaves behind, by the flag that takes it; nothing before round 1."""
-    return {name.replace("_", "-"): f"{_folder(k)}/{name}" for name in ("cost_net", "policy", "cost_model") if k > 0}
-
-
-def _flags(networks: dict[str, str]) -> str:
-    return "".join(f" --{flag} {path}" for flag, path in networks.items())
-
-
-def _benchmark(k: int, measuring_files: list[str]) -> dict[str, Any]:
-    previous = _networks(k - 1)
-    return {
-        "cmd": f"evenshard benchmark {POOL} --round {k}{_flags(previous)} --out {_folder(k)}/costs.parquet"
-        f" --metrics {_folder(k)}/benchmark.json",
-        "deps": [TABLES, TASKS, *measuring_files, *previous.values()],
-        "params": ["measure", "benchmark"],
-        "outs": [f"{_folder(k)}/costs.parquet"],
-        "metrics": _metrics(f"{_folder(k)}/benchmark.json"),
-    }
-
-
-def _train_cost(k: int) -> dict[str, Any]:
-    costs = [f"{_folder(number)}/costs.parquet" for number in range(1, k + 1)]
-    previous = {flag: path for flag, path in _networks(k - 1).items() if flag != "policy"}
-    return {
-        "cmd": f"evenshard train-cost {POOL} --round {k} --costs {' '.join(costs)}{_flags(previous)}"
-        f" --out {_folder(k)}/cost_net --model-out {_folder(k)}/cost_model --metrics {_folder(k)}/train_cost.json",
-        "deps": [TABLES, TASKS, *costs, *previous.values()],
-        "params": ["loop", "train_cost"],
-        "outs": [f"{_folder(k)}/cost_net", f"{_folder(k)}/cost_model"],
-        "metrics": _metrics(f"{_folder(k)}/train_cost.json"),
-    }
-
-
-def _train_policy(k: int) -> dict[str, Any]:
-    previous = [f"{_folder(k - 1)}/policy"] if k > 1 else []
-    policy = f" --policy {previous[0]}" if previous else ""
-    return {
-        "cmd": f"evenshard train-policy {POOL} --round {k} --cost-net {_folder(k)}/cost_net{policy}"
-        f" --out {_folder(k)}/policy --metrics {_folder(k)}/train_policy.json",
-        "deps": [TABLES, TASKS, f"{_folder(k)}/cost_net", *previous],
-        "params": ["loop", "train_policy"],
-        "outs": [f"{_folder(k)}/policy"],
-        "metrics": _metrics(f"{_folder(k)}/train_policy.json"),
-    }
-
-
-def _evaluate(num_rounds: int, measuring_files: list[str]) -> dict[str, Any]:
-    costs = [f"{_folder(number)}/costs.parquet" for number in range(1, num_rounds + 1)]
-    networks = _networks(num_rounds)
-    return {
-        "cmd": f"evenshard evaluate {POOL} --costs {' '.join(costs)}{_flags(networks)} --out reports",
-        "deps": [TABLES, TASKS, *measuring_files, *costs, *networks.values()],
-        "params": ["measure", "evaluate"],
-        "outs": ["reports/evaluation_costs.parquet", "reports/table.txt"],
-        "metrics": _metrics("reports/metrics.json"),
-        "plots": [
-            {
-                "reports/evaluation.csv": {
-                    "cache": True,
-                    "template": "scatter",
-                    "x": "predicted_ms",
-                    "y": "max_device_ms",
-                }
-            },
-            {"reports/device_costs.png": {"cache": True}},
-            {"reports/predicted_vs_measured.png": {"cache": True}},
-            {"reports/cost_per_round.png": {"cache": True}},
-        ],
-    }
 
 
 def measured_with(params: dict[str, Any]) -> list[str]:
@@ -123,22 +55,66 @@ def sources(params: dict[str, Any]) -> list[str]:
 
 def unrolled(params: dict[str, Any]) -> dict[str, Any]:
     """The stages of the loop that params.yaml describes, as dvc.yaml has them."""
-    num_rounds = section(params, "loop", LoopConfig).num_rounds
-    measuring_files = measured_with(params)
-    stages: dict[str, Any] = {
-        "generate_tables": {
-            "cmd": f"evenshard generate-tables --tables-out {TABLES} --tasks-out {TASKS}",
-            "deps": sources(params),
-            "params": ["generate_tables"],
-            "outs": [TABLES, TASKS],
-        }
-    }
-    for k in range(1, num_rounds + 1):
-        stages[f"benchmark_{k}"] = _benchmark(k, measuring_files)
-        stages[f"train_cost_{k}"] = _train_cost(k)
-        stages[f"train_policy_{k}"] = _train_policy(k)
-    stages["evaluate"] = _evaluate(num_rounds, measuring_files)
-    return {"stages": {name: {key: value for key, value in stage.items() if value} for name, stage in stages.items()}}
+    loop = steps(section(params, "loop", LoopConfig).num_rounds)
+    first_reader = next(step for step in loop if step.reads)
+    files_of = {"generate_tables": sources(params), "measure": measured_with(params)}
+    return {"stages": {step.name: _stage(step, step is first_reader, files_of, params) for step in loop}}
+
+
+def _stage(step: Step, is_first_reader: bool, files_of: dict[str, list[str]], params: dict[str, Any]) -> dict[str, Any]:
+    sections = [*reversed(step.stage.sections), *(["loop"] if declared(step.stage.inputs, LoopSetting) else [])]
+    deps = []
+    for artifacts in step.reads.values():
+        for artifact in artifacts[-1:]:
+            if artifact.writer.per_round or is_first_reader:
+                deps.append(artifact.path)
+            else:
+                sections += artifact.writer.sections
+    sections = [name for name in dict.fromkeys(sections) if name in params]
+    own_files = [path for name in sections for path in files_of.get(name, [])]
+    found = {"cmd": _command(step), "deps": [*own_files, *deps], "params": sections, **_written(step)}
+    return {key: value for key, value in found.items() if value}
+
+
+def _command(step: Step) -> str:
+    words = ["evenshard", step.stage.command]
+    inputs = flags(step.stage.inputs)
+    if step.stage.per_round:
+        words += [inputs["round"], str(step.round)]
+    for name, artifacts in step.reads.items():
+        words += [inputs[name], *(one.path for one in artifacts)] if artifacts else []
+    for one in step.writes:
+        words += [flags(step.stage.outputs)[one.name], one.path] if one.path else []
+    if metrics := _metrics_path(step):
+        words += ["--metrics", metrics]
+    return " ".join(words)
+
+
+def _metrics_path(step: Step) -> str:
+    return f"{OF_ROUND.format(round=step.round)}/{step.stage.name}.json" if step.stage.per_round else ""
+
+
+def _written(step: Step) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {"outs": [], "metrics": [], "plots": []}
+    paths = [path for one in step.writes for path in _paths(one)]
+    for path in filter(None, (*paths, _metrics_path(step))):
+        if Path(path).name == SUMMARY:
+            found["metrics"].append({path: {"cache": False}})
+        elif Path(path).suffix in PLOTS:
+            found["plots"].append({path: {"cache": False, **PLOTS[Path(path).suffix]}})
+        else:
+            found["outs"].append({path: {"cache": False}})
+    return found
+
+
+def _paths(artifact: Artifact) -> list[str]:
+    """The files of a folder whose files are known; else the file, or the folder as a whole."""
+    output = declared(artifact.writer.outputs, Writes)[artifact.name].output
+    return (
+        [str(path) for path in output.paths(Path(artifact.path))]
+        if isinstance(output, FilesInside)
+        else [artifact.path]
+    )
 
 
 def main() -> int:

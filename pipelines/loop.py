@@ -3,46 +3,63 @@
 Round k's benchmark reads round k-1's networks. It is measured in parts, side by side, which are merged; or in one pod.
 """
 
+import inspect
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kfp import dsl
 
 from evenshard.kubeflow.cluster import MEASURING, Cluster
+from evenshard.kubeflow.component import EARLIER, NUM_GPUS, accumulates, input_name, own_file
 from evenshard.kubeflow.pod_spec import placed
-from evenshard.stages.benchmark import BenchmarkConfig
-from evenshard.stages.evaluate import EvaluateConfig
-from evenshard.stages.generate_tables import GenerateTablesConfig
-from evenshard.stages.loop import LoopConfig
-from evenshard.stages.train_cost import TrainCostConfig
-from evenshard.stages.train_policy import TrainPolicyConfig
+from evenshard.stages.loop import LOOP_SECTIONS, STAGES, BenchmarkConfig, GenerateTablesConfig, LoopConfig
+from evenshard.stages.rounds import Artifact, Step, steps
+from evenshard.stages.stage import LoopSetting, Option, declared
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import shown
 from evenshard.utils.params import require, section
-from evenshard_components.benchmark.component import benchmark
-from evenshard_components.evaluate.component import evaluate
-from evenshard_components.generate_tables.component import generate_tables
 from evenshard_components.merge_costs.component import merge_costs
 from evenshard_components.record_outcome.component import record_outcome
-from evenshard_components.train_cost.component import train_cost
-from evenshard_components.train_policy.component import train_policy
 from evenshard_pipelines.dvc_rounds import measured_with
 
-
-class Sections(NamedTuple):
-    """Sections of params.yaml as parameters of a pipeline: what a run may change. The rounds are not."""
-
-    generate_tables: Any
-    measure: Any
-    benchmark: Any
-    train_cost: Any
-    train_policy: Any
-    evaluate: Any
+Sections = dict[str, Any]
+"""Sections of params.yaml as parameters of a pipeline: what a run may change. The rounds are not."""
 
 
 def section_of(params: dict[str, Any], name: str) -> dict[str, Any]:
     """A section of params.yaml as the default of a pipeline's parameter; empty where it says nothing."""
     return dict(params.get(name) or {})
+
+
+def with_sections(params: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a pipeline one parameter for each section that stages take, such as ``benchmark_config``.
+
+    Args:
+        params: their defaults.
+
+    Returns:
+        A decorator, of a function that takes ``sections`` first.
+    """
+
+    def decorator(pipeline: Callable[..., None]) -> Callable[..., None]:
+        def taken(*arguments: Any) -> None:
+            values = signature.bind(*arguments).arguments
+            pipeline({name: values.pop(f"{name}_config") for name in LOOP_SECTIONS}, **values)
+
+        _, *own = inspect.signature(pipeline).parameters.values()
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        of_sections = [
+            inspect.Parameter(f"{name}_config", kind, default=section_of(params, name), annotation=dict)
+            for name in LOOP_SECTIONS
+        ]
+        all_of_them = sorted((*of_sections, *own), key=lambda one: one.default is not inspect.Parameter.empty)
+        signature = inspect.Signature(all_of_them)
+        taken.__signature__ = signature  # type: ignore[attr-defined]  # where kfp looks
+        return taken
+
+    return decorator
 
 
 def learn(
@@ -56,48 +73,47 @@ def learn(
     """Adds the tasks of a loop to the pipeline that is being made.
 
     Args:
-        sections: the settings.
-        source: the inputs of generate_tables that name the user's own tables.
+        source: the inputs of a stage that name the user's own tables.
         data_hash: of the file behind it.
-        source_may_change: nobody knows what is in that file today: an earlier result will not do.
+        source_may_change: what is in that file today is unknown: an earlier result will not do.
     """
-    made = generate_tables(config=sections.generate_tables, data_hash=data_hash, **source)
-    placed(made, "generate_tables", cluster)
-    if source_may_change:
-        made.set_caching_options(False)
-    pool = {name: made.outputs[name] for name in ("tables", "tasks")}
-    costs, networks = None, dict[str, Any]()
-    for k in range(1, num_rounds + 1):
-        measuring = {"config": sections.benchmark, "measure": sections.measure, "round_number": k}
-        costs = _measured(pool, measuring, networks, costs, cluster)
-        at_round = {"round_number": k, "num_rounds": num_rounds}
-        fitted = train_cost(
-            **pool,
-            costs=costs,
-            config=sections.train_cost,
-            **at_round,
-            **_previous(networks, "cost_net", "cost_model"),
-        )
-        placed(fitted, "train_cost", cluster).set_display_name(f"train_cost_{k}")
-        trained = train_policy(
-            **pool,
-            cost_net=fitted.outputs["cost_net"],
-            config=sections.train_policy,
-            **at_round,
-            **_previous(networks, "policy"),
-        )
-        placed(trained, "train_policy", cluster).set_display_name(f"train_policy_{k}")
-        networks = {name: fitted.outputs[name] for name in ("cost_net", "cost_model")}
-        networks["policy"] = trained.outputs["policy"]
-    judged = evaluate(
-        **pool,
-        costs=costs,
-        **networks,
-        config=sections.evaluate,
-        measure=sections.measure,
-        num_gpus=cluster.stages["evaluate"].gpus,
-    )
-    placed(judged, "evaluate", cluster)
+    made: dict[Artifact, Any] = {}
+    for step in steps(num_rounds):
+        stage = step.stage
+        given = {"config": sections[stage.name]}
+        given |= {name: num_rounds for name in declared(stage.inputs, LoopSetting)}
+        if stage.per_round:
+            given[input_name(stage, "round")] = step.round
+        if stage.measures:
+            given |= {"measure": sections["measure"], NUM_GPUS: cluster.stages[stage.name].gpus}
+        for name, artifacts in step.reads.items():
+            if artifacts:  # the newest holds all rounds so far
+                given[input_name(stage, name)] = made[artifacts[-1]]
+        if own_file(stage):
+            given |= {**source, "data_hash": data_hash}
+        task = _added(step, given, made, cluster)
+        if own_file(stage) and source_may_change:
+            task.set_caching_options(False)
+        made |= {one: task.outputs[one.name] for one in step.writes}
+
+
+def _added(step: Step, given: dict[str, Any], made: dict[Artifact, Any], cluster: Cluster) -> Any:
+    """The task of a step; where it is cut into parts, the one that merges them."""
+    name = step.stage.name
+    component = getattr(import_module(f"evenshard_components.{name}.component"), name)
+    collected = next((one.name for one in step.writes if accumulates(one.name)), "")
+    before = {EARLIER: made[Artifact(collected, step.round - 1)]} if collected and step.round > 1 else {}
+    if cluster.num_parts == 1 or "num_parts" not in declared(step.stage.inputs, Option):
+        return _named(placed(component(**given, **before), name, cluster), step)
+    with dsl.ParallelFor(items=[*range(1, cluster.num_parts + 1)], name=f"parts_{step.round}") as part:
+        task = component(**given, part=part, num_parts=cluster.num_parts)
+        _named(placed(task, name, cluster), step)
+    merged = merge_costs(parts=dsl.Collected(task.outputs[collected]), round_number=step.round, **before)
+    return placed(merged, "merge_costs", cluster).set_display_name(f"merge_costs_{step.round}")
+
+
+def _named(task: Any, step: Step) -> Any:
+    return task.set_display_name(step.name) if step.stage.per_round else task
 
 
 def outcome_recorded(cluster: Cluster) -> Any:
@@ -117,13 +133,9 @@ def checked_rounds(params: dict[str, Any], cluster: Cluster) -> int:
             f"params section measure names the file {shown(files[0])}, which pods do not have. Put it into the image "
             f"or a mounted volume, and name it by its absolute path there."
         )
+    for stage in STAGES:
+        stage.settings(params, {})
     round_of = section(params, "benchmark", BenchmarkConfig)
-    for name, kind in (
-        ("evaluate", EvaluateConfig),
-        ("train_cost", TrainCostConfig),
-        ("train_policy", TrainPolicyConfig),
-    ):
-        section(params, name, kind)
     jobs = round_of.placements_per_round + round_of.shards_per_round
     require(
         cluster.num_parts <= max(jobs, 1),
@@ -140,26 +152,3 @@ def checked_rounds(params: dict[str, Any], cluster: Cluster) -> int:
     num_rounds = section(params, "loop", LoopConfig).num_rounds
     require(num_rounds >= 1, f"loop.num_rounds is {num_rounds}. Make it at least 1.")
     return num_rounds
-
-
-def _measured(
-    pool: dict[str, Any], measuring: dict[str, Any], networks: dict[str, Any], earlier: Any, cluster: Cluster
-) -> Any:
-    """One round of measuring: ``num_parts`` pods side by side, and one that merges what they found; or a single pod."""
-    k = measuring["round_number"]
-    inputs = {**pool, **measuring, **networks, "num_gpus": cluster.stages["benchmark"].gpus}
-    before = {} if earlier is None else {"earlier": earlier}
-    if cluster.num_parts == 1:
-        measured = placed(benchmark(**inputs, **before), "benchmark", cluster)
-        return measured.set_display_name(f"benchmark_{k}").outputs["costs"]
-    with dsl.ParallelFor(items=[*range(1, cluster.num_parts + 1)], name=f"parts_{k}") as part:
-        measured = benchmark(**inputs, part=part, num_parts=cluster.num_parts)
-        placed(measured, "benchmark", cluster).set_display_name(f"benchmark_{k}")
-    merged = merge_costs(parts=dsl.Collected(measured.outputs["costs"]), round_number=k, **before)
-    placed(merged, "merge_costs", cluster).set_display_name(f"merge_costs_{k}")
-    return merged.outputs["costs"]
-
-
-def _previous(networks: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Networks of the round before as inputs of a training stage; none before round 1."""
-    return {f"previous_{name}": networks[name] for name in names if name in networks}

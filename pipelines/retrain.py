@@ -13,7 +13,7 @@ from evenshard.kubeflow.pod_spec import placed
 from evenshard.utils.params import section
 from evenshard_components.drift.component import drift
 from evenshard_pipelines.addresses import read
-from evenshard_pipelines.loop import Sections, checked_rounds, learn, outcome_recorded, section_of
+from evenshard_pipelines.loop import Sections, checked_rounds, learn, outcome_recorded, section_of, with_sections
 
 CHAMPION = "models:/evenshard-cost@champion"
 
@@ -35,25 +35,13 @@ def retrain_pipeline(params: dict[str, Any], cluster: Cluster, tables_at: str = 
     section(params, "drift", DriftRequest)
 
     @dsl.pipeline(name="evenshard-retrain", description="Trains again when today's tables are not covered any more.")
+    @with_sections(params)
     def retrain(
+        sections: Sections,
         tables: str,
         model_uri: str = CHAMPION,
         drift_request: dict = section_of(params, "drift"),  # type: ignore[type-arg]  # noqa: B008
-        generate_tables_config: dict = section_of(params, "generate_tables"),  # type: ignore[type-arg]  # noqa: B008
-        measure_config: dict = section_of(params, "measure"),  # type: ignore[type-arg]  # noqa: B008
-        benchmark_config: dict = section_of(params, "benchmark"),  # type: ignore[type-arg]  # noqa: B008
-        train_cost_config: dict = section_of(params, "train_cost"),  # type: ignore[type-arg]  # noqa: B008
-        train_policy_config: dict = section_of(params, "train_policy"),  # type: ignore[type-arg]  # noqa: B008
-        evaluate_config: dict = section_of(params, "evaluate"),  # type: ignore[type-arg]  # noqa: B008
     ) -> None:
-        sections = Sections(
-            generate_tables_config,
-            measure_config,
-            benchmark_config,
-            train_cost_config,
-            train_policy_config,
-            evaluate_config,
-        )
         with dsl.ExitHandler(outcome_recorded(cluster), name="watch"):
             today = read("tables", tables, tables_at)
             asked = placed(drift(**today, request=drift_request, model_uri=model_uri), "drift", cluster)

@@ -6,7 +6,7 @@ from kfp import dsl
 
 from evenshard.kubeflow.cluster import Cluster
 from evenshard_pipelines.addresses import read
-from evenshard_pipelines.loop import Sections, checked_rounds, learn, outcome_recorded, section_of
+from evenshard_pipelines.loop import Sections, checked_rounds, learn, outcome_recorded, with_sections
 
 
 def train_pipeline(params: dict[str, Any], cluster: Cluster, source_at: str = "", given_hash: str = "") -> Any:
@@ -25,24 +25,8 @@ def train_pipeline(params: dict[str, Any], cluster: Cluster, source_at: str = ""
     num_rounds = checked_rounds(params, cluster)
 
     @dsl.pipeline(name="evenshard-train", description=f"Learns in {num_rounds} rounds where embedding tables go.")
-    def train(
-        generate_tables_config: dict = section_of(params, "generate_tables"),  # type: ignore[type-arg]  # noqa: B008
-        measure_config: dict = section_of(params, "measure"),  # type: ignore[type-arg]  # noqa: B008
-        benchmark_config: dict = section_of(params, "benchmark"),  # type: ignore[type-arg]  # noqa: B008
-        train_cost_config: dict = section_of(params, "train_cost"),  # type: ignore[type-arg]  # noqa: B008
-        train_policy_config: dict = section_of(params, "train_policy"),  # type: ignore[type-arg]  # noqa: B008
-        evaluate_config: dict = section_of(params, "evaluate"),  # type: ignore[type-arg]  # noqa: B008
-        data_hash: str = given_hash,
-        source: str = source_at,
-    ) -> None:
-        sections = Sections(
-            generate_tables_config,
-            measure_config,
-            benchmark_config,
-            train_cost_config,
-            train_policy_config,
-            evaluate_config,
-        )
+    @with_sections(params)
+    def train(sections: Sections, data_hash: str = given_hash, source: str = source_at) -> None:
         with dsl.ExitHandler(outcome_recorded(cluster), name="loop"):
             own = read("source", source, source_at)
             learn(sections, num_rounds, cluster, own, data_hash, bool(source_at) and not given_hash)

@@ -20,8 +20,13 @@ from evenshard.placement.task import PlacementTask, distinct_tables, load_tasks
 from evenshard.sharders.catalog import SHARDERS
 from evenshard.sharders.random import RandomSharder
 from evenshard.stages import generate_tables
-from evenshard.stages.benchmark import BenchmarkConfig
-from evenshard.stages.loop import LoopConfig
+from evenshard.stages.loop import (
+    BenchmarkConfig,
+    GenerateTablesConfig,
+    GenerateTablesInputs,
+    GenerateTablesOutputs,
+    LoopConfig,
+)
 from evenshard.tables.files import load_tables
 from evenshard.tables.table import Table
 from evenshard.utils.params import load_params, section
@@ -42,9 +47,9 @@ def minutes(path: Path, hardware_name: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as scratch:
         tables, tasks = Path(scratch, "t.parquet"), Path(scratch, "tasks.json")
         generate_tables.run(
-            section(params, "generate_tables", generate_tables.GenerateTablesConfig),
-            generate_tables.GenerateTablesInputs(),
-            generate_tables.GenerateTablesOutputs(tables, tasks),
+            section(params, "generate_tables", GenerateTablesConfig),
+            GenerateTablesInputs(),
+            GenerateTablesOutputs(tables, tasks),
         )
         split = load_tasks(tasks, load_tables(tables))
     passes = measure.visits * (measure.warmup + measure.repeats)

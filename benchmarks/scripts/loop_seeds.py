@@ -19,23 +19,22 @@ import torch
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.sharders.catalog import SHARDERS
-from evenshard.stages import benchmark, evaluate, generate_tables, train_cost, train_policy
-from evenshard.stages.loop import LoopConfig
+from evenshard.stages import benchmark, evaluate, generate_tables, loop, train_cost, train_policy
 from evenshard.utils.console import log_to_stderr
 from evenshard.utils.params import load_params, section
 
 SHOWN = tuple(one.name for one in SHARDERS if one.in_loop)
 
 
-def run_loop(params: dict[str, Any], seed: int, work: Path) -> evaluate.Evaluation:
-    """The loop of DreamShard's Algorithm 1 for one seed."""
+def run_loop(params: dict[str, Any], seed: int, work: Path) -> tuple[dict[str, Any], str]:
+    """The loop of DreamShard's Algorithm 1 for one seed: the metrics and the table of its report."""
     measure = section(params, "measure", MeasureConfig, seed=seed)
-    num_rounds = section(params, "loop", LoopConfig).num_rounds
+    num_rounds = section(params, "loop", loop.LoopConfig).num_rounds
     tables, tasks = work / "tables.parquet", work / "tasks.json"
     generate_tables.run(
-        section(params, "generate_tables", generate_tables.GenerateTablesConfig, seed=seed),
-        generate_tables.GenerateTablesInputs(),
-        generate_tables.GenerateTablesOutputs(tables, tasks),
+        section(params, "generate_tables", loop.GenerateTablesConfig, seed=seed),
+        loop.GenerateTablesInputs(),
+        loop.GenerateTablesOutputs(tables, tasks),
     )
     costs: list[Path] = []
     cost_net = policy = cost_model = None
@@ -43,30 +42,31 @@ def run_loop(params: dict[str, Any], seed: int, work: Path) -> evaluate.Evaluati
         folder = work / f"round_{number}"
         costs.append(folder / "costs.parquet")
         benchmark.run(
-            section(params, "benchmark", benchmark.BenchmarkConfig, seed=seed),
+            section(params, "benchmark", loop.BenchmarkConfig, seed=seed),
             measure,
-            benchmark.BenchmarkInputs(tables, tasks, number, cost_net, policy, cost_model=cost_model),
-            benchmark.BenchmarkOutputs(costs[-1]),
+            loop.BenchmarkInputs(tables, tasks, number, cost_net, policy, cost_model=cost_model),
+            loop.BenchmarkOutputs(costs[-1]),
         )
         train_cost.run(
-            section(params, "train_cost", train_cost.TrainCostConfig, seed=seed),
-            train_cost.TrainCostInputs(tables, tasks, tuple(costs), number, num_rounds, cost_net, cost_model),
-            train_cost.TrainCostOutputs(folder / "cost_net", folder / "cost_model"),
+            section(params, "train_cost", loop.TrainCostConfig, seed=seed),
+            loop.TrainCostInputs(tables, tasks, tuple(costs), number, num_rounds, cost_net, cost_model),
+            loop.TrainCostOutputs(folder / "cost_net", folder / "cost_model"),
         )
         cost_net, cost_model = folder / "cost_net", folder / "cost_model"
         train_policy.run(
-            section(params, "train_policy", train_policy.TrainPolicyConfig, seed=seed),
-            train_policy.TrainPolicyInputs(tables, tasks, cost_net, number, num_rounds, policy),
-            train_policy.TrainPolicyOutputs(folder / "policy"),
+            section(params, "train_policy", loop.TrainPolicyConfig, seed=seed),
+            loop.TrainPolicyInputs(tables, tasks, cost_net, number, num_rounds, policy),
+            loop.TrainPolicyOutputs(folder / "policy"),
         )
         policy = folder / "policy"
     assert cost_net is not None and policy is not None
-    return evaluate.run(
-        section(params, "evaluate", evaluate.EvaluateConfig, seed=seed),
+    evaluate.run(
+        section(params, "evaluate", loop.EvaluateConfig, seed=seed),
         measure,
-        evaluate.EvaluateInputs(tables, tasks, tuple(costs), cost_net, policy, cost_model),
-        evaluate.EvaluateOutputs(work / "reports"),
+        loop.EvaluateInputs(tables, tasks, tuple(costs), cost_net, policy, cost_model),
+        loop.EvaluateOutputs(work / "reports"),
     )
+    return json.loads((work / "reports/metrics.json").read_text()), (work / "reports/table.txt").read_text()
 
 
 def main() -> None:
@@ -82,9 +82,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for seed in args.seeds:
             start = time.perf_counter()
-            evaluation = run_loop(params, seed, (args.work or Path(scratch)) / f"seed_{seed}")
-            found[seed] = {**evaluation.metrics, "wall_s": time.perf_counter() - start}
-            print(f"seed {seed}, {found[seed]['wall_s']:.0f} s\n{evaluation.table}\n", flush=True)
+            metrics, table = run_loop(params, seed, (args.work or Path(scratch)) / f"seed_{seed}")
+            found[seed] = {**metrics, "wall_s": time.perf_counter() - start}
+            print(f"seed {seed}, {found[seed]['wall_s']:.0f} s\n{table}\n", flush=True)
             if args.json:
                 args.json.write_text(json.dumps(found, indent=1) + "\n")
     print("| seed | " + " | ".join(SHOWN) + " | network: median error, tau |")

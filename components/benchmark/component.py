@@ -1,4 +1,5 @@
-"""Stage 2 on Kubeflow Pipelines."""
+# Written by components/generate.py from src/evenshard/stages/loop.py; do not edit by hand.
+"""Stage ``benchmark`` of the loop on Kubeflow Pipelines."""
 
 from typing import Any
 
@@ -16,50 +17,51 @@ def benchmark(
     config: dict[str, Any],
     measure: dict[str, Any],
     round_number: int,
-    part: int = 1,
-    num_parts: int = 1,
-    num_gpus: int = 0,
     cost_net: dsl.Input[dsl.Model] = None,
     policy: dsl.Input[dsl.Model] = None,
     cost_model: dsl.Input[dsl.Model] = None,
     earlier: dsl.Input[dsl.Dataset] = None,
+    part: int = 1,
+    num_parts: int = 1,
+    num_gpus: int = 0,
 ) -> None:
-    """Times one part of a round's placements, by kernels or a device model.
+    """Time placements of the train tasks, and random shards.
 
-    Round 1 places at random; later rounds time what the previous round's policy and a search with its cost model
-    propose. With several GPUs in the pod, torchrun measures on all of them at once.
+    Round 1 places at random; then the previous round's policy proposes, and a search with its cost model proposes its
+    share (benchmark.searched_share).
 
     Args:
-        tables: pool, as generate_tables writes it.
-        tasks: tasks, as generate_tables writes them.
-        costs: folder with ``round_001.parquet`` and so on: what was measured here, beside the rounds of ``earlier``.
+        tables: the pool, as generate-tables writes it: a folder with ``tables.parquet``.
+        tasks: train and test tasks, as generate-tables writes them.
+        costs: cost dataset to write: a folder with ``round_001.parquet`` and so on.
         metrics: how many placements, their mean cost, the noise, and the share of time in kernels.
         config: section ``benchmark`` of params.yaml.
         measure: section ``measure`` of params.yaml.
-        round_number: of the loop, from 1.
-        part: which part of the round, from 1.
-        num_parts: parts that the round is timed in.
-        num_gpus: of this pod. 2 or more must be the devices of the tasks.
-        cost_net: DreamShard's cost network of the previous round.
-        policy: of the previous round.
-        cost_model: evenshard's, of the previous round.
-        earlier: the folder of the round before, where the round is measured in one part; else it goes to merge_costs.
+        round_number: which round of the loop this is.
+        cost_net: cost network of the previous round.
+        policy: policy of the previous round.
+        cost_model: evenshard's cost model of the previous round.
+        earlier: costs of the rounds before, which go along.
+        part: measure only part I of N; `evenshard merge-costs` merges them.
+        num_parts: parts that several machines measure side by side, each with all controls.
+        num_gpus: of this pod. 2 or more must be the devices of the tasks; torchrun then measures on all at once.
     """
-    from pathlib import Path
+    from evenshard.kubeflow.pod import run_in_pod
 
-    from evenshard.kubeflow.pod import add_round, path_of, tables_in
-    from evenshard.kubeflow.pod_measurement import measure_round
-    from evenshard.stages.benchmark import BenchmarkInputs, BenchmarkOutputs
-
-    inputs = BenchmarkInputs(
-        tables_in(tables),
-        Path(tasks.path),
-        round_number,
-        path_of(cost_net),
-        path_of(policy),
-        path_of(cost_model),
+    run_in_pod(
+        "benchmark",
+        tables=tables,
+        tasks=tasks,
+        costs=costs,
+        metrics=metrics,
+        config=config,
+        measure=measure,
+        round_number=round_number,
+        cost_net=cost_net,
+        policy=policy,
+        cost_model=cost_model,
+        earlier=earlier,
         part=part,
         num_parts=num_parts,
+        num_gpus=num_gpus,
     )
-    outputs = BenchmarkOutputs(add_round(Path(costs.path), round_number, path_of(earlier)))
-    measure_round(config, measure, inputs, outputs, num_gpus, metrics)

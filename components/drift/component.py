@@ -33,9 +33,9 @@ def drift(
     from pathlib import Path
 
     from evenshard.kubeflow.drift_request import drift_since
-    from evenshard.kubeflow.pod import record, tables_given
+    from evenshard.kubeflow.pod import log_metrics, tables_given
 
     found, text = drift_since(tables_given(tables, tables_address), model_uri, request)
     Path(summary.path).write_text(text)
-    record(None, metrics, {"outside_load_pct": found.outside_load_pct, "rare_pct": found.rare_pct})
+    log_metrics(metrics, {"outside_load_pct": found.outside_load_pct, "rare_pct": found.rare_pct})
     return found.retrain_due

@@ -1,4 +1,5 @@
-"""Stage 5 on Kubeflow Pipelines."""
+# Written by components/generate.py from src/evenshard/stages/loop.py; do not edit by hand.
+"""Stage ``evaluate`` of the loop on Kubeflow Pipelines."""
 
 from typing import Any
 
@@ -14,7 +15,6 @@ def evaluate(
     costs: dsl.Input[dsl.Dataset],
     cost_net: dsl.Input[dsl.Model],
     policy: dsl.Input[dsl.Model],
-    cost_model: dsl.Input[dsl.Model],
     report: dsl.Output[dsl.Artifact],
     model: dsl.Output[dsl.Model],
     page: dsl.Output[dsl.HTML],
@@ -22,35 +22,45 @@ def evaluate(
     metrics: dsl.Output[dsl.Metrics],
     config: dict[str, Any],
     measure: dict[str, Any],
+    cost_model: dsl.Input[dsl.Model] = None,
     num_gpus: int = 0,
 ) -> None:
-    """Times every sharder's placement of every held-out task, by kernels or a device model, and reports.
+    """Compare all sharders on the held-out tasks and report.
+
+    Writes metrics.json, evaluation.csv and pictures, and prints the table.
 
     Args:
-        tables: pool, as generate_tables writes it.
-        tasks: tasks, as generate_tables writes them.
-        costs: folder of the cost datasets of all rounds, as merge_costs writes it.
-        cost_net: DreamShard's cost network of the last round.
-        policy: of the last round.
-        cost_model: evenshard's, of the last round.
-        report: folder of metrics.json, evaluation.csv, table.txt, evaluation_costs.parquet and the pictures.
-        model: the three networks in one folder, as ``evenshard place --model`` and the pipeline ``place`` take it.
-        page: table and pictures in one self-contained page.
-        summary: the table.
+        tables: the pool, as generate-tables writes it: a folder with ``tables.parquet``.
+        tasks: train and test tasks, as generate-tables writes them.
+        costs: cost datasets of all rounds: a folder with ``round_001.parquet`` and so on.
+        cost_net: cost network of the last round.
+        policy: policy of the last round.
+        report: report folder to write into.
+        model: also put the networks into one folder, as `evenshard place --model` takes it.
+        page: also write table and pictures as one page (.html).
+        summary: also write the table as Markdown.
         metrics: mean cost of each sharder, and how well the networks predict.
         config: section ``evaluate`` of params.yaml.
         measure: section ``measure`` of params.yaml.
+        cost_model: evenshard's cost model of the last round; evenshard then takes part.
         num_gpus: of this pod. 2 or more must be the devices of the tasks; torchrun then measures on all at once.
     """
-    from pathlib import Path
+    from evenshard.kubeflow.pod import run_in_pod
 
-    from evenshard.kubeflow.pod import model_folder, round_costs, tables_in
-    from evenshard.kubeflow.pod_measurement import evaluate_all
-    from evenshard.stages.evaluate import EvaluateInputs, EvaluateOutputs
-    from evenshard.stages.report_page import save_report
-
-    networks = [Path(one.path) for one in (cost_net, policy, cost_model)]
-    inputs = EvaluateInputs(tables_in(tables), Path(tasks.path), round_costs(Path(costs.path)), *networks)
-    evaluate_all(config, measure, inputs, EvaluateOutputs(Path(report.path)), num_gpus, metrics)
-    save_report(Path(report.path), Path(page.path), Path(summary.path))
-    model_folder(Path(model.path), Path(cost_model.path), Path(cost_net.path), Path(policy.path))
+    run_in_pod(
+        "evaluate",
+        tables=tables,
+        tasks=tasks,
+        costs=costs,
+        cost_net=cost_net,
+        policy=policy,
+        report=report,
+        model=model,
+        page=page,
+        summary=summary,
+        metrics=metrics,
+        config=config,
+        measure=measure,
+        cost_model=cost_model,
+        num_gpus=num_gpus,
+    )

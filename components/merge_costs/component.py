@@ -26,9 +26,9 @@ def merge_costs(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.pod import add_round, path_of, record, round_path
+    from evenshard.kubeflow.pod import add_round, log_metrics, path_of, round_path
     from evenshard.stages import merge_costs as stage
 
     inputs = stage.MergeCostsInputs(tuple(round_path(Path(part.path), round_number) for part in parts))
     target = add_round(Path(costs.path), round_number, path_of(earlier))
-    record(None, metrics, stage.run(inputs, stage.MergeCostsOutputs(target)))
+    log_metrics(metrics, stage.run(inputs, stage.MergeCostsOutputs(target)))

@@ -37,7 +37,7 @@ def place(
     from pathlib import Path
 
     from evenshard.kubeflow.place_request import place_tables
-    from evenshard.kubeflow.pod import given, record, tables_given
+    from evenshard.kubeflow.pod import given, log_metrics, tables_given
     from evenshard.planner.file import save_answer
     from evenshard.planner.page.page import save_page
 
@@ -46,4 +46,4 @@ def place(
     )
     save_answer(answer, Path(placement.path, "placement.json"))
     save_page(answer, Path(page.path))
-    record(None, metrics, {"predicted_ms": answer.predicted_ms, "lower_bound_ms": answer.lower_bound_ms})
+    log_metrics(metrics, {"predicted_ms": answer.predicted_ms, "lower_bound_ms": answer.lower_bound_ms})

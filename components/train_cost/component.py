@@ -1,4 +1,5 @@
-"""Stage 3 on Kubeflow Pipelines."""
+# Written by components/generate.py from src/evenshard/stages/loop.py; do not edit by hand.
+"""Stage ``train_cost`` of the loop on Kubeflow Pipelines."""
 
 from typing import Any
 
@@ -21,41 +22,36 @@ def train_cost(
     previous_cost_net: dsl.Input[dsl.Model] = None,
     previous_cost_model: dsl.Input[dsl.Model] = None,
 ) -> None:
-    """Fits what predicts the cost of a placement to all costs so far.
+    """Fit the cost network and the cost model to the costs of `evenshard benchmark`.
+
+    DreamShard's policy is trained against the cost network, evenshard searches with the cost model.
 
     Args:
-        tables: pool, as generate_tables writes it.
-        tasks: tasks, as generate_tables writes them.
-        costs: folder of the cost datasets of all rounds so far, as merge_costs writes it.
-        cost_net: folder of DreamShard's cost network, against which its policy is trained.
-        cost_model: folder of evenshard's cost model, with which evenshard searches.
+        tables: the pool, as generate-tables writes it: a folder with ``tables.parquet``.
+        tasks: train and test tasks, as generate-tables writes them.
+        costs: cost datasets of rounds 1 to this one: a folder with ``round_001.parquet`` and so on.
+        cost_net: folder of the network to write.
+        cost_model: folder of evenshard's cost model to write (default: none is fitted).
         metrics: errors of both.
         config: section ``train_cost`` of params.yaml.
-        round_number: of the loop, from 1.
-        num_rounds: of the loop; the learning rate falls over them.
-        previous_cost_net: of the previous round, which this one goes on from.
-        previous_cost_model: of the previous round: its errors about its own choices widen the new one's intervals.
+        round_number: which round of the loop this is.
+        num_rounds: rounds of the loop; the learning rate falls over them.
+        previous_cost_net: cost network of the previous round, which this one goes on from.
+        previous_cost_model: evenshard's cost model of the previous round, whose errors widen the new one's intervals.
     """
-    from pathlib import Path
+    from evenshard.kubeflow.pod import run_in_pod
 
-    from evenshard.kubeflow import pod as in_pod
-    from evenshard.stages import train_cost as stage
-    from evenshard.utils.params import section
-
-    settings = section({"train_cost": config}, "train_cost", stage.TrainCostConfig)
-    inputs = stage.TrainCostInputs(
-        in_pod.tables_in(tables),
-        Path(tasks.path),
-        in_pod.round_costs(Path(costs.path)),
-        round_number,
-        num_rounds,
-        in_pod.path_of(previous_cost_net),
-        in_pod.path_of(previous_cost_model),
+    run_in_pod(
+        "train_cost",
+        tables=tables,
+        tasks=tasks,
+        costs=costs,
+        cost_net=cost_net,
+        cost_model=cost_model,
+        metrics=metrics,
+        config=config,
+        round_number=round_number,
+        num_rounds=num_rounds,
+        previous_cost_net=previous_cost_net,
+        previous_cost_model=previous_cost_model,
     )
-    outputs = stage.TrainCostOutputs(Path(cost_net.path), Path(cost_model.path))
-    with in_pod.stage_run(f"train_cost_{round_number}", settings) as run:
-        run.tables(inputs.tables)
-        run.costs(inputs.costs, "training")
-        outcome = stage.run(settings, inputs, outputs, in_pod.lineage(settings))
-        run.series("loss_per_update", outcome.curve)
-        in_pod.record(run, metrics, outcome.metrics, outputs.cost_model)

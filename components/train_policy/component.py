@@ -1,4 +1,5 @@
-"""Stage 4 on Kubeflow Pipelines."""
+# Written by components/generate.py from src/evenshard/stages/loop.py; do not edit by hand.
+"""Stage ``train_policy`` of the loop on Kubeflow Pipelines."""
 
 from typing import Any
 
@@ -19,32 +20,32 @@ def train_policy(
     num_rounds: int,
     previous_policy: dsl.Input[dsl.Model] = None,
 ) -> None:
-    """Trains the placement policy against the cost network; nothing is timed.
+    """Train the placement policy against the cost network.
+
+    Nothing is measured.
 
     Args:
-        tables: pool, as generate_tables writes it.
-        tasks: tasks, as generate_tables writes them.
-        cost_net: DreamShard's cost network of this round.
-        policy: folder of the policy.
+        tables: the pool, as generate-tables writes it: a folder with ``tables.parquet``.
+        tasks: train and test tasks, as generate-tables writes them.
+        cost_net: cost network of this round.
+        policy: folder of the policy to write.
         metrics: predicted cost of sampled placements, before and after.
         config: section ``train_policy`` of params.yaml.
-        round_number: of the loop, from 1.
-        num_rounds: of the loop; the learning rate falls over them.
-        previous_policy: of the previous round, which this one goes on from.
+        round_number: which round of the loop this is.
+        num_rounds: rounds of the loop; the learning rate falls over them.
+        previous_policy: policy of the previous round, which this one goes on from.
     """
-    from pathlib import Path
+    from evenshard.kubeflow.pod import run_in_pod
 
-    from evenshard.kubeflow import pod as in_pod
-    from evenshard.stages import train_policy as stage
-    from evenshard.utils.params import section
-
-    settings = section({"train_policy": config}, "train_policy", stage.TrainPolicyConfig)
-    own, before = Path(cost_net.path), in_pod.path_of(previous_policy)
-    inputs = stage.TrainPolicyInputs(in_pod.tables_in(tables), Path(tasks.path), own, round_number, num_rounds, before)
-    outputs = stage.TrainPolicyOutputs(Path(policy.path))
-    with in_pod.stage_run(f"train_policy_{round_number}", settings) as run:
-        run.tables(inputs.tables)
-        run.learned_from(own)
-        outcome = stage.run(settings, inputs, outputs)
-        run.series("predicted_ms_per_update", outcome.curve)
-        in_pod.record(run, metrics, outcome.metrics, outputs.policy)
+    run_in_pod(
+        "train_policy",
+        tables=tables,
+        tasks=tasks,
+        cost_net=cost_net,
+        policy=policy,
+        metrics=metrics,
+        config=config,
+        round_number=round_number,
+        num_rounds=num_rounds,
+        previous_policy=previous_policy,
+    )

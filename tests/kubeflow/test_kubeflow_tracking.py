@@ -6,10 +6,15 @@ import math
 from pathlib import Path
 
 import pytest
+from kfp import dsl
 
-from evenshard.kubeflow.pod import end_loop, log_to_parent, record, round_costs, stage_run
-from evenshard.stages.loop import LoopConfig
+from evenshard.kubeflow.pod import end_loop, log_metrics, round_costs
+from evenshard.tracking import log_to_parent, stage_run
 from evenshard.tracking.parents import Parent, ensure_parent
+from evenshard_components.conftest import CONFIG
+from evenshard_components.generate_tables.component import generate_tables
+
+LOOP = {"loop": {"num_rounds": 3}}
 
 
 @pytest.mark.tracked
@@ -24,7 +29,7 @@ def test_pods_of_one_run_have_one_parent(tmp_path: Path, monkeypatch: pytest.Mon
         for stage in stages:
             (tmp_path / loop / stage).mkdir(parents=True)
             monkeypatch.chdir(tmp_path / loop / stage)
-            with stage_run(stage, LoopConfig(3)) as run:
+            with stage_run(stage, LOOP, {}) as run:
                 run.metrics({"one": 1.0})
     log_to_parent({"evenshard.mean_measured_ms": 2.5})
     end_loop("FAILED", "http://kubeflow/#/runs/details/1")
@@ -59,7 +64,7 @@ def test_the_run_that_kubeflow_made_says_which_code_ran(tmp_path: Path, monkeypa
     injected = client.create_run("0", tags={"evenshard.git_commit": "told before"}).info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", injected)
     monkeypatch.chdir(tmp_path)
-    with stage_run("generate_tables", LoopConfig(3)):
+    with stage_run("generate_tables", LOOP, {}):
         pass
     tags = client.get_run(injected).data.tags
     assert "torch " in tags["evenshard.libraries"] and tags["evenshard.git_commit"] == "told before"
@@ -107,7 +112,7 @@ def test_metrics_that_are_no_numbers_are_left_out() -> None:
         def log_metric(self, name: str, value: float) -> None:
             logged[name] = value
 
-    record(None, Metrics(), {"one": 1, "none": None, "nan": math.nan, "infinite": math.inf})
+    log_metrics(Metrics(), {"one": 1, "none": None, "nan": math.nan, "infinite": math.inf})
     assert logged == {"one": 1.0}
 
 
@@ -123,8 +128,8 @@ def test_without_a_server_nothing_is_tracked(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     if uri is not None:  # a ConfigMap that has the key alone
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    with stage_run("train_cost_1", LoopConfig(3)) as run:
-        run.metrics({"one": 1.0})
-    log_to_parent({"one": 1.0})
+    names = ("tables", "tasks", "metrics")
+    outputs = {name: dsl.Metrics(name=name, uri=str(tmp_path / "out" / name)) for name in names}
+    generate_tables.python_func(config=CONFIG["generate_tables"], **outputs)
     end_loop("SUCCEEDED", "1")
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -14,9 +14,10 @@ import yaml
 
 from evenshard.cli import main
 from evenshard.kubeflow.image import DEFAULT_IMAGE
-from evenshard.kubeflow.package import PIPELINES, data_hash, default_cluster, pipeline_documents, require_fits
+from evenshard.kubeflow.package import data_hash, pipeline_documents, require_fits
 from evenshard.tracking import LOOP_ID
 from evenshard.utils.errors import BadConfig
+from evenshard_pipelines.build import PIPELINES, default_cluster
 from evenshard_pipelines.dvc_rounds import unrolled
 from support.kubeflow_builders import SMALL_PARAMS, Task, compiled, edges_of, tasks_of
 from support.repository import ROOT

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from evenshard.cli import main
-from evenshard.kubeflow.package import build, default_cluster
 from evenshard.planner.file import load_answer
 from evenshard.sharders import models
 from evenshard.tables.files import load_tables
@@ -21,6 +20,7 @@ from evenshard.utils.s3 import content_hash, upload
 from evenshard.utils.s3.client import s3_client
 from evenshard_components.drift.component import drift
 from evenshard_components.generate_tables.component import generate_tables
+from evenshard_pipelines.build import build, default_cluster
 from support.kubeflow_builders import SMALL_PARAMS
 from support.servers import S3
 

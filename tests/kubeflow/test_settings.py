@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evenshard.kubeflow.cluster import STAGES, load_cluster
+from evenshard.kubeflow.cluster import COMPONENTS, load_cluster
 from evenshard.kubeflow.image import DEFAULT_IMAGE, checked_image, image
-from evenshard.kubeflow.package import default_cluster
 from evenshard.utils.errors import BadConfig
+from evenshard_pipelines.build import default_cluster
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
@@ -52,7 +52,7 @@ def test_a_stage_takes_from_default_what_it_does_not_say(tmp_path: Path) -> None
     stages = {"default": {"cpu": 1, "memory": "2Gi", "retries": 5}, "benchmark": {"gpus": 1, "memory": "9Gi"}}
     path.write_text(yaml.safe_dump({"num_parts": 3, "stages": stages}))
     cluster = load_cluster(path)
-    assert cluster.stages.keys() == set(STAGES) and cluster.num_parts == 3
+    assert cluster.stages.keys() == set(COMPONENTS) and cluster.num_parts == 3
     found = cluster.stages["benchmark"]
     assert (found.cpu, found.memory, found.gpus, found.retries) == ("1", "9Gi", 1, 5)
     assert found.pauses_s == (60, 120, 240, 480, 600)

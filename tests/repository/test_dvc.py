@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from evenshard.sharders.models import PARTS
+from evenshard.stages.loop import STAGES
 from support.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "pipelines"))
@@ -27,43 +29,73 @@ def test_dvc_yaml_fits_params_yaml() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def paths(declared: list[Any]) -> set[str]:
+    """The paths of a stage's outs, metrics or plots."""
+    return {path for one in declared for path in one}
+
+
 @pytest.mark.parametrize("num_rounds", [1, 2, 5])
-def test_round_k_reads_round_k_minus_1_and_all_costs_so_far(num_rounds: int) -> None:
+def test_round_k_depends_on_round_k_minus_1_and_the_newest_costs(num_rounds: int) -> None:
     stages = unrolled({**PARAMS, "loop": {"num_rounds": num_rounds}})["stages"]
     assert len(stages) == 2 + 3 * num_rounds
+    pool = ["work/tables.parquet", "work/tasks.json"]
     for k in range(1, num_rounds + 1):
         before = [] if k == 1 else [f"work/round_{k - 1}/{name}" for name in NETWORKS]
-        assert stages[f"benchmark_{k}"]["deps"][2:] == before
-        costs = [f"work/round_{number}/costs.parquet" for number in range(1, k + 1)]
-        assert stages[f"train_cost_{k}"]["deps"][2 : 2 + k] == costs
-        assert stages[f"train_cost_{k}"]["deps"][2 + k :] == before[::2]
-        assert stages[f"train_policy_{k}"]["deps"][2:] == [f"work/round_{k}/cost_net", *before[1:2]]
-    assert stages["evaluate"]["deps"][-3:] == [f"work/round_{num_rounds}/{name}" for name in NETWORKS]
+        assert stages[f"benchmark_{k}"]["deps"] == (pool if k == 1 else before)
+        assert stages[f"train_cost_{k}"]["deps"] == [f"work/round_{k}/costs.parquet", *before[::2]]
+        assert stages[f"train_policy_{k}"]["deps"] == [f"work/round_{k}/cost_net", *before[1:2]]
+    last = ["costs.parquet", *NETWORKS]
+    assert stages["evaluate"]["deps"] == [f"work/round_{num_rounds}/{name}" for name in last]
 
 
-def test_every_file_that_a_command_names_is_declared() -> None:
+def test_every_file_that_a_command_names_is_an_output_or_made_by_a_stage_before_it() -> None:
+    known: set[str] = set()
     for stage in unrolled(PARAMS)["stages"].values():
-        declared = {*stage.get("deps", []), *stage["outs"], *(path for one in stage.get("metrics", []) for path in one)}
-        assert {word for word in stage["cmd"].split() if word.startswith("work/")} <= declared
+        known |= {path for kind in ("outs", "metrics", "plots") for path in paths(stage.get(kind, []))}
+        assert {word for word in stage["cmd"].split() if word.startswith("work/")} <= known
+        assert set(stage.get("deps", [])) <= known
+
+
+def test_what_made_the_pool_is_a_setting_of_every_stage() -> None:
+    """A stage names the pool's files or the settings behind them: both change together."""
+    for stage in unrolled(PARAMS)["stages"].values():
+        assert "work/tables.parquet" in stage.get("deps", []) or "generate_tables" in stage["params"]
 
 
 def test_a_round_leaves_the_folder_of_a_model() -> None:
     stages = unrolled(PARAMS)["stages"]
-    left = {out for name in ("train_cost_2", "train_policy_2") for out in stages[name]["outs"]}
-    assert left == {f"work/round_2/{name}" for name in NETWORKS} == {f"work/round_2/{name}" for name in PARTS}
+    left = {out for name in ("train_cost_2", "train_policy_2") for out in paths(stages[name]["outs"])}
+    networks = {f"work/round_2/{name}" for name in NETWORKS}
+    assert networks == {f"work/round_2/{name}" for name in PARTS} == {out for out in left if not out.endswith(".json")}
 
 
-def test_every_input_is_some_stages_output() -> None:
-    stages = unrolled(PARAMS)["stages"].values()
-    written = {out for stage in stages for out in stage["outs"]}
-    assert {dep for stage in stages for dep in stage.get("deps", [])} <= written
+def test_nothing_of_the_loop_is_for_a_remote() -> None:
+    """`dvc pull` fails where an output in DVC's cache was never made (treeverse/dvc#5913)."""
+    for stage in unrolled(PARAMS)["stages"].values():
+        outputs = [how for kind in ("outs", "metrics", "plots") for one in stage.get(kind, []) for how in one.values()]
+        assert {how["cache"] for how in outputs} == {False}
+
+
+@pytest.mark.parametrize("num_rounds", [3, 10])
+def test_the_graph_fits_a_terminal(num_rounds: int) -> None:
+    from dvc.dagascii import draw
+
+    stages = unrolled({**PARAMS, "loop": {"num_rounds": num_rounds}})["stages"]
+    made_by = {out: name for name, one in stages.items() for out in paths(one["outs"])}
+    edges = list(dict.fromkeys((name, made_by[dep]) for name, one in stages.items() for dep in one.get("deps", [])))
+    assert max(map(len, draw(list(stages), edges).splitlines())) <= 80
+
+
+def test_the_metrics_fit_a_terminal() -> None:
+    shown = [path for one in unrolled(PARAMS)["stages"].values() for path in paths(one.get("metrics", []))]
+    assert shown == ["reports/summary.json"]
 
 
 def test_files_that_the_settings_name_are_inputs() -> None:
     own = {**PARAMS, "generate_tables": {**PARAMS["generate_tables"], "source": "mine.csv"}}
     own["measure"] = {**PARAMS["measure"], "recorded_batch": "batch.pt.gz"}
     stages = unrolled(own)["stages"]
-    assert stages["generate_tables"]["deps"] == ["mine.csv"]
+    assert all("mine.csv" in stages[name]["deps"] for name in ("generate_tables", "train_cost_2", "evaluate"))
     assert "batch.pt.gz" in stages["benchmark_1"]["deps"]
     assert "batch.pt.gz" in stages["evaluate"]["deps"]
 
@@ -71,5 +103,7 @@ def test_files_that_the_settings_name_are_inputs() -> None:
 @pytest.mark.parametrize("preset", sorted((ROOT / "presets").glob("*.yaml")), ids=lambda path: path.stem)
 def test_presets_are_complete(preset: Path) -> None:
     params = yaml.safe_load(preset.read_text())
-    assert params.keys() == PARAMS.keys()
+    assert params.keys() <= PARAMS.keys()
     unrolled(params)
+    for stage in STAGES:
+        stage.settings(params, {})

@@ -12,7 +12,7 @@ from evenshard.cli import main
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import read_rows, save_rows
 from evenshard.measure.costs import CONTROL
-from evenshard.stages import benchmark, generate_tables, merge_costs
+from evenshard.stages import benchmark, generate_tables, loop, merge_costs
 from evenshard.tracking import StageRun
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.params import section
@@ -20,7 +20,7 @@ from evenshard.utils.provenance import Lineage
 from support.kubeflow_builders import SMALL_PARAMS
 
 MEASURE = MeasureConfig(hardware="simulated:h200", visits=1, controls=2, control_repeats=3)
-CONFIG = benchmark.BenchmarkConfig(placements_per_round=7, shards_per_round=4)
+CONFIG = loop.BenchmarkConfig(placements_per_round=7, shards_per_round=4)
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +37,9 @@ class Pool:
 
     def part(self, number: int, num_parts: int, **changes: Any) -> Path:
         out = self.folder / f"part_{number}_of_{num_parts}.parquet"
-        inputs = benchmark.BenchmarkInputs(self.tables, self.tasks, 1, part=number, num_parts=num_parts)
+        inputs = loop.BenchmarkInputs(self.tables, self.tasks, 1, part=number, num_parts=num_parts)
         config, lineage = replace(CONFIG, **changes), Lineage("c", "p")
-        benchmark.run(config, MEASURE, inputs, benchmark.BenchmarkOutputs(out), lineage)
+        benchmark.run(config, MEASURE, inputs, loop.BenchmarkOutputs(out), lineage)
         return out
 
 
@@ -47,9 +47,9 @@ class Pool:
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Pool:
     folder = tmp_path_factory.mktemp("pool")
     made = Pool(folder / "tables.parquet", folder / "tasks.json", folder)
-    outputs = generate_tables.GenerateTablesOutputs(made.tables, made.tasks)
-    config = section(SMALL_PARAMS, "generate_tables", generate_tables.GenerateTablesConfig)
-    generate_tables.run(config, generate_tables.GenerateTablesInputs(), outputs)
+    outputs = loop.GenerateTablesOutputs(made.tables, made.tasks)
+    config = section(SMALL_PARAMS, "generate_tables", loop.GenerateTablesConfig)
+    generate_tables.run(config, loop.GenerateTablesInputs(), outputs)
     return made
 
 

@@ -21,7 +21,7 @@ from evenshard.sharders.convex_search.cost_model import Calibration, CostModel, 
 from evenshard.sharders.convex_search.fit import CostModelFitConfig, fit_cost_model
 from evenshard.sharders.random import random_placement
 from evenshard.sharders.trained_on import TrainedOn
-from evenshard.stages import train_cost, train_policy
+from evenshard.stages import loop, train_cost, train_policy
 from evenshard.tables.files import save_tables
 from evenshard.utils.errors import BadFile, TrainingFailed
 from evenshard.utils.provenance import Lineage
@@ -30,7 +30,7 @@ from support.convex_builders import TABLES, random_model
 
 POOL = some_tables(12)
 TASKS = tuple(task([POOL[(n * 5 + i) % 12] for i in range(6)], task_id=f"train-{n:03d}") for n in range(5))
-CONFIG = train_cost.TrainCostConfig(num_updates=3, convex_updates=3)
+CONFIG = loop.TrainCostConfig(num_updates=3, convex_updates=3)
 
 
 def run_of(of_task: PlacementTask, placement: Placement, who: str, number: int, round_number: int) -> MeasuredPlacement:
@@ -63,14 +63,14 @@ class Stage:
         name: str,
         *rounds: Sequence[MeasuredPlacement],
         cost_model: Path | None = None,
-        config: train_cost.TrainCostConfig = CONFIG,
+        config: loop.TrainCostConfig = CONFIG,
     ) -> dict[str, float]:
         costs = tuple(self.folder / f"{name}-{number}.parquet" for number in range(1, len(rounds) + 1))
         for path, one in zip(costs, rounds, strict=True):
             save_costs(one, path)
         tables, tasks = self.folder / "tables.parquet", self.folder / "tasks.json"
-        inputs = train_cost.TrainCostInputs(tables, tasks, costs, len(rounds), 3, cost_model=cost_model)
-        outputs = train_cost.TrainCostOutputs(self.folder / name / "cost_net", self.folder / name / "cost_model")
+        inputs = loop.TrainCostInputs(tables, tasks, costs, len(rounds), 3, cost_model=cost_model)
+        outputs = loop.TrainCostOutputs(self.folder / name / "cost_net", self.folder / name / "cost_model")
         return train_cost.run(config, inputs, outputs, Lineage(git_commit="c0ffee")).metrics
 
     def model(self, name: str) -> CostModel:
@@ -109,10 +109,10 @@ def test_a_training_that_diverged_keeps_the_older_networks(stage: Stage) -> None
 def test_a_policy_that_diverged_is_not_saved(stage: Stage) -> None:
     stage.run("fine", placements())
     tables, tasks = stage.folder / "tables.parquet", stage.folder / "tasks.json"
-    inputs = train_policy.TrainPolicyInputs(tables, tasks, stage.folder / "fine" / "cost_net", 1, 1)
-    outputs = train_policy.TrainPolicyOutputs(stage.folder / "policy")
+    inputs = loop.TrainPolicyInputs(tables, tasks, stage.folder / "fine" / "cost_net", 1, 1)
+    outputs = loop.TrainPolicyOutputs(stage.folder / "policy")
     with pytest.raises(TrainingFailed, match=r"the training diverged: .* Lower the learning rate"):
-        train_policy.run(train_policy.TrainPolicyConfig(num_updates=3, learning_rate=1e30), inputs, outputs)
+        train_policy.run(loop.TrainPolicyConfig(num_updates=3, learning_rate=1e30), inputs, outputs)
     assert not outputs.policy.exists()
 
 
@@ -159,8 +159,8 @@ def test_all_rounds_teach_and_the_model_says_what_it_was_trained_on(stage: Stage
 def test_without_a_folder_for_it_no_cost_model_is_fitted(stage: Stage) -> None:
     save_costs(placements(), stage.folder / "costs.parquet")
     files = [stage.folder / name for name in ("tables.parquet", "tasks.json", "costs.parquet")]
-    inputs = train_cost.TrainCostInputs(files[0], files[1], (files[2],), 1, 3)
-    found = train_cost.run(CONFIG, inputs, train_cost.TrainCostOutputs(stage.folder / "net/cost_net"))
+    inputs = loop.TrainCostInputs(files[0], files[1], (files[2],), 1, 3)
+    found = train_cost.run(CONFIG, inputs, loop.TrainCostOutputs(stage.folder / "net/cost_net"))
     assert not any(name.startswith("cost_model") for name in found.metrics)
     assert [path.name for path in (stage.folder / "net").iterdir()] == ["cost_net"]
     assert json.loads((stage.folder / "net/cost_net/config.json").read_text())["round"] == 1

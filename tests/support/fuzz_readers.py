@@ -232,18 +232,11 @@ def _read_tasks(path: Path) -> None:
 
 def _read_params(path: Path) -> None:
     from evenshard.measure.config import MeasureConfig
-    from evenshard.stages.benchmark import BenchmarkConfig
-    from evenshard.stages.evaluate import EvaluateConfig
-    from evenshard.stages.generate_tables import GenerateTablesConfig
-    from evenshard.stages.loop import LoopConfig
-    from evenshard.stages.train_cost import TrainCostConfig
-    from evenshard.stages.train_policy import TrainPolicyConfig
+    from evenshard.stages.loop import STAGES, LoopConfig
     from evenshard.utils.params import load_params, section
     from evenshard.utils.provenance import params_hash
 
-    kinds = {"loop": LoopConfig, "generate_tables": GenerateTablesConfig, "measure": MeasureConfig,
-             "benchmark": BenchmarkConfig, "train_cost": TrainCostConfig, "train_policy": TrainPolicyConfig,
-             "evaluate": EvaluateConfig}  # fmt: skip
+    kinds = {"loop": LoopConfig, "measure": MeasureConfig, **{stage.name: stage.config for stage in STAGES}}
     params = load_params(path)
     for name, kind in kinds.items():
         section(params, name, kind)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.kubeflow.cluster import Cluster
-from evenshard.kubeflow.package import build, compile_to, default_cluster, pipeline_documents
+from evenshard.kubeflow.package import compile_to, pipeline_documents
+from evenshard_pipelines.build import build, default_cluster
 
 SMALL_PARAMS: dict[str, Any] = {
     "loop": {"num_rounds": 2},

@@ -50,7 +50,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     )
     from evenshard.stages.decisions.promotion import Rules
     from evenshard.stages.decisions.promotion_text import print_promotion
-    from evenshard.stages.evaluate import EvaluateConfig
+    from evenshard.stages.loop import EvaluateConfig
     from evenshard.tracking import study_run
     from evenshard.tracking.tags import PARAMS_HASH
     from evenshard.utils.params import load_params, section

@@ -123,7 +123,7 @@ def _report(status: RunStatus, silent: bool = False) -> None:
 
 def _cluster(args: argparse.Namespace) -> Cluster:
     from evenshard.kubeflow.cluster import load_cluster
-    from evenshard.kubeflow.package import default_cluster
+    from evenshard_pipelines.build import default_cluster
 
     small = str(args.cluster) == "small"
     cluster = load_cluster(args.cluster) if args.cluster and not small else default_cluster(small)
@@ -134,7 +134,7 @@ def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> t
     from dataclasses import replace
 
     from evenshard.kubeflow.image import image
-    from evenshard.kubeflow.package import build
+    from evenshard_pipelines.build import build
 
     params = args.params
     if params is None and (args.pipeline != "place" or Path("params.yaml").exists()):

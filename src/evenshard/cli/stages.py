@@ -1,14 +1,14 @@
-"""The commands of the loop, one per stage."""
+"""The commands of the loop, one per stage, as the stages are declared."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import MISSING, fields
+from functools import partial
+from typing import Any, get_origin, get_type_hints
 
 from evenshard.cli.arguments import (
-    OUTPUT,
     PATH,
     SOURCE,
     Commands,
@@ -18,255 +18,77 @@ from evenshard.cli.arguments import (
     output_flag,
     params_flag,
 )
-from evenshard.utils.outputs import NETWORK, REPORT
+from evenshard.stages.loop import STAGES, LoopConfig
+from evenshard.stages.stage import LoopSetting, Option, Reads, Stage, Writes, declared, flags
 
 
-def _generate_tables(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.stages import generate_tables as stage
-    from evenshard.tracking import stage_run
+def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.stages.runner import run_stage
     from evenshard.utils.params import load_params, section
 
     params = load_params(args.params)
-    config = section(params, "generate_tables", stage.GenerateTablesConfig, source=args.source, seed=args.seed)
-    with stage_run("generate_tables", params, asdict(config)) as run:
-        outputs = stage.GenerateTablesOutputs(args.tables_out, args.tasks_out)
-        metrics = stage.run(config, stage.GenerateTablesInputs(), outputs)
-        run.metrics(metrics)
-        run.tables(args.tables_out)
-        run.artifact(args.tables_out)
-        run.artifact(args.tasks_out)
-    return metrics
-
-
-def _benchmark(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.measure.config import MeasureConfig
-    from evenshard.measure.distributed import collective
-    from evenshard.stages import benchmark as stage
-    from evenshard.tracking import stage_run
-    from evenshard.utils.params import load_params, section
-    from evenshard.utils.provenance import Lineage
-
-    params = load_params(args.params)
-    config = section(
-        params,
-        "benchmark",
-        stage.BenchmarkConfig,
-        placements_per_round=args.placements,
-        shards_per_round=args.shards,
-    )
-    measure = section(params, "measure", MeasureConfig, hardware=args.hardware)
-    inputs = stage.BenchmarkInputs(
-        tables=args.tables,
-        tasks=args.tasks,
-        round=args.round,
-        cost_net=args.cost_net,
-        policy=args.policy,
-        cost_model=args.cost_model,
-        journal=args.journal,
-        budget_minutes=args.budget_minutes,
-        part=args.part,
-        num_parts=args.num_parts,
-    )
-    outputs = stage.BenchmarkOutputs(args.out, args.plan_out)
-    if collective.is_follower():
-        collective.serve(measure)
-        return {}
-    if args.plan_out is not None or args.budget_minutes == 0:
-        return stage.run(config, measure, inputs, outputs, Lineage.here(params)).metrics
-    with stage_run(inputs.name, params, {**asdict(config), **asdict(measure)}) as run:
-        outcome = stage.run(config, measure, inputs, outputs, Lineage.here(params))
-        run.series("measured_ms_per_placement", outcome.curve)
-        run.metrics(outcome.metrics)
-        run.artifact(args.out)
-        run.tables(args.tables)
-        run.costs([args.out], "benchmark")
+    overrides = {stage.name: _given(args, stage.config)}
+    if stage.measures:
+        overrides["measure"] = {"hardware": args.hardware}
+    settings = stage.settings(params, overrides)
+    of_loop = {}
+    if names := declared(stage.inputs, LoopSetting):
+        loop = section(params, "loop", LoopConfig)
+        of_loop = {name: max(getattr(loop, name), args.round) for name in names}
+    inputs = stage.inputs(**_given(args, stage.inputs), **of_loop)
+    outcome = run_stage(stage, settings, inputs, stage.outputs(**_given(args, stage.outputs)), params)
+    if outcome.text:
+        print(outcome.text)
     return outcome.metrics
 
 
-def _train_cost(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.stages import train_cost as stage
-    from evenshard.stages.loop import LoopConfig
-    from evenshard.tracking import stage_run
-    from evenshard.utils.params import load_params, section
-    from evenshard.utils.provenance import Lineage
-
-    params = load_params(args.params)
-    config = section(params, "train_cost", stage.TrainCostConfig)
-    num_rounds = section(params, "loop", LoopConfig).num_rounds
-    inputs = stage.TrainCostInputs(
-        tables=args.tables,
-        tasks=args.tasks,
-        costs=tuple(args.costs),
-        round=args.round,
-        num_rounds=max(num_rounds, args.round),
-        cost_net=args.cost_net,
-        cost_model=args.cost_model,
-    )
-    with stage_run(f"train_cost_{args.round}", params, asdict(config)) as run:
-        run.tables(args.tables)
-        run.costs(args.costs, "training")
-        outputs = stage.TrainCostOutputs(args.out, args.model_out)
-        outcome = stage.run(config, inputs, outputs, Lineage.here(params))
-        run.series("loss_per_update", outcome.curve)
-        run.metrics(outcome.metrics)
-        run.artifact(args.out)
-        if args.model_out is not None:
-            run.artifact(args.model_out)
-    return outcome.metrics
-
-
-def _train_policy(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.stages import train_policy as stage
-    from evenshard.stages.loop import LoopConfig
-    from evenshard.tracking import stage_run
-    from evenshard.utils.params import load_params, section
-
-    params = load_params(args.params)
-    config = section(params, "train_policy", stage.TrainPolicyConfig)
-    num_rounds = section(params, "loop", LoopConfig).num_rounds
-    inputs = stage.TrainPolicyInputs(
-        args.tables, args.tasks, args.cost_net, args.round, max(num_rounds, args.round), args.policy
-    )
-    with stage_run(f"train_policy_{args.round}", params, asdict(config)) as run:
-        run.tables(args.tables)
-        run.learned_from(args.cost_net)
-        outcome = stage.run(config, inputs, stage.TrainPolicyOutputs(args.out))
-        run.series("predicted_ms_per_update", outcome.curve)
-        run.metrics(outcome.metrics)
-        run.artifact(args.out)
-    return outcome.metrics
-
-
-def _evaluate(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.measure.config import MeasureConfig
-    from evenshard.measure.distributed import collective
-    from evenshard.planner.serving import served_code
-    from evenshard.stages import evaluate as stage
-    from evenshard.tracking import log_to_parent, stage_run
-    from evenshard.utils.params import load_params, section
-    from evenshard.utils.provenance import Lineage
-
-    params = load_params(args.params)
-    config = section(params, "evaluate", stage.EvaluateConfig)
-    measure = section(params, "measure", MeasureConfig, hardware=args.hardware)
-    if collective.is_follower():
-        collective.serve(measure)
-        return {}
-    inputs = stage.EvaluateInputs(
-        args.tables, args.tasks, tuple(args.costs), args.cost_net, args.policy, args.cost_model
-    )
-    with stage_run("evaluate", params, {**asdict(config), **asdict(measure)}) as run:
-        evaluation = stage.run(config, measure, inputs, stage.EvaluateOutputs(args.out), Lineage.here(params))
-        headline = stage.headline(evaluation.metrics)
-        run.tables(args.tables)
-        run.evaluation(args.out, inputs.networks, served_code(), inputs.costs, headline)
-    log_to_parent(headline, run.origin)
-    print(evaluation.table)
-    print("\nreport: " + ", ".join(str(path) for path in sorted(REPORT.paths(args.out))))
-    return {}
+def _given(args: argparse.Namespace, of: type) -> dict[str, Any]:
+    """The values of the flags of a dataclass's fields, by the names of the fields."""
+    values = {name: getattr(args, flag.lstrip("-").replace("-", "_")) for name, flag in flags(of).items()}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares the five stages."""
-
-    def stage(name: str, call: Any, what: str, more: str) -> argparse.ArgumentParser:
-        sub = commands.add(name, call, what, more)
+    """Declares the stages."""
+    for stage in STAGES:
+        more = " ".join(filter(None, (stage.about, stage.usage)))
+        sub = commands.add(stage.command, partial(_run, stage), stage.what, more)
         params_flag(sub)
         metrics_flag(sub)
-        return sub
+        _add_flags(sub, stage.inputs)
+        if stage.measures:
+            hardware_flag(sub)
+        _add_flags(sub, stage.config, overrides=True)
+        _add_flags(sub, stage.outputs)
 
-    def inputs(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("--tables", **PATH, required=True, help="the pool, as generate-tables writes it")
-        sub.add_argument("--tasks", **PATH, required=True, help="train and test tasks, as generate-tables writes them")
 
-    def at_round(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("--round", type=at_least(1), default=1, help="which round of the loop this is (default: 1)")
+def _add_flags(sub: argparse.ArgumentParser, of: type, overrides: bool = False) -> None:
+    """Declares the flags of a dataclass's fields.
 
-    sub = stage(
-        "generate-tables",
-        _generate_tables,
-        "Write a table pool and placement tasks.",
-        "Tables come from the seeded DLRM 2021 generator, a public catalogue, your own table file or a recorded DLRM "
-        "batch (generate_tables.source); train and test tasks share no table.",
-    )
-    sub.add_argument("--source", type=SOURCE, help="overrides generate_tables.source of the settings")
-    sub.add_argument("--seed", type=int, help="overrides generate_tables.seed")
-    sub.add_argument("--tables-out", **OUTPUT, required=True, help="table pool to write (.parquet, .json, .csv, .yaml)")
-    sub.add_argument("--tasks-out", **OUTPUT, required=True, help="tasks to write (.json)")
+    Args:
+        overrides: whether the fields have their values from params.yaml where the flags are not given.
+    """
+    hints, of_fields, default_of = get_type_hints(of), flags(of), {one.name: one.default for one in fields(of)}
+    for name, declaration in declared(of, object).items():
+        if name not in of_fields:
+            continue
+        how = _type_of(declaration)
+        if get_origin(hints[name]) is tuple:
+            how["nargs"] = "+"
+        if default_of[name] is MISSING and not overrides:
+            how["required"] = True
+        elif not overrides:
+            how["default"] = default_of[name]
+        sub.add_argument(of_fields[name], help=declaration.help, **how)
 
-    sub = stage(
-        "benchmark",
-        _benchmark,
-        "Time placements of the train tasks, and random shards.",
-        "Round 1 places at random; with --cost-net and --policy of the previous round, its policy proposes, and with "
-        "--cost-model a search proposes its share (benchmark.searched_share). Under "
-        "`torchrun --nproc-per-node N -m evenshard benchmark` N devices measure at once and really exchange.",
-    )
-    inputs(sub)
-    at_round(sub)
-    hardware_flag(sub)
-    sub.add_argument("--placements", type=at_least(0), help="overrides benchmark.placements_per_round")
-    sub.add_argument(
-        "--shards", type=at_least(0), help="overrides benchmark.shards_per_round: random shards of 1-64 tables"
-    )
-    sub.add_argument("--part", type=at_least(1), default=1, metavar="I",
-                     help="measure only part I of --num-parts; `evenshard merge-costs` merges them")  # fmt: skip
-    sub.add_argument("--num-parts", type=at_least(1), default=1, metavar="N",
-                     help="parts that several machines measure side by side, each with all controls")  # fmt: skip
-    sub.add_argument("--budget-minutes", type=at_least(0, float), metavar="M",
-                     help="begin no measurement after M minutes; 0 only turns the journal into costs")  # fmt: skip
-    sub.add_argument("--journal", **OUTPUT, help="every measurement goes here at once; started again with the same "
-                     "journal, the benchmark resumes (default: one beside --out, removed at the end)")  # fmt: skip
-    sub.add_argument("--plan-out", **OUTPUT, help="measure nothing: write what is to be measured, for `python -m "
-                     "evenshard.measure` on a box that has torch and FBGEMM alone")  # fmt: skip
-    sub.add_argument("--cost-net", **PATH, help="cost network of the previous round")
-    sub.add_argument("--policy", **PATH, help="policy of the previous round")
-    sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the previous round")
-    sub.add_argument("--out", **OUTPUT, required=True, help="cost dataset to write (.parquet)")
 
-    sub = stage(
-        "train-cost",
-        _train_cost,
-        "Fit the cost network and the cost model to the costs of `evenshard benchmark`.",
-        "Give the cost datasets of all rounds so far; --cost-net goes on from the previous round's network. "
-        "DreamShard's policy is trained against the cost network (--out), evenshard searches with the cost model "
-        "(--model-out).",
-    )
-    inputs(sub)
-    at_round(sub)
-    sub.add_argument("--costs", **PATH, nargs="+", required=True, help="cost datasets of rounds 1 to this one")
-    sub.add_argument("--cost-net", **PATH, help="cost network of the previous round")
-    sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the previous round: its errors about its "
-                     "own choices widen the new one's intervals")  # fmt: skip
-    sub.add_argument("--out", **output_flag(NETWORK), required=True, help="folder of the network to write")
-    sub.add_argument(
-        "--model-out",
-        **output_flag(NETWORK),
-        help="folder of evenshard's cost model to write (default: none is fitted)",
-    )
-
-    sub = stage(
-        "train-policy",
-        _train_policy,
-        "Train the placement policy against the cost network.",
-        "Nothing is measured. --policy goes on from the previous round's policy.",
-    )
-    inputs(sub)
-    at_round(sub)
-    sub.add_argument("--cost-net", **PATH, required=True, help="cost network of this round")
-    sub.add_argument("--policy", **PATH, help="policy of the previous round")
-    sub.add_argument("--out", **output_flag(NETWORK), required=True, help="folder of the policy to write")
-
-    sub = stage(
-        "evaluate",
-        _evaluate,
-        "Compare all sharders on the held-out tasks and report.",
-        "Writes metrics.json, evaluation.csv and pictures, and prints the table.",
-    )
-    inputs(sub)
-    hardware_flag(sub)
-    sub.add_argument("--costs", **PATH, nargs="+", required=True, help="cost datasets of all rounds")
-    sub.add_argument("--cost-net", **PATH, required=True, help="cost network of the last round")
-    sub.add_argument("--policy", **PATH, required=True, help="policy of the last round")
-    sub.add_argument("--cost-model", **PATH, help="evenshard's cost model of the last round; evenshard then takes part")
-    sub.add_argument("--out", **output_flag(REPORT), required=True, help="report folder to write into")
+def _type_of(declaration: Any) -> dict[str, Any]:
+    match declaration:
+        case Reads():
+            return dict(PATH)
+        case Writes(output=output):
+            return output_flag(output)
+        case Option(kind=kind, least=least, metavar=metavar):
+            named = {} if metavar is None else {"metavar": metavar}
+            return {"type": SOURCE if kind is str else kind if least is None else at_least(least, kind), **named}
+    raise AssertionError(declaration)

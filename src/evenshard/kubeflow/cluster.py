@@ -7,22 +7,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from evenshard.stages.loop import STAGES
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import shown
 from evenshard.utils.params import CORRECT_IT, load_params, require, section
 
-STAGES = (
-    "generate_tables",
-    "benchmark",
-    "merge_costs",
-    "train_cost",
-    "train_policy",
-    "evaluate",
-    "drift",
-    "place",
-    "record_outcome",
-)
-MEASURING = ("benchmark", "evaluate")
+COMPONENTS = (*(stage.name for stage in STAGES), "merge_costs", "drift", "place", "record_outcome")
+MEASURING = tuple(stage.name for stage in STAGES if stage.measures)
 BACKOFF_FACTOR = 2
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTP]i?)?")
 _SECONDS = re.compile(r"\d+s")
@@ -86,7 +77,7 @@ class Cluster:
 
     Attributes:
         num_parts: pods that measure a round side by side.
-        stages: settings by name of the stage, for each of ``STAGES``.
+        stages: settings by name of the stage, for each of ``COMPONENTS``.
         gpu: kind of GPU of pods that ask for one.
         node_selector, labels: selector and labels of all pods.
         service_account: account that runs are submitted with; "" for the cluster's own default.
@@ -135,12 +126,12 @@ def load_cluster(path: Path) -> Cluster:
     by_stage = content.pop("stages", {})
     require(isinstance(by_stage, dict), f"{path}: stages is not a mapping. Write one block for each stage under it.")
     for name in by_stage:
-        is_stage = name == "default" or name in STAGES
-        require(is_stage, f"{path}: stages has no {shown(name)}. Choose one of {', '.join(STAGES)}.")
+        is_stage = name == "default" or name in COMPONENTS
+        require(is_stage, f"{path}: stages has no {shown(name)}. Choose one of {', '.join(COMPONENTS)}.")
         block = by_stage[name]
         require(isinstance(block, dict), f"{path}: stages.{name} is {shown(block)}. Write `key: value` lines under it.")
     default = by_stage.get("default", {})
-    stages = {name: _resources(path, name, {**default, **by_stage.get(name, {})}) for name in STAGES}
+    stages = {name: _resources(path, name, {**default, **by_stage.get(name, {})}) for name in COMPONENTS}
     known = [one.name for one in fields(Cluster)]
     for key in content:
         require(key in known, f"{path}: unknown key {shown(key)}. It knows {', '.join(known)}.")

@@ -8,86 +8,24 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.kubeflow.addresses import is_imported, require_known, require_readable
-from evenshard.kubeflow.cluster import Cluster, load_cluster
+from evenshard.kubeflow.addresses import is_imported, require_readable
 from evenshard.kubeflow.drift_request import DriftRequest
 from evenshard.kubeflow.place_request import place_arguments
+from evenshard.stages.loop import LOOP_SECTIONS
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, BadInput, StorageFailed
-from evenshard.utils.extras import require_package
 from evenshard.utils.limits import read_text
 from evenshard.utils.messages import shown
-from evenshard.utils.params import load_params, section
+from evenshard.utils.params import section
 from evenshard.utils.provenance import sha256_of
 from evenshard.utils.s3 import content_hash, is_address
 from evenshard.utils.yaml_files import load_documents, load_yaml
 
-TRAIN, RETRAIN, PLACE = "train", "retrain", "place"
-PIPELINES = (TRAIN, RETRAIN, PLACE)
 ADDRESSES = {"tables", "source", "model"}
 """Parameters of pipelines that are addresses; see ``evenshard.kubeflow.addresses``."""
-SECTIONS = {
-    "request": "place",
-    "drift_request": "drift",
-    "generate_tables_config": "generate_tables",
-    "measure_config": "measure",
-    "benchmark_config": "benchmark",
-    "train_cost_config": "train_cost",
-    "train_policy_config": "train_policy",
-    "evaluate_config": "evaluate",
-}
+SECTIONS = {"request": "place", "drift_request": "drift", **{f"{name}_config": name for name in LOOP_SECTIONS}}
 """Parameters of pipelines that are sections of settings."""
 log = logging.getLogger(__name__)
-
-
-def default_cluster(small: bool = False) -> Cluster:
-    """The cluster settings that come with the pipelines: for GPU nodes and the like, or for 4 CPUs and 8 GB in all."""
-    return load_cluster(Path(str(_pipelines().__file__)).parent / ("cluster_small.yaml" if small else "cluster.yaml"))
-
-
-def build(
-    name: str,
-    params_path: Path | None,
-    cluster: Cluster,
-    overrides: Mapping[str, Any] | None = None,
-    runs_now: bool = False,
-) -> tuple[Any, dict[str, Any]]:
-    """A pipeline ready to be compiled or run, and the values of those of its parameters that a user has given.
-
-    Args:
-        name: one of ``PIPELINES``.
-        params_path: params.yaml; None for a pipeline that can do without, which is place.
-        overrides: values of the pipeline's parameters, by name.
-        runs_now: whether the run starts at once, so that what is on S3 now is what it will read.
-
-    Raises:
-        BadInput: if the settings or values make no sense, or kfp is not installed.
-    """
-    _pipelines()
-    values = dict(overrides or {})
-    params = {} if params_path is None else load_params(params_path)
-    # a section that is given for the run is checked, and used, as if it stood in the file
-    params |= {SECTIONS[key]: value for key, value in values.items() if key in SECTIONS}
-    for key in ADDRESSES & values.keys():
-        require_known(str(values[key]))
-    if name == TRAIN:
-        from evenshard_pipelines.dvc_rounds import sources
-        from evenshard_pipelines.train import train_pipeline
-
-        if files := sources(params):
-            values.setdefault("source", files[0])
-        source = str(values.get("source", ""))
-        pipeline = train_pipeline(params, cluster, source, data_hash(source, runs_now) if source else "")
-    elif name == RETRAIN:
-        from evenshard_pipelines.retrain import retrain_pipeline
-
-        pipeline = retrain_pipeline(params, cluster, str(values.get("tables", "")))
-    else:
-        from evenshard_pipelines.place import place_pipeline
-
-        pipeline = place_pipeline(params, cluster, str(values.get("tables", "")), str(values.get("model", "")))
-    _check_names(values, pipeline.pipeline_spec.root.input_definitions.parameters)
-    return pipeline, values
 
 
 def compile_to(pipeline: Any, path: Path, values: Mapping[str, Any]) -> None:
@@ -129,7 +67,7 @@ def pipeline_documents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def require_fits(package: Path, values: Mapping[str, Any]) -> None:
     """Raises BadInput unless a compiled pipeline can be run with these values of its parameters."""
     spec, _ = pipeline_documents(package)
-    _check_names(values, spec["root"].get("inputDefinitions", {}).get("parameters", {}))
+    check_names(values, spec["root"].get("inputDefinitions", {}).get("parameters", {}))
     if "request" in values:
         place_arguments(values["request"])
     if "drift_request" in values:
@@ -187,15 +125,8 @@ def _imported(spec: Mapping[str, Any]) -> set[str]:
     return {name.removeprefix("pipelinechannel--") for name in found}
 
 
-def _check_names(values: Mapping[str, Any], known: Collection[str]) -> None:
+def check_names(values: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises BadConfig if a pipeline has no parameter of one of these names."""
     for name in values:
         if name not in known:
             raise BadConfig(f"the pipeline has no parameter {shown(name)}. It has {', '.join(sorted(known))}.")
-
-
-def _pipelines() -> Any:
-    """The package with the pipelines; it needs kfp."""
-    require_package("kfp.kubernetes")
-    import evenshard_pipelines
-
-    return evenshard_pipelines

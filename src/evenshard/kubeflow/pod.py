@@ -1,34 +1,87 @@
-"""A component's work around its stage: finds files in artifacts, tracks the stage, reports its metrics."""
+"""A component's work around its stage: finds files in artifacts, runs the stage, reports its metrics."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from evenshard import tracking
 from evenshard.kubeflow.addresses import require_readable
+from evenshard.kubeflow.component import EARLIER, METRICS, NUM_GPUS, accumulates, input_name, own_file
+from evenshard.kubeflow.pod_measurement import on_gpus
 from evenshard.kubeflow.remote import ENDPOINT, run_page
+from evenshard.kubeflow.retry import with_retries
+from evenshard.stages.loop import STAGES
 from evenshard.stages.record_outcome import UNKNOWN
-from evenshard.tracking import StageRun
+from evenshard.stages.stage import LoopSetting, Option, Reads, Stage, Writes, declared
 from evenshard.utils.console import log_to_stderr
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.provenance import Lineage
 
 TABLES = "tables.parquet"
 """The table pool, inside the artifact ``tables``: what reads a table file goes by its suffix."""
 
 
-def tables_in(artifact: Any) -> Path:
-    """The pool in the artifact ``tables``."""
-    return Path(artifact.path, TABLES)
+def run_in_pod(name: str, **arguments: Any) -> None:
+    """Runs a stage of the loop on the arguments of its component; see ``evenshard.kubeflow.component``.
+
+    MLflow gets the run where MLFLOW_TRACKING_URI names a server: a file in a pod would be gone with it.
+
+    Raises:
+        BadInput: if an input cannot be read or a setting makes no sense.
+        MeasurementFailed: if a kernel fails.
+    """
+    # after torch: the stage's code is imported here, not where a pipeline is compiled
+    from evenshard.stages.runner import run_stage
+
+    log_to_stderr()
+    logging.getLogger().setLevel(logging.WARNING)  # KFP's executor lets everybody talk, and FBGEMM talks a lot
+    (stage,) = (one for one in STAGES if one.name == name)
+    own = own_file(stage)
+    overrides = {name: {own: given(arguments[own], arguments[f"{own}_address"])}} if own else {}
+    sections = dict(zip(stage.sections, (arguments["config"], arguments.get("measure")), strict=False))
+    settings = stage.settings(sections, overrides)
+    inputs, outputs = _inputs(stage, arguments), _outputs(stage, arguments)
+    params = {section: asdict(one) for section, one in settings.items()}
+    if num_gpus := arguments.get(NUM_GPUS, 0):
+        metrics = with_retries(on_gpus)(stage, num_gpus, params, inputs, outputs)  # the command logs to MLflow
+    else:
+        metrics = run_stage(stage, settings, inputs, outputs, params, _has_server(), with_retries).metrics
+    log_metrics(arguments[METRICS], metrics)
+
+
+def _inputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
+    values = {name: arguments[name] for name in declared(stage.inputs, LoopSetting)}
+    for name, option in declared(stage.inputs, Option).items():
+        if option.parameter:
+            values[name] = arguments[option.parameter]
+    for name in declared(stage.inputs, Reads):
+        path = path_of(arguments[input_name(stage, name)])
+        if path is not None:
+            values[name] = round_costs(path) if accumulates(name) else _file_in(path, name)
+    return stage.inputs(**values)
+
+
+def _outputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
+    values = {}
+    for name, one in declared(stage.outputs, Writes).items():
+        if not one.artifact:
+            continue
+        path = Path(arguments[name].path)
+        if accumulates(name):
+            values[name] = add_round(path, arguments["round_number"], path_of(arguments[EARLIER]))
+        else:
+            values[name] = _file_in(path, name)
+    return stage.outputs(**values)
+
+
+def _file_in(path: Path, name: str) -> Path:
+    return path / TABLES if name == "tables" else path
 
 
 def path_of(artifact: Any) -> Path | None:
@@ -60,47 +113,11 @@ def tables_given(artifact: Any, address: str) -> str:
     return found
 
 
-@contextmanager
-def stage_run(stage: str, *settings: Any) -> Iterator[StageRun]:
-    """The stage's run in MLflow, where MLFLOW_TRACKING_URI names a server: a file in a pod would be gone with it.
-
-    Args:
-        stage: run name, such as ``train_cost_2``.
-        settings: the stage's dataclasses, logged as the run's parameters.
-    """
-    log_to_stderr()
-    logging.getLogger().setLevel(logging.WARNING)  # KFP's executor lets everybody talk, and FBGEMM talks a lot
-    if not _has_server():
-        yield StageRun()
-        return
-    values = {name: value for one in settings for name, value in asdict(one).items()}
-    with tracking.stage_run(stage, _as_params(settings), values) as run:
-        yield run
-
-
-def record(
-    run: StageRun | None, metrics: Any, values: Mapping[str, float | None], artifact: Path | None = None
-) -> None:
-    """Logs a stage's metrics, to MLflow and as its metrics artifact, and uploads what it has made to MLflow.
-
-    Args:
-        run: None where the stage has logged to MLflow itself.
-    """
-    known = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
-    for name, value in known.items():
-        metrics.log_metric(name, value)
-    if run is None:
-        return
-    run.metrics(known)
-    if artifact is not None:
-        run.artifact(artifact)
-
-
-def log_to_parent(values: Mapping[str, float], origin: Mapping[str, str] | None = None) -> None:
-    """Puts a loop's headline metrics, and the origin of them, on its parent run in MLflow, where MLFLOW_TRACKING_URI
-    names a server."""
-    if _has_server():
-        tracking.log_to_parent(values, origin)
+def log_metrics(metrics: Any, values: Mapping[str, float | None]) -> None:
+    """Logs metrics as a component's metrics artifact; those that are not numbers are left out."""
+    for name, value in values.items():
+        if value is not None and math.isfinite(value):
+            metrics.log_metric(name, float(value))
 
 
 def end_loop(state: str, page: str) -> None:
@@ -117,25 +134,6 @@ def page_of(run_id: str) -> str:
 
 def _has_server() -> bool:
     return bool(os.environ.get("MLFLOW_TRACKING_URI"))
-
-
-def lineage(*settings: Any) -> Lineage:
-    """What cost datasets say about their origin: an image has no git, so the version stands for the code."""
-    return Lineage.here(_as_params(settings))
-
-
-def _as_params(settings: tuple[Any, ...]) -> dict[str, Any]:
-    """As sections of params.yaml: TrainCostConfig is train_cost."""
-    names = [re.sub(r"(?<=.)(?=[A-Z])", "_", type(one).__name__.removesuffix("Config")).lower() for one in settings]
-    return {name: asdict(one) for name, one in zip(names, settings, strict=True)}
-
-
-def model_folder(folder: Path, cost_model: Path, cost_net: Path, policy: Path) -> None:
-    """Puts the three networks of a round into one folder, as ``evenshard place --model`` takes it."""
-    from evenshard.sharders.models import PARTS  # needs torch, which takes seconds to import
-
-    for name, source in zip(PARTS, (cost_model, cost_net, policy), strict=True):
-        shutil.copytree(source, folder / name)
 
 
 def round_path(folder: Path, round_number: int) -> Path:

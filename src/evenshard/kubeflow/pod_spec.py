@@ -15,7 +15,7 @@ def placed(task: Any, stage: str, cluster: Cluster) -> Any:
 
     Args:
         task: a ``kfp.dsl.PipelineTask`` of a component of ``components/``.
-        stage: one of ``cluster.STAGES``.
+        stage: one of ``cluster.COMPONENTS``.
     """
     from kfp import kubernetes
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -22,8 +20,9 @@ from evenshard.measure.noise import controls_of, noise_of
 from evenshard.measure.plan import save_measure_plan
 from evenshard.placement.task import load_tasks
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
-from evenshard.stages.outcome import Outcome
+from evenshard.stages.loop import BenchmarkConfig, BenchmarkInputs, BenchmarkOutputs
 from evenshard.stages.propose import Proposers, among_controls, in_part, placement_jobs, shard_jobs
+from evenshard.stages.stage import Outcome
 from evenshard.tables.files import load_tables
 from evenshard.utils.console import progress
 from evenshard.utils.errors import BadFile, MeasurementFailed
@@ -32,60 +31,6 @@ from evenshard.utils.params import require
 from evenshard.utils.provenance import Lineage
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class BenchmarkConfig:
-    """Section ``benchmark`` of params.yaml.
-
-    Attributes:
-        placements_per_round: placements of train tasks to measure in each round.
-        shards_per_round: random shards of 1 to 64 tables to measure alone. A simulated device is calibrated with them,
-            and the cost model learns from them; DreamShard's cost network learns from whole placements.
-        searched_share: part of the placements that a search with the previous round's cost model proposes instead of
-            the policy. A search finds what the model is wrong about (docs/decisions/0016).
-        seed: of tasks, placements and shards.
-    """
-
-    placements_per_round: int
-    shards_per_round: int = 0
-    searched_share: float = 0.2
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class BenchmarkInputs:
-    """``policy`` and ``cost_net``: those of the previous round, or None in round 1, which places at random.
-
-    ``cost_model``: of the previous round; None where no placement shall be searched, as in round 1.
-    ``journal``: what was measured before, and where every measurement goes first; None keeps a journal beside the
-    costs until they are written. ``budget_minutes``: measure no longer than that; 0 only turns the journal into costs.
-    ``part``: which of ``num_parts`` shares of the round to measure, from 1; the controls are in each of them.
-    """
-
-    tables: Path
-    tasks: Path
-    round: int
-    cost_net: Path | None = None
-    policy: Path | None = None
-    cost_model: Path | None = None
-    journal: Path | None = None
-    budget_minutes: float | None = None
-    part: int = 1
-    num_parts: int = 1
-
-    @property
-    def name(self) -> str:
-        """Of its run in MLflow."""
-        return f"benchmark_{self.round}" + (f"_part_{self.part}" if self.num_parts > 1 else "")
-
-
-@dataclass(frozen=True)
-class BenchmarkOutputs:
-    """``costs``: the cost dataset of this round. ``plan``: instead of measuring, write what is to be measured here."""
-
-    costs: Path
-    plan: Path | None = None
 
 
 def run(

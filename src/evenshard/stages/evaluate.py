@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,10 @@ from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
-from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY
-from evenshard.stages import report
+from evenshard.stages import report, report_page
+from evenshard.stages.loop import EvaluateConfig, EvaluateInputs, EvaluateOutputs
 from evenshard.stages.propose import among_controls
+from evenshard.stages.stage import Outcome
 from evenshard.stages.standings import (
     Answer,
     Result,
@@ -42,65 +44,15 @@ from evenshard.stages.standings import (
     standings,
 )
 from evenshard.tables.files import load_tables
+from evenshard.utils.atomic import atomic_path
 from evenshard.utils.console import progress
 from evenshard.utils.extras import require_package
+from evenshard.utils.outputs import MODEL, MODEL_PARTS, REPORT
 from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
 from evenshard.utils.provenance import Lineage
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class EvaluateConfig:
-    """Section ``evaluate`` of params.yaml.
-
-    Attributes:
-        num_rollouts: sampled placements that dreamshard compares by predicted cost, beside the most probable one; 0 is
-            the published inference.
-        scores_per_table: evenshard's search ends when it has scored so many devices for each table of the task.
-        seed: of the random sharder and of evenshard's search.
-    """
-
-    num_rollouts: int = 256
-    scores_per_table: int = 6_000
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class EvaluateInputs:
-    """``costs``: of all rounds, for the picture of cost per round; networks of the last round.
-
-    ``cost_model``: evenshard's, which makes ``evenshard`` one of the sharders; None leaves it out.
-    """
-
-    tables: Path
-    tasks: Path
-    costs: tuple[Path, ...]
-    cost_net: Path
-    policy: Path
-    cost_model: Path | None = None
-
-    @property
-    def networks(self) -> dict[str, Path]:
-        """Their folders, by their part of a model's folder."""
-        parts = {COST_MODEL: self.cost_model, COST_NET: self.cost_net, POLICY: self.policy}
-        return {name: folder for name, folder in parts.items() if folder is not None}
-
-
-@dataclass(frozen=True)
-class EvaluateOutputs:
-    """``report``: folder of metrics.json, evaluation.csv, table.txt, evaluation_costs.parquet and the pictures."""
-
-    report: Path
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What the stage returns: the metrics written and the table to print."""
-
-    metrics: dict[str, Any]
-    table: str
 
 
 def run(
@@ -109,7 +61,7 @@ def run(
     inputs: EvaluateInputs,
     outputs: EvaluateOutputs,
     lineage: Lineage | None = None,
-) -> Evaluation:
+) -> Outcome:
     """Measures and reports.
 
     Raises:
@@ -119,6 +71,8 @@ def run(
     for name in ("num_rollouts", "scores_per_table"):
         require(getattr(config, name) >= 0, f"evaluate.{name} is {getattr(config, name)}. Make it at least 0.")
     require_package("matplotlib")  # before measuring, not when the pictures are drawn
+    if outputs.model is not None:
+        require(inputs.cost_model is not None, "a model's folder needs evenshard's cost model. Name it: --cost-model.")
     pool = load_tables(inputs.tables)
     split = load_tasks(inputs.tasks, pool)
     cost_net = load_checkpoint(inputs.cost_net, DreamShardCostNet)
@@ -161,11 +115,21 @@ def run(
     table = report.standings_text(ranking, len(split.test), noise, origin["hardware"])
     report.write_text(table, folder / "table.txt")
     report.write_text(json.dumps(metrics, indent=1), folder / "metrics.json")
+    report.write_text(json.dumps(report.summary(ranking), indent=1), folder / "summary.json")
+    if outputs.page is not None:
+        report_page.save_page(folder, outputs.page)
+    if outputs.summary is not None:
+        report_page.save_summary(folder, outputs.summary)
+    if outputs.model is not None:
+        with atomic_path(outputs.model, MODEL) as draft:
+            for name in MODEL_PARTS:
+                shutil.copytree(getattr(inputs, name), draft / name)
     journal_path.unlink(missing_ok=True)
-    return Evaluation(metrics, table)
+    written = ", ".join(str(path) for path in sorted(REPORT.paths(folder)))
+    return Outcome(_headline(metrics), text=f"{table}\n\nreport: {written}")
 
 
-def headline(metrics: Mapping[str, Any]) -> dict[str, float]:
+def _headline(metrics: Mapping[str, Any]) -> dict[str, float]:
     """What one compares loops by: the mean cost of each sharder, how well the networks predict, and the noise."""
     of_sharders = {f"{name}.mean_measured_ms": one["mean_measured_ms"] for name, one in metrics["sharders"].items()}
     others = {

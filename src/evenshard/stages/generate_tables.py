@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 from evenshard.placement.task import TaskSampling, sample_tasks, save_tasks
+from evenshard.stages.loop import GenerateTablesConfig, GenerateTablesInputs, GenerateTablesOutputs
+from evenshard.stages.stage import Outcome
 from evenshard.tables.catalog import catalog_names, load_catalog
 from evenshard.tables.dlrm_batch import read_dlrm_batch, tables_from_batch
 from evenshard.tables.files import load_tables, save_tables
@@ -24,53 +25,8 @@ log = logging.getLogger(__name__)
 GENERATOR = "dlrm_2021"
 
 
-@dataclass(frozen=True)
-class GenerateTablesConfig:
-    """Section ``generate_tables`` of params.yaml.
-
-    Attributes:
-        source: ``dlrm_2021`` (seeded generator), a catalogue name, a table file (.yaml, .json, .csv, .parquet) or a
-            DLRM batch file (.pt, .pt.gz), here or on S3 (s3://bucket/tables.parquet).
-        num_tables: tables to generate (dlrm_2021 only).
-        embedding_dims: dims drawn from, where the source publishes none (dlrm_2021 and DLRM batch files).
-        catalog_embedding_dim: dim of a catalogue's tables in place of its own (Criteo Kaggle and Avazu publish none, 16
-            is assumed); null keeps it. Sets of several dims refuse it.
-        max_rows: generated tables are capped here; null leaves them as large as published.
-        weight_bits: 16 or 32 (dlrm_2021 and DLRM batch files).
-        num_train_tasks, num_test_tasks, tables_per_task, num_devices, memory_cap_gb, batch_size: see ``TaskSampling``.
-        seed: of tables and tasks.
-    """
-
-    source: str
-    num_train_tasks: int
-    num_test_tasks: int
-    tables_per_task: int
-    num_devices: int
-    memory_cap_gb: float
-    batch_size: int
-    num_tables: int = 856
-    embedding_dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
-    catalog_embedding_dim: int | None = None
-    max_rows: int | None = None
-    weight_bits: int = 32
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class GenerateTablesInputs:
-    """Nothing but the configuration, unless ``source`` names a file."""
-
-
-@dataclass(frozen=True)
-class GenerateTablesOutputs:
-    """``tables``: the pool; ``tasks``: train and test tasks from disjoint halves of it."""
-
-    tables: Path
-    tasks: Path
-
-
-def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: GenerateTablesOutputs) -> dict[str, float]:
-    """Writes tables and tasks; returns metrics.
+def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: GenerateTablesOutputs) -> Outcome:
+    """Writes tables and tasks.
 
     Raises:
         BadInput: if the source cannot be read or the settings ask for the impossible.
@@ -99,11 +55,13 @@ def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: Gen
     log.info(
         "%d tables from %s, %d train and %d test tasks", len(pool), config.source, len(split.train), len(split.test)
     )
-    return {
-        "num_tables": float(len(pool)),
-        "mean_pooling_factor": sum(table.pooling_factor for table in pool) / len(pool),
-        "total_gb": sum(table.size_bytes for table in pool) / 1024**3,
-    }
+    return Outcome(
+        {
+            "num_tables": float(len(pool)),
+            "mean_pooling_factor": sum(table.pooling_factor for table in pool) / len(pool),
+            "total_gb": sum(table.size_bytes for table in pool) / 1024**3,
+        }
+    )
 
 
 def _pool(config: GenerateTablesConfig) -> tuple[Table, ...]:

@@ -22,25 +22,32 @@ _STYLE = (
 )
 
 
-def save_report(folder: Path, page: Path, summary: Path) -> None:
-    """Writes what the stage ``evaluate`` has left in ``folder`` as a page (HTML) and as a summary (Markdown).
+def save_summary(folder: Path, summary: Path) -> None:
+    """Writes the table of an evaluation's report as Markdown.
 
-    The summary is the table alone: a Markdown viewer that cleans what it shows drops inlined pictures.
+    The table alone: a Markdown viewer that cleans what it shows drops inlined pictures.
     """
-    table = (folder / "table.txt").read_text().rstrip()
-    metrics = json.loads((folder / "metrics.json").read_text())
-    facts = _facts(metrics)
+    table, metrics = _read(folder)
+    write_text(f"# Evaluation\n\n{_facts(metrics)}\n\n```\n{table}\n```", summary)
+
+
+def save_page(folder: Path, page: Path) -> None:
+    """Writes table and pictures of an evaluation's report as one HTML page."""
+    table, metrics = _read(folder)
     timed = measured_or_simulated(metrics["hardware"])
     titles = {name: html.escape(title.format(timed=timed)) for name, title in PICTURES.items()}
-    write_text(f"# Evaluation\n\n{facts}\n\n```\n{table}\n```", summary)
     pictures = "".join(
         f'<h2>{title}</h2><img alt="{title}" src="{_inlined(folder / name)}">'
         for name, title in titles.items()
         if (folder / name).exists()
     )
-    body = f"<h1>Evaluation</h1><p>{html.escape(facts)}</p><pre>{html.escape(table)}</pre>{pictures}"
+    body = f"<h1>Evaluation</h1><p>{html.escape(_facts(metrics))}</p><pre>{html.escape(table)}</pre>{pictures}"
     head = f'<meta charset="utf-8"><title>Evaluation</title><style>{_STYLE}</style>'
     write_text(f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>', page)
+
+
+def _read(folder: Path) -> tuple[str, dict[str, Any]]:
+    return (folder / "table.txt").read_text().rstrip(), json.loads((folder / "metrics.json").read_text())
 
 
 def _facts(metrics: dict[str, Any]) -> str:

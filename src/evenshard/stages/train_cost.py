@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +26,8 @@ from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.fit import FitConfig, cost_net_round, new_cost_net, whole_placements
 from evenshard.sharders.models import save_cost_model
 from evenshard.sharders.trained_on import TrainedOn
-from evenshard.stages.outcome import Outcome
+from evenshard.stages.loop import TrainCostConfig, TrainCostInputs, TrainCostOutputs
+from evenshard.stages.stage import Outcome
 from evenshard.tables.files import load_tables
 from evenshard.utils.console import progress
 from evenshard.utils.errors import BadFile
@@ -36,49 +36,6 @@ from evenshard.utils.process import one_thread
 from evenshard.utils.provenance import Lineage
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TrainCostConfig:
-    """Section ``train_cost`` of params.yaml.
-
-    Attributes:
-        num_updates: gradient steps per round, of DreamShard's cost network.
-        minibatch_size: measured placements per step.
-        learning_rate: Adam's in round 1; it falls linearly over the rounds.
-        convex_updates: gradient steps of evenshard's cost model, which is fitted anew in each round.
-        seed: of initial weights, minibatches and held-out parts.
-    """
-
-    num_updates: int = 300
-    minibatch_size: int = 64
-    learning_rate: float = 5e-4
-    convex_updates: int = 1000
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class TrainCostInputs:
-    """``costs``: the datasets of rounds 1 to ``round``; ``cost_net``: of the previous round, None in round 1.
-
-    ``cost_model``: of the previous round: how wrong it was about its own choices is what the new one's intervals hold.
-    """
-
-    tables: Path
-    tasks: Path
-    costs: tuple[Path, ...]
-    round: int
-    num_rounds: int
-    cost_net: Path | None = None
-    cost_model: Path | None = None
-
-
-@dataclass(frozen=True)
-class TrainCostOutputs:
-    """``cost_net``: folder of DreamShard's network; ``cost_model``: of evenshard's model, None to fit none."""
-
-    cost_net: Path
-    cost_model: Path | None = None
 
 
 def run(

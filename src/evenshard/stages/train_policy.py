@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 
 import torch
@@ -16,51 +14,14 @@ from evenshard.sharders.checkpoint import Round, load_checkpoint, save_checkpoin
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, new_policy, policy_round
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
-from evenshard.stages.outcome import Outcome
+from evenshard.stages.loop import TrainPolicyConfig, TrainPolicyInputs, TrainPolicyOutputs
+from evenshard.stages.stage import Outcome
 from evenshard.tables.files import load_tables
 from evenshard.utils.console import progress
 from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TrainPolicyConfig:
-    """Section ``train_policy`` of params.yaml.
-
-    Attributes:
-        num_updates: REINFORCE steps per round.
-        num_episodes: episodes per step, all of one task.
-        learning_rate: Adam's in round 1; it falls linearly over the rounds.
-        entropy_weight: weight of the entropy bonus.
-        seed: of initial weights, tasks and actions.
-    """
-
-    num_updates: int = 10
-    num_episodes: int = 10
-    learning_rate: float = 5e-4
-    entropy_weight: float = 1e-3
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class TrainPolicyInputs:
-    """``cost_net``: of this round; ``policy``: of the previous round, None in round 1."""
-
-    tables: Path
-    tasks: Path
-    cost_net: Path
-    round: int
-    num_rounds: int
-    policy: Path | None = None
-
-
-@dataclass(frozen=True)
-class TrainPolicyOutputs:
-    """``policy``: folder of the network."""
-
-    policy: Path
 
 
 def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPolicyOutputs) -> Outcome:

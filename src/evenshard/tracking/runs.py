@@ -43,7 +43,6 @@ from evenshard.tracking.tags import (
 from evenshard.utils.errors import MissingPackage
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import without_credentials
-from evenshard.utils.outputs import REPORT
 from evenshard.utils.scratch import scratch_folder
 
 MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
@@ -148,33 +147,17 @@ class StageRun:
                 lambda client, run_id, name=name: register_model(folder, code, tags, metrics, run_id, name, client)
             )
 
-    def evaluation(
-        self,
-        report: Path,
-        model: Mapping[str, Path],
-        code: ServedCode,
-        costs: Sequence[Path],
-        metrics: Mapping[str, float],
-    ) -> None:
-        """Logs what an evaluation has written, and registers the networks that it has evaluated.
+    def register_parts(self, parts: Mapping[str, Path], code: ServedCode, metrics: Mapping[str, float]) -> None:
+        """Likewise, of a model whose parts lie apart, such as the networks of a round.
 
         Args:
-            report: its folder; of the files in there, those that evaluations write are uploaded.
-            model: folders of the networks by their part of a model, such as cost_net.
+            parts: their folders, by the name of the part.
             code: answers with them where MLflow serves them.
-            costs: the cost datasets that they were trained on.
-            metrics: its headline.
         """
         if self._client is None:
             return
-        self.metrics(metrics)
-        for path in filter(Path.exists, REPORT.paths(report)):
-            self.artifact(path, "reports")
-        self.table("evaluation.json", report / "evaluation.csv")
-        self._datasets([report / "evaluation_costs.parquet"], "evaluation")
-        self.costs(costs, "training")
         with scratch_folder() as scratch:
-            for part, folder in model.items():
+            for part, folder in parts.items():
                 shutil.copytree(folder, scratch / part)
             self.register(scratch, code, metrics)
 

@@ -140,6 +140,7 @@ DATASET = Folder("a cost dataset", ("dataset.json", "tables.*", "costs*.parquet"
 ANY_FOLDER = Folder("what takes its place", ())
 REPORT = FilesInside(
     (
+        "summary.json",
         "metrics.json",
         "table.txt",
         "evaluation.csv",

@@ -1,0 +1,190 @@
+"""Writes the components of the loop's stages from the stages' declarations, and every component's README.md.
+
+python components/generate.py            writes them
+python components/generate.py --check    exits 1 if one does not fit
+
+A component that is no stage of the loop (place, drift, merge_costs, record_outcome) is written by hand, but its
+README.md is not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from docstring_parser import parse
+
+from evenshard.kubeflow.component import Parameter, parameters
+from evenshard.stages.loop import STAGES
+from evenshard.stages.stage import Stage
+
+HERE = Path(__file__).parent
+MARK = "Written by components/generate.py from src/evenshard/stages/loop.py; do not edit by hand."
+BODY = '''\
+# {mark}
+"""Stage ``{name}`` of the loop on Kubeflow Pipelines."""
+
+from typing import Any
+
+from kfp import dsl
+
+from evenshard.kubeflow.image import image
+
+
+@dsl.component(base_image=image(), install_kfp_package=False)
+def {name}({signature}) -> None:
+    """{docstring}
+    """
+    from evenshard.kubeflow.pod import run_in_pod
+
+    run_in_pod("{name}", {arguments})
+'''
+METADATA = """\
+# {mark}
+name: {name}
+stability: beta
+dependencies:
+  kubeflow:
+    - name: Pipelines
+      version: ">=2.17"
+  external_services:
+    - name: MLflow
+      version: ">=3.10"
+tags:
+{tags}
+lastVerified: 2026-11-21T00:00:00Z
+"""
+
+
+def component_names() -> list[str]:
+    """The folders of components, in the order of their names."""
+    return sorted(path.parent.name for path in HERE.glob("*/component.py"))
+
+
+def component(name: str) -> Any:
+    """The component in a folder."""
+    return getattr(importlib.import_module(f"evenshard_components.{name}.component"), name)
+
+
+def component_of(stage: Stage) -> str:
+    """The text of a stage's component.py."""
+    found = parameters(stage)
+    about = [_filled(stage.about, 4)] if stage.about else []
+    arguments = ["Args:", *(_filled(f"{one.name}: {_ended(one.help)}", 8, 12) for one in found)]
+    docstring = "\n\n".join([stage.what, *about, "\n    ".join(arguments[:1]) + "\n" + "\n".join(arguments[1:])])
+    text = BODY.format(
+        mark=MARK,
+        name=stage.name,
+        signature="".join(f"{_argument(one)}, " for one in found),
+        docstring=docstring.replace("\n\nArgs:", "\n\n    Args:"),
+        arguments="".join(f"{one.name}={one.name}, " for one in found),
+    )
+    ruff = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(HERE / "component.py"), "-"]
+    return subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def metadata_of(stage: Stage) -> str:
+    """The text of a stage's metadata.yaml."""
+    tags = "\n".join(f"  - {tag}" for tag in ("recommender", "embedding-tables", *stage.tags))
+    return METADATA.format(mark=MARK, name=stage.name, tags=tags)
+
+
+def readme_of(name: str) -> str:
+    """The text of a component's README.md."""
+    of = component(name)
+    docstring = parse(of.python_func.__doc__)
+    about = {one.arg_name: " ".join((one.description or "").split()) for one in docstring.params}
+    if docstring.returns is not None:
+        about["Output"] = docstring.returns.description or ""  # as KFP calls what a component returns
+    paragraphs = [docstring.short_description, docstring.long_description]
+    inputs = [
+        f"| `{key}` | `{_kind(one)}` | {'no' if one.optional else 'yes'} | {_sentence(about[key])} |"
+        for key, one in of.component_spec.inputs.items()
+    ]
+    outputs = [
+        f"| `{key}` | `{_kind(one)}` | {_sentence(about[key])} |" for key, one in of.component_spec.outputs.items()
+    ]
+    return "\n".join(
+        [
+            "<!-- Written by components/generate.py from component.py; do not edit by hand. -->",
+            f"# {name}",
+            "",
+            "\n\n".join(_plain(one) for one in paragraphs if one),
+            "",
+            "## Inputs",
+            "",
+            "| name | type | required | what it is |",
+            "|---|---|---|---|",
+            *(inputs or ["| none | | | |"]),
+            "",
+            "## Outputs",
+            "",
+            "| name | type | what it is |",
+            "|---|---|---|",
+            *outputs,
+            "",
+        ]
+    )
+
+
+def _argument(one: Parameter) -> str:
+    kind = f"dsl.{one.kind}[dsl.{one.type}]" if one.kind else one.type
+    return f"{one.name}: {kind}" + ("" if one.default is None else f" = {one.default}")
+
+
+def _filled(text: str, indent: int, then: int | None = None) -> str:
+    return textwrap.fill(
+        text, 119, initial_indent=" " * indent, subsequent_indent=" " * (indent if then is None else then)
+    )
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
+
+
+def _kind(spec: Any) -> str:
+    name = str(spec.type).removeprefix("system.").partition("@")[0]
+    return f"List[{name}]" if spec.is_artifact_list else name
+
+
+def _plain(text: str) -> str:
+    """One line, with Markdown's backquotes."""
+    return re.sub("``(.+?)``", r"`\1`", " ".join(text.split()))
+
+
+def _sentence(text: str) -> str:
+    return _plain(text[:1].upper() + text[1:])
+
+
+def main() -> int:
+    """Writes or checks all of them."""
+    check = "--check" in sys.argv[1:]
+    fits = True
+
+    def put(path: Path, text: str) -> None:
+        nonlocal fits
+        if path.exists() and path.read_text() == text:
+            return
+        fits = False
+        if check:
+            print(f"{path} does not fit its stage. Run: python components/generate.py", file=sys.stderr)
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+
+    for stage in STAGES:
+        put(HERE / stage.name / "__init__.py", "")
+        put(HERE / stage.name / "component.py", component_of(stage))
+        put(HERE / stage.name / "metadata.yaml", metadata_of(stage))
+    for name in component_names():
+        put(HERE / name / "README.md", readme_of(name))
+    return 0 if fits or not check else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""One run of a stage: its code, and what MLflow gets of it. Commands, pods and tests run stages through here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from evenshard import tracking
+from evenshard.measure.distributed import collective
+from evenshard.planner.serving import served_code
+from evenshard.stages.stage import Outcome, Reads, Stage, Writes, declared
+from evenshard.tracking import StageRun
+from evenshard.utils.outputs import MODEL_PARTS, FilesInside
+from evenshard.utils.provenance import Lineage
+
+Code = Callable[..., Outcome]
+
+
+def run_stage(
+    stage: Stage,
+    settings: Mapping[str, Any],
+    inputs: Any,
+    outputs: Any,
+    params: Mapping[str, Any],
+    tracked: bool = True,
+    attempts: Callable[[Code], Code] = lambda code: code,
+) -> Outcome:
+    """Runs a stage and logs it to MLflow.
+
+    Args:
+        settings: its sections as dataclasses, by name.
+        params: all sections that are known, which identify the loop.
+        tracked: whether there is an MLflow to log to.
+        attempts: wraps the stage's code, to try again what may pass.
+
+    Raises:
+        BadInput: if an input cannot be read or a setting makes no sense.
+        MeasurementFailed: if a kernel fails.
+    """
+    if stage.measures and collective.is_follower():
+        collective.serve(settings["measure"])
+        return Outcome({})
+    arguments = (*settings.values(), inputs, outputs, *([Lineage.here(params)] if stage.takes_lineage else []))
+    tracked = tracked and stage.tracked(inputs, outputs)
+    values = {name: value for one in settings.values() for name, value in asdict(one).items()}
+    name = stage.run_name(inputs)
+    with tracking.stage_run(name, params, values) if tracked else nullcontext(StageRun()) as run:
+        outcome = attempts(stage.run)(*arguments)
+        _log(run, stage, inputs, outputs, outcome)
+    if tracked and stage.concludes:
+        tracking.log_to_parent(outcome.metrics, run.origin)
+    return outcome
+
+
+def _log(run: StageRun, stage: Stage, inputs: Any, outputs: Any, outcome: Outcome) -> None:
+    if outcome.curve:
+        run.series(stage.curve, outcome.curve)
+    run.metrics(outcome.metrics)
+    read = {name: (one, _paths(inputs, name)) for name, one in declared(stage.inputs, Reads).items()}
+    written = {name: (one, _paths(outputs, name)) for name, one in declared(stage.outputs, Writes).items()}
+    for path in _paths(inputs, "tables") + _paths(outputs, "tables"):
+        run.tables(path)
+    for one, paths in written.values():
+        for path in paths if one.uploaded else ():
+            if isinstance(one.output, FilesInside):  # what else lies there is not of this stage
+                for file in filter(Path.exists, one.output.paths(path)):
+                    run.artifact(file, one.path)
+            else:
+                run.artifact(path)
+            for name in one.tables:
+                run.table(Path(name).with_suffix(".json").name, path / name)
+            for name, role in one.roles:
+                run.costs([path / name], role)
+    for declaration, paths in read.values():
+        if declaration.role:
+            run.costs(paths, declaration.role)
+    for path in _paths(inputs, stage.learned_from):
+        run.learned_from(path)
+    if stage.concludes:
+        parts = {name: path for name in MODEL_PARTS for path in _paths(inputs, name)}
+        run.register_parts(parts, served_code(), outcome.metrics)
+
+
+def _paths(of: Any, name: str) -> tuple[Path, ...]:
+    """The paths in a field: none, one or several."""
+    value = getattr(of, name, None)
+    return () if value is None else value if isinstance(value, tuple) else (value,)
