@@ -14,7 +14,7 @@ import yaml
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.stages.loop import OF_ROUND, GenerateTablesConfig, LoopConfig
-from evenshard.stages.rounds import Artifact, Step, steps
+from evenshard.stages.rounds import Artifact, LoopStep, steps
 from evenshard.stages.stage import LoopSetting, Writes, declared, flags
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.sources import BATCH_SUFFIXES
@@ -61,7 +61,9 @@ def unrolled(params: dict[str, Any]) -> dict[str, Any]:
     return {"stages": {step.name: _stage(step, step is first_reader, files_of, params) for step in loop}}
 
 
-def _stage(step: Step, is_first_reader: bool, files_of: dict[str, list[str]], params: dict[str, Any]) -> dict[str, Any]:
+def _stage(
+    step: LoopStep, is_first_reader: bool, files_of: dict[str, list[str]], params: dict[str, Any]
+) -> dict[str, Any]:
     sections = [*reversed(step.stage.sections), *(["loop"] if declared(step.stage.inputs, LoopSetting) else [])]
     deps = []
     for artifacts in step.reads.values():
@@ -76,7 +78,7 @@ def _stage(step: Step, is_first_reader: bool, files_of: dict[str, list[str]], pa
     return {key: value for key, value in found.items() if value}
 
 
-def _command(step: Step) -> str:
+def _command(step: LoopStep) -> str:
     words = ["evenshard", step.stage.command]
     inputs = flags(step.stage.inputs)
     if step.stage.per_round:
@@ -90,11 +92,11 @@ def _command(step: Step) -> str:
     return " ".join(words)
 
 
-def _metrics_path(step: Step) -> str:
+def _metrics_path(step: LoopStep) -> str:
     return f"{OF_ROUND.format(round=step.round)}/{step.stage.name}.json" if step.stage.per_round else ""
 
 
-def _written(step: Step) -> dict[str, list[Any]]:
+def _written(step: LoopStep) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {"outs": [], "metrics": [], "plots": []}
     paths = [path for one in step.writes for path in _paths(one)]
     for path in filter(None, (*paths, _metrics_path(step))):

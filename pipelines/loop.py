@@ -15,8 +15,8 @@ from evenshard.kubeflow.cluster import MEASURING, Cluster
 from evenshard.kubeflow.component import EARLIER, NUM_GPUS, accumulates, input_name, own_file
 from evenshard.kubeflow.pod_spec import placed
 from evenshard.stages.loop import LOOP_SECTIONS, STAGES, BenchmarkConfig, GenerateTablesConfig, LoopConfig
-from evenshard.stages.rounds import Artifact, Step, steps
-from evenshard.stages.stage import LoopSetting, Option, declared
+from evenshard.stages.rounds import Artifact, LoopStep, steps
+from evenshard.stages.stage import Flag, LoopSetting, declared
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import shown
 from evenshard.utils.params import require, section
@@ -97,13 +97,13 @@ def learn(
         made |= {one: task.outputs[one.name] for one in step.writes}
 
 
-def _added(step: Step, given: dict[str, Any], made: dict[Artifact, Any], cluster: Cluster) -> Any:
+def _added(step: LoopStep, given: dict[str, Any], made: dict[Artifact, Any], cluster: Cluster) -> Any:
     """The task of a step; where it is cut into parts, the one that merges them."""
     name = step.stage.name
     component = getattr(import_module(f"evenshard_components.{name}.component"), name)
     collected = next((one.name for one in step.writes if accumulates(one.name)), "")
     before = {EARLIER: made[Artifact(collected, step.round - 1)]} if collected and step.round > 1 else {}
-    if cluster.num_parts == 1 or "num_parts" not in declared(step.stage.inputs, Option):
+    if cluster.num_parts == 1 or "num_parts" not in declared(step.stage.inputs, Flag):
         return _named(placed(component(**given, **before), name, cluster), step)
     with dsl.ParallelFor(items=[*range(1, cluster.num_parts + 1)], name=f"parts_{step.round}") as part:
         task = component(**given, part=part, num_parts=cluster.num_parts)
@@ -112,7 +112,7 @@ def _added(step: Step, given: dict[str, Any], made: dict[Artifact, Any], cluster
     return placed(merged, "merge_costs", cluster).set_display_name(f"merge_costs_{step.round}")
 
 
-def _named(task: Any, step: Step) -> Any:
+def _named(task: Any, step: LoopStep) -> Any:
     return task.set_display_name(step.name) if step.stage.per_round else task
 
 

@@ -61,7 +61,7 @@ def test_the_stages_are_those_of_dvc_yaml(folder: Path, num_parts: int) -> None:
         return task.replace("merge_costs", "benchmark").replace("generate-tables", "generate_tables")
 
     stages = unrolled(SMALL_PARAMS)["stages"]
-    made_by = {out: name for name, one in stages.items() for out in one["outs"]}
+    made_by = {path: name for name, one in stages.items() for out in one["outs"] for path in out}
     of_dvc = {(made_by[dep], name) for name, one in stages.items() for dep in one.get("deps", [])}
     of_kubeflow = {(stage(a), stage(b)) for a, b in edges_of(package) if stage(a) != stage(b)}
     assert closure(of_kubeflow) == closure(of_dvc)

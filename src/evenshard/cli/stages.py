@@ -19,7 +19,7 @@ from evenshard.cli.arguments import (
     params_flag,
 )
 from evenshard.stages.loop import STAGES, LoopConfig
-from evenshard.stages.stage import LoopSetting, Option, Reads, Stage, Writes, declared, flags
+from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, declared, flags
 
 
 def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
@@ -69,7 +69,8 @@ def _add_flags(sub: argparse.ArgumentParser, of: type, overrides: bool = False) 
         overrides: whether the fields have their values from params.yaml where the flags are not given.
     """
     hints, of_fields, default_of = get_type_hints(of), flags(of), {one.name: one.default for one in fields(of)}
-    for name, declaration in declared(of, object).items():
+    declarations: Mapping[str, Any] = declared(of, object)
+    for name, declaration in declarations.items():
         if name not in of_fields:
             continue
         how = _type_of(declaration)
@@ -88,7 +89,7 @@ def _type_of(declaration: Any) -> dict[str, Any]:
             return dict(PATH)
         case Writes(output=output):
             return output_flag(output)
-        case Option(kind=kind, least=least, metavar=metavar):
+        case Flag(kind=kind, least=least, metavar=metavar):
             named = {} if metavar is None else {"metavar": metavar}
             return {"type": SOURCE if kind is str else kind if least is None else at_least(least, kind), **named}
     raise AssertionError(declaration)

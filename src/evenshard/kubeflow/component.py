@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, fields
 
 from evenshard.stages.rounds import WRITERS
-from evenshard.stages.stage import DATASET, LoopSetting, Option, Reads, Stage, WhichRound, Writes, declared
+from evenshard.stages.stage import DATASET, Flag, LoopSetting, Reads, Stage, WhichRound, Writes, declared
 
 EARLIER, NUM_GPUS, DATA_HASH, METRICS = "earlier", "num_gpus", "data_hash", "metrics"
 
@@ -41,14 +41,14 @@ def accumulates(name: str) -> bool:
 
 def input_name(stage: Stage, name: str) -> str:
     """What a component calls an input of its stage; that of the previous round, beside the same output, has its own."""
-    if (option := declared(stage.inputs, Option).get(name)) is not None:
+    if (option := declared(stage.inputs, Flag).get(name)) is not None:
         return option.parameter
     return f"previous_{name}" if name in declared(stage.outputs, Writes) else name
 
 
 def own_file(stage: Stage) -> str:
     """The setting that a file of the user's may take the place of; "" if there is none."""
-    return next((name for name, one in declared(stage.config, Option).items() if one.kind is str), "")
+    return next((name for name, one in declared(stage.config, Flag).items() if one.kind is str), "")
 
 
 def parameters(stage: Stage) -> list[Parameter]:
@@ -71,7 +71,7 @@ def parameters(stage: Stage) -> list[Parameter]:
         found.append(
             Parameter("measure" if number else "config", "", "dict[str, Any]", f"section ``{section}`` of params.yaml")
         )
-    for name, option in declared(stage.inputs, Option).items():
+    for name, option in declared(stage.inputs, Flag).items():
         if option.parameter:
             default = None if name == "round" else repr(default_of[name])
             found.append(Parameter(option.parameter, "", "int", option.help.partition(" (default")[0], default))

@@ -19,7 +19,7 @@ from evenshard.kubeflow.remote import ENDPOINT, run_page
 from evenshard.kubeflow.retry import with_retries
 from evenshard.stages.loop import STAGES
 from evenshard.stages.record_outcome import UNKNOWN
-from evenshard.stages.stage import LoopSetting, Option, Reads, Stage, Writes, declared
+from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, declared
 from evenshard.utils.console import log_to_stderr
 from evenshard.utils.errors import BadConfig
 
@@ -57,7 +57,7 @@ def run_in_pod(name: str, **arguments: Any) -> None:
 
 def _inputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
     values = {name: arguments[name] for name in declared(stage.inputs, LoopSetting)}
-    for name, option in declared(stage.inputs, Option).items():
+    for name, option in declared(stage.inputs, Flag).items():
         if option.parameter:
             values[name] = arguments[option.parameter]
     for name in declared(stage.inputs, Reads):

@@ -16,8 +16,8 @@ from evenshard.stages.stage import (
     HTML,
     MARKDOWN,
     MODEL,
+    Flag,
     LoopSetting,
-    Option,
     Reads,
     Stage,
     WhichRound,
@@ -29,7 +29,7 @@ from evenshard.utils.outputs import NETWORK, REPORT
 WORK, OF_ROUND = "work", "work/round_{round}"
 Pool = Annotated[Path, Reads("the pool, as generate-tables writes it")]
 Tasks = Annotated[Path, Reads("train and test tasks, as generate-tables writes them")]
-RoundNumber = Annotated[int, Option("which round of the loop this is (default: 1)", least=1, parameter="round_number")]
+RoundNumber = Annotated[int, Flag("which round of the loop this is (default: 1)", least=1, parameter="round_number")]
 NumRounds = Annotated[int, LoopSetting("rounds of the loop; the learning rate falls over them")]
 
 
@@ -61,7 +61,7 @@ class GenerateTablesConfig:
         seed: of tables and tasks.
     """
 
-    source: Annotated[str, Option("overrides generate_tables.source of the settings", kind=str)]
+    source: Annotated[str, Flag("overrides generate_tables.source of the settings", kind=str)]
     num_train_tasks: int
     num_test_tasks: int
     tables_per_task: int
@@ -73,7 +73,7 @@ class GenerateTablesConfig:
     catalog_embedding_dim: int | None = None
     max_rows: int | None = None
     weight_bits: int = 32
-    seed: Annotated[int, Option("overrides generate_tables.seed")] = 0
+    seed: Annotated[int, Flag("overrides generate_tables.seed")] = 0
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ class BenchmarkConfig:
         seed: of tasks, placements and shards.
     """
 
-    placements_per_round: Annotated[int, Option("overrides benchmark.placements_per_round", "--placements", least=0)]
+    placements_per_round: Annotated[int, Flag("overrides benchmark.placements_per_round", "--placements", least=0)]
     shards_per_round: Annotated[
-        int, Option("overrides benchmark.shards_per_round: random shards of 1-64 tables", "--shards", least=0)
+        int, Flag("overrides benchmark.shards_per_round: random shards of 1-64 tables", "--shards", least=0)
     ] = 0
     searched_share: float = 0.2
     seed: int = 0
@@ -153,7 +153,7 @@ class BenchmarkInputs:
     ] = None
     budget_minutes: Annotated[
         float | None,
-        Option(
+        Flag(
             "begin no measurement after M minutes; 0 only turns the journal into costs",
             kind=float,
             least=0,
@@ -162,7 +162,7 @@ class BenchmarkInputs:
     ] = None
     part: Annotated[
         int,
-        Option(
+        Flag(
             "measure only part I of N; `evenshard merge-costs` merges them",
             least=1,
             metavar="I",
@@ -171,7 +171,7 @@ class BenchmarkInputs:
     ] = 1
     num_parts: Annotated[
         int,
-        Option(
+        Flag(
             "parts that several machines measure side by side, each with all controls",
             least=1,
             metavar="N",

@@ -13,7 +13,7 @@ WRITERS = {name: stage for stage in STAGES for name, one in declared(stage.outpu
 
 
 @dataclass(frozen=True)
-class Step:
+class LoopStep:
     """One run of a stage.
 
     Attributes:
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a step has written, named as in ``Step``."""
+    """What a step has written, named as in ``LoopStep``."""
 
     name: str
     round: int
@@ -67,7 +67,7 @@ class Artifact:
         return declared(self.writer.outputs, Writes)[self.name].path.format(round=self.round)
 
 
-def steps(num_rounds: int) -> list[Step]:
+def steps(num_rounds: int) -> list[LoopStep]:
     """All runs of stages in a loop, in their order."""
     of_rounds = [number for number, stage in enumerate(STAGES) if stage.per_round]
     before, during, after = (
@@ -76,7 +76,7 @@ def steps(num_rounds: int) -> list[Step]:
         STAGES[of_rounds[-1] + 1 :],
     )
     return [
-        *(Step(stage, 0) for stage in before),
-        *(Step(stage, number) for number in range(1, num_rounds + 1) for stage in during),
-        *(Step(stage, num_rounds) for stage in after),
+        *(LoopStep(stage, 0) for stage in before),
+        *(LoopStep(stage, number) for number in range(1, num_rounds + 1) for stage in during),
+        *(LoopStep(stage, num_rounds) for stage in after),
     ]

@@ -68,7 +68,7 @@ class Writes:
 
 
 @dataclass(frozen=True)
-class Option:
+class Flag:
     """A flag of the command: for an input that is no file, or for a setting that it overrides.
 
     Attributes:
@@ -192,7 +192,7 @@ class Stage:
     @property
     def per_round(self) -> bool:
         """Whether it runs once per round."""
-        return "round" in declared(self.inputs, Option)
+        return "round" in declared(self.inputs, Flag)
 
     @property
     def sections(self) -> tuple[str, ...]:
