@@ -5,8 +5,9 @@
     image               the image that every stage runs in
     cluster, pod_spec   processors, memory, GPUs, retries, time and secrets of each stage, as settings and as Kubernetes
                         has them
-    pod                 what a component does around its stage: files, MLflow, metrics (pod_measurement: in one process,
-                        or with torchrun on all GPUs; retry: what is tried again in the same pod)
+    component           a stage's component: its inputs, outputs and parameters
+    pod                 what a component does around its stage: files and metrics (pod_measurement: with torchrun on all
+                        GPUs; retry: what is tried again in the same pod)
     place_request, drift_request, addresses   the inputs of ``place`` and ``drift``, and addresses that a pod reads
     package             a pipeline as a file
     local, containers   a pipeline on this machine, its tasks as processes or in containers
