@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, column_parts, tables_of_parts, whole_tables
-from evenshard.placement.placement import Placement, by_table, located
+from evenshard.placement.placement import Placement, by_table, parts_on
 from evenshard.utils.errors import BadConfig
 from support.builders import cuts_of, parts_of, table
 
@@ -50,20 +50,20 @@ def test_halving_again_and_again_leaves_multiples_of_four(steps: int, times: int
     assert sum(part.columns.size for part in parts) == whole.embedding_dim
     assert all(part.columns.size % COLUMN_STEP == 0 for part in parts)
     placement = Placement(tuple(range(len(parts))), len(parts))
-    assert by_table(located(parts[::-1], placement)[::-1], [whole], len(parts))["a"] == located(
+    assert by_table(parts_on(parts[::-1], placement)[::-1], [whole], len(parts))["a"] == parts_on(
         parts, Placement(tuple(range(len(parts)))[::-1], len(parts))
     )
 
 
 def test_a_placement_says_which_part_lives_where() -> None:
     parts = parts_of([table("a", 10, 16), table("b", 20, 4)], {"a": (8,)})
-    assert located(parts, Placement((1, 0, 1), 2)) == (
+    assert parts_on(parts, Placement((1, 0, 1), 2)) == (
         TablePart("a", Span(0, 10), Span(0, 8), (1,)),
         TablePart("a", Span(0, 10), Span(8, 16), (0,)),
         TablePart("b", Span(0, 20), Span(0, 4), (1,)),
     )
     with pytest.raises(BadConfig, match="the placement has 2 tables, but 3 tables are given"):
-        located(parts, Placement((1, 0), 2))
+        parts_on(parts, Placement((1, 0), 2))
 
 
 def test_the_device_of_replicas_is_not_one() -> None:

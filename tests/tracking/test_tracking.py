@@ -19,7 +19,7 @@ from evenshard import tracking
 from evenshard.planner.serving import served_code
 from evenshard.tracking import runs
 from evenshard.tracking.client import first_line
-from evenshard.tracking.parents import Parent, ensure_parent, flattened
+from evenshard.tracking.parents import Parent, ensure_parent, flatten
 from evenshard.utils.errors import BadConfig, TrackingFailed
 from evenshard.utils.provenance import params_hash
 from support.tracking_builders import AWAY, empty_mlflow, runs_of, write_costs, write_model
@@ -302,7 +302,7 @@ def test_a_server_that_hangs_is_waited_for_once(
 
 
 def test_settings_are_flat() -> None:
-    assert flattened({"a": {"b": {"c": 1}, "d": [1, 2]}, "e": None}) == {"a.b.c": "1", "a.d": "[1, 2]", "e": "None"}
+    assert flatten({"a": {"b": {"c": 1}, "d": [1, 2]}, "e": None}) == {"a.b.c": "1", "a.d": "[1, 2]", "e": "None"}
 
 
 def _refused() -> None:

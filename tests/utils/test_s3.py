@@ -15,7 +15,7 @@ import pytest
 
 from evenshard.utils.errors import BadConfig, BadFile, StorageFailed
 from evenshard.utils.s3 import MANIFEST, Address, Manifest, content_hash, download, is_address, local, transfer, upload
-from evenshard.utils.s3.client import explained, s3_client
+from evenshard.utils.s3.client import readable_errors, s3_client
 from support.faulty_network import faulty_network
 from support.http_server import Silent, serving
 from support.servers import S3, missing_seaweedfs, seaweedfs
@@ -463,7 +463,7 @@ def test_a_full_disk(store: S3, at: str, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"1")
     [file] = upload(tmp_path / "one", at).files
     address = Address.of(at)
-    with pytest.raises(StorageFailed, match="the disk here is full"), explained(address, "read"):
+    with pytest.raises(StorageFailed, match="the disk here is full"), readable_errors(address, "read"):
         transfer._fetch(address, Path("/dev/full"), file)
 
 

@@ -21,8 +21,8 @@ def progress_of(status: RunStatus) -> str:
             continue
         names = Counter(task.name for task in status.tasks if task.state == state)
         if names:
-            told = (name if number == 1 else f"{name} ({number})" for name, number in names.items())
-            parts.append(f"{word}: {', '.join(told)}")
+            counted = (name if number == 1 else f"{name} ({number})" for name, number in names.items())
+            parts.append(f"{word}: {', '.join(counted)}")
     return "; ".join(parts)
 
 

@@ -42,7 +42,7 @@ class Placement:
         return tuple(tuple(shard) for shard in shards)
 
 
-def located(parts: Sequence[TablePart], placement: Placement) -> tuple[TablePart, ...]:
+def parts_on(parts: Sequence[TablePart], placement: Placement) -> tuple[TablePart, ...]:
     """The parts on the devices of a placement that has them in this order.
 
     Raises:

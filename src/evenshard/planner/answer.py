@@ -9,7 +9,7 @@ from typing import Any
 
 from evenshard.measure.costs import PlacementCost
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import Placement, located
+from evenshard.placement.placement import Placement, parts_on
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.convex_search.prediction import PredictedDevice
@@ -73,7 +73,7 @@ class PlacementAnswer(Placement):
 
     def __post_init__(self) -> None:
         """The parts live where the placement says."""
-        object.__setattr__(self, "parts", located(self.parts, self))
+        object.__setattr__(self, "parts", parts_on(self.parts, self))
 
     @property
     def table_shards(self) -> tuple[TablePart, ...]:

@@ -29,12 +29,12 @@ from evenshard.tracking.tags import (
 from evenshard.utils.errors import BadInput, TrackingFailed
 from evenshard.utils.provenance import UNKNOWN, knows_commit, params_hash, sha256_of
 
-OK, BROKEN, UNCHECKED, STATED = "ok", "BROKEN", "unchecked", "stated"
+FOUND, BROKEN, UNCHECKED, STATED = "ok", "BROKEN", "unchecked", "stated"
 DVC_CACHE = Path(".dvc/cache/files/md5")
 
 
 @dataclass(frozen=True)
-class Link:
+class LineageLink:
     """One link of the chain.
 
     Attributes:
@@ -50,7 +50,7 @@ class Link:
     note: str = ""
 
 
-def lineage_of(answer: PlacementAnswer, data: Path) -> list[Link]:
+def lineage_of(answer: PlacementAnswer, data: Path) -> list[LineageLink]:
     """The chain of a placement, from its model to the code.
 
     Args:
@@ -65,7 +65,7 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[Link]:
     in_mlflow, tags = _in_mlflow(model)
     away = any(link.state == UNCHECKED for link in in_mlflow)
     links = [
-        Link("evenshard", str(answer.lineage.get("evenshard_version", UNKNOWN)), STATED, "that placed"),
+        LineageLink("evenshard", str(answer.lineage.get("evenshard_version", UNKNOWN)), STATED, "that placed"),
         _model(model, UNCHECKED if away else BROKEN),
         *in_mlflow,
     ]
@@ -83,14 +83,14 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[Link]:
     ]
     hardware = str(trained_on.get("hardware") or tags.get(HARDWARE) or UNKNOWN)
     versions = str(trained_on.get("versions") or tags.get(VERSIONS) or UNKNOWN)
-    links.append(Link("hardware", hardware, STATED, "that the model was trained on"))
-    links.append(Link("versions", versions, STATED, "of what timed its placements"))
+    links.append(LineageLink("hardware", hardware, STATED, "that the model was trained on"))
+    links.append(LineageLink("versions", versions, STATED, "of what timed its placements"))
     if LIBRARIES in tags:
-        links.append(Link("libraries", tags[LIBRARIES], STATED, "of the evaluation"))
+        links.append(LineageLink("libraries", tags[LIBRARIES], STATED, "of the evaluation"))
     return links
 
 
-def _model(model: Mapping[str, Any], if_failed: str) -> Link:
+def _model(model: Mapping[str, Any], if_failed: str) -> LineageLink:
     """The link to the model of the placement: whether it is still there, with the same files.
 
     Args:
@@ -104,15 +104,15 @@ def _model(model: Mapping[str, Any], if_failed: str) -> Link:
         else:
             found = digest_of(Path(source)) if Path(source).is_dir() else ""
     except (BadInput, TrackingFailed) as error:
-        return Link("model", value, if_failed if isinstance(error, TrackingFailed) else BROKEN, str(error))
+        return LineageLink("model", value, if_failed if isinstance(error, TrackingFailed) else BROKEN, str(error))
     if not found:
-        return Link("model", value, BROKEN, "there is no such folder any more")
+        return LineageLink("model", value, BROKEN, "there is no such folder any more")
     if found != digest:
-        return Link("model", value, BROKEN, f"is another model now (sha256 {found[:12]})")
-    return Link("model", value, OK, "its files are the same")
+        return LineageLink("model", value, BROKEN, f"is another model now (sha256 {found[:12]})")
+    return LineageLink("model", value, FOUND, "its files are the same")
 
 
-def _in_mlflow(model: Mapping[str, Any]) -> tuple[list[Link], Mapping[str, str]]:
+def _in_mlflow(model: Mapping[str, Any]) -> tuple[list[LineageLink], Mapping[str, str]]:
     """The version, its run and its policy's version, and the version's tags; nothing of a model from elsewhere."""
     if "mlflow" not in model:
         return [], {}
@@ -126,22 +126,22 @@ def _in_mlflow(model: Mapping[str, Any]) -> tuple[list[Link], Mapping[str, str]]
     return links, tags
 
 
-def _registered(what: str, named: Mapping[str, str], digest: str | None) -> tuple[Link, Mapping[str, str]]:
+def _registered(what: str, named: Mapping[str, str], digest: str | None) -> tuple[LineageLink, Mapping[str, str]]:
     """The version in MLflow, and its tags; ``digest`` that its files must have, None where nothing tells."""
     uri = f"models:/{named['name']}/{named['version']}"
     value = f"{uri} ({named.get('model_id') or 'no model id'})"
     try:
         version: ModelVersion = model_version(uri)
     except (BadInput, TrackingFailed) as error:
-        return Link(what, value, _state(error), str(error)), {}
+        return LineageLink(what, value, _state(error), str(error)), {}
     recorded = version.tags.get(SHA256)
     if digest is not None and recorded not in (None, digest):
         state, note = BROKEN, f"MLflow says sha256 {str(recorded)[:12]}"
     elif version.model_id != named.get("model_id", ""):
         state, note = BROKEN, f"is model {version.model_id or 'without an id'} now"
     else:
-        state, note = OK, f"aliases: {', '.join(version.aliases) or 'none'}"
-    return Link(what, value, state, note), version.tags
+        state, note = FOUND, f"aliases: {', '.join(version.aliases) or 'none'}"
+    return LineageLink(what, value, state, note), version.tags
 
 
 def _state(error: Exception) -> str:
@@ -149,23 +149,23 @@ def _state(error: Exception) -> str:
     return UNCHECKED if isinstance(error, TrackingFailed) else BROKEN
 
 
-def _run(run_id: str) -> Link:
+def _run(run_id: str) -> LineageLink:
     try:
         run = find_run(run_id)
     except (BadInput, TrackingFailed) as error:
-        return Link("MLflow run", run_id, _state(error), str(error))
+        return LineageLink("MLflow run", run_id, _state(error), str(error))
     if run is None:
-        return Link("MLflow run", run_id, BROKEN, "MLflow has no such run")
-    return Link("MLflow run", run_id, OK, f"{run.name}, {run.status}")
+        return LineageLink("MLflow run", run_id, BROKEN, "MLflow has no such run")
+    return LineageLink("MLflow run", run_id, FOUND, f"{run.name}, {run.status}")
 
 
 def _costs(
     hashes: tuple[str, ...], tags: Mapping[str, str], data: Path, files: Mapping[str, Path]
-) -> tuple[list[Link], list[dict[str, Any]]]:
+) -> tuple[list[LineageLink], list[dict[str, Any]]]:
     """The cost datasets, and what those that were found say about their own origin."""
     if not hashes:
         note = "the model names none: its costs were made while it was trained"
-        return [Link("costs", "none", UNCHECKED, note)], []
+        return [LineageLink("costs", "none", UNCHECKED, note)], []
     md5s = tags.get(COSTS_DVC_MD5, "").split(",")
     links, origins = [], []
     for number, sha256 in enumerate(hashes):
@@ -174,10 +174,12 @@ def _costs(
         cached = DVC_CACHE / md5[:2] / md5[2:]
         path = files.get(sha256) or (cached if md5 and cached.is_file() else None)
         if path is None:
-            links.append(Link("costs", value, BROKEN, f"no such file in {data}, work or DVC's cache. Try `dvc pull`"))
+            links.append(
+                LineageLink("costs", value, BROKEN, f"no such file in {data}, work or DVC's cache. Try `dvc pull`")
+            )
             continue
         origins.append(read_lineage(path))
-        links.append(Link("costs", value, OK, str(path)))
+        links.append(LineageLink("costs", value, FOUND, str(path)))
     return links, origins
 
 
@@ -191,21 +193,25 @@ def _parquet_files(*folders: Path) -> dict[str, Path]:
     return found
 
 
-def _tables(answer: PlacementAnswer, tags: Mapping[str, str], data: Path, files: Mapping[str, Path]) -> Iterator[Link]:
+def _tables(
+    answer: PlacementAnswer, tags: Mapping[str, str], data: Path, files: Mapping[str, Path]
+) -> Iterator[LineageLink]:
     """Those that were placed stand in the file itself; those that the model learned from are a file of the loop."""
     count = f"{len(answer.request.tables)} placed, from {answer.lineage.get('tables') or 'Python'}"
-    yield Link("tables", count, OK, "they stand in the placement's file")
+    yield LineageLink("tables", count, FOUND, "they stand in the placement's file")
     if sha256 := tags.get(TABLES_SHA256):
         path = files.get(sha256)
         where = f"no such file in {data} or work" if path is None else str(path)
-        yield Link("tables", f"of the training, sha256 {sha256[:12]}", UNCHECKED if path is None else OK, where)
+        yield LineageLink(
+            "tables", f"of the training, sha256 {sha256[:12]}", UNCHECKED if path is None else FOUND, where
+        )
 
 
-def _settings(tags: Mapping[str, str], origins: list[dict[str, Any]]) -> Link:
+def _settings(tags: Mapping[str, str], origins: list[dict[str, Any]]) -> LineageLink:
     """The hash of params.yaml."""
     recorded = tags.get(PARAMS_HASH) or _joined(origins, "params_hash") or UNKNOWN
     value = "; ".join(f"sha256 {one[:12]}" if one != UNKNOWN else one for one in recorded.split("; "))
-    return Link("settings", value, *_compared_settings(recorded))
+    return LineageLink("settings", value, *_compared_settings(recorded))
 
 
 def _compared_settings(recorded: str) -> tuple[str, str]:
@@ -219,24 +225,24 @@ def _compared_settings(recorded: str) -> tuple[str, str]:
     except BadInput:
         here = ""
     if here and recorded == here:
-        return OK, "params.yaml here says the same"
+        return FOUND, "params.yaml here says the same"
     return UNCHECKED, "params.yaml here says something else" if here else "there is no params.yaml here"
 
 
-def _commit(of: str, commit: str, bundled: bool) -> Link:
+def _commit(of: str, commit: str, bundled: bool) -> LineageLink:
     """Whether git knows the commit. A model that comes with the package was made in evenshard's own repository."""
     what, bare = f"commit of {of}", commit.removesuffix("-dirty")
     dirty = "with changed files, which no commit holds" if commit != bare else ""
     if commit == UNKNOWN:
-        return Link(what, commit, UNCHECKED, "it was made outside of git")
+        return LineageLink(what, commit, UNCHECKED, "it was made outside of git")
     known = knows_commit(bare)
     if known is None:
-        return Link(what, commit, UNCHECKED, "no git repository here" + (f"; {dirty}" if dirty else ""))
+        return LineageLink(what, commit, UNCHECKED, "no git repository here" + (f"; {dirty}" if dirty else ""))
     if known:
-        return Link(what, commit, OK, dirty or "git knows it")
+        return LineageLink(what, commit, FOUND, dirty or "git knows it")
     if bundled:
-        return Link(what, commit, UNCHECKED, "of evenshard's own repository")
-    return Link(what, commit, BROKEN, "git does not know it. Try `git fetch`")
+        return LineageLink(what, commit, UNCHECKED, "of evenshard's own repository")
+    return LineageLink(what, commit, BROKEN, "git does not know it. Try `git fetch`")
 
 
 def _joined(origins: list[dict[str, Any]], name: str) -> str:

@@ -16,7 +16,7 @@ from mlflow.pyfunc.model import PythonModel
 
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.parts import TablePart, whole_tables
-from evenshard.placement.placement import located
+from evenshard.placement.placement import parts_on
 from evenshard.planner import api
 from evenshard.planner.options import place_option
 from evenshard.planner.request import PlacementRequest, caps_of
@@ -80,7 +80,7 @@ class ServedModel(PythonModel):
         check_ranges(reserved_gb=reserved_gb)
         caps = caps_of(memory_cap_gb, num_devices)
         request = PlacementRequest(tables, caps, batch_size, gb_to_bytes(reserved_gb), optimizer)
-        return located(whole_tables(tables), self._policy.place(request.task()))
+        return parts_on(whole_tables(tables), self._policy.place(request.task()))
 
 
 def tables_from_rows(rows: Any) -> tuple[Table, ...]:

@@ -85,7 +85,7 @@ class PlacementRequest:
         rooms = tuple(max(cap - self.reserved_bytes, 0) for cap in self.caps_bytes)
 
         state = tuple(state_bytes(table, self.optimizer) for table in tables)
-        allowed = tuple(self.rules.allowed(part.table, self.num_devices) for part in parts)
+        allowed = tuple(self.rules.allowed_devices(part.table, self.num_devices) for part in parts)
         constraints = Constraints(
             device_caps_bytes=rooms if len(set(rooms)) > 1 else None,
             state_bytes=state if any(state) else None,

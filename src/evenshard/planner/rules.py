@@ -102,7 +102,7 @@ class Rules:
                 return f"a rule{of} names device {shown(wrong)}, but {devices_are}. Correct it."
         return None
 
-    def allowed(self, name: str, num_devices: int) -> frozenset[int] | None:
+    def allowed_devices(self, name: str, num_devices: int) -> frozenset[int] | None:
         """The devices that a table may live on; None for any."""
         devices = set(self.pinned.get(name, range(num_devices)))
         devices -= {*self.forbidden.get(name, ()), *self.forbidden_devices}

@@ -134,10 +134,10 @@ def with_traffic(table_set: TableSet, traffic: str | PathLike[str], batch_size: 
         BadFile: the sample cannot be read, contradicts the tables, or holds none of them.
     """
     found = tables_from_traffic(traffic, batch_size, table_set.tables, ignore_unmatched=True)
-    told = {table.name for table in found.tables}
+    counted = {table.name for table in found.tables}
     # Only of a table that is not in the sample does it leave the pooling factor open.
-    told -= {assumption.table for assumption in found.assumptions if assumption.column == "pooling_factor"}
-    before = [one for one in table_set.assumptions if one.table not in told or one.column not in _COUNTED]
+    counted -= {assumption.table for assumption in found.assumptions if assumption.column == "pooling_factor"}
+    before = [one for one in table_set.assumptions if one.table not in counted or one.column not in _COUNTED]
     # "As given" would be untrue of a value that the file did not give either.
     open_before = {(one.table, one.column) for one in before}
     after = [one for one in found.assumptions if (one.table, one.column) not in open_before]

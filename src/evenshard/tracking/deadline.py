@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from evenshard.utils.messages import root_of
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 LOOK_S = 0.25
 SILENCE_S = 60.0
 _SILENT_UNTIL: dict[str, float] = {}
@@ -49,7 +49,7 @@ class DeadlineClient:
         return call
 
 
-def with_deadline(call: Callable[[], Result], patience_s: float, server: str) -> Result:
+def with_deadline(call: Callable[[], _Result], patience_s: float, server: str) -> _Result:
     """What a call returns or raises.
 
     Args:
@@ -62,7 +62,7 @@ def with_deadline(call: Callable[[], Result], patience_s: float, server: str) ->
     silence = NoAnswer(f"no answer within {patience_s:g} s")
     if time.monotonic() < _SILENT_UNTIL.get(server, 0.0):
         raise silence
-    future: Future[Result] = Future()
+    future: Future[_Result] = Future()
 
     def run() -> None:
         try:

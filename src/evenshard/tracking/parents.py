@@ -112,20 +112,20 @@ def _log_settings(client: Any, run_id: str, parent: Parent) -> None:
     known = client.get_run(run_id).data
     for key in parent.tags.keys() - known.tags.keys():  # made by one that knew no more than its name
         client.set_tag(run_id, key, parent.tags[key])
-    new = {key: value for key, value in flattened(parent.params).items() if key not in known.params}
+    new = {key: value for key, value in flatten(parent.params).items() if key not in known.params}
     if new:
         if parent.tag == KEY_TAG:  # the file first: the parameters tell that it is there
             client.log_dict(run_id, dict(parent.params), "params.yaml")
         client.log_batch(run_id, params=[Param(key, value) for key, value in new.items()])
 
 
-def flattened(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """``{"loop": {"num_rounds": 3}}`` as ``{"loop.num_rounds": "3"}``."""
     flat: dict[str, str] = {}
     for key, value in params.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            flat |= flattened(value, f"{name}.")
+            flat |= flatten(value, f"{name}.")
         else:
             flat[name] = str(value)[:6000]
     return flat

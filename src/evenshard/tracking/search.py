@@ -21,7 +21,7 @@ from evenshard.tracking.tags import STAGE
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import shown, without_credentials
 
-LISTED = 10
+_LISTED = 10
 """Loops that the message about a wrong name lists, the newest first."""
 
 
@@ -151,5 +151,5 @@ def _named(name: str, runs: Sequence[FoundRun]) -> FoundRun:
         if run.name == name or run.run_id == name or (len(name) >= 6 and run.run_id.startswith(name)):
             return run
     loops = [f"{run.name} ({run.run_id[:8]})" for run in runs if not run.parent_id and STAGE not in run.tags]
-    known = ", ".join([*loops[:LISTED], *(["..."] if len(loops) > LISTED else [])]) or "none"
+    known = ", ".join([*loops[:_LISTED], *(["..."] if len(loops) > _LISTED else [])]) or "none"
     raise BadConfig(f"there is no run {shown(name)} in experiment {experiment_name()}. Loops there: {known}.")

@@ -20,7 +20,7 @@ COSTS_SHA256, COSTS_DVC_MD5 = "evenshard.costs_sha256", "evenshard.costs_dvc_md5
 SHA256 = "evenshard.model_sha256"
 TABLES_SHA256 = "evenshard.tables_sha256"
 NUM_MEASURED = "evenshard.num_measured"
-LISTED = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "mlflow")
+_LISTED = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "mlflow")
 
 
 def origin_tags(params: Mapping[str, Any] | None) -> dict[str, str]:
@@ -92,7 +92,7 @@ def _commit() -> str:
 
 def _libraries() -> str:
     known = [f"python {sys.version.split()[0]}"]
-    for name in LISTED:
+    for name in _LISTED:
         try:
             known.append(f"{name} {version(name)}")
         except PackageNotFoundError:

@@ -9,7 +9,7 @@ answers travel through the process group (``exchange``). The store of torchrun h
     alive/<rank>   this rank has lost another one, and is well itself
     asked          rank 0 has read that
 
-A process that dies or hangs ends everybody's part in the process group, at the latest after its timeout; torchrun ends
+A process that dies or hangs ends the process group for all ranks, at the latest after its timeout; torchrun ends
 the processes and reports what killed the first. Rank 0 adds which ranks are lost, and while doing what.
 """
 
@@ -34,8 +34,8 @@ from torch.distributed.rendezvous import rendezvous
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, interquartile_range
 from evenshard.measure.distributed.exchange import (
-    BAD_INPUT,
-    FAILED,
+    INPUT_REFUSED,
+    MEASURING_FAILED,
     Finding,
     PeerLost,
     Ranks,
@@ -46,9 +46,9 @@ from evenshard.measure.distributed.exchange import (
 )
 from evenshard.measure.distributed.jobs import (
     JOBS,
-    Job,
     Kinds,
     MeasureShards,
+    RankJob,
     decode_answer,
     decode_job,
     encode_answer,
@@ -99,7 +99,7 @@ def _join(start_s: float) -> tuple[Store, int, int]:
 def _stop() -> None:
     """Ends a job. torchrun sends SIGTERM to all as soon as one has died: time enough to say what happened."""
     _ignore_sigterm()
-    raise PeerLost("told to stop (SIGTERM)")
+    raise PeerLost("stopped by SIGTERM")
 
 
 def _ignore_sigterm() -> None:
@@ -194,13 +194,13 @@ class CollectiveHardware:
             job = MeasureShards(replace(task, constraints=UNCONSTRAINED), placement)
             findings = self.run_on_all(job, f"measuring {task.task_id}")
         for rank, finding in enumerate(findings):
-            if finding.problem in (BAD_INPUT, FAILED):
-                kind = BadInput if finding.problem == BAD_INPUT else MeasurementFailed
+            if finding.problem in (INPUT_REFUSED, MEASURING_FAILED):
+                kind = BadInput if finding.problem == INPUT_REFUSED else MeasurementFailed
                 raise kind(f"rank {rank}, measuring {task.task_id}: {finding.reason}")
         self._kernel_s += _kernel_s([finding.steps for finding in findings])
         return PlacementCost(device_costs(findings, self._config.warmup), all_to_all="measured")
 
-    def run_on_all(self, job: Job, during: str) -> list[Any]:
+    def run_on_all(self, job: RankJob, during: str) -> list[Any]:
         """Runs a job on all ranks at once and returns their answers, by rank.
 
         Args:
@@ -259,7 +259,7 @@ class CollectiveHardware:
                     f"flags and params.yaml."
                 )
 
-    def _hand_out(self, job: Job | None) -> None:
+    def _hand_out(self, job: RankJob | None) -> None:
         try:
             self._store.set(f"job/{self._next_job}", encode_job(job, self._kinds))
         except RuntimeError as error:
@@ -291,7 +291,7 @@ class CollectiveHardware:
 def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, ...]:
     """What all ranks found, by rank, as costs: medians over the steps after ``warmup``."""
     timed = [finding.steps[warmup:] for finding in findings]
-    # The last rank at a barrier waits for nobody: what it spends there is the barrier's own cost.
+    # The last rank at a barrier waits for no other: what it spends there is the barrier's own cost.
     barriers_ms = [min(step.wait_ms for step in steps) for steps in zip(*filter(None, timed), strict=True)]
 
     def device_cost(steps: Sequence[Step]) -> DeviceCost:
@@ -372,7 +372,7 @@ def _read(store: Store, key: str) -> bytes:
         raise PeerLost(f"the store of torchrun is gone: {reason_of(error)}") from error
 
 
-def _decoded(content: bytes, number: int, kinds: Kinds, rank: int, size: int) -> Job | None:
+def _decoded(content: bytes, number: int, kinds: Kinds, rank: int, size: int) -> RankJob | None:
     try:
         return decode_job(content, kinds, size)
     except ValueError as error:

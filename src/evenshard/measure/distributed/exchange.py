@@ -8,7 +8,7 @@ and sends rank s the pooled embeddings of that one's samples; after the dense pa
     | flush, barrier | forward | barrier | all-to-all | barrier | all-to-all back | barrier | backward |
                          timed     wait       timed                  timed                     timed
 
-What a barrier costs is booked nowhere: whoever reaches it last waits for nobody, so the shortest wait is the
+What a barrier costs is booked nowhere: the last rank to reach it waits for no other, so the shortest wait is the
 barrier's own. Ranks leave a barrier some tens of microseconds apart; that much of waiting stays in the exchanges.
 
 Legend: B samples of the global batch, D values of one device's pooled embeddings of one sample.
@@ -39,12 +39,17 @@ from evenshard.utils.errors import BadInput, MeasurementFailed
 from evenshard.utils.messages import reason_of
 from evenshard.utils.units import seconds_to_ms
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 FINE = ""
-BAD_INPUT = "bad_input"
-FAILED = "failed"
-PROBLEMS = (FINE, OUT_OF_MEMORY, BAD_INPUT, FAILED)  # a meeting agrees on the last of these that any rank brings
+INPUT_REFUSED = "bad_input"
+MEASURING_FAILED = "failed"
+PROBLEMS = (
+    FINE,
+    OUT_OF_MEMORY,
+    INPUT_REFUSED,
+    MEASURING_FAILED,
+)  # a meeting agrees on the last of these that any rank brings
 
 MAX_ANSWER_BYTES = 64 * 1024**2  # a thousand steps have 100 KB
 GRADIENT = 1e-3  # what the dense part sends back; the value does not change how long anything takes
@@ -172,7 +177,7 @@ class Ranks:
         return watch.laps_ms()[0]
 
     def gather(self, own: bytes) -> list[bytes]:
-        """Everybody's ``own`` by rank, on rank 0; an empty list elsewhere. Bytes, as objects would come as pickles."""
+        """The ``own`` of each rank, on rank 0; an empty list elsewhere. Bytes, as objects would come as pickles."""
         with self._answered():
             length = torch.tensor([len(own)])
             lengths = [torch.zeros_like(length) for _ in range(self.size)]
@@ -331,9 +336,9 @@ def _attempt(run: Callable[[], tuple[Step, ...]]) -> Finding:
     except PeerLost:
         raise
     except BadInput as error:
-        return Finding(problem=BAD_INPUT, reason=str(error))
+        return Finding(problem=INPUT_REFUSED, reason=str(error))
     except MeasurementFailed as error:
-        return Finding(problem=FAILED, reason=str(error))
+        return Finding(problem=MEASURING_FAILED, reason=str(error))
 
 
 def _steps(worker: Worker, task: PlacementTask, placement: Placement, together: bool) -> tuple[Step, ...]:
@@ -378,7 +383,7 @@ def _step(worker: Worker, loaded: LoadedShard | None, exchange: Exchange | None,
     return Step(fwd_ms, wait_ms, fwd_exchange_ms, bwd_exchange_ms, bwd_ms)
 
 
-def _timed(device: torch.device, work: Callable[[], Result]) -> tuple[Result, float]:
+def _timed(device: torch.device, work: Callable[[], _Result]) -> tuple[_Result, float]:
     """What the work returns, and how long the device took for it, ms."""
     watch = stopwatch(device)
     watch.mark()

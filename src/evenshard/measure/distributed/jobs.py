@@ -1,4 +1,4 @@
-"""What can the processes of one measurement be asked to do? The jobs below, which travel as JSON, as their answers do.
+"""The jobs that the processes of one measurement run together; they travel as JSON, as do their answers.
 
 Whoever reaches the port of torchrun's store can write there, so that nothing that comes from it may be run: a job is
 plain data of a known kind, and is checked before anything is done with it.
@@ -27,7 +27,7 @@ WARMUP_PASSES = 1
 TIMED_PASSES = 7
 
 
-class Job(Protocol):
+class RankJob(Protocol):
     """A frozen dataclass of plain values. Every rank runs it at the same time.
 
     Attributes:
@@ -54,13 +54,13 @@ class MeasureShards:
     ANSWER: ClassVar[Any] = Finding
 
     def check(self, num_ranks: int) -> None:
-        """See ``Job``."""
+        """See ``RankJob``."""
         check_placed(self.task, self.placement)
         if self.placement.num_devices != num_ranks:
             raise ValueError(f"a placement on {self.placement.num_devices} devices is not for {num_ranks} ranks")
 
     def run(self, worker: Worker) -> Finding:
-        """See ``Job``."""
+        """See ``RankJob``."""
         return measure_shard(worker, self.task, self.placement)
 
 
@@ -76,13 +76,13 @@ class TimeExchanges:
     ANSWER: ClassVar[Any] = tuple[float, ...]
 
     def check(self, num_ranks: int) -> None:
-        """See ``Job``."""
+        """See ``RankJob``."""
         for values in self.exchanges:
             if len(values) != num_ranks or min(values) < 0:
                 raise ValueError(f"{shown(values)} does not say how many values each of {num_ranks} ranks sends")
 
     def run(self, worker: Worker) -> tuple[float, ...]:
-        """See ``Job``."""
+        """See ``RankJob``."""
         ranks = worker.ranks
         most_sent = ranks.size * max(values[ranks.rank] for values in self.exchanges)
         most_received = max(map(sum, self.exchanges))
@@ -101,7 +101,7 @@ class TimeExchanges:
         return tuple(medians)
 
 
-Kinds = Mapping[str, type[Job]]
+Kinds = Mapping[str, type[RankJob]]
 JOBS: Kinds = {"measure_shards": MeasureShards, "time_exchanges": TimeExchanges}
 
 # On the way ----------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class _Envelope:
     settings: dict[str, Any]
 
 
-def encode_job(job: Job | None, kinds: Kinds) -> str:
+def encode_job(job: RankJob | None, kinds: Kinds) -> str:
     """A job as it stands in the store; None: there is nothing more to do."""
     if job is None:
         return "null"
@@ -121,7 +121,7 @@ def encode_job(job: Job | None, kinds: Kinds) -> str:
     return json.dumps(asdict(_Envelope(name, asdict(job))))  # type: ignore[call-overload]
 
 
-def decode_job(content: str | bytes, kinds: Kinds, num_ranks: int) -> Job | None:
+def decode_job(content: str | bytes, kinds: Kinds, num_ranks: int) -> RankJob | None:
     """What ``encode_job`` was given.
 
     Raises:
@@ -146,7 +146,7 @@ def encode_answer(answer: Any) -> bytes:
     return json.dumps(asdict(answer) if is_dataclass(answer) else answer).encode()  # type: ignore[arg-type]
 
 
-def decode_answer(content: bytes, job: Job) -> Any:
+def decode_answer(content: bytes, job: RankJob) -> Any:
     """What ``encode_answer`` was given.
 
     Raises:

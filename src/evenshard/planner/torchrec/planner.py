@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.parts import TablePart, whole_tables
-from evenshard.placement.placement import check_placement, located
+from evenshard.placement.placement import check_placement, parts_on
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
@@ -218,4 +218,4 @@ def _sharded(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]
     task = replace(request.task(), task_id="the model")
     placement = sharder.place(task)
     check_placement(task, placement)
-    return located(whole_tables(request.tables), placement)
+    return parts_on(whole_tables(request.tables), placement)

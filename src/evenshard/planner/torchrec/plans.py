@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from evenshard.placement.parts import TablePart, whole_tables
-from evenshard.placement.placement import Placement, by_table, located
+from evenshard.placement.placement import Placement, by_table, parts_on
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.torchrec.entries import TableEntry, checked_local_world_size, table_entry
 from evenshard.planner.torchrec.tables import LocatedTable, located_tables, qualified_name
@@ -91,7 +91,7 @@ def sharding_plan(
                 f"the placement has {answer.num_devices} devices, world_size is {world_size}. Place the tables again."
             )
         world_size = answer.num_devices
-        answer = answer.parts if isinstance(answer, PlacementAnswer) else located(whole_tables(tables), answer)
+        answer = answer.parts if isinstance(answer, PlacementAnswer) else parts_on(whole_tables(tables), answer)
     if world_size is None or world_size < 1:
         raise BadConfig(f"world_size is {world_size}; parts need it. Give the number of ranks.")
     local_world_size = checked_local_world_size(local_world_size, world_size, compute_device)

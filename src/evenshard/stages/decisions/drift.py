@@ -98,8 +98,8 @@ def drift_of(
     other_bits = np.array([table.weight_bits not in seen.weight_bits for table in tables])
     outside = np.any([other_bits, *(one.outside for one in checked)], axis=0)
     outside_load_pct = 100 * float(loads[outside].sum())
-    told = [one.rare for one in checked if one.rare is not None]
-    rare_pct = 100 * float((np.any(told, axis=0) & ~outside).mean()) if told else None
+    rare = [one.rare for one in checked if one.rare is not None]
+    rare_pct = 100 * float((np.any(rare, axis=0) & ~outside).mean()) if rare else None
 
     of_tables = [*seen.tables_outside(tables), *_reuse_line(checked[-1].drift)]
     reasons = [*seen.batch_outside(batch_size)]

@@ -60,7 +60,7 @@ def _cells(one: QuantityDrift) -> tuple[str, ...]:
 def _spread(spread: Spread | None) -> str:
     """Smallest, middle and largest."""
     if spread is None:
-        return "not told"
+        return "unknown"
     middle = "" if spread.median is None else f" .. {_number(spread.median)}"
     return f"{_number(spread.low)}{middle} .. {_number(spread.high)}"
 

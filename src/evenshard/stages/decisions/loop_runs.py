@@ -68,5 +68,5 @@ def costs_ms(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def _hardware(rows: Sequence[Mapping[str, Any]], run: FoundRun) -> str:
-    told = sorted({str(row["hardware"]) for row in rows if row.get("hardware")})
-    return "; ".join(told) or run.tags.get(HARDWARE, "")
+    hardware = sorted({str(row["hardware"]) for row in rows if row.get("hardware")})
+    return "; ".join(hardware) or run.tags.get(HARDWARE, "")

@@ -11,9 +11,9 @@ from evenshard.measure.costs import MeasuredPlacement
 from evenshard.placement.task import load_tasks
 from evenshard.tables.files import load_tables
 from evenshard.tracking.datasets.checks import (
-    Drift,
-    Noise,
-    drift_since,
+    RepeatNoise,
+    VersionChange,
+    changes_since,
     noise_in,
     read_content,
     refuse_known_elsewhere,
@@ -61,8 +61,8 @@ class AddedDataset:
 
     partition: Partition
     num_measured: int
-    noise: Noise
-    drift: Drift | None
+    noise: RepeatNoise
+    drift: VersionChange | None
     changed: bool
 
 
@@ -110,7 +110,7 @@ def add(request: AddRequest, root: Path) -> AddedDataset:
     sha256 = {name: sha256_of(path) for name, path in files.items()}
     if previous is not None and sha256 == {one.name: sha256_of(one) for one in folder.iterdir() if one.name != ABOUT}:
         return AddedDataset(partition, len(content.all), noise, None, changed=False)
-    drift = None if previous is None else drift_since(previous, content.all)
+    drift = None if previous is None else changes_since(previous, content.all)
     if drift is not None and abs(drift.cost_pct or 0.0) > request.max_drift_pct:
         raise DatasetRefused(
             f"refused: {drift.num_shards} shards that the version before has, too, now take {drift.cost_pct:+.1f} "

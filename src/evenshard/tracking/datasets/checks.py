@@ -93,7 +93,7 @@ def _shards(one: MeasuredPlacement) -> list[Hashable]:
 
 
 @dataclass(frozen=True)
-class Noise:
+class RepeatNoise:
     """How far repeats lie apart, per cent; None where nothing was repeated.
 
     Attributes:
@@ -107,16 +107,16 @@ class Noise:
     drift_pct: float | None
 
 
-def noise_in(content: Content) -> Noise:
+def noise_in(content: Content) -> RepeatNoise:
     """What the control placements say."""
     controls = [controls_of(measured) for measured in content.measured]
     noise = noise_of(controls)
     drifts = [drift for one in controls if (drift := drift_pct(one)) is not None]
-    return Noise(noise.within_run_pct, noise.between_run_pct, max(drifts, key=abs, default=None))
+    return RepeatNoise(noise.within_run_pct, noise.between_run_pct, max(drifts, key=abs, default=None))
 
 
 @dataclass(frozen=True)
-class Drift:
+class VersionChange:
     """What is different from the version before.
 
     Attributes:
@@ -134,7 +134,7 @@ class Drift:
     medians: Mapping[str, tuple[float, float]]
 
 
-def drift_since(before: Sequence[MeasuredPlacement], now: Sequence[MeasuredPlacement]) -> Drift:
+def changes_since(before: Sequence[MeasuredPlacement], now: Sequence[MeasuredPlacement]) -> VersionChange:
     """Compares two versions; neither must be empty."""
     changed = []
     for name in CHANGES:
@@ -143,7 +143,7 @@ def drift_since(before: Sequence[MeasuredPlacement], now: Sequence[MeasuredPlace
             changed.append(f"{name}: {old} -> {new}")
     old_ms, new_ms = _compute_ms(before), _compute_ms(now)
     ratios = [new_ms[key] / old_ms[key] for key in old_ms.keys() & new_ms.keys() if old_ms[key] > 0]
-    return Drift(
+    return VersionChange(
         changed=tuple(changed),
         num_shards=len(ratios),
         cost_pct=100 * (median(ratios) - 1) if ratios else None,

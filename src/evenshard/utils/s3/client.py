@@ -78,7 +78,7 @@ def s3_client() -> Any:
 
 
 @contextmanager
-def explained(address: Address, doing: str) -> Iterator[None]:
+def readable_errors(address: Address, doing: str) -> Iterator[None]:
     """Turns every error of boto3 in the block into one line that says what to do.
 
     Args:

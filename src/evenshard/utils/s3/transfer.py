@@ -19,11 +19,11 @@ from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import reason_of, shown
 from evenshard.utils.outputs import ANY_FOLDER, File
 from evenshard.utils.provenance import sha256_of
-from evenshard.utils.s3.client import FORBIDDEN, MISSING, Address, code_of, explained, s3_client
+from evenshard.utils.s3.client import FORBIDDEN, MISSING, Address, code_of, readable_errors, s3_client
 
 MANIFEST = "evenshard-manifest.json"
 PART_BYTES = 16 << 20
-SHA256 = "sha256"
+_SHA256 = "sha256"
 _ODD = re.compile("[\\\\\0\ud800-\udfff]")  # a lone surrogate is a byte of a name that is not UTF-8
 log = logging.getLogger(__name__)
 
@@ -119,10 +119,10 @@ def upload(source: Path, to: str) -> Manifest:
 
     Raises:
         BadFile: if there is no such file, the folder is empty, or a file changes meanwhile.
-        BadConfig, StorageFailed: see ``client.explained``.
+        BadConfig, StorageFailed: see ``client.readable_errors``.
     """
     address = Address.of(to)
-    with explained(address, "write"):
+    with readable_errors(address, "write"):
         if source.is_file():
             file = StoredFile.of(source, address.name)
             _send(source, address, file)
@@ -148,10 +148,10 @@ def download(source: str, to: Path) -> Path:
 
     Raises:
         BadFile: if there is nothing whole at ``source``.
-        BadConfig, StorageFailed: see ``client.explained``; or if what arrives is not what was uploaded.
+        BadConfig, StorageFailed: see ``client.readable_errors``; or if what arrives is not what was uploaded.
     """
     address = Address.of(source)
-    with explained(address, "read"):
+    with readable_errors(address, "read"):
         manifest = _manifest(address)
         if manifest is None:
             head = _head(address)
@@ -174,7 +174,7 @@ def content_hash(source: str) -> str:
         BadInput, StorageFailed: see ``download``; but nothing is fetched.
     """
     address = Address.of(source)
-    with explained(address, "read"):
+    with readable_errors(address, "read"):
         if (manifest := _manifest(address)) is not None:
             return f"sha256:{hashlib.sha256(manifest.to_json()).hexdigest()}"
         head = _head(address)
@@ -188,7 +188,7 @@ def _in_parts() -> Any:
 
 
 def _send(path: Path, address: Address, file: StoredFile) -> None:
-    noted = {"ChecksumAlgorithm": "SHA256", "Metadata": {SHA256: file.sha256}}
+    noted = {"ChecksumAlgorithm": "SHA256", "Metadata": {_SHA256: file.sha256}}
     with path.open("rb") as body:
         s3_client().upload_fileobj(body, address.bucket, address.key, ExtraArgs=noted, Config=_in_parts())
     if sha256_of(path) != file.sha256:
@@ -233,7 +233,7 @@ def _sha256_in(head: dict[str, Any]) -> str:
     """What ``upload`` has noted, or what the server has counted over the whole object; "" where there is neither."""
     counted = str(head.get("ChecksumSHA256", ""))
     whole = "" if "-" in counted else base64.b64decode(counted).hex()  # else it is a sum of the parts' sums
-    return str(head["Metadata"].get(SHA256) or whole)
+    return str(head["Metadata"].get(_SHA256) or whole)
 
 
 def _sizes_below(address: Address) -> dict[str, int]:
