@@ -10,7 +10,7 @@ export MLFLOW_DISABLE_TELEMETRY = true
 export NO_MKDOCS_2_WARNING = 1
 export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 
-.PHONY: setup run test fuzz test-containers check docs bench dataset dvc.yaml use image base-image clean
+.PHONY: setup run test fuzz test-containers test-floors check docs bench dataset dvc.yaml use image base-image clean
 
 # git carries an empty dvc.lock and looks away from what is measured here (docs/decisions/0005-dvc-lock-is-local.md).
 setup: .venv/ready
@@ -40,6 +40,19 @@ fuzz: setup
 # Builds the image and runs the pipelines in containers of it; skipped, with the reason, where podman cannot run.
 test-containers: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m containers -rs tests/kubeflow/test_containers.py
+
+# The tests of placing and measuring on the oldest versions that pyproject.toml allows, in an environment of 6 GB.
+FLOORS ?= work/floors
+test-floors:
+	$(PYTHON) -m venv --clear $(FLOORS)
+	$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(PYTHON) -c 'import re; print(*(f"{name}=={floor}.*" for name, floor in \
+	    re.findall(r"\"([\w-]+)>=([\d.]+)\"", open("pyproject.toml").read())), sep="\n")' > $(FLOORS)/floors.txt
+	$(FLOORS)/bin/python -m pip install --quiet --constraint $(FLOORS)/floors.txt --editable '.[benchmark,torchrec]' \
+	    hypothesis jsonschema pandas pytest
+	$(FLOORS)/bin/python -m pip install --quiet --no-deps 'torchrec==1.1.*'
+	@$(FLOORS)/bin/python -m pytest --override-ini filterwarnings= tests/tables tests/placement tests/measure \
+	    tests/sharders tests/planner
 
 check: setup
 	$(BIN)/ruff check .

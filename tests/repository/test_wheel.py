@@ -80,7 +80,6 @@ NEEDS = {
     "describe costs.parquet": "pyarrow",
     "place tables.yaml --model models:/evenshard-policy/1": "mlflow",
     "place tables.yaml --model s3://bucket/model": "boto3",
-    "dataset list": "dvc",
     "pipeline compile --pipeline train --out loop.yaml": "kfp",
     "place many.yaml --devices 2 --memory-cap-gb 1.2": "ortools",
 }
@@ -223,8 +222,6 @@ def test_a_missing_package_is_one_line_with_a_command(core: Path, tmp_path: Path
     (tmp_path / "many.yaml").write_text(TOO_MANY)
     for name in ("tables.parquet", "costs.parquet"):
         (tmp_path / name).write_bytes(b"PAR1")
-    (tmp_path / ".dvc").mkdir()
-    (tmp_path / "data.dvc").touch()
     commands = json.dumps([command.split() for command in NEEDS])
     output = run([str(core / "python"), "-c", RUNS_COMMANDS], tmp_path, commands).stdout
     for (command, package), line in zip(NEEDS.items(), output.splitlines(), strict=True):

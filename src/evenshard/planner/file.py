@@ -39,7 +39,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())  # model_id is one of its fields
+    model_config = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from evenshard.placement.parts import TablePart
 from evenshard.tracking.client import quiet
 from evenshard.version import __version__
 
-REQUIRED = ("torch", "numpy", "pandas", "pyarrow", "pydantic", "scipy", "PyYAML", "mlflow")
+REQUIRED = ("torch", "numpy", "pandas", "pydantic", "scipy", "PyYAML", "mlflow")
 """What placing tables needs beside evenshard itself."""
 
 EXAMPLE = [
