@@ -90,6 +90,17 @@ def test_a_file_of_version_1_is_the_answer_that_it_was(tmp_path: Path) -> None:
     assert load_answer(tmp_path / "placement.json") == old
 
 
+def test_a_part_of_version_1_has_all_rows_of_its_table(tmp_path: Path) -> None:
+    record = json.loads(OLD.read_text())
+    record["request"]["tables"][2]["num_rows"] = 70
+    (tmp_path / "placement.json").write_text(json.dumps(record))
+    assert [part.rows for part in load_answer(tmp_path / "placement.json").parts] == [
+        (0, 1000),
+        (0, 1000),
+        *[(0, 70)] * 2,
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -128,6 +139,20 @@ def test_the_same_request_gives_the_same_text() -> None:
     assert json_text(answer()) == json_text(answer())
 
 
+def rename(record: dict[str, Any], old: str, new: str) -> None:
+    for one in (*record["request"]["tables"], *record["shards"]):
+        for key in ("name", "table"):
+            if one.get(key) == old:
+                one[key] = new
+    record["request"]["rules"]["apart"] = []
+
+
+def cut_in_two(shards: list[dict[str, Any]]) -> None:
+    """The first shard, of eight columns."""
+    shards[0]["columns"] = [0, 4]
+    shards.append({**shards[0], "columns": [4, 8]})
+
+
 def measured(ms: float) -> dict[str, Any]:
     times = {name: ms for name in DeviceCost.__dataclass_fields__ if name.endswith("_ms")}
     device = {name: ms for name in times if "spread" not in name and "wait" not in name}
@@ -155,6 +180,7 @@ def measured(ms: float) -> dict[str, Any]:
         (lambda r: r["shards"][0].update(devices=[7]), "on device 7, but the devices are 0 to 1"),
         (lambda r: r["shards"][0].update(columns=[0, 4]), "hold the columns 0:4"),
         (lambda r: r.update(num_devices=3), "num_devices is 3"),
+        (lambda r: (rename(r, "b", "a[0:4]"), cut_in_two(r["shards"])), r"a table is called 'a\[0:4\]', as a part"),
         (lambda r: r["request"].update(optimizer="lion"), "optimizer is 'lion'"),
         (lambda r: r["predicted"].update(total_ms=math.nan), "'NaN' is not a valid number"),
         (lambda r: r["predicted"]["devices"][0].update(fwd_compute_ms=math.inf), "'Infinity' is not a valid number"),
