@@ -9,7 +9,6 @@ constants and gets the pooling factors.
 
 import logging
 import warnings
-from typing import Any
 
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
@@ -28,13 +27,11 @@ logging.getLogger("torchrec").setLevel(logging.ERROR)  # it remarks on storage a
 warnings.filterwarnings("ignore", "HeuristicalStorageReservation", FutureWarning)
 
 
-def torchrec(request: PlacementRequest, **limits: Any) -> tuple[TablePart, ...]:
+def torchrec(request: PlacementRequest, types: list[str], least: int | None = None) -> tuple[TablePart, ...]:
     """Where TorchRec's planner puts the tables of a request."""
     constraints, configs = {}, []
     for one in request.tables:
-        constraints[one.name] = ParameterConstraints(
-            pooling_factors=[one.pooling_factor], compute_kernels=["fused"], **limits
-        )
+        constraints[one.name] = ParameterConstraints(types, ["fused"], least, pooling_factors=[one.pooling_factor])
         configs.append(EmbeddingBagConfig(one.num_rows, one.embedding_dim, one.name, feature_names=[one.name]))
     topology = Topology(DEVICES, "cuda", hbm_cap=CAP_GB * 1024**3, local_world_size=DEVICES)
     planner = EmbeddingShardingPlanner(topology, request.batch_size // DEVICES, constraints=constraints, debug=False)
@@ -51,11 +48,11 @@ def step_ms(request: PlacementRequest, parts: tuple[TablePart, ...]) -> float:
 if __name__ == "__main__":
     whole = evenshard.place("mlperf_dlrm_v2", DEVICES, CAP_GB)
     split = evenshard.place("mlperf_dlrm_v2", DEVICES, CAP_GB, allow_column_split=True)
-    rows = {"TorchRec, whole tables": torchrec(whole.request, sharding_types=["table_wise"])}
+    rows = {"TorchRec, whole tables": torchrec(whole.request, ["table_wise"])}
     rows["evenshard, whole tables"] = whole.parts
     for least in (64, 32, 16):  # TorchRec has to be given how narrow a part may be
-        limits = {"sharding_types": ["table_wise", "column_wise"], "min_partition": least}
-        rows[f"TorchRec, parts of {least} columns or more"] = torchrec(whole.request, **limits)
+        found = torchrec(whole.request, ["table_wise", "column_wise"], least)
+        rows[f"TorchRec, parts of {least} columns or more"] = found
     rows["evenshard, split where that helps"] = split.parts
     print(f"{DEVICES} simulated H200s (a device model; no GPU was used), ms of a step:")
     for name, parts in rows.items():
