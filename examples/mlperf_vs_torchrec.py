@@ -41,7 +41,7 @@ def torchrec(request: PlacementRequest, types: list[str], least: int | None = No
 
 def step_ms(request: PlacementRequest, parts: tuple[TablePart, ...]) -> float:
     """What a training step waits for on simulated H200s."""
-    task, placement = request.placed(parts)
+    task, placement = request.task_and_placement(parts)
     return open_hardware(MeasureConfig("simulated:h200")).measure(task, placement).max_device_ms
 
 

@@ -13,7 +13,7 @@ from kfp import dsl
 
 from evenshard.kubeflow.cluster import MEASURING, Cluster
 from evenshard.kubeflow.component import EARLIER, NUM_GPUS, accumulates, input_name, own_file
-from evenshard.kubeflow.pod_spec import placed
+from evenshard.kubeflow.pod_spec import on_cluster
 from evenshard.stages.loop import LOOP_SECTIONS, STAGES, BenchmarkConfig, GenerateTablesConfig, LoopConfig
 from evenshard.stages.rounds import Artifact, LoopStep, steps
 from evenshard.stages.stage import Flag, LoopSetting, declared
@@ -104,12 +104,12 @@ def _added(step: LoopStep, given: dict[str, Any], made: dict[Artifact, Any], clu
     collected = next((one.name for one in step.writes if accumulates(one.name)), "")
     before = {EARLIER: made[Artifact(collected, step.round - 1)]} if collected and step.round > 1 else {}
     if cluster.num_parts == 1 or "num_parts" not in declared(step.stage.inputs, Flag):
-        return _named(placed(component(**given, **before), name, cluster), step)
+        return _named(on_cluster(component(**given, **before), name, cluster), step)
     with dsl.ParallelFor(items=[*range(1, cluster.num_parts + 1)], name=f"parts_{step.round}") as part:
         task = component(**given, part=part, num_parts=cluster.num_parts)
-        _named(placed(task, name, cluster), step)
+        _named(on_cluster(task, name, cluster), step)
     merged = merge_costs(parts=dsl.Collected(task.outputs[collected]), round_number=step.round, **before)
-    return placed(merged, "merge_costs", cluster).set_display_name(f"merge_costs_{step.round}")
+    return on_cluster(merged, "merge_costs", cluster).set_display_name(f"merge_costs_{step.round}")
 
 
 def _named(task: Any, step: LoopStep) -> Any:
@@ -118,7 +118,7 @@ def _named(task: Any, step: LoopStep) -> Any:
 
 def outcome_recorded(cluster: Cluster) -> Any:
     """The exit handler of a pipeline."""
-    return placed(record_outcome(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER), "record_outcome", cluster)
+    return on_cluster(record_outcome(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER), "record_outcome", cluster)
 
 
 def checked_rounds(params: dict[str, Any], cluster: Cluster) -> int:

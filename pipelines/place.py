@@ -6,7 +6,7 @@ from kfp import dsl
 
 from evenshard.kubeflow.cluster import Cluster
 from evenshard.kubeflow.place_request import place_arguments
-from evenshard.kubeflow.pod_spec import placed
+from evenshard.kubeflow.pod_spec import on_cluster
 from evenshard_components.place.component import place
 from evenshard_pipelines.addresses import read
 
@@ -37,6 +37,6 @@ def place_pipeline(params: dict[str, Any], cluster: Cluster, tables_at: str = ""
         model: str = "",
     ) -> None:
         given = {**read("tables", tables, tables_at), **read("model", model, model_at)}
-        placed(place(request=request, model_uri=model_uri, **given), "place", cluster)
+        on_cluster(place(request=request, model_uri=model_uri, **given), "place", cluster)
 
     return place_tables

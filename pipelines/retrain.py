@@ -9,7 +9,7 @@ from kfp import dsl
 
 from evenshard.kubeflow.cluster import Cluster
 from evenshard.kubeflow.drift_request import DriftRequest
-from evenshard.kubeflow.pod_spec import placed
+from evenshard.kubeflow.pod_spec import on_cluster
 from evenshard.utils.params import section
 from evenshard_components.drift.component import drift
 from evenshard_pipelines.addresses import read
@@ -44,7 +44,7 @@ def retrain_pipeline(params: dict[str, Any], cluster: Cluster, tables_at: str = 
     ) -> None:
         with dsl.ExitHandler(outcome_recorded(cluster), name="watch"):
             today = read("tables", tables, tables_at)
-            asked = placed(drift(**today, request=drift_request, model_uri=model_uri), "drift", cluster)
+            asked = on_cluster(drift(**today, request=drift_request, model_uri=model_uri), "drift", cluster)
             with dsl.If(asked.outputs["Output"] == True, name="retrain-due"):  # noqa: E712
                 source = {name.replace("tables", "source"): one for name, one in today.items()}
                 learn(sections, num_rounds, cluster, source, source_may_change=True)

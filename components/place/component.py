@@ -37,12 +37,12 @@ def place(
     from pathlib import Path
 
     from evenshard.kubeflow.place_request import place_tables
-    from evenshard.kubeflow.pod import given, log_metrics, tables_given
+    from evenshard.kubeflow.pod import log_metrics, path_or_address, tables_given
     from evenshard.planner.file import save_answer
     from evenshard.planner.page.page import save_page
 
     answer = place_tables(
-        tables_given(tables, tables_address), given(model, model_address) or model_uri or None, request
+        tables_given(tables, tables_address), path_or_address(model, model_address) or model_uri or None, request
     )
     save_answer(answer, Path(placement.path, "placement.json"))
     save_page(answer, Path(page.path))

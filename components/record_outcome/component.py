@@ -25,9 +25,9 @@ def record_outcome(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.pod import end_loop, page_of
+    from evenshard.kubeflow.pod import page_of, record_end
     from evenshard.stages import record_outcome as stage
 
     page = page_of(run_id)
     ended = stage.RecordOutcomeInputs(status.state, status.pipeline_job_resource_name, page)
-    end_loop(stage.run(ended, stage.RecordOutcomeOutputs(Path(outcome.path), Path(summary.path))), page)
+    record_end(stage.run(ended, stage.RecordOutcomeOutputs(Path(outcome.path), Path(summary.path))), page)

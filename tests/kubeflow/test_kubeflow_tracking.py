@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
-from evenshard.kubeflow.pod import end_loop, log_metrics, round_costs
+from evenshard.kubeflow.pod import log_metrics, record_end, round_costs
 from evenshard.tracking import log_to_parent, stage_run
 from evenshard.tracking.parents import Parent, ensure_parent
 from evenshard_components.conftest import CONFIG
@@ -32,7 +32,7 @@ def test_pods_of_one_run_have_one_parent(tmp_path: Path, monkeypatch: pytest.Mon
             with stage_run(stage, LOOP, {}) as run:
                 run.metrics({"one": 1.0})
     log_to_parent({"evenshard.mean_measured_ms": 2.5})
-    end_loop("FAILED", "http://kubeflow/#/runs/details/1")
+    record_end("FAILED", "http://kubeflow/#/runs/details/1")
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("evenshard")
     assert experiment is not None
@@ -131,5 +131,5 @@ def test_without_a_server_nothing_is_tracked(tmp_path: Path, monkeypatch: pytest
     names = ("tables", "tasks", "metrics")
     outputs = {name: dsl.Metrics(name=name, uri=str(tmp_path / "out" / name)) for name in names}
     generate_tables.python_func(config=CONFIG["generate_tables"], **outputs)
-    end_loop("SUCCEEDED", "1")
+    record_end("SUCCEEDED", "1")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -12,7 +12,7 @@ import yaml
 
 from evenshard.measure.calibrate.device import (
     BOUNDS,
-    COMPONENTS,
+    KERNEL_TIMES,
     DeviceCalibration,
     Errors,
     errors_markdown,
@@ -82,7 +82,7 @@ def test_the_fit_finds_the_constants_that_the_times_depend_on(directory: Path, f
 
 def test_held_out_errors_shrink_to_about_the_noise(fitted: DeviceCalibration) -> None:
     """The median of |noise| is 0.67 of its standard deviation, the 90th percentile 1.64 of it."""
-    for component in COMPONENTS:
+    for component in KERNEL_TIMES:
         before, after = fitted.before[component], fitted.after[component]
         assert before.median_percent > 15
         assert 0.5 * 0.67 < after.median_percent / (100 * NOISE) < 1.5 * 0.67
@@ -103,7 +103,7 @@ def test_a_constant_that_little_depends_on_stays_near_where_it_was(fitted: Devic
 def test_a_start_at_the_truth_stays_there(directory: Path) -> None:
     truth = replace(gpu_profile(START), **TRUTH)
     found = fit_profile(truth, measured(directory))
-    for component in COMPONENTS:
+    for component in KERNEL_TIMES:
         assert found.after[component].median_percent < found.before[component].median_percent * 1.2
 
 

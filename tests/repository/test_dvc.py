@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from evenshard.sharders.models import PARTS
 from evenshard.stages.loop import STAGES
+from evenshard.utils.outputs import MODEL_PARTS
 from support.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "pipelines"))
@@ -66,7 +66,11 @@ def test_a_round_leaves_the_folder_of_a_model() -> None:
     stages = unrolled(PARAMS)["stages"]
     left = {out for name in ("train_cost_2", "train_policy_2") for out in paths(stages[name]["outs"])}
     networks = {f"work/round_2/{name}" for name in NETWORKS}
-    assert networks == {f"work/round_2/{name}" for name in PARTS} == {out for out in left if not out.endswith(".json")}
+    assert (
+        networks
+        == {f"work/round_2/{name}" for name in MODEL_PARTS}
+        == {out for out in left if not out.endswith(".json")}
+    )
 
 
 def test_nothing_of_the_loop_is_for_a_remote() -> None:

@@ -16,10 +16,11 @@ from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.placement.placement import check_placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
-from evenshard.sharders.models import PARTS, digest_of, load_model, save_cost_model, save_model
+from evenshard.sharders.models import digest_of, load_model, save_cost_model, save_model
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.outputs import MODEL_PARTS
 from support.builders import BATCH_SIZE, cost, cost_net, measured, policy, some_tables, table, task
 from support.convex_builders import NORMALIZER, random_model
 
@@ -252,7 +253,7 @@ def test_saving_is_the_same_twice_and_the_digest_sees_every_change(folder: Path,
     assert load_model(folder).digest == digest == digest_of(tmp_path / "again")
     (folder / "costs.parquet").write_bytes(b"a round leaves more than its model")
     assert digest_of(folder) == digest
-    for part in PARTS:
+    for part in MODEL_PARTS:
         config = folder / part / "config.json"
         whole = config.read_bytes()
         config.write_bytes(whole + b" ")

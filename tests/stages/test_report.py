@@ -16,8 +16,8 @@ from evenshard.measure.costs import CONTROL, RANDOM_SHARD, DeviceCost, Placement
 from evenshard.measure.noise import Noise
 from evenshard.stages.report import (
     CSV_COLUMNS,
-    PARTS,
     PROPOSED,
+    TIME_PARTS,
     metrics,
     plot_cost_per_round,
     plot_device_costs,
@@ -58,7 +58,7 @@ def test_the_csv_has_a_row_per_device_and_keeps_what_was_infeasible(tmp_path: Pa
         "measured",
         "",
     )
-    assert [float(first[part]) for part in PARTS] == [1.0, 2.0, 3.0, 4.0]
+    assert [float(first[part]) for part in TIME_PARTS] == [1.0, 2.0, 3.0, 4.0]
     assert [float(first[f"{way}_compute_spread_ms"]) for way in ("fwd", "bwd")] == [0.5, 0.25]
     assert (first["device_id"], first["num_tables"]) == ("0", "3")
     assert (second["device_id"], second["num_tables"]) == ("1", "0")
@@ -166,7 +166,7 @@ def test_device_costs_are_drawn_in_proportion_to_their_parts(tmp_path: Path) -> 
     path = tmp_path / "device_costs.png"
     only = PlacementCost((DeviceCost(2.0, 0.0, 4.0, 8.0),), "modelled")
     plot_device_costs({"random": only}, "one device", path)
-    forward, forward_exchange, exchange, backward = (share_of(path, colour) for _, colour in PARTS.values())
+    forward, forward_exchange, exchange, backward = (share_of(path, colour) for _, colour in TIME_PARTS.values())
     assert backward > exchange > forward > 0
     assert backward / exchange == pytest.approx(2.0, rel=0.1)
     assert forward_exchange < 0.25 * forward  # nothing but its mark in the legend

@@ -38,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             register_model(
                 folder / f"round_{seed}", served_code(), {"evenshard.git_commit": "abc"}, {"evenshard.mean_ms": 1 / 3}
             )
-        register_model(folder / "round_0", served_code(), {}, name=tracking.POLICY)
+        register_model(folder / "round_0", served_code(), {}, name=tracking.REGISTERED_POLICY)
     return folder
 
 
@@ -143,16 +143,16 @@ def test_a_version_says_where_it_comes_from(registry: Path) -> None:
 
 
 def test_the_champion_is_who_was_named_last(registry: Path) -> None:
-    assert tracking.champion(tracking.POLICY) is None
+    assert tracking.champion(tracking.REGISTERED_POLICY) is None
     assert tracking.champion("evenshard-nothing") is None
     for version in ("1", "2"):
-        tracking.set_champion(tracking.COST, version)
+        tracking.set_champion(tracking.REGISTERED_COST, version)
         champion = tracking.champion()
         assert champion is not None
         assert (champion.version, champion.aliases) == (version, ("champion",))
         assert tracking.model_version("models:/evenshard-cost@champion") == champion
     with pytest.raises(BadConfig, match="version=7"):
-        tracking.set_champion(tracking.COST, "7")
+        tracking.set_champion(tracking.REGISTERED_COST, "7")
     still = tracking.champion()
     assert still is not None and still.version == "2"
 
@@ -175,8 +175,8 @@ def test_the_same_model_of_two_runs_is_two_versions(registry: Path) -> None:
     versions = [tracking.register_model(registry / "round_0", served_code(), {}, run_id=run) for run in runs]
     assert [one.run_id for one in versions] == runs and versions[0].version != versions[1].version
     for run, version in zip(runs, versions, strict=True):
-        assert tracking.version_of_files(tracking.COST, registry / "round_0", run) == version
-    assert tracking.version_of_files(tracking.COST, registry / "round_0") == versions[1], "the last one"
+        assert tracking.version_of_files(tracking.REGISTERED_COST, registry / "round_0", run) == version
+    assert tracking.version_of_files(tracking.REGISTERED_COST, registry / "round_0") == versions[1], "the last one"
     other = tracking.register_model(registry / "round_1", served_code(), {}, run_id=runs[0])
     assert other.model_id != versions[0].model_id, "another model of the same run has files of its own"
 
@@ -222,4 +222,4 @@ def test_half_a_model_is_none(registry: Path, tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="cost_model is missing"):
         tracking.register_model(tmp_path / "model", served_code(), {})
     with pytest.raises(BadFile, match="policy is missing"):
-        copy_parts(tmp_path / "model", tmp_path / "copy", tracking.POLICY)
+        copy_parts(tmp_path / "model", tmp_path / "copy", tracking.REGISTERED_POLICY)

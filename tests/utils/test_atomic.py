@@ -15,7 +15,7 @@ import pytest
 from evenshard.utils import atomic
 from evenshard.utils.atomic import atomic_path, tidy_up
 from evenshard.utils.errors import BadFile
-from evenshard.utils.outputs import DATASET, NETWORK, Folder
+from evenshard.utils.outputs import DATASET_FOLDER, NETWORK_FOLDER, Folder
 from support.repository import ROOT
 
 PAIR = Folder("a pair", ("a", "deep/*.b"), ("c",))
@@ -172,11 +172,11 @@ def test_a_folder_of_no_known_sort_replaces_what_it_has_too(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("kind", "older"),
     [
-        (NETWORK, ["config.json", "state.pt"]),
-        (NETWORK, ["config.json", "state.pt", "optimizer.pt"]),
-        (NETWORK, ["config.json", "state.pt", "optimizer.pt", "trained_on.json"]),
-        (DATASET, ["dataset.json", "tables.parquet", "costs.parquet"]),
-        (DATASET, ["dataset.json", "tables.csv", "costs_1.parquet", "costs_2.parquet", "tasks.json"]),
+        (NETWORK_FOLDER, ["config.json", "state.pt"]),
+        (NETWORK_FOLDER, ["config.json", "state.pt", "optimizer.pt"]),
+        (NETWORK_FOLDER, ["config.json", "state.pt", "optimizer.pt", "trained_on.json"]),
+        (DATASET_FOLDER, ["dataset.json", "tables.parquet", "costs.parquet"]),
+        (DATASET_FOLDER, ["dataset.json", "tables.csv", "costs_1.parquet", "costs_2.parquet", "tasks.json"]),
     ],
 )
 def test_outputs_of_older_versions_can_be_replaced(tmp_path: Path, kind: Folder, older: list[str]) -> None:

@@ -41,14 +41,14 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.sharders.convex_search.sharder import SearchConfig
     from evenshard.stages.decisions.promote import (
         COSTS,
-        REPORT,
-        Outcome,
+        PROMOTION_REPORT,
         PromoteInputs,
         PromoteOutputs,
+        PromotionOutcome,
         as_json,
         promote,
     )
-    from evenshard.stages.decisions.promotion import Rules
+    from evenshard.stages.decisions.promotion import PromotionRules
     from evenshard.stages.decisions.promotion_text import print_promotion
     from evenshard.stages.loop import EvaluateConfig
     from evenshard.tracking import study_run
@@ -64,7 +64,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
         return {}
     search = SearchConfig(effort=SearchEffort(scores_per_table=evaluate.scores_per_table), seed=evaluate.seed)
     inputs = PromoteInputs(args.tables, args.tasks, args.candidate, tuple(args.costs))
-    outputs, rules = PromoteOutputs(args.out), Rules(args.tolerance_pct)
+    outputs, rules = PromoteOutputs(args.out), PromotionRules(args.tolerance_pct)
     done = promote(inputs, outputs, measure, search, rules, Lineage.here(params))
     with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:
         run.tags({"evenshard.promotion": done.outcome.value, "evenshard.promotion_reason": done.reason})
@@ -75,12 +75,12 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
             found = {"difference_pct": done.decision.difference_pct.mean, "noise_pct": done.decision.noise_pct}
             run.metrics({key: value for key, value in found.items() if math.isfinite(value)})
             run.artifact(args.out / COSTS)
-        run.artifact(args.out / REPORT)
+        run.artifact(args.out / PROMOTION_REPORT)
     if args.json:
         print(json.dumps(as_json(done), indent=1))
     else:
         print_promotion(done)
-    return REFUSED if done.outcome is Outcome.REFUSED else {}
+    return REFUSED if done.outcome is PromotionOutcome.REFUSED else {}
 
 
 def _compare(args: argparse.Namespace) -> Mapping[str, Any]:

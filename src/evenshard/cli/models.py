@@ -8,7 +8,7 @@ from typing import Any
 
 from evenshard.cli.arguments import HARDWARE_NAME, Commands, output_flag
 from evenshard.utils.messages import shown
-from evenshard.utils.outputs import MODEL
+from evenshard.utils.outputs import MODEL_FOLDER
 
 
 def _bundle(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -46,7 +46,7 @@ def add_commands(commands: Commands) -> None:
     )
     sub.add_argument(
         "--out",
-        **output_flag(MODEL),
+        **output_flag(MODEL_FOLDER),
         required=True,
         help="folder to write, such as src/evenshard/sharders/bundled/h200",
     )

@@ -114,7 +114,7 @@ def _report(status: RunStatus, silent: bool = False) -> None:
     from evenshard.kubeflow.status_text import failure_of, notes_on, progress_of
     from evenshard.utils.errors import PipelineFailed
 
-    if status.finished and status.state != "SUCCEEDED":
+    if status.is_finished and status.state != "SUCCEEDED":
         raise PipelineFailed(failure_of(status))
     if not silent:
         lines = (f"{status.state}: {status.name}", progress_of(status), *notes_on(status), status.url)

@@ -18,7 +18,7 @@ from evenshard.kubeflow.pod_measurement import on_gpus
 from evenshard.kubeflow.remote import ENDPOINT, run_page
 from evenshard.kubeflow.retry import with_retries
 from evenshard.stages.loop import STAGES
-from evenshard.stages.record_outcome import UNKNOWN
+from evenshard.stages.record_outcome import UNKNOWN_STATE
 from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, declared
 from evenshard.utils.console import log_to_stderr
 from evenshard.utils.errors import BadConfig
@@ -43,7 +43,7 @@ def run_in_pod(name: str, **arguments: Any) -> None:
     logging.getLogger().setLevel(logging.WARNING)  # KFP's executor lets everybody talk, and FBGEMM talks a lot
     (stage,) = (one for one in STAGES if one.name == name)
     own = own_file(stage)
-    overrides = {name: {own: given(arguments[own], arguments[f"{own}_address"])}} if own else {}
+    overrides = {name: {own: path_or_address(arguments[own], arguments[f"{own}_address"])}} if own else {}
     sections = dict(zip(stage.sections, (arguments["config"], arguments.get("measure")), strict=False))
     settings = stage.settings(sections, overrides)
     inputs, outputs = _inputs(stage, arguments), _outputs(stage, arguments)
@@ -89,7 +89,7 @@ def path_of(artifact: Any) -> Path | None:
     return None if artifact is None else Path(artifact.path)
 
 
-def given(artifact: Any, address: str) -> str | None:
+def path_or_address(artifact: Any, address: str) -> str | None:
     """What a stage is to read: the path of an artifact, or an address that it reads itself; None for neither.
 
     Raises:
@@ -107,7 +107,7 @@ def tables_given(artifact: Any, address: str) -> str:
     Raises:
         BadConfig: if there is neither, too.
     """
-    found = given(artifact, address)
+    found = path_or_address(artifact, address)
     if found is None:
         raise BadConfig("there are no tables. Name their address.")
     return found
@@ -120,9 +120,9 @@ def log_metrics(metrics: Any, values: Mapping[str, float | None]) -> None:
             metrics.log_metric(name, float(value))
 
 
-def end_loop(state: str, page: str) -> None:
+def record_end(state: str, page: str) -> None:
     """Tells MLflow how the run ended, where that is known and MLFLOW_TRACKING_URI names a server."""
-    if state != UNKNOWN and _has_server():
+    if state != UNKNOWN_STATE and _has_server():
         tracking.end_loop(state, page)
 
 

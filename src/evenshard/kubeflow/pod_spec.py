@@ -10,7 +10,7 @@ from evenshard.kubeflow.retry import PAUSES
 from evenshard.tracking import LOOP_ID
 
 
-def placed(task: Any, stage: str, cluster: Cluster) -> Any:
+def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
     """The pipeline task with image, resources, retries, timeout, cache and secrets of its stage.
 
     Args:

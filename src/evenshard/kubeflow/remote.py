@@ -73,7 +73,7 @@ class RunStatus:
     url: str
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether it will not change any more."""
         return self.state in FINISHED
 
@@ -181,7 +181,7 @@ class Remote:
         deadline = None if patience_s is None else time.monotonic() + patience_s
         while True:
             status = self.status(run_id)
-            if status.finished:
+            if status.is_finished:
                 return status
             tell(status)
             if deadline is not None and time.monotonic() > deadline:

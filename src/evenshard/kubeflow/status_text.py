@@ -17,7 +17,7 @@ def progress_of(status: RunStatus) -> str:
     """One line: ``done: generate-tables; running: benchmark (2); waiting: benchmark (2)``."""
     parts = []
     for state, word in SHOWN:
-        if status.finished and state in (RUNNING, PENDING):  # where the record ends, not where the run did
+        if status.is_finished and state in (RUNNING, PENDING):  # where the record ends, not where the run did
             continue
         names = Counter(task.name for task in status.tasks if task.state == state)
         if names:
@@ -29,7 +29,7 @@ def progress_of(status: RunStatus) -> str:
 def notes_on(status: RunStatus) -> Iterator[str]:
     """What a user who waits for the run should know: pods that do not start, and where the record ends."""
     ended = status.recorded_until
-    slow = {} if status.finished else {task.name: task for task in status.tasks if is_slow(task)}
+    slow = {} if status.is_finished else {task.name: task for task in status.tasks if is_slow(task)}
     for task in slow.values():
         if task.reason or ended is None:
             yield _waits(task, status.namespace)

@@ -8,7 +8,7 @@ from typing import Any
 
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.sharders.models import PlacementModel, load_model
-from evenshard.tracking import POLICY, ModelVersion, download_model, model_version, version_of_files
+from evenshard.tracking import REGISTERED_POLICY, ModelVersion, download_model, model_version, version_of_files
 from evenshard.utils.errors import BadConfig, BadInput
 from evenshard.utils.s3 import is_address, local
 
@@ -35,7 +35,10 @@ def model_of(where: str | Path | None, hardware: str | None = None) -> Placement
                 model = load_model(folder, hardware)
             except BadInput as error:  # the user does not know the folder that it was fetched into
                 raise BadConfig(str(error).replace(str(folder), version.uri)) from None
-            if model.policy is not None and (policy := version_of_files(POLICY, folder, version.run_id)) is not None:
+            if (
+                model.policy is not None
+                and (policy := version_of_files(REGISTERED_POLICY, folder, version.run_id)) is not None
+            ):
                 registered["policy"] = _names(policy)
         return replace(model, source=version.uri, registered=registered)
     if where is not None and is_address(where):

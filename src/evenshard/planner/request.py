@@ -95,7 +95,7 @@ class PlacementRequest:
         )
         return PlacementTask(TASK_ID, tables, self.num_devices, max(rooms), self.batch_size, constraints)
 
-    def placed(self, parts: Sequence[TablePart]) -> tuple[PlacementTask, Placement]:
+    def task_and_placement(self, parts: Sequence[TablePart]) -> tuple[PlacementTask, Placement]:
         """Task and placement that put rows and columns where these parts, from any plan, say.
 
         Raises:

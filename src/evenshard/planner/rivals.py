@@ -53,12 +53,12 @@ def rivals(
         if name == SPLITTING and not asked_to_split(request):
             continue
         try:
-            placed = list(_split(request) if name == SPLITTING else _whole(name, request))
+            candidates = list(_split(request) if name == SPLITTING else _whole(name, request))
         except InfeasibleTask as error:
             found.append(Rival(name, None, None, str(error).removeprefix(f"{TASK_ID}: ")))
             continue
         judged = []
-        for task, placement in placed:
+        for task, placement in candidates:
             broken = "; ".join(broken_constraints(task, placement))
             predicted_ms = float(model.cost_model.overall_ms(task, [placement])[0])
             judged.append((bool(broken), predicted_ms, broken, (task, placement)))
@@ -94,7 +94,7 @@ def _split(request: PlacementRequest) -> Iterator[tuple[PlacementTask, Placement
     failures = []
     for columns in MIN_PARTITIONS:
         try:
-            task, placement = request.placed(torchrec.split(whole, names, columns, size_of))
+            task, placement = request.task_and_placement(torchrec.split(whole, names, columns, size_of))
             check_memory(task, placement)
         except InfeasibleTask as error:
             failures.append(error)

@@ -25,7 +25,7 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadFile
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import cut
-from evenshard.utils.outputs import NETWORK
+from evenshard.utils.outputs import NETWORK_FOLDER
 from evenshard.utils.records import record_of
 from evenshard.utils.weights import load_adam, load_weights, reading_saved, save_adam, save_weights
 
@@ -91,7 +91,7 @@ def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: Train
     Args:
         trained_on: the measurements that it learned from; None for a policy, which learns from a cost network.
     """
-    with atomic_path(folder, NETWORK) as draft:
+    with atomic_path(folder, NETWORK_FOLDER) as draft:
         save_network(checkpoint.net, checkpoint.normalizer, draft, checkpoint.round)
         if trained_on is not None:
             trained_on.save(draft / TRAINED_ON)
@@ -102,7 +102,7 @@ def save_network(net: nn.Module, normalizer: FeatureNormalizer, folder: Path, ro
     """Writes the folder without the optimizer, as a whole or not at all: for networks that learn no more."""
     kind = next(name for name, kind in _KINDS.items() if isinstance(net, kind))
     config = {"kind": kind, "round": round_number, "normalizer": asdict(normalizer)}
-    with atomic_path(folder, NETWORK) as draft:
+    with atomic_path(folder, NETWORK_FOLDER) as draft:
         draft.mkdir()
         (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         save_weights(net, draft / "state.pt")

@@ -28,9 +28,9 @@ from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import shown
-from evenshard.utils.outputs import MODEL, MODEL_PARTS, NETWORK
+from evenshard.utils.outputs import MODEL_FOLDER, MODEL_PARTS, NETWORK_FOLDER
 
-PARTS = COST_MODEL, COST_NET, POLICY = MODEL_PARTS
+COST_MODEL, COST_NET, POLICY = MODEL_PARTS
 BUNDLED = "bundled:"
 """What a model that comes with the package is named by, before its profile: bundled:h200."""
 
@@ -101,7 +101,7 @@ def save_model(
     Args:
         policy: DreamShard's two networks and what they see tables through, if there are any.
     """
-    with atomic_path(folder, MODEL) as draft:
+    with atomic_path(folder, MODEL_FOLDER) as draft:
         draft.mkdir()
         save_cost_model(draft / COST_MODEL, cost_model, trained_on)
         if policy is not None:
@@ -112,7 +112,7 @@ def save_model(
 
 def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainedOn) -> None:
     """Writes the ``cost_model`` of a model's folder, as a whole or not at all."""
-    with atomic_path(folder, NETWORK) as draft:
+    with atomic_path(folder, NETWORK_FOLDER) as draft:
         cost_model.save(draft)
         trained_on.save(draft / TRAINED_ON)
 
@@ -120,7 +120,7 @@ def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainedOn) 
 def digest_of(folder: Path) -> str:
     """SHA-256 over names and contents of the files of a model's three parts, in the order of their names."""
     digest = hashlib.sha256()
-    files = [path for part in PARTS for path in (folder / part).rglob("*") if path.is_file()]
+    files = [path for part in MODEL_PARTS for path in (folder / part).rglob("*") if path.is_file()]
     for path in sorted(files, key=lambda one: one.relative_to(folder).as_posix()):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode())

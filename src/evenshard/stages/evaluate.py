@@ -47,7 +47,7 @@ from evenshard.tables.files import load_tables
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.console import progress
 from evenshard.utils.extras import require_package
-from evenshard.utils.outputs import MODEL, MODEL_PARTS, REPORT
+from evenshard.utils.outputs import MODEL_FOLDER, MODEL_PARTS, REPORT
 from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
 from evenshard.utils.provenance import Lineage
@@ -117,11 +117,11 @@ def run(
     report.write_text(json.dumps(metrics, indent=1), folder / "metrics.json")
     report.write_text(json.dumps(report.summary(ranking), indent=1), folder / "summary.json")
     if outputs.page is not None:
-        report_page.save_page(folder, outputs.page)
+        report_page.save_report_page(folder, outputs.page)
     if outputs.summary is not None:
         report_page.save_summary(folder, outputs.summary)
     if outputs.model is not None:
-        with atomic_path(outputs.model, MODEL) as draft:
+        with atomic_path(outputs.model, MODEL_FOLDER) as draft:
             for name in MODEL_PARTS:
                 shutil.copytree(getattr(inputs, name), draft / name)
     journal_path.unlink(missing_ok=True)

@@ -23,8 +23,7 @@ from evenshard.stages.stage import (
     WhichRound,
     Writes,
 )
-from evenshard.utils.outputs import MODEL as MODEL_FOLDER
-from evenshard.utils.outputs import NETWORK, REPORT
+from evenshard.utils.outputs import MODEL_FOLDER, NETWORK_FOLDER, REPORT
 
 WORK, OF_ROUND = "work", "work/round_{round}"
 Pool = Annotated[Path, Reads("the pool, as generate-tables writes it")]
@@ -270,14 +269,14 @@ class TrainCostOutputs:
 
     cost_net: Annotated[
         Path,
-        Writes("folder of the network to write", "--out", NETWORK, path=f"{OF_ROUND}/cost_net", artifact=MODEL),
+        Writes("folder of the network to write", "--out", NETWORK_FOLDER, path=f"{OF_ROUND}/cost_net", artifact=MODEL),
     ]
     cost_model: Annotated[
         Path | None,
         Writes(
             "folder of evenshard's cost model to write (default: none is fitted)",
             "--model-out",
-            NETWORK,
+            NETWORK_FOLDER,
             path=f"{OF_ROUND}/cost_model",
             artifact=MODEL,
         ),
@@ -338,7 +337,7 @@ class TrainPolicyOutputs:
 
     policy: Annotated[
         Path,
-        Writes("folder of the policy to write", "--out", NETWORK, path=f"{OF_ROUND}/policy", artifact=MODEL),
+        Writes("folder of the policy to write", "--out", NETWORK_FOLDER, path=f"{OF_ROUND}/policy", artifact=MODEL),
     ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evenshard.utils.atomic import atomic_path
 
-UNKNOWN = "UNKNOWN"
+UNKNOWN_STATE = "UNKNOWN"
 ENDED_AS = {
     **dict.fromkeys(("COMPLETE", "CACHED", "SUCCEEDED"), "SUCCEEDED"),
     "FAILED": "FAILED",
@@ -47,10 +47,10 @@ class RecordOutcomeOutputs:
 
 def run(inputs: RecordOutcomeInputs, outputs: RecordOutcomeOutputs) -> str:
     """Writes both; returns SUCCEEDED, FAILED, CANCELED or UNKNOWN."""
-    state = ENDED_AS.get(inputs.said, UNKNOWN)
+    state = ENDED_AS.get(inputs.said, UNKNOWN_STATE)
     ended = {"state": state, **asdict(inputs), "ended_at": datetime.now(UTC).isoformat(timespec="seconds")}
     ambiguous = f" (Kubeflow Pipelines says {inputs.said}, which a success may read like too)"
-    line = f"**{state}**: {inputs.run}{ambiguous if state == UNKNOWN else ''}. See {inputs.page}"
+    line = f"**{state}**: {inputs.run}{ambiguous if state == UNKNOWN_STATE else ''}. See {inputs.page}"
     for path, text in ((outputs.outcome, json.dumps(ended, indent=1)), (outputs.summary, line)):
         with atomic_path(path) as draft:
             draft.write_text(text + "\n")

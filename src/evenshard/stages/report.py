@@ -43,15 +43,15 @@ CSV_COLUMNS = (
     "all_to_all",
     "hardware",
 )
-PARTS = {
+TIME_PARTS = {
     "fwd_compute_ms": ("forward", "#4c78a8"),
     "fwd_all_to_all_ms": ("all-to-all forward", "#f2b447"),
     "bwd_all_to_all_ms": ("all-to-all backward", "#e4813b"),
     "bwd_compute_ms": ("backward", "#8a5a9e"),
 }
 
-POLICY, SEARCH = "the policy", "evenshard's search"
-PROPOSED = {POLICY: ("#4c78a8", "#8a5a9e", 0.0), SEARCH: ("#f2b447", "#e4813b", 0.12)}
+_POLICY, _SEARCH = "the policy", "evenshard's search"
+PROPOSED = {_POLICY: ("#4c78a8", "#8a5a9e", 0.0), _SEARCH: ("#f2b447", "#e4813b", 0.12)}
 """Colour of the dots and of the mean, and where they stand beside the round's number."""
 
 
@@ -217,7 +217,7 @@ def plot_device_costs(costs: Mapping[str, PlacementCost], title: str, path: Path
     for axis, (sharder, cost) in zip(axes[0], costs.items(), strict=False):  # an empty panel if there is no cost
         bottom = [0.0] * len(cost.devices)
         devices = range(len(cost.devices))
-        for part, (label, colour) in PARTS.items():
+        for part, (label, colour) in TIME_PARTS.items():
             heights = [getattr(device, part) for device in cost.devices]
             axis.bar(devices, heights, bottom=bottom, label=label, color=colour, width=0.7)
             bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
@@ -292,4 +292,4 @@ def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> No
 
 
 def _proposed(one: MeasuredPlacement) -> str:
-    return SEARCH if one.proposed_by == "evenshard" else POLICY
+    return _SEARCH if one.proposed_by == "evenshard" else _POLICY

@@ -31,7 +31,7 @@ def save_summary(folder: Path, summary: Path) -> None:
     write_text(f"# Evaluation\n\n{_facts(metrics)}\n\n```\n{table}\n```", summary)
 
 
-def save_page(folder: Path, page: Path) -> None:
+def save_report_page(folder: Path, page: Path) -> None:
     """Writes table and pictures of an evaluation's report as one HTML page."""
     table, metrics = _read(folder)
     timed = measured_or_simulated(metrics["hardware"])

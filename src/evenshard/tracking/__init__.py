@@ -21,8 +21,8 @@ from evenshard.tracking.client import DEFAULT_URI, EXPERIMENT
 from evenshard.tracking.parents import LOOP_ID, LOOP_TAG, PARENT_FILE
 from evenshard.tracking.registry import (
     CHAMPION,
-    COST,
-    POLICY,
+    REGISTERED_COST,
+    REGISTERED_POLICY,
     ModelVersion,
     champion,
     download_model,
@@ -36,13 +36,13 @@ from evenshard.tracking.search import FoundRun, find_run, find_runs, run_artifac
 
 __all__ = [
     "CHAMPION",
-    "COST",
     "DEFAULT_URI",
     "EXPERIMENT",
     "LOOP_ID",
     "LOOP_TAG",
     "PARENT_FILE",
-    "POLICY",
+    "REGISTERED_COST",
+    "REGISTERED_POLICY",
     "FoundRun",
     "ModelVersion",
     "StageRun",

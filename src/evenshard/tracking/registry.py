@@ -30,7 +30,7 @@ from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import without_credentials
 from evenshard.utils.scratch import scratch_folder
 
-COST, POLICY = "evenshard-cost", "evenshard-policy"
+REGISTERED_COST, REGISTERED_POLICY = "evenshard-cost", "evenshard-policy"
 CHAMPION = "champion"
 MODEL_ID_TAG = "evenshard.model_id"  # MLflow's own answer leaves it out
 METRIC_TAG = "evenshard.metric."
@@ -78,7 +78,7 @@ def register_model(
     tags: Mapping[str, str],
     metrics: Mapping[str, float] | None = None,
     run_id: str = "",
-    name: str = COST,
+    name: str = REGISTERED_COST,
     client: Any = None,
 ) -> ModelVersion:
     """Makes a model's folder a new version, which ``mlflow.pyfunc.load_model`` serves.
@@ -117,7 +117,7 @@ def register_model(
         return _version(client.get_model_version(name, made.version))
 
 
-def copy_parts(folder: Path, target: Path, name: str = COST) -> None:
+def copy_parts(folder: Path, target: Path, name: str = REGISTERED_COST) -> None:
     """Copies what a registered model consists of, and nothing else that lies in its folder.
 
     Raises:
@@ -126,11 +126,11 @@ def copy_parts(folder: Path, target: Path, name: str = COST) -> None:
     from evenshard.sharders.models import COST_MODEL, COST_NET
     from evenshard.sharders.models import POLICY as POLICY_PART
 
-    parts = {POLICY: (COST_NET, POLICY_PART), COST: (COST_MODEL,)}[name]
+    parts = {REGISTERED_POLICY: (COST_NET, POLICY_PART), REGISTERED_COST: (COST_MODEL,)}[name]
     for part in parts:
         if not (folder / part).is_dir():
             raise BadFile(folder, f"{part} is missing", "Name a model's folder, such as work/round_3.")
-    if name == COST and (folder / POLICY_PART).is_dir():
+    if name == REGISTERED_COST and (folder / POLICY_PART).is_dir():
         parts = (*parts, COST_NET, POLICY_PART)
     for part in parts:
         shutil.copytree(folder / part, target / part)
@@ -151,7 +151,7 @@ def model_version(uri: str) -> ModelVersion:
         return _version(client.get_model_version(name, version))  # the one by alias does not name its aliases
 
 
-def champion(name: str = COST) -> ModelVersion | None:
+def champion(name: str = REGISTERED_COST) -> ModelVersion | None:
     """The version that the alias ``champion`` names, or None if there is none yet.
 
     Raises:
@@ -177,7 +177,7 @@ def set_champion(name: str, version: str) -> None:
         client.set_registered_model_alias(name, CHAMPION, version)
 
 
-def newest_version(name: str = COST) -> ModelVersion | None:
+def newest_version(name: str = REGISTERED_COST) -> ModelVersion | None:
     """The version that was registered last; None where there is none.
 
     Raises:
@@ -221,10 +221,10 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
     tags = {COMMIT: seen.git_commit, VERSION: seen.evenshard_version, **model_tags(folder)}
     try:
         with short_timeouts():
-            version = version_of_files(COST, folder) or register_model(folder, code, tags)
-            policy = version_of_files(POLICY, folder)
+            version = version_of_files(REGISTERED_COST, folder) or register_model(folder, code, tags)
+            policy = version_of_files(REGISTERED_POLICY, folder)
             if policy is None and (folder / "policy").is_dir():
-                policy = register_model(folder, code, tags, name=POLICY)
+                policy = register_model(folder, code, tags, name=REGISTERED_POLICY)
     except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
         where = without_credentials(registry_uri())
         raise tracking_error(

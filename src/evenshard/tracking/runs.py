@@ -21,7 +21,7 @@ from evenshard.tracking.client import connect, experiment_id, first_line, short_
 from evenshard.tracking.dataset_inputs import dataset_input
 from evenshard.tracking.parents import Parent, current_parent, ensure_parent, parent_of
 from evenshard.tracking.pyfunc import ServedCode
-from evenshard.tracking.registry import COST, POLICY, register_model
+from evenshard.tracking.registry import REGISTERED_COST, REGISTERED_POLICY, register_model
 from evenshard.tracking.tags import (
     COMMIT,
     COSTS_DVC_MD5,
@@ -142,7 +142,11 @@ class StageRun:
         if self._client is None:
             return
         tags = {**self.origin, **model_tags(folder)}
-        for name in (name for name, part in ((COST, "cost_model"), (POLICY, "policy")) if (folder / part).is_dir()):
+        for name in (
+            name
+            for name, part in ((REGISTERED_COST, "cost_model"), (REGISTERED_POLICY, "policy"))
+            if (folder / part).is_dir()
+        ):
             self._log(
                 lambda client, run_id, name=name: register_model(folder, code, tags, metrics, run_id, name, client)
             )

@@ -129,14 +129,14 @@ class FilesInside(Output):
 
 
 _CONFIG, _STATE, _OTHERS = "config.json", "state.pt", ("optimizer.pt", "trained_on.json")
-NETWORK = Folder("a network", (_CONFIG, _STATE), _OTHERS)
+NETWORK_FOLDER = Folder("a network", (_CONFIG, _STATE), _OTHERS)
 MODEL_PARTS = ("cost_model", "cost_net", "policy")
-MODEL = Folder(
+MODEL_FOLDER = Folder(
     "a model",
     (f"cost_model/{_CONFIG}", f"cost_model/{_STATE}"),
     tuple(f"{part}/{name}" for part in MODEL_PARTS for name in (_CONFIG, _STATE, *_OTHERS)),
 )
-DATASET = Folder("a cost dataset", ("dataset.json", "tables.*", "costs*.parquet"), ("tasks.json",))
+DATASET_FOLDER = Folder("a cost dataset", ("dataset.json", "tables.*", "costs*.parquet"), ("tasks.json",))
 ANY_FOLDER = Folder("what takes its place", ())
 REPORT = FilesInside(
     (

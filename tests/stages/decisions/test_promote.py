@@ -16,7 +16,7 @@ from evenshard.measure.noise import Noise
 from evenshard.planner.serving import served_code
 from evenshard.sharders.models import load_model, save_model
 from evenshard.stages.decisions.contest import Contest, contest
-from evenshard.stages.decisions.promotion import Decision, PairedTask, Rules, Verdict, decide
+from evenshard.stages.decisions.promotion import Decision, PairedTask, PromotionRules, Verdict, decide
 from evenshard.stages.standings import QUIET
 from evenshard.tables.files import load_tables
 from evenshard.tracking.registry import newest_version, register_folder
@@ -78,7 +78,9 @@ def test_slower_within_the_noise_must_still_be_tolerable() -> None:
     found = decided([one * 1.02 for one in champion], champion, NOISY, learned=(1, 100))
     assert found.verdict is Verdict.UNCLEAR and not found.promote
     assert "Take more tasks" in found.reason
-    tolerant = decide([PairedTask("a", 10.3, 10.0), PairedTask("b", 20.3, 20.0)], NOISY, 1, 100, Rules(tolerance_pct=3))
+    tolerant = decide(
+        [PairedTask("a", 10.3, 10.0), PairedTask("b", 20.3, 20.0)], NOISY, 1, 100, PromotionRules(tolerance_pct=3)
+    )
     assert tolerant.promote and tolerant.verdict is Verdict.EQUAL
 
 
@@ -221,7 +223,7 @@ def test_the_policy_of_the_same_run_becomes_champion_too(place: Path) -> None:
     bundled = load_model(None, "simulated:h200")
     save_model(place / "both", bundled.cost_model, bundled.trained_on, (cost_net(), policy(), NORMALIZER))
     assert main(["promote", "--candidate", str(place / "both")]) == 0
-    crowned = tracking.champion(tracking.POLICY)
+    crowned = tracking.champion(tracking.REGISTERED_POLICY)
     assert champion() == "models:/evenshard-cost/1" and crowned is not None and crowned.version == "1"
 
 
@@ -234,10 +236,10 @@ def test_a_version_brings_the_policy_of_its_own_run(place: Path) -> None:
     for seed in range(2):
         folder, run_id = place / f"both_{seed}", client.create_run(experiment).info.run_id
         save_model(folder, bundled.cost_model, bundled.trained_on, (cost_net(seed), policy(), NORMALIZER))
-        for name in (tracking.COST, tracking.POLICY):
+        for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
             tracking.register_model(folder, served_code(), {}, run_id=run_id, name=name)
     assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 0
-    crowned = tracking.champion(tracking.POLICY)
+    crowned = tracking.champion(tracking.REGISTERED_POLICY)
     assert crowned is not None and crowned.version == "1"
 
 
@@ -248,10 +250,10 @@ def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> No
     run_id = client.create_run(client.create_experiment("evenshard")).info.run_id
     bundled = load_model(None, "simulated:h200")
     save_model(place / "both", bundled.cost_model, bundled.trained_on, (cost_net(), policy(), NORMALIZER))
-    for name in (tracking.COST, tracking.POLICY):
+    for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
         tracking.register_model(place / "both", served_code(), {}, run_id=run_id, name=name)
     assert main(["promote", "--candidate", str(place / "both")]) == 0
-    for name in (tracking.COST, tracking.POLICY):
+    for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
         crowned = tracking.champion(name)
         assert crowned is not None and (crowned.version, crowned.run_id) == ("1", run_id)
         assert len(client.search_model_versions(f"name = '{name}'")) == 1
@@ -261,20 +263,20 @@ def test_a_version_without_a_run_brings_its_policy_too(place: Path) -> None:
     bundled = load_model(None, "simulated:h200")
     save_model(place / "both", bundled.cost_model, bundled.trained_on, (cost_net(), policy(), NORMALIZER))
     register_folder(place / "both", served_code())
-    assert tracking.champion(tracking.POLICY) is None
+    assert tracking.champion(tracking.REGISTERED_POLICY) is None
     assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 0
-    crowned = tracking.champion(tracking.POLICY)
+    crowned = tracking.champion(tracking.REGISTERED_POLICY)
     assert crowned is not None and crowned.version == "1"
 
 
 def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, folder in enumerate((bad_model(place / "one"), bad_model(place / "two", seed=1))):
         assert register_folder(folder, served_code())[0].version == str(number + 1)
-    tracking.set_champion(tracking.COST, "1")
+    tracking.set_champion(tracking.REGISTERED_COST, "1")
 
     def then_another_candidate_wins(*args: Any, **kwargs: Any) -> Contest:
         found = contest(*args, **kwargs)
-        tracking.set_champion(tracking.COST, "2")
+        tracking.set_champion(tracking.REGISTERED_COST, "2")
         return found
 
     monkeypatch.setattr("evenshard.stages.decisions.promote.contest", then_another_candidate_wins)
@@ -291,7 +293,7 @@ def mlflow_is_away(*args: Any) -> Any:
 
 def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register_folder(bad_model(place / "bad"), served_code())
-    tracking.set_champion(tracking.COST, "1")
+    tracking.set_champion(tracking.REGISTERED_COST, "1")
     hardware = FakeHardware()
     monkeypatch.setattr("evenshard.stages.decisions.promote.open_hardware", lambda config: hardware)
     measure, limit = hardware.measure, [10]
@@ -340,13 +342,13 @@ def test_bad_input_is_one_line(place: Path, capsys: pytest.CaptureFixture[str], 
 def test_tasks_that_fit_nowhere_are_bad_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_inputs(place, memory_cap_gb=0.0001)
     register_folder(bad_model(place / "bad"), served_code())
-    tracking.set_champion(tracking.COST, "1")
+    tracking.set_champion(tracking.REGISTERED_COST, "1")
     assert main(["promote", "--candidate", str(good_model(place / "good"))]) == 2
     assert "no held-out task fits its devices" in capsys.readouterr().err
 
 
 def test_the_same_files_are_no_candidate(place: Path) -> None:
     register_folder(good_model(place / "good"), served_code())
-    tracking.set_champion(tracking.COST, "1")
+    tracking.set_champion(tracking.REGISTERED_COST, "1")
     assert main(["promote", "--candidate", str(place / "good")]) == 1
     assert report()["reason"] == "its files are the champion's" and report()["decision"] is None

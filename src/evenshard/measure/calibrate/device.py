@@ -26,7 +26,7 @@ from evenshard.tables.table import Table
 from evenshard.utils.errors import BadInput
 
 MIN_SHARDS = 20
-COMPONENTS = ("forward compute", "backward compute")
+KERNEL_TIMES = ("forward compute", "backward compute")
 # What is physically conceivable; a constant that ends at such a bound shows that the model lacks something.
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "fwd_overhead_us": (0.1, 5000.0),
@@ -82,7 +82,7 @@ class DeviceCalibration:
         profile: the profile with the fitted constants.
         num_fitted: shards that were fitted.
         num_held_out: shards that were not.
-        before: errors of the original profile on the held-out shards, by component (``COMPONENTS``).
+        before: errors of the original profile on the held-out shards, by component (``KERNEL_TIMES``).
         after: likewise, of the fitted profile.
         at_bound: fitted constants that ended at one of their ``BOUNDS``.
         hardware: the hardware that was measured.
@@ -204,15 +204,15 @@ def prediction_errors(profile: GpuProfile, shards: MeasuredShards) -> dict[str, 
     """Errors of a profile on measured shards, by component."""
     errors_N2 = 100 * np.abs(predicted_ms(profile, shards.work) / shards.times_ms_N2 - 1)
     medians, p90s = np.percentile(errors_N2, [50, 90], axis=0).tolist()
-    return {name: Errors(*pair) for name, *pair in zip(COMPONENTS, medians, p90s, strict=True)}
+    return {name: Errors(*pair) for name, *pair in zip(KERNEL_TIMES, medians, p90s, strict=True)}
 
 
 def errors_markdown(rows: Mapping[str, Mapping[str, Errors]]) -> str:
     """A table of errors: one line per profile (or whatever the rows are), median and 90th percentile by component."""
-    head = "".join(f" {name}, median | 90 % below |" for name in COMPONENTS)
-    lines = [f"| absolute error, % |{head}", "|---|" + "---:|" * 2 * len(COMPONENTS)]
+    head = "".join(f" {name}, median | 90 % below |" for name in KERNEL_TIMES)
+    lines = [f"| absolute error, % |{head}", "|---|" + "---:|" * 2 * len(KERNEL_TIMES)]
     for label, errors in rows.items():
-        cells = [f" {errors[name].median_percent:.1f} | {errors[name].p90_percent:.1f} |" for name in COMPONENTS]
+        cells = [f" {errors[name].median_percent:.1f} | {errors[name].p90_percent:.1f} |" for name in KERNEL_TIMES]
         lines.append(f"| {label} |" + "".join(cells))
     return "\n".join(lines)
 

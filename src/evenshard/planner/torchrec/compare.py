@@ -42,6 +42,6 @@ def predicted(
         BadInput: if the plan shards another way than by whole columns, is of other tables, or if there is no model.
     """
     request = asked.request if isinstance(asked, PlacementAnswer) else asked
-    task, placement = request.placed(shards_of(plan, request.tables))
+    task, placement = request.task_and_placement(shards_of(plan, request.tables))
     loaded, _ = chosen_model(model, request.hardware, "cuda")
     return PredictedPlacement.of(loaded.cost_model, task, placement)

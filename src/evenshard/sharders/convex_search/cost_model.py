@@ -45,7 +45,7 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadFile, TrainingFailed
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import cut
-from evenshard.utils.outputs import NETWORK
+from evenshard.utils.outputs import NETWORK_FOLDER
 from evenshard.utils.records import record_of
 from evenshard.utils.weights import load_weights, reading_saved, save_weights
 
@@ -261,7 +261,7 @@ class CostModel(nn.Module):
             "exchange": asdict(self.exchange),
             "calibration": asdict(self.calibration),
         }
-        with atomic_path(path, NETWORK) as draft:
+        with atomic_path(path, NETWORK_FOLDER) as draft:
             draft.mkdir()
             (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
             save_weights(self, draft / "state.pt")

@@ -13,7 +13,7 @@ from evenshard.tracking.tags import HARDWARE, STAGE, TABLES_SHA256
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.scratch import scratch_folder
 
-EVALUATE, TABLE = "evaluate", "evaluation.json"
+_EVALUATE, TABLE = "evaluate", "evaluation.json"
 
 
 def loop_runs(names: Sequence[str]) -> list[LoopRun]:
@@ -39,7 +39,7 @@ def _loop_run(run: FoundRun) -> LoopRun:
         raise BadConfig(f"{run.name} is a stage of a loop. Name the loop: {run.parent_id}.")
     if STAGE in run.tags:
         raise BadConfig(f"{run.name} ({run.run_id}) is not a loop. Name one.")
-    evaluated = [stage for stage in run.children if stage.name == EVALUATE and stage.status == "FINISHED"]
+    evaluated = [stage for stage in run.children if stage.name == _EVALUATE and stage.status == "FINISHED"]
     if not evaluated:
         return LoopRun(run.name, run.run_id, run.params, run.metrics, "")
     last = evaluated[-1]

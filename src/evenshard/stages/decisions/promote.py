@@ -24,11 +24,11 @@ from evenshard.planner.serving import served_code
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.models import BUNDLED, PlacementModel
 from evenshard.stages.decisions.contest import Contest, contest
-from evenshard.stages.decisions.promotion import Decision, Rules, decide
+from evenshard.stages.decisions.promotion import Decision, PromotionRules, decide
 from evenshard.tables.files import load_tables
 from evenshard.tracking.registry import (
-    COST,
-    POLICY,
+    REGISTERED_COST,
+    REGISTERED_POLICY,
     ModelVersion,
     champion,
     download_model,
@@ -43,11 +43,11 @@ from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.json_files import finite
 from evenshard.utils.provenance import Lineage
 
-REPORT, COSTS, JOURNAL = "promotion.json", "promotion_costs.parquet", ".promotion.journal"
+PROMOTION_REPORT, COSTS, JOURNAL = "promotion.json", "promotion_costs.parquet", ".promotion.journal"
 log = logging.getLogger(__name__)
 
 
-class Outcome(StrEnum):
+class PromotionOutcome(StrEnum):
     """How a promotion ends."""
 
     PROMOTED = "promoted"
@@ -80,7 +80,7 @@ class Promotion:
     """What happened.
 
     Attributes:
-        outcome: see ``Outcome``.
+        outcome: see ``PromotionOutcome``.
         reason: one clause about the candidate.
         candidate: folder or URI of the candidate.
         champion: models:/name/version that it met; empty where there was none.
@@ -89,7 +89,7 @@ class Promotion:
         contest: likewise.
     """
 
-    outcome: Outcome
+    outcome: PromotionOutcome
     reason: str
     candidate: str
     champion: str
@@ -103,7 +103,7 @@ def promote(
     outputs: PromoteOutputs,
     measure: MeasureConfig,
     search: SearchConfig,
-    rules: Rules,
+    rules: PromotionRules,
     lineage: Lineage,
 ) -> Promotion:
     """Compares the candidate with the champion, moves the alias if that is due, and writes the report.
@@ -113,19 +113,19 @@ def promote(
         InfeasibleTask: if neither can place any held-out task.
         MeasurementFailed: if a kernel fails.
     """
-    before = champion(COST)
+    before = champion(REGISTERED_COST)
     version = _candidate_version(inputs.candidate)
     where = version.uri if version is not None else str(inputs.candidate)
     model = model_of(where, measure.hardware)
     known = "" if before is None else before.uri
     if before is None:
         now = _crown(where, version)
-        done = Promotion(Outcome.PROMOTED, "there was no champion", where, known, now)
+        done = Promotion(PromotionOutcome.PROMOTED, "there was no champion", where, known, now)
     elif version is not None and version.version == before.version:
-        done = Promotion(Outcome.ALREADY, "there is no other model to compare it with", where, known, known)
+        done = Promotion(PromotionOutcome.ALREADY, "there is no other model to compare it with", where, known, known)
     else:
         done = _contested(inputs, outputs, (where, version, model), before, measure, search, rules, lineage)
-    _write(done, outputs.report / REPORT)
+    _write(done, outputs.report / PROMOTION_REPORT)
     if done.contest is not None:  # not before: MLflow may be away when the alias is to move
         (outputs.report / JOURNAL).unlink()
     return done
@@ -134,19 +134,21 @@ def promote(
 def _candidate_version(candidate: str | None) -> ModelVersion | None:
     """The registered version that is meant; None for a folder."""
     if candidate is None:
-        newest = newest_version(COST)
+        newest = newest_version(REGISTERED_COST)
         if newest is None:
-            raise BadConfig(f"MLflow has no version of {COST} yet. Train one with `make run`, or name a folder.")
+            raise BadConfig(
+                f"MLflow has no version of {REGISTERED_COST} yet. Train one with `make run`, or name a folder."
+            )
         return newest
     if candidate.startswith(BUNDLED):
         raise BadConfig(
-            f"{candidate} comes with evenshard and is not a version of {COST}. Name a version, or a folder."
+            f"{candidate} comes with evenshard and is not a version of {REGISTERED_COST}. Name a version, or a folder."
         )
     if not candidate.startswith(REGISTERED):
         return None
     version = model_version(candidate)
-    if version.name != COST:
-        raise BadConfig(f"{candidate}: only a version of {COST} can become the champion. Name one.")
+    if version.name != REGISTERED_COST:
+        raise BadConfig(f"{candidate}: only a version of {REGISTERED_COST} can become the champion. Name one.")
     return version
 
 
@@ -157,13 +159,13 @@ def _contested(
     before: ModelVersion,
     measure: MeasureConfig,
     search: SearchConfig,
-    rules: Rules,
+    rules: PromotionRules,
     lineage: Lineage,
 ) -> Promotion:
     where, version, model = candidate
     held = model_of(before.uri, None)  # whatever it was trained on, it is what places tables today
     if held.digest == model.digest:
-        return Promotion(Outcome.REFUSED, "its files are the champion's", where, before.uri, before.uri)
+        return Promotion(PromotionOutcome.REFUSED, "its files are the champion's", where, before.uri, before.uri)
     pool = load_tables(inputs.tables)
     split = load_tasks(inputs.tasks, pool)
     if not split.test:
@@ -180,14 +182,14 @@ def _contested(
     save_costs(found.measured, outputs.report / COSTS, lineage)
     decision = decide(found.tasks, found.noise, model.trained_on.num_measured, held.trained_on.num_measured, rules)
     if not decision.promote:
-        return Promotion(Outcome.REFUSED, decision.reason, where, before.uri, before.uri, decision, found)
-    now = champion(COST)
+        return Promotion(PromotionOutcome.REFUSED, decision.reason, where, before.uri, before.uri, decision, found)
+    now = champion(REGISTERED_COST)
     if now is None or now.version != before.version:
         change = "was removed" if now is None else f"became {now.uri}"
         reason = f"the champion {change} in the meantime. Promote again"
-        return Promotion(Outcome.REFUSED, reason, where, before.uri, now.uri if now else "", decision, found)
+        return Promotion(PromotionOutcome.REFUSED, reason, where, before.uri, now.uri if now else "", decision, found)
     crowned = _crown(where, version)
-    return Promotion(Outcome.PROMOTED, decision.reason, where, before.uri, crowned, decision, found)
+    return Promotion(PromotionOutcome.PROMOTED, decision.reason, where, before.uri, crowned, decision, found)
 
 
 def _crown(where: str, version: ModelVersion | None) -> str:
@@ -196,10 +198,10 @@ def _crown(where: str, version: ModelVersion | None) -> str:
         version, policy = register_folder(Path(where), served_code())
     else:
         with download_model(version.uri) as folder:
-            policy = version_of_files(POLICY, folder, version.run_id)
+            policy = version_of_files(REGISTERED_POLICY, folder, version.run_id)
     if policy is not None:
-        set_champion(POLICY, policy.version)
-    set_champion(COST, version.version)
+        set_champion(REGISTERED_POLICY, policy.version)
+    set_champion(REGISTERED_COST, version.version)
     return version.uri
 
 

@@ -44,7 +44,7 @@ class PairedTask:
 
 
 @dataclass(frozen=True)
-class Rules:
+class PromotionRules:
     """What counts as good enough.
 
     Attributes:
@@ -94,7 +94,7 @@ def decide(
     noise: Noise,
     candidate_measured: int,
     champion_measured: int,
-    rules: Rules | None = None,
+    rules: PromotionRules | None = None,
 ) -> Decision:
     """The decision about one candidate.
 
@@ -103,7 +103,7 @@ def decide(
         noise: noise of the measurements.
         candidate_measured, champion_measured: measured placements that each model was trained on.
     """
-    rules = rules or Rules()
+    rules = rules or PromotionRules()
     common = [one for one in tasks if math.isfinite(one.candidate_ms) and math.isfinite(one.champion_ms)]
     only_champion = tuple(one.task_id for one in tasks if math.isinf(one.candidate_ms) and one.champion_ms < math.inf)
     only_candidate = tuple(one.task_id for one in tasks if math.isinf(one.champion_ms) and one.candidate_ms < math.inf)
@@ -151,7 +151,7 @@ def _noise_pct(noise: Noise, num_common: int, num_same: int) -> float:
     return noise.difference_pct(num_common) * math.sqrt((num_common - num_same) / max(num_common, 1))
 
 
-def _verdict(difference_pct: Interval, noise_pct: float, rules: Rules) -> Verdict:
+def _verdict(difference_pct: Interval, noise_pct: float, rules: PromotionRules) -> Verdict:
     if difference_pct.high < 0 and difference_pct.mean < -noise_pct:
         return Verdict.BETTER
     if difference_pct.low > 0 and difference_pct.mean > noise_pct:
@@ -165,7 +165,7 @@ def _conclusion(
     noise_pct: float,
     only: tuple[int, int],
     num_measured: tuple[int, int],
-    rules: Rules,
+    rules: PromotionRules,
 ) -> tuple[bool, str]:
     """Whether to promote, and why; the pairs are of the candidate and of the champion."""
     mean, high = difference_pct.mean, difference_pct.high

@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import TextIO
 
 from evenshard.measure.hardware import measured_or_simulated
-from evenshard.stages.decisions.promote import Outcome, Promotion
+from evenshard.stages.decisions.promote import Promotion, PromotionOutcome
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
 from evenshard.utils.units import ms_text
 
 _WIDTH = 120
 """Of the table, at least."""
-_STYLES = {Outcome.PROMOTED: "bold green", Outcome.ALREADY: "bold", Outcome.REFUSED: "bold red"}
+_STYLES = {
+    PromotionOutcome.PROMOTED: "bold green",
+    PromotionOutcome.ALREADY: "bold",
+    PromotionOutcome.REFUSED: "bold red",
+}
 
 
 def print_promotion(promotion: Promotion, file: TextIO | None = None) -> None:

@@ -23,7 +23,7 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, DatasetRefused
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import reason_of
-from evenshard.utils.outputs import DATASET
+from evenshard.utils.outputs import DATASET_FOLDER
 from evenshard.utils.provenance import sha256_of
 
 ABOUT = "dataset.json"
@@ -90,7 +90,7 @@ def add(request: AddRequest, root: Path) -> AddedDataset:
     """
     partition = request.partition
     folder = root / partition.folder
-    DATASET.require(folder)
+    DATASET_FOLDER.require(folder)
     content = read_content(request.costs, request.tables)
     if request.tasks is not None:
         load_tasks(request.tasks, load_tables(request.tables))
@@ -119,7 +119,7 @@ def add(request: AddRequest, root: Path) -> AddedDataset:
         )
     about = {
         "hardware": sorted({one.provenance.hardware for one in content.all}),
-        "simulated": partition.simulated,
+        "simulated": partition.is_simulated,
         "collection": partition.collection,
         "num_measured": len(content.all),
         "num_tables": len({table for one in content.all for table in one.task.tables}),
@@ -128,7 +128,7 @@ def add(request: AddRequest, root: Path) -> AddedDataset:
         "sha256": sha256,
         "drift": None if drift is None else asdict(drift),
     }
-    with atomic_path(folder, DATASET) as draft:
+    with atomic_path(folder, DATASET_FOLDER) as draft:
         draft.mkdir()
         for name, path in files.items():
             shutil.copyfile(path, draft / name)

@@ -47,7 +47,7 @@ class Partition:
         return DATA / f"{_HARDWARE}{self.hardware}" / f"{_COLLECTION}{self.collection}"
 
     @property
-    def simulated(self) -> bool:
+    def is_simulated(self) -> bool:
         """Whether no device has measured it."""
         return measured_or_simulated(self.hardware) == "simulated"
 
