@@ -86,6 +86,11 @@ def test_the_whole_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> No
         "dreamshard",
         "evenshard",
     ]
+    summary = json.loads(Path("reports/summary.json").read_text())
+    assert sorted(summary) == ["dreamshard_ms", "evenshard_ms", "heuristic_ms", "noise_pct"]  # all that DVC shows
+    best = min(name for name, one in metrics["sharders"].items() if one["verdict"] == "the best heuristic")
+    for key, name in (("heuristic", best), ("evenshard", "evenshard"), ("dreamshard", "dreamshard")):
+        assert summary[f"{key}_ms"] == metrics["sharders"][name]["mean_measured_ms"]
     for standing in metrics["sharders"].values():
         assert standing["ci95_ms"][0] < standing["mean_measured_ms"] < standing["ci95_ms"][1]
     for network in ("cost_network", "cost_model"):

@@ -15,6 +15,7 @@ from evenshard.kubeflow.component import input_name, parameters
 from evenshard.stages.loop import STAGES
 from evenshard.stages.rounds import steps
 from evenshard.stages.stage import flags
+from evenshard.utils.outputs import REPORT
 from evenshard_components.generate import component
 from support.kubeflow_builders import SMALL_PARAMS
 
@@ -119,6 +120,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], M
             patch.setenv("MLFLOW_TRACKING_URI", uri)
             patch.delenv("MLFLOW_RUN_ID", raising=False)
             patch.setenv("EVENSHARD_LOOP_ID", "wf-1")  # as Argo does for pods
+            report = Path(path_of(folder, "report", NUM_ROUNDS))
+            report.mkdir(parents=True)
+            (report / "thesis.txt").write_text("not for MLflow")
             way(folder)
         found.append(held(uri))
     return found[0], found[1]
@@ -148,6 +152,12 @@ def test_what_drifted_does_not_drift_again(both: tuple[Mapping[str, Any], Mappin
         assert "evenshard.tables_sha256" in found["generate_tables"]["tags"]
         networks = {path.partition("/")[0] for path in found["train_cost_1"]["artifacts"]}
         assert networks == {"cost_net", "cost_model"}
+
+
+def test_only_what_a_stage_writes_is_uploaded(both: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
+    for found in both:
+        report = {f"reports/{name}" for name in REPORT.names}
+        assert set(found["evaluate"]["artifacts"]) == {"evaluation.json", *report}
 
 
 def test_a_part_is_no_run_of_the_whole_round() -> None:

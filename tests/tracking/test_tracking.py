@@ -221,20 +221,6 @@ def test_mlflow_is_asked_again_by_the_next_run(
     assert runs_of(client)["train_cost_1"].data.metrics == {"one": 1.0}
 
 
-def test_only_what_an_evaluation_writes_is_uploaded(client: Any, workdir: Path) -> None:
-    costs = write_costs(workdir / "report" / "evaluation_costs.parquet")
-    (workdir / "report" / "evaluation.csv").write_text("task,sharder\na,random\n")
-    (workdir / "report" / "thesis.txt").write_text("not for MLflow")
-    model = write_model(workdir / "model", (costs,))
-    parts = {path.name: path for path in model.iterdir() if path.is_dir()}
-    with tracking.stage_run("evaluate", PARAMS, {}) as run:
-        run.evaluation(workdir / "report", parts, served_code(), [costs], {"evenshard.mean_measured_ms": 1.5})
-    run_id = runs_of(client)["evaluate"].info.run_id
-    assert {one.path for one in client.list_artifacts(run_id)} == {"evaluation.json", "reports"}
-    found = {one.path for one in client.list_artifacts(run_id, "reports")}
-    assert found == {"reports/evaluation.csv", "reports/evaluation_costs.parquet"}
-
-
 # Settings ------------------------------------------------------------------------------------------------------------
 
 

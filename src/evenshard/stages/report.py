@@ -133,11 +133,11 @@ def metrics(
 def summary(standings: Sequence[Standing]) -> dict[str, float | None]:
     """The contents of ``summary.json``: the few figures by which one tells one loop from another."""
     means = {
-        f"{'best_heuristic' if one.is_best_heuristic else one.sharder}_ms": _json_number(one.measured_ms.mean)
+        f"{'heuristic' if one.is_best_heuristic else one.sharder}_ms": _json_number(one.measured_ms.mean)
         for one in standings
         if one.is_best_heuristic or one.sharder in ("evenshard", "dreamshard")
     }
-    return {**means, "equal_below_pct": _json_number(max(one.noise_pct for one in standings))}
+    return {**means, "noise_pct": _json_number(max(one.noise_pct for one in standings))}
 
 
 def _json_accuracy(accuracy: NetworkAccuracy) -> dict[str, float | None]:
