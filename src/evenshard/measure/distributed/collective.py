@@ -224,6 +224,8 @@ class CollectiveHardware:
             except PeerLost as error:
                 raise MeasurementFailed(self._what_happened(error, during)) from error
         self._in_step = True
+        with suppress(RuntimeError):
+            self._store.delete_key(f"job/{self._next_job - 1}")  # all ranks have answered it, and it may be large
         try:
             return [decode_answer(answer, job) for answer in answers]
         except ValueError as error:
