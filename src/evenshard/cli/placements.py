@@ -1,4 +1,4 @@
-"""The commands about placement.json files: why a table lives where it does, and what moves between two of them."""
+"""The commands about placement.json files: why a table lives where it does, what moves, and where it all comes from."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.cli.arguments import PATH, Commands, at_least
@@ -59,6 +60,28 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     return {}
 
 
+def _lineage(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.planner.file import load_answer
+    from evenshard.planner.lineage import BROKEN, lineage_of
+    from evenshard.utils.console import plain_console
+    from evenshard.utils.errors import TrackingFailed
+
+    links = lineage_of(load_answer(args.placement), args.data)
+    broken = [link for link in links if link.state == BROKEN]
+    if args.json:
+        print(json.dumps({"placement": str(args.placement), "links": [asdict(link) for link in links]}, indent=1))
+    else:
+        console = plain_console(None)
+        for link in links:
+            console.print(f"{link.state:9}  {link.what:14}  {link.value}", soft_wrap=True)
+            if link.note:
+                console.print(f"{'':27}{link.note}", soft_wrap=True)
+    if broken:
+        names = ", ".join(dict.fromkeys(link.what for link in broken))
+        raise TrackingFailed(f"{args.placement}: {len(broken)} of {len(links)} links are broken: {names}.")
+    return {}
+
+
 def _model(args: argparse.Namespace, answer: PlacementAnswer) -> PlacementModel:
     """The model that is asked for, or the one that the file names; not the same is worth a word."""
     from evenshard.planner.model import model_of, named_model, other_model
@@ -81,7 +104,7 @@ def _model(args: argparse.Namespace, answer: PlacementAnswer) -> PlacementModel:
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares explain and diff."""
+    """Declares explain, diff and lineage."""
     sub = commands.add(
         "explain",
         _explain,
@@ -111,3 +134,14 @@ def add_commands(commands: Commands) -> None:
         help="GB (1024**3 bytes) per second that a device sends and receives: says how long the move takes",
     )
     add("--json", action="store_true", help="print JSON")
+    sub = commands.add(
+        "lineage",
+        _lineage,
+        "Say where a placement comes from.",
+        "Prints its model, the cost datasets, tables, settings, code, hardware and libraries behind it, and checks "
+        "that what is named is still there: the model in its folder or in MLflow, the run, the datasets in --data, "
+        "work/ or DVC's cache, the commit in git. Exit code 1 if a link is broken.",
+    )
+    sub.add_argument("placement", **PATH, help="placement.json of `evenshard place -o`")
+    sub.add_argument("--data", **PATH, default=Path("data"), help="folder of cost datasets (default: data)")
+    sub.add_argument("--json", action="store_true", help="print JSON")
