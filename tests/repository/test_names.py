@@ -7,8 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from support.repository import ROOT
 
 SOURCE = ROOT / "src" / "evenshard"
@@ -47,8 +45,8 @@ def test_a_public_name_is_defined_in_one_module() -> None:
     assert [name for name in INTERFACES if len(modules[name]) < 2] == [], "no longer shared: take it off the list"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_says_what_it_is(path: Path) -> None:
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    assert docstring, "it has no docstring"
-    assert "?" not in docstring.partition("\n\n")[0], "its docstring opens with a question"
+def test_every_module_says_what_it_is() -> None:
+    docstrings = {path: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in MODULES}
+    assert [str(path) for path, text in docstrings.items() if not text] == [], "without a docstring"
+    asking = [str(path) for path, text in docstrings.items() if "?" in text.partition("\n\n")[0]]
+    assert asking == [], "whose docstring opens with a question"

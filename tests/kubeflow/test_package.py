@@ -78,7 +78,7 @@ def test_the_picture_shows_these_stages(page: str) -> None:
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_the_shape_is_the_one_on_file(packages: dict[str, Path], name: str) -> None:
-    """After a change that is meant: EVENSHARD_WRITE_GOLDEN=1 pytest tests/kubeflow/test_pipeline_compile.py."""
+    """After a change that is meant: EVENSHARD_WRITE_GOLDEN=1 pytest tests/kubeflow/test_package.py."""
     shape = {
         "tasks": sorted(task.name for task in tasks_of(packages[name])),
         "edges": sorted(f"{a} -> {b}" for a, b in edges_of(packages[name])),
