@@ -130,7 +130,7 @@ def test_other_settings_or_new_tables_are_another_loop(client: Any) -> None:
 
 
 def test_a_loop_learns_its_origin_from_whoever_knows_it(client: Any) -> None:
-    """A parent that was made by one that knew no more than its name, as from an outbox."""
+    """A parent that was made by one that knew no more than its name, such as the end of a pipeline."""
     experiment = client.create_experiment("evenshard")
     known = Parent("", "evenshard.key", "1", "loop-1", {"evenshard.git_commit": "abc"}, PARAMS)
     first = ensure_parent(client, experiment, Parent("", "evenshard.key", "1", "loop-1"), 1000)
