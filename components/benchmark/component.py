@@ -34,17 +34,17 @@ def benchmark(
         tables: the pool, as generate-tables writes it: a folder with ``tables.parquet``.
         tasks: train and test tasks, as generate-tables writes them.
         costs: cost dataset to write: a folder with ``round_001.parquet`` and so on.
-        metrics: how many placements, their mean cost, the noise, and the share of time in kernels.
+        metrics: number of placements, their mean cost, the noise, and the share of time in kernels.
         config: section ``benchmark`` of params.yaml.
         measure: section ``measure`` of params.yaml.
-        round_number: which round of the loop this is.
+        round_number: round of the loop.
         cost_net: cost network of the previous round.
         policy: policy of the previous round.
         cost_model: evenshard's cost model of the previous round.
         earlier: costs of the rounds before, which go along.
         part: measure only part I of N; `evenshard merge-costs` merges them.
         num_parts: parts that several machines measure side by side, each with all controls.
-        num_gpus: of this pod. 2 or more must be the devices of the tasks; torchrun then measures on all at once.
+        num_gpus: GPUs of this pod. 2 or more must be the devices of the tasks; torchrun then measures on all at once.
     """
     from evenshard.kubeflow.pod import run_in_pod
 

@@ -24,8 +24,8 @@ def drift(
         request: batch_size, num_devices, tolerated_pct and so on, as for the command.
         model_uri: a registered model, such as ``models:/evenshard-cost@champion``, or ``bundled:h200``.
         tables: table file (.yaml, .json, .csv, .parquet), folder of traffic or DLRM batch file.
-        tables_address: of the tables, such as ``s3://bucket/tables.parquet``, in place of ``tables``: the task reads
-            them itself, with the endpoint and the keys in its environment.
+        tables_address: address of the tables, such as ``s3://bucket/tables.parquet``, in place of ``tables``: the task
+            reads them itself, with the endpoint and the keys in its environment.
 
     Returns:
         Whether a retrain is due.

@@ -43,7 +43,7 @@ def evaluate(
         config: section ``evaluate`` of params.yaml.
         measure: section ``measure`` of params.yaml.
         cost_model: evenshard's cost model of the last round; evenshard then takes part.
-        num_gpus: of this pod. 2 or more must be the devices of the tasks; torchrun then measures on all at once.
+        num_gpus: GPUs of this pod. 2 or more must be the devices of the tasks; torchrun then measures on all at once.
     """
     from evenshard.kubeflow.pod import run_in_pod
 

@@ -29,8 +29,8 @@ def generate_tables(
         metrics: number of tables, their mean pooling factor and their size.
         config: section ``generate_tables`` of params.yaml.
         source: your own file, in place of ``config["source"]``.
-        source_address: of that file, such as ``s3://bucket/tables.parquet``, in place of ``source``: the task reads it
-            itself, with the endpoint and the keys in its environment.
+        source_address: address of that file, such as ``s3://bucket/tables.parquet``, in place of ``source``: the task
+            reads it itself, with the endpoint and the keys in its environment.
         data_hash: hash of that file. Nothing reads it: it keeps the cache from giving the result of a file that has
             changed since under the same name.
     """

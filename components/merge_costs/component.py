@@ -20,8 +20,8 @@ def merge_costs(
     Args:
         parts: folders of the parts, as benchmark writes them.
         costs: folder with ``round_001.parquet`` and so on: one cost dataset for each round so far.
-        metrics: how many placements, from how many parts.
-        round_number: of the loop, from 1.
+        metrics: number of placements and of parts.
+        round_number: round of the loop, from 1.
         earlier: the folder of the round before.
     """
     from pathlib import Path

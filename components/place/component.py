@@ -30,9 +30,9 @@ def place(
         model_uri: a registered model, such as ``models:/evenshard-cost@champion``; empty for the one that comes with
             evenshard for the hardware of the request.
         model: a model's folder, in place of ``model_uri``.
-        tables_address: of the tables, such as ``s3://bucket/tables.parquet``, in place of ``tables``: the task reads
-            them itself, with the endpoint and the keys in its environment.
-        model_address: of a model's folder, likewise in place of ``model``.
+        tables_address: address of the tables, such as ``s3://bucket/tables.parquet``, in place of ``tables``: the task
+            reads them itself, with the endpoint and the keys in its environment.
+        model_address: address of a model's folder, likewise in place of ``model``.
     """
     from pathlib import Path
 

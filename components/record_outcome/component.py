@@ -15,13 +15,13 @@ def record_outcome(
     """Says how a run ended, whatever happened: the exit handler of the pipelines.
 
     Why a task failed stands in its log: Kubeflow Pipelines gives an exit handler no message. And it does not tell all
-    successes from runs that were stopped: their state is UNKNOWN, and MLflow is not told of it.
+    successes from runs that were stopped: their state is UNKNOWN, and MLflow gets no record of it.
 
     Args:
-        status: of everything before, as Kubeflow Pipelines fills it in.
+        status: status of everything before, filled in by Kubeflow Pipelines.
         outcome: JSON: state, what Kubeflow Pipelines said, name and page of the run, when it ended.
         summary: the same in one line.
-        run_id: of the run: ``dsl.PIPELINE_JOB_ID_PLACEHOLDER``.
+        run_id: id of the run: ``dsl.PIPELINE_JOB_ID_PLACEHOLDER``.
     """
     from pathlib import Path
 

@@ -34,7 +34,7 @@ def train_cost(
         cost_model: folder of evenshard's cost model to write (default: none is fitted).
         metrics: errors of both.
         config: section ``train_cost`` of params.yaml.
-        round_number: which round of the loop this is.
+        round_number: round of the loop.
         num_rounds: rounds of the loop; the learning rate falls over them.
         previous_cost_net: cost network of the previous round, which this one goes on from.
         previous_cost_model: evenshard's cost model of the previous round, whose errors widen the new one's intervals.

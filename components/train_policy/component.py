@@ -31,7 +31,7 @@ def train_policy(
         policy: folder of the policy to write.
         metrics: predicted cost of sampled placements, before and after.
         config: section ``train_policy`` of params.yaml.
-        round_number: which round of the loop this is.
+        round_number: round of the loop.
         num_rounds: rounds of the loop; the learning rate falls over them.
         previous_policy: policy of the previous round, which this one goes on from.
     """

@@ -134,11 +134,11 @@ def metrics_flag(sub: argparse.ArgumentParser) -> None:
 
 
 def hardware_flag(sub: argparse.ArgumentParser) -> None:
-    """``--hardware``: one word for what times placements."""
+    """``--hardware``: the hardware to measure on."""
     sub.add_argument(
         "--hardware",
         type=HARDWARE_NAME,
-        help=f"what times placements: {CHOICES} (default: measure.hardware)",
+        help=f"hardware to measure on: {CHOICES} (default: measure.hardware)",
     )
 
 

@@ -70,7 +70,7 @@ def add_commands(commands: Commands) -> None:
         _describe,
         "Say what is inside a cost dataset and how noisy it is.",
         "Origin, counts, times, spread of repeats, repeated control placements and their drift. Several datasets are "
-        "taken as several runs, whose controls tell the spread from run to run.",
+        "taken as several runs, whose controls show the spread from run to run.",
     )
     sub.add_argument("costs", **PATH, nargs="+", help="cost datasets (.parquet)")
     sub.add_argument("--json", action="store_true", help="print JSON")

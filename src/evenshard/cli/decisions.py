@@ -182,11 +182,11 @@ def add_commands(commands: Commands) -> None:
         default=Path("work/tasks.json"),
         help="its test tasks are held out (default: work/tasks.json)",
     )
-    add("--costs", **PATH, nargs="+", default=[], help="cost datasets of earlier runs: their controls tell the noise "
+    add("--costs", **PATH, nargs="+", default=[], help="cost datasets of earlier runs: their controls show the noise "
         "between runs")  # fmt: skip
     hardware_flag(sub)
     add("--tolerance-pct", type=at_least(0, float), default=1.0, metavar="PCT",
-        help="as fast means slower by at most so much, with 95 %% confidence (default: 1)")  # fmt: skip
+        help="largest slowdown that counts as equally fast, with 95 %% confidence (default: 1)")  # fmt: skip
     add("--out", **output_flag(PROMOTION), default=Path("work/promotion"),
         help="folder of promotion.json and the costs (default: work/promotion)")  # fmt: skip
     add("--json", action="store_true", help="print JSON")

@@ -38,8 +38,8 @@ def add_commands(commands: Commands) -> None:
         "bundle",
         _bundle,
         "Make the model that comes with evenshard for a simulated device.",
-        "It learns from made-up tables over wide ranges, for those who have trained nothing. The same command gives "
-        "the same files on the same machine.",
+        "It learns from made-up tables over wide ranges, for users without a model of their own. The same command "
+        "gives the same files on the same machine.",
     )
     sub.add_argument(
         "--hardware", type=HARDWARE_NAME, required=True, help="simulated:<profile>, such as simulated:h200"
@@ -50,4 +50,4 @@ def add_commands(commands: Commands) -> None:
         required=True,
         help="folder to write, such as src/evenshard/sharders/bundled/h200",
     )
-    sub.add_argument("--seed", type=int, default=0, help="of everything (default: 0)")
+    sub.add_argument("--seed", type=int, default=0, help="seed of everything (default: 0)")

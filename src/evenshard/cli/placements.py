@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from evenshard.sharders.models import PlacementModel
 
 MODEL_HELP = (
-    "judges instead of the model that the file names: a round's folder such as work/round_3, or "
+    "model to use instead of the one that the file names: a round's folder such as work/round_3, or "
     "models:/evenshard-cost@champion"
 )
 
@@ -108,7 +108,7 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "explain",
         _explain,
-        "Says why a table lives where it does.",
+        "Say why a table lives where it does.",
         "What each device would cost with it, whether that is legal, and the next best move. Exit code 0, or 2: bad "
         "input.",
     )
@@ -120,8 +120,8 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "diff",
         _diff,
-        "Says what moves between two placements, and what that saves.",
-        "One model judges both: the new file's, on the new file's request. Exit code 0, or 2: bad input.",
+        "Say what moves between two placements, and what that saves.",
+        "One model predicts both: the new file's, on the new file's request. Exit code 0, or 2: bad input.",
     )
     add = sub.add_argument
     add("old", **{**PATH, "metavar": "OLD"}, help="placement.json of today")

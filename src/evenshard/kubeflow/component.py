@@ -16,8 +16,8 @@ class Parameter:
 
     Attributes:
         kind: Input, Output or "" for a value.
-        type: of an artifact, such as Dataset; else Python's.
-        default: as Python writes it; None for a required one.
+        type: kind of artifact, such as Dataset, or a Python type.
+        default: default as Python source; None for a required one.
     """
 
     name: str
@@ -78,7 +78,7 @@ def parameters(stage: Stage) -> list[Parameter]:
     for name, setting in declared(stage.inputs, LoopSetting).items():
         found.append(Parameter(name, "", "int", setting.help))
     if stage.measures:
-        text = "of this pod. 2 or more must be the devices of the tasks; torchrun then measures on all at once"
+        text = "GPUs of this pod. 2 or more must be the devices of the tasks; torchrun then measures on all at once"
         found.append(Parameter(NUM_GPUS, "", "int", text, "0"))
     if own := own_file(stage):
         found += [
@@ -87,8 +87,8 @@ def parameters(stage: Stage) -> list[Parameter]:
                 f"{own}_address",
                 "",
                 "str",
-                f"of that file, such as ``s3://bucket/tables.parquet``, in place of ``{own}``: the task reads it "
-                "itself, with the endpoint and the keys in its environment",
+                f"address of that file, such as ``s3://bucket/tables.parquet``, in place of ``{own}``: the task "
+                "reads it itself, with the endpoint and the keys in its environment",
                 '""',
             ),
             Parameter(

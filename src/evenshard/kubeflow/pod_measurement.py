@@ -23,7 +23,7 @@ def on_gpus(stage: Stage, num_gpus: int, params: Mapping[str, Any], inputs: Any,
     """Runs the command of a stage that measures, one process for each GPU under torchrun; returns its metrics.
 
     Args:
-        num_gpus: of the pod. 2 or more must be the devices of the tasks.
+        num_gpus: GPUs of the pod. 2 or more must be the devices of the tasks.
         params: sections of params.yaml.
 
     Raises:

@@ -162,7 +162,7 @@ class Remote:
         """How a run is doing.
 
         Raises:
-            BadInput: if there is no such run, or the server refuses to tell.
+            BadInput: if there is no such run, or the server refuses to answer.
             PipelineFailed: if the server does not answer.
         """
         return _with_pods(self._status(self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id")))

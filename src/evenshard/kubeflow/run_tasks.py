@@ -43,7 +43,7 @@ class TaskStatus:
 
     @property
     def prepares_a_group(self) -> bool:
-        """Whether it is no task of the pipeline, but what a group of tasks waits for."""
+        """Whether it is not a task of the pipeline, but what a group of tasks waits for."""
         return self.name.endswith(DRIVER) and bool(_GROUP.fullmatch(self.name.removesuffix(DRIVER)))
 
 

@@ -28,7 +28,7 @@ from evenshard.utils.outputs import MODEL_FOLDER, NETWORK_FOLDER, REPORT
 WORK, OF_ROUND = "work", "work/round_{round}"
 Pool = Annotated[Path, Reads("the pool, as generate-tables writes it")]
 Tasks = Annotated[Path, Reads("train and test tasks, as generate-tables writes them")]
-RoundNumber = Annotated[int, Flag("which round of the loop this is (default: 1)", least=1, parameter="round_number")]
+RoundNumber = Annotated[int, Flag("round of the loop (default: 1)", least=1, parameter="round_number")]
 NumRounds = Annotated[int, LoopSetting("rounds of the loop; the learning rate falls over them")]
 
 
@@ -57,7 +57,7 @@ class GenerateTablesConfig:
         max_rows: generated tables are capped here; null leaves them as large as published.
         weight_bits: 16 or 32 (dlrm_2021 and DLRM batch files).
         num_train_tasks, num_test_tasks, tables_per_task, num_devices, memory_cap_gb, batch_size: see ``TaskSampling``.
-        seed: of tables and tasks.
+        seed: seed of tables and tasks.
     """
 
     source: Annotated[str, Flag("overrides generate_tables.source of the settings", kind=str)]
@@ -119,7 +119,7 @@ class BenchmarkConfig:
             and the cost model learns from them; DreamShard's cost network learns from whole placements.
         searched_share: part of the placements that a search with the previous round's cost model proposes instead of
             the policy. A search finds what the model is wrong about (docs/decisions/0016).
-        seed: of tasks, placements and shards.
+        seed: seed of tasks, placements and shards.
     """
 
     placements_per_round: Annotated[int, Flag("overrides benchmark.placements_per_round", "--placements", least=0)]
@@ -145,7 +145,7 @@ class BenchmarkInputs:
     journal: Annotated[
         Path | None,
         Writes(
-            "every measurement goes here at once; started again with the same journal, the benchmark resumes "
+            "file that gets every measurement at once; with the same journal, the benchmark resumes "
             "(default: one beside --out, removed at the end)",
             "--journal",
         ),
@@ -212,7 +212,7 @@ BENCHMARK = Stage(
     about="Round 1 places at random; then the previous round's policy proposes, and a search with its cost model "
     "proposes its share (benchmark.searched_share).",
     usage="Under `torchrun --nproc-per-node N -m evenshard benchmark` N devices measure at once and really exchange.",
-    metrics="how many placements, their mean cost, the noise, and the share of time in kernels",
+    metrics="number of placements, their mean cost, the noise, and the share of time in kernels",
     tags=("measurement", "gpu"),
     measures=True,
     takes_lineage=True,
@@ -230,7 +230,7 @@ class TrainCostConfig:
         minibatch_size: measured placements per step.
         learning_rate: Adam's in round 1; it falls linearly over the rounds.
         convex_updates: gradient steps of evenshard's cost model, which is fitted from scratch in each round.
-        seed: of initial weights, minibatches and held-out parts.
+        seed: seed of initial weights, minibatches and held-out parts.
     """
 
     num_updates: int = 300
@@ -307,7 +307,7 @@ class TrainPolicyConfig:
         num_episodes: episodes per step, all of one task.
         learning_rate: Adam's in round 1; it falls linearly over the rounds.
         entropy_weight: weight of the entropy bonus.
-        seed: of initial weights, tasks and actions.
+        seed: seed of initial weights, tasks and actions.
     """
 
     num_updates: int = 10
@@ -364,7 +364,7 @@ class EvaluateConfig:
         num_rollouts: sampled placements that dreamshard compares by predicted cost, beside the most probable one; 0 is
             the published inference.
         scores_per_table: evenshard's search ends when it has scored so many devices for each table of the task.
-        seed: of the random sharder and of evenshard's search.
+        seed: seed of the random sharder and of evenshard's search.
     """
 
     num_rollouts: int = 256

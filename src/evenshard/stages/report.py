@@ -105,8 +105,8 @@ def metrics(
     """The contents of ``metrics.json``.
 
     Args:
-        accuracy: of DreamShard's cost network.
-        model_accuracy: of evenshard's cost model; None where there is none.
+        accuracy: accuracy of DreamShard's cost network.
+        model_accuracy: accuracy of evenshard's cost model; None where there is none.
     """
     return {
         **origin,
@@ -159,7 +159,7 @@ def standings_text(standings: Sequence[Standing], num_tasks: int, noise: Noise, 
     """The standings as a table for the terminal, fastest first.
 
     Args:
-        hardware: whose times they are.
+        hardware: hardware of the times.
     """
     timed = measured_or_simulated(hardware)
     rows = [("sharder", f"mean {timed} ms", "to the best heuristic", "verdict")]

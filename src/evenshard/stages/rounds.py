@@ -17,7 +17,7 @@ class LoopStep:
     """One run of a stage.
 
     Attributes:
-        round: from 1; 0 before all rounds, and the last one after them.
+        round: number of the round, from 1; 0 before all rounds, and the last one after them.
     """
 
     stage: Stage

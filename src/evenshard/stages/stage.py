@@ -32,9 +32,9 @@ class Reads:
     """An input that is a file or folder: the output of the same name, of the stage that has one.
 
     Attributes:
-        help: what it is.
-        of: which round's.
-        role: of a cost dataset, in MLflow.
+        help: its meaning, for users.
+        of: round of the stage that wrote it.
+        role: role in MLflow, for a cost dataset.
     """
 
     help: str
@@ -47,13 +47,13 @@ class Writes:
     """A file or folder that the stage writes.
 
     Attributes:
-        help: what it is.
-        flag: that names it on the command line.
-        output: what it may replace.
-        path: where the loop of dvc.yaml has it; "" if it has none.
+        help: its meaning, for users.
+        flag: name of its flag on the command line.
+        output: rule of what it may replace.
+        path: path in the loop of dvc.yaml; "" if it has none.
         artifact: its kind in Kubeflow Pipelines; "" for one that pods do not write.
         uploaded: whether MLflow gets it.
-        roles: of cost datasets in MLflow: by their names inside of the folder, or "" for the file itself.
+        roles: roles of cost datasets in MLflow, by their names inside the folder, or "" for the file itself.
         tables: CSV files inside that MLflow gets as tables.
     """
 
@@ -69,16 +69,16 @@ class Writes:
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag of the command: for an input that is no file, or for a setting that it overrides.
+    """A flag of the command: for an input that is not a file, or for a setting that it overrides.
 
     Attributes:
-        help: what it is.
+        help: its meaning, for users.
         flag: its name; "" for that of the field.
         kind: int, float, or str for a name, path or address of something to read. The last, where it overrides a
             setting, comes to a component as an artifact, or as an address.
-        least: of a number.
-        metavar: as ``argparse`` has it.
-        parameter: of the component; "" for none.
+        least: smallest allowed number.
+        metavar: placeholder of its value in the help, as in ``argparse``.
+        parameter: name of the component's parameter; "" for none.
     """
 
     help: str
@@ -94,7 +94,7 @@ class LoopSetting:
     """An input that section ``loop`` of params.yaml sets, under the name of the field, and a parameter of a component.
 
     Attributes:
-        help: what it is.
+        help: its meaning, for users.
     """
 
     help: str
@@ -125,10 +125,10 @@ class Outcome:
     """A stage's report about its own work.
 
     Attributes:
-        metrics: by name.
+        metrics: metrics by name.
         curve: the loss of every update, the predicted cost of every update, or the measured cost of every placement,
             in order; empty where there is none.
-        text: for a person to read.
+        text: summary for people.
     """
 
     metrics: dict[str, float]
@@ -145,14 +145,14 @@ class Stage:
     """One stage of the loop.
 
     Attributes:
-        name: of its module, its section of params.yaml, its component and its runs in MLflow.
-        what: it does, in a sentence.
+        name: name of its module, its section of params.yaml, its component and its runs in MLflow.
+        what: its purpose, in a sentence.
         config: dataclass of its section; a field may be overridden by a flag.
         inputs, outputs: dataclasses whose fields are declared.
         about: more than ``what``.
-        usage: what its flags are for.
-        metrics: what its metrics are.
-        tags: of its component.
+        usage: purpose of its flags.
+        metrics: meaning of its metrics.
+        tags: tags of its component.
         measures: whether it takes section ``measure``, too. Under torchrun it measures on all devices at once.
         takes_lineage: whether ``run`` takes a ``Lineage``, for what it writes.
         curve: the name in MLflow of its outcome's curve; "" for none.
@@ -203,7 +203,7 @@ class Stage:
         """Its sections as dataclasses.
 
         Args:
-            overrides: by section and key; those that are None count as not given.
+            overrides: overrides by section and key; those that are None count as not given.
 
         Raises:
             BadConfig: if a section makes no sense.

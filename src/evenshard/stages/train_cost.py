@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 def run(
     config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutputs, lineage: Lineage | None = None
 ) -> Outcome:
-    """Fits DreamShard's network, going on from the previous round's, and evenshard's cost model anew.
+    """Fits DreamShard's network, starting from the previous round's, and evenshard's cost model from scratch.
 
     Raises:
         BadInput: if an input cannot be read.

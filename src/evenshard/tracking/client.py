@@ -197,8 +197,8 @@ def tracking_error(error: BaseException, problem: str, remedy: str) -> Evenshard
     """What to raise for an error of MLflow's: the question was wrong, or MLflow could not be asked.
 
     Args:
-        problem: in our words; what MLflow says is added.
-        remedy: for a question that was wrong.
+        problem: what failed, in our words; MLflow's own message is added.
+        remedy: advice if the request was wrong.
 
     Returns:
         BadConfig where MLflow has answered that there is no such thing, or that this user may not see it;

@@ -34,7 +34,7 @@ class DeadlineClient:
     Args:
         client: the object.
         patience_s: see ``with_deadline``.
-        server: that it talks to.
+        server: address of the server.
     """
 
     def __init__(self, client: Any, patience_s: float, server: str) -> None:
@@ -54,7 +54,7 @@ def with_deadline(call: Callable[[], _Result], patience_s: float, server: str) -
 
     Args:
         patience_s: seconds of silence after which the call is given up.
-        server: that is called. After a silence it is not called again for a minute, by whomever.
+        server: server of the call. After a silence, nothing calls it again for a minute.
 
     Raises:
         NoAnswer: the server is silent. The call's thread ends with the process, or by itself.

@@ -32,8 +32,8 @@ class Parent:
 
     Attributes:
         run_id: id of a run that another process has made; empty otherwise.
-        tag, value: what it is found by, and made with.
-        name: of the run.
+        tag, value: tag of the run and its value, by which it is found.
+        name: name of the run.
         tags: more of them.
         params: settings of all sections that are known; they become the run's parameters.
     """
@@ -78,7 +78,7 @@ def ensure_parent(client: Any, experiment: str, parent: Parent, start_ms: int) -
     """The id of the parent run, which is made if it is not there; those that make one at once agree on the first.
 
     Args:
-        start_ms: when the loop began, ms since 1970, if this makes it.
+        start_ms: start of the loop, ms since 1970, for a new run.
     """
     run_id = parent.run_id or _found(client, experiment, parent)
     if not run_id:

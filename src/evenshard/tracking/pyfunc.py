@@ -28,7 +28,7 @@ class ServedCode:
 
     Attributes:
         script: a file that sets MLflow's model; a copy is stored with the networks.
-        parameters: what it takes besides the tables, with defaults.
+        parameters: parameters besides the tables, with defaults.
     """
 
     script: Path

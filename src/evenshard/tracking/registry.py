@@ -44,8 +44,8 @@ class ModelVersion:
     Attributes:
         name: evenshard-cost or evenshard-policy.
         version: 1, 2, 3, ...
-        run_id: of the run that made it; empty where there was none.
-        aliases: that name it, such as champion.
+        run_id: id of the run that made it; empty where there was none.
+        aliases: its aliases, such as champion.
         tags: its lineage and headline metrics; see ``evenshard.tracking.tags``.
     """
 
@@ -84,13 +84,13 @@ def register_model(
     """Makes a model's folder a new version, which ``mlflow.pyfunc.load_model`` serves.
 
     Args:
-        folder: as a round of the loop leaves it; only the model's parts are taken.
+        folder: folder of a round of the loop; only the model's parts are taken.
         code: answers with it where MLflow serves it.
         tags: the lineage.
         metrics: headline metrics, which become tags of the version.
-        run_id: of the run that made it; empty where there was none.
+        run_id: id of the run that made it; empty where there was none.
         name: evenshard-cost, or evenshard-policy for the policy and its cost network alone.
-        client: of MLflow; None connects.
+        client: client of MLflow; None connects.
 
     Raises:
         BadFile: if the folder is not a model.
@@ -190,7 +190,7 @@ def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion 
     """The last version with the very files of a model's folder; None where there is none, or no such part.
 
     Args:
-        run_id: of a run whose version comes before those of others.
+        run_id: id of a run whose version comes before those of others.
 
     Raises:
         TrackingFailed: if MLflow cannot be reached.

@@ -58,7 +58,7 @@ class StageRun:
 
     Args:
         open_run: makes the run with a client and returns its id; None logs nothing at all.
-        tags: of the run, known beforehand.
+        tags: tags of the run that are known beforehand.
     """
 
     def __init__(self, open_run: Callable[[Any], str] | None = None, tags: Mapping[str, str] | None = None) -> None:
@@ -90,7 +90,7 @@ class StageRun:
         """Uploads a file, or a folder with all of its files.
 
         Args:
-            folder: of the run's artifacts that a file goes to; None for their top.
+            folder: folder of the run's artifacts for the file; None for their top.
         """
         if path.is_dir():
             self._log(lambda client, run_id: client.log_artifacts(run_id, str(path), path.name))
@@ -101,7 +101,7 @@ class StageRun:
         """Logs a CSV file as a table, which MLflow's pages show and compare.
 
         Args:
-            name: of the table, ending in .json.
+            name: name of the table, ending in .json.
         """
         if self._client is None:
             return
@@ -247,7 +247,7 @@ def end_loop(state: str, page: str) -> None:
 
     Args:
         state: SUCCEEDED, FAILED or CANCELED.
-        page: where the run of the pipeline can be seen, or its id.
+        page: address of the pipeline's run, or its id.
     """
     run = _parent_run()
     run.tags({"evenshard.outcome": state, "evenshard.kubeflow_run": page})

@@ -36,8 +36,8 @@ class FoundRun:
         params: settings; of a loop, those of all sections, such as ``loop.num_rounds``.
         metrics: the last value of each.
         tags: those of MLflow included.
-        parent_id: of the loop; empty for a loop.
-        start_ms: when it began, ms since 1970.
+        parent_id: id of the loop; empty for a loop.
+        start_ms: start, ms since 1970.
         children: stages of a loop, in their order.
     """
 

@@ -28,11 +28,11 @@ class LoopRun:
     Attributes:
         name: name of the run.
         run_id: MLflow's id of the run.
-        settings: by section and key, such as ``train_policy.entropy_weight``.
+        settings: settings by section and key, such as ``train_policy.entropy_weight``.
         metrics: headline metrics by name, such as ``evenshard.mean_measured_ms``.
-        hardware: that it was evaluated on; empty if unknown.
+        hardware: hardware of its evaluation; empty if unknown.
         tables: hash of the tables that its tasks are made of; empty if unknown.
-        costs_ms: of each sharder, measured cost by task id; infinite where there was no placement or no memory. Empty
+        costs_ms: measured cost by task id, for each sharder; infinite where there was no placement or no memory. Empty
             where the loop was not evaluated.
     """
 

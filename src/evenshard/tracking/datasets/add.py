@@ -36,7 +36,7 @@ class AddRequest:
     Attributes:
         costs: cost datasets, one per run.
         tables: the table file that their rows name.
-        partition: where it belongs; an older version there is replaced.
+        partition: folder of the dataset; an older version there is replaced.
         tasks: the tasks they were measured on, if they come along.
         max_noise_pct: refuse where repeats of a placement spread by more (standard deviation).
         max_drift_pct: refuse where shards that the older version measured, too, now take so much more or less time.
@@ -82,7 +82,7 @@ def add(request: AddRequest, root: Path) -> AddedDataset:
     """Checks a dataset and puts it into data/. What is refused or fails leaves data/ as it was.
 
     Args:
-        root: of the repository.
+        root: root of the repository.
 
     Raises:
         BadInput: a file cannot be used, is of other hardware, or is in another collection already.

@@ -122,9 +122,9 @@ class VersionChange:
     Attributes:
         changed: lines such as "driver: 570.1 -> 580.2".
         num_shards: shards that both versions have measured.
-        cost_pct: how much slower (above 0) or faster the new version measured them: the median.
+        cost_pct: median difference of the new version's times, per cent; above 0 is slower.
         num_measured: placements before and now.
-        medians: of tables: before and now, by name.
+        medians: medians over the tables, before and now, by name.
     """
 
     changed: tuple[str, ...]

@@ -21,8 +21,8 @@ class Partition:
     """A cost dataset's place.
 
     Attributes:
-        hardware: as in the folder's name: "h200", "cpu", "simulated-h200".
-        collection: what was measured, such as "reference".
+        hardware: hardware as in the folder's name: "h200", "cpu", "simulated-h200".
+        collection: name of the collection, such as "reference".
     """
 
     hardware: str
