@@ -18,7 +18,7 @@ from evenshard.stages.loop import LOOP_SECTIONS, STAGES, BenchmarkConfig, Genera
 from evenshard.stages.rounds import Artifact, LoopStep, steps
 from evenshard.stages.stage import Flag, LoopSetting, declared
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.params import require, section
 from evenshard_components.merge_costs.component import merge_costs
 from evenshard_components.record_outcome.component import record_outcome
@@ -130,7 +130,7 @@ def checked_rounds(params: dict[str, Any], cluster: Cluster) -> int:
     files = [name for name in measured_with(params) if not Path(name).is_absolute()]
     if files:
         raise BadConfig(
-            f"params section measure names the file {shown(files[0])}, which pods do not have. Put it into the image "
+            f"params section measure names the file {brief(files[0])}, which pods do not have. Put it into the image "
             f"or a mounted volume, and name it by its absolute path there."
         )
     for stage in STAGES:

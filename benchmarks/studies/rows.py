@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS
 from evenshard.sharders.greedy import SINGLE_COST
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 SINGLE_COSTS = tuple(one.name for one in SHARDERS if one.is_privileged)
 EXTERNAL = tuple(one.name for one in SHARDERS if not one.needs and one.package and not one.splits_columns)
@@ -48,7 +48,7 @@ def left_out(study: str, is_simulated: bool, skip: Sequence[str]) -> dict[str, s
     """
     unknown = next((name for name in skip if name not in ROWS[study]), None)
     if unknown is not None:
-        raise BadConfig(f"--skip: {shown(unknown)} is not a row of the study. Its rows are {', '.join(ROWS[study])}.")
+        raise BadConfig(f"--skip: {brief(unknown)} is not a row of the study. Its rows are {', '.join(ROWS[study])}.")
     out = dict.fromkeys(skip, "skipped")
     for name in ROWS[study]:
         if name in NEEDS and not _installed(NEEDS[name]):

@@ -21,7 +21,7 @@ from evenshard.sharders.dreamshard.train import DreamShardConfig
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Setting:
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip())
         if match is None:
             raise BadConfig(
-                f"--settings: {shown(text)} is not a valid setting. Write tables x devices, such as 40x4,80x8."
+                f"--settings: {brief(text)} is not a valid setting. Write tables x devices, such as 40x4,80x8."
             )
         return Setting(int(match[1]), int(match[2]))
 

@@ -23,7 +23,7 @@ from evenshard.measure.distributed import collective
 from evenshard.measure.hardware import open_hardware
 from evenshard.measure.noise import Noise
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.params import require
 from evenshard.utils.provenance import git_commit
 from evenshard.version import __version__
@@ -68,7 +68,7 @@ def run_study(config: BenchConfig) -> dict[str, Any]:
         BadConfig: if something is asked for that cannot be; before any work begins.
         EvenshardError: if a unit fails; the message names it.
     """
-    require(config.study in STUDIES, f"{shown(config.study)} is not a study. The studies are {', '.join(STUDIES)}.")
+    require(config.study in STUDIES, f"{brief(config.study)} is not a study. The studies are {', '.join(STUDIES)}.")
     for name in ("num_seeds", "train_tasks", "test_tasks", "num_jobs"):
         value = getattr(config, name)
         require(value is None or value >= 1, f"{name} is {value}. Make it at least 1.")

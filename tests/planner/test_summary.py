@@ -17,10 +17,10 @@ from support.builders import cost, table
 
 
 def shown_with(one: PlacementAnswer, missing: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    return shown(one, monkeypatch, 200, missing=missing)
+    return printed(one, monkeypatch, 200, missing=missing)
 
 
-def shown(
+def printed(
     one: PlacementAnswer, monkeypatch: pytest.MonkeyPatch, width: int = 80, encoding: str = "utf-8", missing: str = ""
 ) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
@@ -37,7 +37,7 @@ def row(text: str, device: int) -> list[str]:
 
 
 def test_the_numbers_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = shown(answer(caps=(GB, 2 * GB)), monkeypatch)
+    text = printed(answer(caps=(GB, 2 * GB)), monkeypatch)
     assert "4.00 ms per step predicted (90 %: 3.60 to 4.40), within 25 % of the best" in text
     # 2**20 rows of 64 dims of 4 bytes are 0.25 GB; two exchanges of an eighth each.
     assert row(text, 0)[:11] == ["0", "1", "0.25", "/", "1", "25", "%", "1.00", "1.00", "2.00", "4.00"]
@@ -45,7 +45,7 @@ def test_the_numbers_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_slowest_device_is_marked_and_its_bar_is_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = shown(answer(), monkeypatch, width=120)
+    text = printed(answer(), monkeypatch, width=120)
     assert "* slowest" in text
     assert row(text, 0)[-1] == "*"
     assert len(row(text, 0)[-2]) == 40
@@ -61,26 +61,26 @@ def test_lines_fit_and_carry_no_colours(monkeypatch: pytest.MonkeyPatch, width: 
         measured=cost(4.0, 123.4) if measured else None,
         caps=(1234 * GB, 999 * GB),
     )
-    text = shown(one, monkeypatch, width)
+    text = printed(one, monkeypatch, width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert "\x1b" not in text
     assert "…" not in text
 
 
 def test_reserved_memory_leaves_less_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = shown(answer(asked={"reserved_bytes": GB // 2}), monkeypatch)
+    text = printed(answer(asked={"reserved_bytes": GB // 2}), monkeypatch)
     assert row(text, 0)[2:7] == ["0.25", "/", "0.5", "50", "%"]
 
 
 def test_small_devices_count_in_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = shown(answer(tables=[table(n, 2**10, 64) for n in "abc"], caps=(2**20, 2**21)), monkeypatch)
+    text = printed(answer(tables=[table(n, 2**10, 64) for n in "abc"], caps=(2**20, 2**21)), monkeypatch)
     assert "memory, MB" in text
     assert row(text, 1)[2:5] == ["0.50", "/", "2"]
 
 
 def test_measured_times_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     rivals = (Rival("size_greedy", 4.1, 6.0), Rival("dim_greedy", 9.0, 5.5))
-    text = shown(answer(measured=cost(5.0, 2.5), comparison=rivals), monkeypatch, width=120)
+    text = printed(answer(measured=cost(5.0, 2.5), comparison=rivals), monkeypatch, width=120)
     assert "\n\n5.00 ms per step simulated (4.00 predicted, 90 %: 3.60 to 4.40)" in text
     assert "best of 2 others (greedy by dim): 5.50 ms, 10 % slower." in text
     assert "5.00" in row(text, 0)
@@ -89,23 +89,23 @@ def test_measured_times_lead(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_real_hardware_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     for hardware, word, other in (("cpu", "measured", "simulated"), ("simulated:h200", "simulated", "measured")):
         asked = {"hardware": hardware}
-        text = shown(answer(measured=cost(5.0, 2.5), asked=asked), monkeypatch, width=120).replace(hardware, "")
+        text = printed(answer(measured=cost(5.0, 2.5), asked=asked), monkeypatch, width=120).replace(hardware, "")
         assert text.count(word) == 2 and other not in text  # in the headline and above the column
 
 
 def test_what_the_times_are_of_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = shown(answer(asked={"reserved_bytes": GB // 2, "optimizer": "adam"}, link="nvlink_h200"), monkeypatch, 120)
+    text = printed(answer(asked={"reserved_bytes": GB // 2, "optimizer": "adam"}, link="nvlink_h200"), monkeypatch, 120)
     assert text.split("\n\n")[0].replace("\n", " ") == (
         "2 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 64, optimizer adam, "
         "512 MB of each device reserved."
     )
-    text = shown(answer(asked={"hardware": "cuda"}, link="nccl"), monkeypatch, 120)
+    text = printed(answer(asked={"hardware": "cuda"}, link="nccl"), monkeypatch, 120)
     assert text.startswith("2 x cuda, link nccl (measured), batch 64, optimizer sgd, no memory reserved.\n\n")
-    assert shown(answer(), monkeypatch, 120).startswith("2 x simulated:h200 (a device model, not a GPU), batch 64,")
+    assert printed(answer(), monkeypatch, 120).startswith("2 x simulated:h200 (a device model, not a GPU), batch 64,")
 
 
 def test_notes_come_before_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = shown(answer(notes=("16 devices are\x1b priced.",)), monkeypatch, 120)
+    text = printed(answer(notes=("16 devices are\x1b priced.",)), monkeypatch, 120)
     assert "no memory reserved.\n16 devices are� priced.\n\n4.00 ms per step" in text
 
 
@@ -133,7 +133,7 @@ WHOLE, SPLIT = Rival("lookup_greedy", 6.0), Rival("torchrec_planner_columns", 4.
 def test_whole_tables_are_beside_split_ones(
     monkeypatch: pytest.MonkeyPatch, rivals: tuple[Rival, ...], split: bool, words: str
 ) -> None:
-    text = shown(answer(comparison=rivals, asked={"allow_column_split": split}), monkeypatch, 200)
+    text = printed(answer(comparison=rivals, asked={"allow_column_split": split}), monkeypatch, 200)
     line = next(line for line in text.splitlines() if " 6.00 ms" in line or "slower" in line)
     assert line.lower() == words.lower()
 
@@ -158,7 +158,7 @@ def test_the_best_rival_in_words(monkeypatch: pytest.MonkeyPatch, rival_ms: floa
         Rival("random", 1.0, note="tables a, b are not apart"),
         Rival("size_greedy", None, note="no room"),
     )
-    assert f"The best of 2 others (greedy by dim): {rival_ms:.2f} ms, {words}." in shown(
+    assert f"The best of 2 others (greedy by dim): {rival_ms:.2f} ms, {words}." in printed(
         answer(comparison=rivals), monkeypatch
     )
 
@@ -171,7 +171,7 @@ def test_many_devices_are_cut_down_to_the_slowest_and_the_fullest(monkeypatch: p
     slowest, fullest = shown_devices(one)
     assert [totals[device] for device in slowest] == [49, 48, 47, 46, 45, 44, 43, 42]
     assert fullest == [device for device in range(39, -1, -1) if device not in slowest][:4]
-    text = shown(one, monkeypatch)
+    text = printed(one, monkeypatch)
     assert all(row(text, device) for device in (*slowest, *fullest))
     assert "The 28 left" in text
     assert len(text.splitlines()) < 30
@@ -179,14 +179,14 @@ def test_many_devices_are_cut_down_to_the_slowest_and_the_fullest(monkeypatch: p
 
 def test_splits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     one = answer((0, 1, 1, 0), cuts={"a": (32,)})
-    text = shown(one, monkeypatch)
+    text = printed(one, monkeypatch)
     assert "split    a by columns: 0:32 on 0, 32:64 on 1" in text
     assert row(text, 1)[1] == "2"
 
 
 def test_assumptions_are_counted_and_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assumed = tuple(Assumption(f"t{number}", "pooling_factor", "1, the default") for number in range(2000))
-    text = shown(answer(asked={"assumptions": assumed}), monkeypatch, 120)
+    text = printed(answer(asked={"assumptions": assumed}), monkeypatch, 120)
     assert "pooling_factor of 2,000 tables: 1, the default (t0, t1, t2 and 1,997 more)" in text
     assert len(text.splitlines()) < 12
 
@@ -194,17 +194,17 @@ def test_assumptions_are_counted_and_not_listed(monkeypatch: pytest.MonkeyPatch)
 def test_names_steer_no_terminal_and_mean_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["[bold]x[64:128]", "new\nline\x1b[31m", ":smile:"]
     assumed = tuple(Assumption(name, "weight_bits", "32") for name in names)
-    text = shown(answer(tables=[table(n, 9, 64) for n in names], asked={"assumptions": assumed}), monkeypatch, 120)
+    text = printed(answer(tables=[table(n, 9, 64) for n in names], asked={"assumptions": assumed}), monkeypatch, 120)
     assert "[bold]x[64:128], new�line�[31m, :smile:" in text
 
 
 def test_a_terminal_without_unicode_gets_plain_bars(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = shown(answer(), monkeypatch, 120, "ascii")
+    text = printed(answer(), monkeypatch, 120, "ascii")
     assert "#" * 40 in text
 
 
 def test_a_single_device_has_nothing_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = shown(answer((0, 0, 0), (4.0,), comparison=(Rival("random", 4.0),)), monkeypatch)
+    text = printed(answer((0, 0, 0), (4.0,), comparison=(Rival("random", 4.0),)), monkeypatch)
     assert "others" not in text
     assert "best possible" not in text
     assert "*" not in text

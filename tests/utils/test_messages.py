@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import MAX_MESSAGE, cut, one_line, printable, reason_of, shown, without_credentials
+from evenshard.utils.messages import MAX_MESSAGE, brief, cut, one_line, printable, reason_of, without_credentials
 
 
 @pytest.mark.parametrize(
@@ -37,18 +37,18 @@ def test_an_error_is_one_line_that_steers_no_terminal() -> None:
 
 
 def test_values_are_cut() -> None:
-    assert shown("abc") == "'abc'"
-    assert len(shown("x" * 10_000)) == 80
-    assert shown(10**6000) == "a whole number of about 6,000 digits"
-    assert shown("\x1b") == r"'\x1b'"
+    assert brief("abc") == "'abc'"
+    assert len(brief("x" * 10_000)) == 80
+    assert brief(10**6000) == "a whole number of about 6,000 digits"
+    assert brief("\x1b") == r"'\x1b'"
 
 
 def test_a_value_that_would_fill_the_memory_is_not_unfolded() -> None:
     value: list[object] = ["x"] * 9
     for _ in range(60):
         value = [value] * 9
-    assert len(shown(value)) <= 80
-    assert len(shown({"a": value})) <= 80
+    assert len(brief(value)) <= 80
+    assert len(brief({"a": value})) <= 80
 
 
 def test_a_text_is_cut_between_words() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from evenshard.measure.hardware import CHOICES, names_in
 from evenshard.utils.atomic import tidy_up
-from evenshard.utils.messages import one_line, shown
+from evenshard.utils.messages import brief, one_line
 from evenshard.utils.outputs import MODEL_PARTS, File, Output, require_apart, require_place
 
 
@@ -163,4 +163,4 @@ def number(text: str, kind: type[int] | type[float]) -> float:
     try:
         return kind(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not a {'whole ' if kind is int else ''}number") from None
+        raise argparse.ArgumentTypeError(f"{brief(text)} is not a {'whole ' if kind is int else ''}number") from None

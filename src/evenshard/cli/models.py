@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evenshard.cli.arguments import HARDWARE_NAME, Commands, output_flag
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.outputs import MODEL_FOLDER
 
 
@@ -22,7 +22,7 @@ def _bundle(args: argparse.Namespace) -> Mapping[str, Any]:
 
     measure = MeasureConfig(args.hardware)
     if measure.hardware_name.kind.times == "measured":
-        raise BadConfig(f"--hardware is {shown(args.hardware)}. Only simulated:<profile> is fast enough for this.")
+        raise BadConfig(f"--hardware is {brief(args.hardware)}. Only simulated:<profile> is fast enough for this.")
     trained = train_bundle(SimulatedHardware(measure), BundleConfig(seed=args.seed))
     trained_on = TrainedOn.of(trained.measured, git_commit())
     networks = (trained.dreamshard.cost_net, trained.dreamshard.policy, trained.dreamshard.normalizer)

@@ -10,7 +10,7 @@ from typing import Any
 from evenshard.cli.arguments import A_MODEL, HARDWARE_NAME, PATH, number
 from evenshard.planner.options import Option
 from evenshard.utils.limits import RANGES
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 FLAGS = {
     "num_devices": "--devices",
@@ -29,7 +29,7 @@ def _numbers(text: str) -> Sequence[float]:
 def _table_devices(text: str) -> Mapping[str, Sequence[int]]:
     name, equals, devices = text.rpartition("=")
     if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not TABLE=DEVICE or TABLE=DEVICE,DEVICE")
+        raise argparse.ArgumentTypeError(f"{brief(text)} is not TABLE=DEVICE or TABLE=DEVICE,DEVICE")
     return {name: [int(number(device, int)) for device in devices.split(",")]}
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, Source, at_least, output_flag
 from evenshard.kubeflow.remote import ENDPOINT
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.outputs import FilesInside
 
 if TYPE_CHECKING:
@@ -195,11 +195,11 @@ class _Setting(Source):
 
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise argparse.ArgumentTypeError(f"{shown(text)} is not NAME=VALUE")
+            raise argparse.ArgumentTypeError(f"{brief(text)} is not NAME=VALUE")
         try:
             return name, load_yaml(value) if value[:1] in "{[" and value else value
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{shown(value)} is not valid YAML: {error}") from None
+            raise argparse.ArgumentTypeError(f"{brief(value)} is not valid YAML: {error}") from None
 
     def paths(self, value: Any) -> tuple[Path, ...]:
         """The file that the value may be."""

@@ -12,7 +12,7 @@ Kubeflow's importer takes ``s3://`` too, but only Amazon's: it puts the bucket i
 from __future__ import annotations
 
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.s3 import is_address
 
 IMPORTED = ("minio://", "gs://")
@@ -33,11 +33,11 @@ def require_readable(address: str) -> None:
     """Raises BadConfig unless a pod can read this address by itself."""
     if is_imported(address):
         raise BadConfig(
-            f"{shown(address)}: Kubeflow has to import this address, and this pipeline was not compiled for that. "
+            f"{brief(address)}: Kubeflow has to import this address, and this pipeline was not compiled for that. "
             f"Compile it with this address (--set), or name one that begins with s3://."
         )
     if "://" in address and not is_address(address):
         raise BadConfig(
-            f"{shown(address)}: pipelines read s3://, minio:// and gs:// addresses, and absolute paths of a pod. Put "
+            f"{brief(address)}: pipelines read s3://, minio:// and gs:// addresses, and absolute paths of a pod. Put "
             f"the file there."
         )

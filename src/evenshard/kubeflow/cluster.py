@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from evenshard.stages.loop import STAGES
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.params import CORRECT_IT, load_params, require, section
 
 COMPONENTS = (*(stage.name for stage in STAGES), "merge_costs", "drift", "place", "record_outcome")
@@ -127,14 +127,14 @@ def load_cluster(path: Path) -> Cluster:
     require(isinstance(by_stage, dict), f"{path}: stages is not a mapping. Write one block for each stage under it.")
     for name in by_stage:
         is_stage = name == "default" or name in COMPONENTS
-        require(is_stage, f"{path}: stages has no {shown(name)}. Choose one of {', '.join(COMPONENTS)}.")
+        require(is_stage, f"{path}: stages has no {brief(name)}. Choose one of {', '.join(COMPONENTS)}.")
         block = by_stage[name]
-        require(isinstance(block, dict), f"{path}: stages.{name} is {shown(block)}. Write `key: value` lines under it.")
+        require(isinstance(block, dict), f"{path}: stages.{name} is {brief(block)}. Write `key: value` lines under it.")
     default = by_stage.get("default", {})
     stages = {name: _resources(path, name, {**default, **by_stage.get(name, {})}) for name in COMPONENTS}
     known = [one.name for one in fields(Cluster)]
     for key in content:
-        require(key in known, f"{path}: unknown key {shown(key)}. It knows {', '.join(known)}.")
+        require(key in known, f"{path}: unknown key {brief(key)}. It knows {', '.join(known)}.")
     try:
         cluster = section({"cluster": {**content, "stages": {}}}, "cluster", Cluster)
     except BadConfig as error:
@@ -152,9 +152,9 @@ def _resources(path: Path, name: str, values: dict[str, Any]) -> StageResources:
         raise BadConfig(f"{where}: {_without_params(error)}") from None
     for key, value in asdict(found).items():
         if key in ("cpu", "memory", "shared_memory") and value is not None:
-            require(bool(_QUANTITY.fullmatch(value)), f"{where}.{key} is {shown(value)}. Write it as 4, 250m or 32Gi.")
+            require(bool(_QUANTITY.fullmatch(value)), f"{where}.{key} is {brief(value)}. Write it as 4, 250m or 32Gi.")
         if key in ("backoff", "max_backoff"):
-            require(bool(_SECONDS.fullmatch(value)), f"{where}.{key} is {shown(value)}. Write seconds, such as 60s.")
+            require(bool(_SECONDS.fullmatch(value)), f"{where}.{key} is {brief(value)}. Write seconds, such as 60s.")
         if key in ("gpus", "timeout_minutes", "retries"):
             require(value >= 0, f"{where}.{key} is {value}. Make it at least 0.")
     return found

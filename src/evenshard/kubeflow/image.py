@@ -10,7 +10,7 @@ import os
 import re
 
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.version import __version__
 
 _VARIABLE = "EVENSHARD_IMAGE"
@@ -39,10 +39,10 @@ def checked_image(name: str) -> str:
     remedy = f"Name a version or a digest in {_VARIABLE}, such as registry.example.com/evenshard:{__version__}-cpu."
     found = _NAME.fullmatch(name)
     if found is None:
-        raise BadConfig(f"image {shown(name)} is not the name of an image. {remedy}")
+        raise BadConfig(f"image {brief(name)} is not the name of an image. {remedy}")
     if found["digest"] is None:
         if found["tag"] is None:
-            raise BadConfig(f"image {shown(name)} has no tag, which means latest. {remedy}")
+            raise BadConfig(f"image {brief(name)} has no tag, which means latest. {remedy}")
         if found["tag"].lower() in MOVING_TAGS:
-            raise BadConfig(f"image {shown(name)}: the tag {found['tag']} may mean another image tomorrow. {remedy}")
+            raise BadConfig(f"image {brief(name)}: the tag {found['tag']} may mean another image tomorrow. {remedy}")
     return name

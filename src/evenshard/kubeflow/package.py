@@ -15,7 +15,7 @@ from evenshard.stages.loop import LOOP_SECTIONS
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, BadInput, StorageFailed
 from evenshard.utils.limits import read_text
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.params import section
 from evenshard.utils.provenance import sha256_of
 from evenshard.utils.s3 import content_hash, is_address
@@ -78,7 +78,7 @@ def require_fits(package: Path, values: Mapping[str, Any]) -> None:
             require_readable(str(values[key]))
         elif not is_imported(str(values[key])):
             raise BadConfig(
-                f"{shown(values[key])}: {package} was compiled for {key} that Kubeflow imports. Compile it with this "
+                f"{brief(values[key])}: {package} was compiled for {key} that Kubeflow imports. Compile it with this "
                 f"address (--set {key}=...)."
             )
 
@@ -129,4 +129,4 @@ def check_names(values: Mapping[str, Any], known: Collection[str]) -> None:
     """Raises BadConfig if a pipeline has no parameter of one of these names."""
     for name in values:
         if name not in known:
-            raise BadConfig(f"the pipeline has no parameter {shown(name)}. It has {', '.join(sorted(known))}.")
+            raise BadConfig(f"the pipeline has no parameter {brief(name)}. It has {', '.join(sorted(known))}.")

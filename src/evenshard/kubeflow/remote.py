@@ -19,7 +19,7 @@ from evenshard.kubeflow.api_errors import Again, problem_of
 from evenshard.kubeflow.pods import Pod, pods_of
 from evenshard.kubeflow.run_tasks import FAILED, PENDING, RUNNING, TaskStatus, record_ends, tasks_of
 from evenshard.utils.errors import BadConfig, BadFile, PipelineFailed
-from evenshard.utils.messages import shown, without_credentials
+from evenshard.utils.messages import brief, without_credentials
 
 _Answer = TypeVar("_Answer")
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
@@ -89,7 +89,7 @@ class Remote:
         """
         if not endpoint.url.startswith(("http://", "https://")):
             raise BadConfig(
-                f"endpoint {shown(endpoint.url)} is not an address. Write it as https://kubeflow.example.com/pipeline."
+                f"endpoint {brief(endpoint.url)} is not an address. Write it as https://kubeflow.example.com/pipeline."
             )
         if not endpoint.namespace:
             raise BadConfig("namespace is empty. Name the one that the runs are to be in.")
@@ -143,7 +143,7 @@ class Remote:
         num_fields = len(cron.split())
         if num_fields not in (5, 6):
             raise BadConfig(
-                f"cron {shown(cron)} has {num_fields} fields. Write five, such as '0 3 * * 0', or the seconds before."
+                f"cron {brief(cron)} has {num_fields} fields. Write five, such as '0 3 * * 0', or the seconds before."
             )
         call = partial(
             self._client.create_recurring_run,

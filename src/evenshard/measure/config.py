@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from evenshard.measure.hardware import AUTO, CHOICES, HardwareName
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class MeasureConfig:
             if not getattr(self, name) >= least:
                 raise BadConfig(f"measure.{name} is {getattr(self, name)}. Make it at least {least}.")
         if str(self.hardware_name) != self.hardware:  # a provenance may name another device than the one here
-            raise BadConfig(f"hardware is {shown(self.hardware)}. Use one of {CHOICES}.")
+            raise BadConfig(f"hardware is {brief(self.hardware)}. Use one of {CHOICES}.")
         if self.noise and self.hardware_name.kind.times == "measured":
             raise BadConfig(f"measure.noise is {self.noise}, but {self.hardware} has its own. Make it 0.")
 

@@ -32,7 +32,7 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, MeasurementFailed
 from evenshard.utils.extras import require_package
 from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import cut, reason_of, shown
+from evenshard.utils.messages import brief, cut, reason_of
 from evenshard.utils.provenance import Lineage
 from evenshard.utils.records import as_type
 
@@ -103,7 +103,7 @@ def save_rows(rows: Sequence[dict[str, Any]], lineage: Mapping[str, Any], path: 
 
     for row in rows:
         if problem := _type_problem(row) or _row_problem(row):
-            where = f"{shown(row['measurement_id'])}, device {row['device_id']}"
+            where = f"{brief(row['measurement_id'])}, device {row['device_id']}"
             raise MeasurementFailed(f"{path} was not written: in {where}, {problem}. Measure again.")
     origin = {**lineage, **{name: sorted({row[name] for row in rows}) for name in _ORIGINS}}
     schema = _schema().with_metadata({_VERSION_KEY: SCHEMA_VERSION, _LINEAGE_KEY: json.dumps(origin)})
@@ -178,7 +178,7 @@ def read_rows(path: Path) -> CostRows:
         problem = _row_problem(row)
         key = (row["measurement_id"], row["device_id"])
         if problem is None and key in seen:
-            problem = f"measurement_id {shown(key[0])} with device_id {key[1]} is there twice"
+            problem = f"measurement_id {brief(key[0])} with device_id {key[1]} is there twice"
         if problem:
             raise BadFile(path, problem, _REMEDY, f"row {number}")
         seen.add(key)
@@ -252,7 +252,7 @@ def _type_problem(row: Mapping[str, Any]) -> str | None:
         except ValueError as error:
             return str(error)
         if isinstance(value, int) and value.bit_length() > 63:
-            return f"{column} is {shown(value)}, which is too large"
+            return f"{column} is {brief(value)}, which is too large"
     return None
 
 
@@ -260,7 +260,7 @@ def _row_problem(row: Mapping[str, Any]) -> str | None:
     """Says in one clause what makes a row impossible, or None."""
     ran = row["status"] == OK
     if not ran and row["status"] != OUT_OF_MEMORY:
-        return f"status is {shown(row['status'])}, not {OK} or {OUT_OF_MEMORY}"
+        return f"status is {brief(row['status'])}, not {OK} or {OUT_OF_MEMORY}"
     for column, value in row.items():
         if value is None:
             if column not in TIMES or (ran and column != "max_device_ms"):
@@ -296,7 +296,7 @@ def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ..
         if missing is not None:
             remedy = "Use the tables it was measured with."
             raise BadFile(
-                path, f"tables names {shown(missing)}, which is not in the table file", remedy, f"row {number}"
+                path, f"tables names {brief(missing)}, which is not in the table file", remedy, f"row {number}"
             )
         groups.setdefault(row["measurement_id"], []).append((number, row))
     return tuple(_measured(path, rows, pool, position_of) for rows in groups.values())
@@ -316,7 +316,7 @@ def _measured(
         differing = next((name for name in _OF_THE_PLACEMENT if row[name] != first[name]), None)
         if differing is not None:
             problem = (
-                f"{differing} is {shown(row[differing])}, but {shown(first[differing])} elsewhere in "
+                f"{differing} is {brief(row[differing])}, but {brief(first[differing])} elsewhere in "
                 f"{cut(row['measurement_id'])}"
             )
             raise BadFile(path, problem, _REMEDY, f"row {number}")

@@ -17,7 +17,7 @@ from evenshard.measure.hardware import provenance_problem
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.utils.errors import MeasurementFailed
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 OK = "ok"
 OUT_OF_MEMORY = "out_of_memory"
@@ -66,7 +66,7 @@ class DeviceCost:
     def problem(self) -> str | None:
         """Says in one clause what makes this cost impossible, or None."""
         if self.status not in (OK, OUT_OF_MEMORY):
-            return f"status is {shown(self.status)}, not {OK} or {OUT_OF_MEMORY}"
+            return f"status is {brief(self.status)}, not {OK} or {OUT_OF_MEMORY}"
         if self.status == OUT_OF_MEMORY:
             return None if self.total_ms == math.inf else f"a shard that is {OUT_OF_MEMORY} has times"
         times = _times_of(self)
@@ -98,7 +98,7 @@ def _number_problem(name: str, value: object, most: float, what: str) -> str | N
     if type(value) is float and 0 <= value <= most:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        return f"{name} is {shown(value)}, not {what.format(most)}"
+        return f"{name} is {brief(value)}, not {what.format(most)}"
     return None
 
 

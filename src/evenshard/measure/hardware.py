@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
     from evenshard.measure.config import MeasureConfig
@@ -174,7 +174,7 @@ class HardwareName:
         """
         found = _name_in(text)
         if found is None:
-            raise BadConfig(f"hardware is {shown(text)}. Use one of {CHOICES}.")
+            raise BadConfig(f"hardware is {brief(text)}. Use one of {CHOICES}.")
         return found
 
     def __str__(self) -> str:
@@ -232,7 +232,7 @@ def provenance_problem(hardware: str) -> str | None:
     name = _name_in(hardware)
     if name is not None and name.kind in KINDS:
         return None
-    return f"hardware is {shown(hardware)}, which is none of {', '.join(kind.name for kind in KINDS)}"
+    return f"hardware is {brief(hardware)}, which is none of {', '.join(kind.name for kind in KINDS)}"
 
 
 def _name_in(text: str) -> HardwareName | None:

@@ -21,7 +21,7 @@ from typing import Any
 from evenshard.measure.costs import OK, OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, moment_problem
 from evenshard.utils.errors import BadFile, MeasurementFailed
 from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import reason_of, shown
+from evenshard.utils.messages import brief, reason_of
 from evenshard.utils.records import record_of
 
 JOURNAL_VERSION = 1
@@ -205,7 +205,7 @@ def _remedy(line: bytes) -> str:
 def _origin(record: dict[str, Any]) -> Origin:
     version = record.get("journal")
     if version != JOURNAL_VERSION:
-        raise ValueError(f"journal version {shown(version)}, this evenshard reads {JOURNAL_VERSION}")
+        raise ValueError(f"journal version {brief(version)}, this evenshard reads {JOURNAL_VERSION}")
     return record_of(_OriginLine, record).origin
 
 

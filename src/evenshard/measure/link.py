@@ -17,7 +17,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import AUTO
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.units import seconds_to_ms
 
 BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
@@ -153,6 +153,6 @@ def link(name: str) -> Link:
         return found
     if name not in LINKS:
         raise BadConfig(
-            f"link is {shown(name)}. Use auto, one of {', '.join(LINKS)}, or a file that calibrate-link wrote."
+            f"link is {brief(name)}. Use auto, one of {', '.join(LINKS)}, or a file that calibrate-link wrote."
         )
     return LINKS[name]

@@ -22,7 +22,7 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.json_files import load_json
 from evenshard.utils.limits import RANGES
-from evenshard.utils.messages import reason_of, shown
+from evenshard.utils.messages import brief, reason_of
 from evenshard.utils.records import record_of
 
 PLAN_VERSION = 1
@@ -92,7 +92,7 @@ def load_measure_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
         content = load_json(path.read_bytes(), MAX_PLAN_BYTES)
         version = content.get("plan") if isinstance(content, dict) else None
         if version != PLAN_VERSION:
-            raise ValueError(f"plan version {shown(version)}, this evenshard reads {PLAN_VERSION}")
+            raise ValueError(f"plan version {brief(version)}, this evenshard reads {PLAN_VERSION}")
         plan = record_of(_Plan, content)
         return [_job(record, plan.tables) for record in plan.jobs], plan.measure
     except FileNotFoundError:
@@ -103,7 +103,7 @@ def load_measure_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
 
 def _job(record: _Record, tables: Sequence[Table]) -> Job:
     if not all(0 <= number < len(tables) for number in record.tables):
-        raise ValueError(f"job {shown(record.measurement_id)} has a table beyond the {len(tables)} of the plan")
+        raise ValueError(f"job {brief(record.measurement_id)} has a table beyond the {len(tables)} of the plan")
     task = PlacementTask(
         task_id=record.task_id,
         tables=tuple(tables[number] for number in record.tables),
@@ -122,10 +122,10 @@ def check_placed(task: PlacementTask, placement: Placement) -> None:
     Raises:
         ValueError: if not; one line.
     """
-    of = f"task {shown(task.task_id)}"
+    of = f"task {brief(task.task_id)}"
     for table in task.tables:
         if problem := table.problem():
-            raise ValueError(f"{of}, table {shown(table.name)}: {problem}")
+            raise ValueError(f"{of}, table {brief(table.name)}: {problem}")
     for name in ("num_devices", "batch_size"):
         if problem := RANGES[name].problem(getattr(task, name)):
             raise ValueError(f"{of}: {name} {problem}")

@@ -16,7 +16,7 @@ from evenshard.tables.dlrm_batch import DlrmBatch, recorded_name
 from evenshard.tables.reuse import BIN_MEAN_COUNTS, MAX_COUNT_OF_BIN, MIN_COUNT_OF_BIN, feasible_reuse_bins
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class RecordedLookups:
         """
         if table.name not in self._index_of:
             raise BadConfig(
-                f"measure.recorded_batch holds no table {shown(table.name)}. Generate the tables from the same file."
+                f"measure.recorded_batch holds no table {brief(table.name)}. Generate the tables from the same file."
             )
         num_batches = self._recorded.batch_size // batch_size
         if num_batches == 0:
@@ -155,7 +155,7 @@ class RecordedLookups:
         # FBGEMM would read row 0 instead and only log it.
         if indices.numel() and int(indices.max()) >= table.num_rows:
             raise BadConfig(
-                f"measure.recorded_batch reads row {int(indices.max())} of table {shown(table.name)}, which has "
+                f"measure.recorded_batch reads row {int(indices.max())} of table {brief(table.name)}, which has "
                 f"{table.num_rows} rows. Generate the tables from the same file."
             )
         first = (batch_number % num_batches) * batch_size

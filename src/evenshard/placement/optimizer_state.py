@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 STATE_BYTES = 4  # of one number; FBGEMM keeps states in FP32 whatever the weights' precision
 NUMBERS = {"sgd": (0, 0), "rowwise_adagrad": (1, 0), "adagrad": (0, 1), "adam": (0, 2)}
@@ -18,7 +18,7 @@ def state_bytes(table: Table, optimizer: str) -> int:
         BadConfig: if the optimizer is none of ``NUMBERS``.
     """
     if optimizer not in NUMBERS:
-        raise BadConfig(f"optimizer is {shown(optimizer)}. Choose one of {', '.join(NUMBERS)}.")
+        raise BadConfig(f"optimizer is {brief(optimizer)}. Choose one of {', '.join(NUMBERS)}.")
     per_row, per_weight = NUMBERS[optimizer]
     return table.num_rows * (per_row + per_weight * table.embedding_dim) * STATE_BYTES
 

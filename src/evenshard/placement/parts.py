@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 COLUMN_STEP = 4
 """Kernels read vectors of four weights: the parts of a split table are multiples of it wide."""
@@ -97,7 +97,7 @@ def tables_of_parts(parts: Sequence[TablePart], tables: Iterable[Table]) -> tupl
     found = tuple(_as_table(part, by_name[part.table]) for part in parts)
     twice = next((name for name, count in Counter(table.name for table in found).items() if count > 1), None)
     if twice is not None:
-        raise BadConfig(f"a table is called {shown(twice)}, as a part of a split table would be. Rename it.")
+        raise BadConfig(f"a table is called {brief(twice)}, as a part of a split table would be. Rename it.")
     return found
 
 

@@ -14,7 +14,7 @@ from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
 from evenshard.placement.task import PlacementTask
 from evenshard.tables.table import Table, duplicate_name
 from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.messages import cut, shown
+from evenshard.utils.messages import brief, cut
 from evenshard.utils.units import bytes_to_gb
 
 _MAX_NAMES = 3  # of tables in a message
@@ -82,17 +82,17 @@ def by_table(parts: Sequence[_Part], tables: Sequence[Table], num_devices: int) 
             that does not exist; or if a part is of no table.
     """
     if (twice := duplicate_name(tables)) is not None:
-        raise BadConfig(f"two tables are called {shown(twice)}. Give each its own name.")
+        raise BadConfig(f"two tables are called {brief(twice)}. Give each its own name.")
     found: dict[str, list[_Part]] = {table.name: [] for table in tables}
     for part in parts:
         if part.table not in found:
             raise BadConfig(
-                f"a part is of the table {shown(part.table)}, which is not among the tables. Correct its name."
+                f"a part is of the table {brief(part.table)}, which is not among the tables. Correct its name."
             )
         wrong = next((device for device in part.devices if not 0 <= device < num_devices), None)
         if wrong is not None:
             raise BadConfig(
-                f"table {shown(part.table)} is on device {wrong}, but the devices are 0 to {num_devices - 1}. "
+                f"table {brief(part.table)} is on device {wrong}, but the devices are 0 to {num_devices - 1}. "
                 f"Place it again."
             )
         found[part.table].append(part)
@@ -111,16 +111,16 @@ def _check_parts(table: Table, parts: Sequence[TablePart]) -> None:
     for rows in rows_of.values():
         _check_tiles(table, "rows", rows, table.num_rows)
     if len(parts) > len(rows_of):
-        raise BadConfig(f"table {shown(table.name)} is cut by rows. Cut it by columns, or leave it whole.")
+        raise BadConfig(f"table {brief(table.name)} is cut by rows. Cut it by columns, or leave it whole.")
     shared = next((part for part in parts if len(part.devices) != 1), None)
     if shared is not None:
         raise BadConfig(
-            f"table {shown(table.name)} is on the devices {shown(shared.devices)}. Place each part on one device."
+            f"table {brief(table.name)} is on the devices {brief(shared.devices)}. Place each part on one device."
         )
     if len(parts) > 1 and any(part.columns.size % COLUMN_STEP for part in parts):
         widths = ", ".join(str(part.columns.size) for part in parts)
         raise BadConfig(
-            f"table {shown(table.name)} is split into parts of {cut(widths)} columns. "
+            f"table {brief(table.name)} is split into parts of {cut(widths)} columns. "
             f"Make all multiples of {COLUMN_STEP}."
         )
 
@@ -131,7 +131,7 @@ def _check_tiles(table: Table, what: str, spans: Sequence[Span], size: int) -> N
     if starts != stops or any(span.size < 1 for span in spans):
         held = ", ".join(map(str, spans)) or "none"
         raise BadConfig(
-            f"the parts of table {shown(table.name)} hold the {what} {cut(held)}; each of its {size} {what} must be in "
+            f"the parts of table {brief(table.name)} hold the {what} {cut(held)}; each of its {size} {what} must be in "
             f"exactly one. Correct the parts, or give the tables that they are of."
         )
 
@@ -166,7 +166,7 @@ def broken_constraints(task: PlacementTask, placement: Placement) -> Iterator[st
     allowed = limits.allowed or (None,) * len(task.tables)
     for table, device, devices in zip(task.tables, device_of_table, allowed, strict=True):
         if devices is not None and device not in devices:
-            yield f"table {cut(table.name)} is on device {device}, allowed are {shown(sorted(devices))}"
+            yield f"table {cut(table.name)} is on device {device}, allowed are {brief(sorted(devices))}"
     for group in limits.together:
         if len({device_of_table[position] for position in group}) > 1:
             yield f"tables {tables_text(task, group)} are not together"

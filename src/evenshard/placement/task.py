@@ -17,7 +17,7 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.json_files import load_json
 from evenshard.utils.limits import MAX_TOTAL_BYTES, RANGES, read_text
-from evenshard.utils.messages import reason_of, shown
+from evenshard.utils.messages import brief, reason_of
 from evenshard.utils.records import record_of
 from evenshard.utils.units import bytes_to_gb, gb_to_bytes
 
@@ -207,7 +207,7 @@ def load_tasks(path: Path, pool: Sequence[Table]) -> TaskSplit:
     ids = Counter(task.task_id for task in (*split.train, *split.test))
     twice = next((task_id for task_id, count in ids.items() if count > 1), None)
     if twice is not None:
-        raise BadFile(path, f"two tasks have the task_id {shown(twice)}", "Give each its own.")
+        raise BadFile(path, f"two tasks have the task_id {brief(twice)}", "Give each its own.")
     return split
 
 
@@ -235,11 +235,11 @@ def _task(path: Path, where: str, record: object, by_name: dict[str, Table]) -> 
         raise BadFile(path, "tables is empty", "Name at least one.", where)
     unknown = next((name for name in names if name not in by_name), None)
     if unknown is not None:
-        problem = f"table {shown(unknown)} is not in the table file"
+        problem = f"table {brief(unknown)} is not in the table file"
         raise BadFile(path, problem, "Use the tables it was made with.", where)
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise BadFile(path, f"table {shown(twice)} is named twice", "Name each table once.", where)
+        raise BadFile(path, f"table {brief(twice)} is named twice", "Name each table once.", where)
     tables, cap_bytes = tuple(by_name[name] for name in names), gb_to_bytes(stated.memory_cap_gb)
     try:
         return PlacementTask(stated.task_id, tables, stated.num_devices, cap_bytes, stated.batch_size)

@@ -23,7 +23,7 @@ from evenshard.sharders.convex_search.prediction import PredictedDevice
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, MeasurementFailed
 from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import cut, reason_of, shown
+from evenshard.utils.messages import brief, cut, reason_of
 
 _VERSION: Literal[2] = 2
 _WHAT = "a placement.json"
@@ -204,7 +204,7 @@ def load_answer(path: str | Path) -> PlacementAnswer:
         content = read_json(path, _WHAT, _REMEDY)
         version = content.get("schema_version") if isinstance(content, dict) else None
         if isinstance(version, int) and version > _VERSION:
-            problem = f"schema_version is {shown(version)}, but this evenshard reads {_VERSION} and earlier ones"
+            problem = f"schema_version is {brief(version)}, but this evenshard reads {_VERSION} and earlier ones"
             raise BadFile(path, problem, "Update evenshard, or read it with the one that wrote it.")
         record = validate_record(_FileOfVersion1 if version == 1 else PlacementFile, content, path, _WHAT, _REMEDY)
         validate_record(_Followed, record.lineage, path, _WHAT, _REMEDY)

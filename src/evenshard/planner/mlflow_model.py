@@ -28,7 +28,7 @@ from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
 from evenshard.tables.table import Table
 from evenshard.tracking.pyfunc import output_row
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.params import check_ranges
 from evenshard.utils.units import gb_to_bytes
 
@@ -94,7 +94,7 @@ def tables_from_rows(rows: Any) -> tuple[Table, ...]:
     tables = tuple(_table(row) for row in rows.to_dict("records"))
     for table in tables:
         if problem := table.problem():
-            raise BadConfig(f"table {shown(table.name)}: {problem}. Correct it.")
+            raise BadConfig(f"table {brief(table.name)}: {problem}. Correct it.")
     return tables
 
 

@@ -17,7 +17,7 @@ from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import Table, duplicate_name
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.limits import MAX_TABLES
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.params import check_ranges
 from evenshard.utils.units import gb_to_bytes
 
@@ -60,9 +60,9 @@ class PlacementRequest:
             raise BadConfig(f"there are {len(self.tables):,} tables, more than {MAX_TABLES:,}. Give fewer.")
         for table in self.tables:
             if problem := table.problem():
-                raise BadConfig(f"table {shown(table.name)}: {problem}. Correct it.")
+                raise BadConfig(f"table {brief(table.name)}: {problem}. Correct it.")
         if (name := duplicate_name(self.tables)) is not None:
-            raise BadConfig(f"several tables are called {shown(name)}. Give each its own name.")
+            raise BadConfig(f"several tables are called {brief(name)}. Give each its own name.")
         check_ranges(num_devices=self.num_devices, batch_size=self.batch_size)
         if self.reserved_bytes < 0 or min(self.caps_bytes) < 0:
             raise BadConfig("a memory cap or the reserved memory is below 0. Correct it.")

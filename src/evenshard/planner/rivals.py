@@ -21,7 +21,7 @@ from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.torchrec_planner import TorchRecSharder
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 RIVALS = tuple(one.name for one in SHARDERS if not one.needs)
 SPLITTING = next(one.name for one in SHARDERS if one.splits_columns)
@@ -47,7 +47,7 @@ def rivals(
     """
     unknown = next((name for name in names if name not in RIVALS), None)
     if unknown is not None:
-        raise BadConfig(f"there is no sharder {shown(unknown)} to compare with. Choose from {', '.join(RIVALS)}.")
+        raise BadConfig(f"there is no sharder {brief(unknown)} to compare with. Choose from {', '.join(RIVALS)}.")
     found: list[Rival] = []
     for name in names:
         if name == SPLITTING and not asked_to_split(request):

@@ -19,7 +19,7 @@ from typing import Any
 
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.limits import read_text
-from evenshard.utils.messages import cut, shown
+from evenshard.utils.messages import brief, cut
 from evenshard.utils.yaml_files import load_yaml
 
 
@@ -72,7 +72,7 @@ class Rules:
             one, two = set(self.pinned[name]), set(other.pinned[name])
             if one != two:
                 raise BadConfig(
-                    f"table {shown(name)} is pinned twice, to different devices. Say it once: --pin {name}=DEVICE, or "
+                    f"table {brief(name)} is pinned twice, to different devices. Say it once: --pin {name}=DEVICE, or "
                     f"--pin {name}={','.join(map(str, sorted(one | two)))} for any of them."
                 )
         names = (*self.forbidden, *other.forbidden)
@@ -90,16 +90,16 @@ class Rules:
         groups = (*self.together, *self.apart)
         for name in (*self.pinned, *self.forbidden, *(name for group in groups for name in group)):
             if name not in known:
-                return f"a rule names table {shown(name)}, which is not among the tables. Correct its name."
+                return f"a rule names table {brief(name)}, which is not among the tables. Correct its name."
         for group in groups:
             if len(set(group)) < max(len(group), 2):
                 return f"a rule groups {cut(', '.join(group))}. Name at least two tables, each once."
         for name, devices in (*self.pinned.items(), *self.forbidden.items(), ("", self.forbidden_devices)):
             wrong = next((device for device in devices if not 0 <= device < num_devices), None)
             if wrong is not None:
-                of = f" for table {shown(name)}" if name else ""
+                of = f" for table {brief(name)}" if name else ""
                 devices_are = f"the devices are 0 to {num_devices - 1}"
-                return f"a rule{of} names device {shown(wrong)}, but {devices_are}. Correct it."
+                return f"a rule{of} names device {brief(wrong)}, but {devices_are}. Correct it."
         return None
 
     def allowed_devices(self, name: str, num_devices: int) -> frozenset[int] | None:
@@ -131,7 +131,7 @@ def load_rules(path: Path) -> Rules:
         raise BadFile(path, "holds no rules", remedy)
     unknown = next((key for key in content if key not in RULES), None)
     if unknown is not None:
-        raise BadFile(path, f"unknown key {shown(unknown)}", remedy)
+        raise BadFile(path, f"unknown key {brief(unknown)}", remedy)
     try:
         return Rules.of(**content)
     except BadConfig as error:
@@ -142,14 +142,14 @@ def _devices_of_tables(key: str, value: Any) -> dict[str, tuple[int, ...]]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise BadConfig(f"{key} is {shown(value)}, not a mapping of tables to devices. Write {{table: device}}.")
+        raise BadConfig(f"{key} is {brief(value)}, not a mapping of tables to devices. Write {{table: device}}.")
     return {str(name): _devices(f"{key}.{cut(str(name))}", devices) for name, devices in value.items()}
 
 
 def _devices(key: str, value: Any) -> tuple[int, ...]:
     devices = value if _is_list(value) else [value]
     if any(isinstance(one, bool) or not isinstance(one, Real) or one % 1 for one in devices):
-        raise BadConfig(f"{key}: {shown(value)} is neither a device id nor a list of them. Write 0, or [0, 1].")
+        raise BadConfig(f"{key}: {brief(value)} is neither a device id nor a list of them. Write 0, or [0, 1].")
     return tuple(map(int, devices))  # Kubeflow's JSON knows no whole numbers
 
 
@@ -157,7 +157,7 @@ def _groups(key: str, value: Any) -> tuple[tuple[str, ...], ...]:
     if value is None:
         return ()
     if not _is_list(value) or not all(map(_is_list, value)):
-        raise BadConfig(f"{key} is {shown(value)}, not a list of groups of tables. Write [[a, b], [c, d]].")
+        raise BadConfig(f"{key} is {brief(value)}, not a list of groups of tables. Write [[a, b], [c, d]].")
     return tuple(tuple(map(str, group)) for group in value)
 
 

@@ -27,7 +27,7 @@ from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.outputs import MODEL_FOLDER, MODEL_PARTS, NETWORK_FOLDER
 
 COST_MODEL, COST_NET, POLICY = MODEL_PARTS
@@ -155,7 +155,7 @@ def _bundled_folder(hardware: str | None) -> Path:
     profile_of = {_simulated(profile): profile for profile in bundled_models()}
     if hardware not in profile_of:
         raise BadConfig(
-            f"there is no model for hardware {shown(hardware)}. Train one with `make run` and name its folder (--model "
+            f"there is no model for hardware {brief(hardware)}. Train one with `make run` and name its folder (--model "
             f"work/round_3), or use one that comes with evenshard: {', '.join(profile_of) or 'none'}."
         )
     return _bundle_root() / profile_of[hardware]

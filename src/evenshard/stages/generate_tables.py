@@ -16,7 +16,7 @@ from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.sources import BATCH_SUFFIXES, SourceKind, kind_of_source
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.outputs import require_apart
 from evenshard.utils.params import require
 from evenshard.utils.s3 import local
@@ -79,6 +79,6 @@ def _pool(config: GenerateTablesConfig) -> tuple[Table, ...]:
             batch = read_dlrm_batch(path)
         return tables_from_batch(batch, config.embedding_dims, config.seed, config.weight_bits, config.batch_size)
     raise BadConfig(
-        f"generate_tables.source is {shown(config.source)}. Use {GENERATOR}, one of {', '.join(catalog_names())}, "
+        f"generate_tables.source is {brief(config.source)}. Use {GENERATOR}, one of {', '.join(catalog_names())}, "
         f"a table file ({', '.join(TABLE_SUFFIXES)}) or a DLRM batch file ({', '.join(BATCH_SUFFIXES)})."
     )

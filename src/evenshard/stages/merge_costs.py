@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evenshard.measure.cost_dataset import read_rows, save_rows
 from evenshard.utils.errors import BadFile
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.params import require
 
 log = logging.getLogger(__name__)
@@ -66,5 +66,5 @@ def _check_alike(path: Path, of_rows: list[dict[str, str]]) -> None:
     for found in of_rows:
         for name in _SAME:
             if found[name] != of_rows[0][name]:
-                problem = f"{name} is {shown(found[name], 300)}, but {shown(of_rows[0][name], 300)} in the first part"
+                problem = f"{name} is {brief(found[name], 300)}, but {brief(of_rows[0][name], 300)} in the first part"
                 raise BadFile(path, problem, "Measure all parts of a round on the same kind of device.")

@@ -27,7 +27,7 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.json_files import load_json
 from evenshard.utils.limits import MAX_TABLES, RANGES
-from evenshard.utils.messages import cut, reason_of, shown
+from evenshard.utils.messages import brief, cut, reason_of
 
 
 class _BadRecord(Exception):
@@ -120,7 +120,7 @@ def _tables(path: Path, records: Sequence[Any]) -> tuple[Table, ...]:
     name = duplicate_name(tables)
     if name is not None:
         numbers = ", ".join(str(number) for number, table in enumerate(tables, start=1) if table.name == name)
-        problem = f"several tables are called {shown(name)}"
+        problem = f"several tables are called {brief(name)}"
         raise BadFile(path, problem, "Give each its own name.", f"records {cut(numbers)}")
     return tables
 
@@ -143,9 +143,9 @@ def _assumed(record: RawTable, table: Table) -> Iterator[Assumption]:
 def _table(path: Path, number: int, record: Any) -> Table:
     where = f"record {number}"
     if not isinstance(record, dict):
-        raise BadFile(path, f"is {shown(record)}, not a record", f"Give it {', '.join(REQUIRED_COLUMNS)}.", where)
+        raise BadFile(path, f"is {brief(record)}, not a record", f"Give it {', '.join(REQUIRED_COLUMNS)}.", where)
     if not _is_blank(record.get("name")):
-        where += f" (table {shown(record['name'])})"
+        where += f" (table {brief(record['name'])})"
     try:
         _check_columns(record)
         table = Table(
@@ -172,7 +172,7 @@ def _check_columns(record: RawTable) -> None:
         if column not in known:
             closest = difflib.get_close_matches(cut(str(column)), known, n=1, cutoff=0.0)[0]
             raise _BadRecord(
-                f"unknown column {shown(column)}; the closest known one is {closest!r}", "Rename or remove it."
+                f"unknown column {brief(column)}; the closest known one is {closest!r}", "Rename or remove it."
             )
     for column in REQUIRED_COLUMNS:
         if column not in record:
@@ -190,7 +190,7 @@ def _name(value: Any) -> str:
         return value
     if isinstance(value, int) and not isinstance(value, bool):  # an unquoted 12 in YAML
         return str(value)
-    raise _BadRecord(f"name is {shown(value)}, not a string", "Put the name in quotes.")
+    raise _BadRecord(f"name is {brief(value)}, not a string", "Put the name in quotes.")
 
 
 def _number(value: Any, column: str) -> float:
@@ -200,7 +200,7 @@ def _number(value: Any, column: str) -> float:
             return float(value)
         except (ValueError, OverflowError):
             pass
-    raise _BadRecord(f"{column} is {shown(value)}, not a number", "Correct the value.")
+    raise _BadRecord(f"{column} is {brief(value)}, not a number", "Correct the value.")
 
 
 def _whole(value: Any, column: str) -> int:
@@ -212,7 +212,7 @@ def _whole(value: Any, column: str) -> int:
         return value
     number = _number(value, column)
     if not number.is_integer():
-        raise _BadRecord(f"{column} is {shown(value)}, not a whole number", "Correct the value.")
+        raise _BadRecord(f"{column} is {brief(value)}, not a whole number", "Correct the value.")
     return int(number)
 
 
@@ -232,7 +232,7 @@ def _reuse_bins(record: RawTable) -> tuple[float, ...] | None:
         try:
             value = load_json(value)
         except ValueError:
-            raise _BadRecord(f"reuse_bins is {shown(value)}, not a JSON list", "Write [0.5, 0.5, ...].") from None
+            raise _BadRecord(f"reuse_bins is {brief(value)}, not a JSON list", "Write [0.5, 0.5, ...].") from None
     if not isinstance(value, list | tuple):
-        raise _BadRecord(f"reuse_bins is {shown(value)}, not a list", f"Give {NUM_REUSE_BINS} shares or leave it out.")
+        raise _BadRecord(f"reuse_bins is {brief(value)}, not a list", f"Give {NUM_REUSE_BINS} shares or leave it out.")
     return tuple(_number(share, "a share of reuse_bins") for share in value)

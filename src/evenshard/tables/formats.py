@@ -20,7 +20,7 @@ from evenshard.utils.errors import BadFile
 from evenshard.utils.extras import require_package
 from evenshard.utils.json_files import load_json
 from evenshard.utils.limits import MAX_DECODED_BYTES, MAX_TABLES, MAX_VALUES, read_text
-from evenshard.utils.messages import cut, reason_of, shown
+from evenshard.utils.messages import brief, cut, reason_of
 from evenshard.utils.yaml_files import load_yaml
 
 REQUIRED_COLUMNS = ("name", "num_rows", "embedding_dim", "pooling_factor")
@@ -93,7 +93,7 @@ def _read_csv(path: Path) -> list[Any]:
         header = list(reader.fieldnames or ())
         twice = next((column for column, times in Counter(header).items() if times > 1), None)
         if twice is not None:
-            raise BadFile(path, f"column {shown(twice)} appears twice in the header", "Remove one.")
+            raise BadFile(path, f"column {brief(twice)} appears twice in the header", "Remove one.")
         if len(header) > MAX_COLUMNS:
             raise BadFile(path, f"has {len(header):,} columns, more than {MAX_COLUMNS:,}", _WRITE_AGAIN)
         records = list(islice(reader, MAX_TABLES + 1))
@@ -157,7 +157,7 @@ def _plain_type(path: Path, field: Any) -> Any:
     kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
     inner = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind) else kind
     if pt.is_nested(inner) or pt.is_dictionary(inner):
-        raise BadFile(path, f"holds {cut(str(field.type))}", _WRITE_AGAIN, f"column {shown(field.name)}")
+        raise BadFile(path, f"holds {cut(str(field.type))}", _WRITE_AGAIN, f"column {brief(field.name)}")
     return kind
 
 
@@ -203,5 +203,5 @@ def format_of(path: Path) -> tuple[Reader, Writer]:
         BadFile: unknown suffix. Reading raises it too, for a file that is not of its format.
     """
     if path.suffix.lower() not in _FORMATS:
-        raise BadFile(path, f"unknown suffix {shown(path.suffix)}", f"Use one of {', '.join(_FORMATS)}.")
+        raise BadFile(path, f"unknown suffix {brief(path.suffix)}", f"Use one of {', '.join(_FORMATS)}.")
     return _FORMATS[path.suffix.lower()]

@@ -31,7 +31,7 @@ from evenshard.tables.table import WEIGHT_BITS, Table
 from evenshard.tables.traffic import tables_from_traffic
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.extras import require_package
-from evenshard.utils.messages import cut, shown
+from evenshard.utils.messages import brief, cut
 from evenshard.utils.params import check_ranges
 
 BATCH_SUFFIXES = (".pt", ".pt.gz")
@@ -212,6 +212,6 @@ def _unknown(source: str | PathLike[str]) -> BadConfig:
     hint = f"Did you mean {close[0]}? " if close else ""
     kinds = f"a table file ({', '.join(TABLE_SUFFIXES)}), a DLRM batch file ({', '.join(BATCH_SUFFIXES)})"
     return BadConfig(
-        f"{shown(str(source))} is not a source of tables. {hint}Give {kinds}, a folder of traffic or one of "
+        f"{brief(str(source))} is not a source of tables. {hint}Give {kinds}, a folder of traffic or one of "
         f"{', '.join(known)}."
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.utils.limits import MAX_TABLE_BYTES, RANGES
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 WEIGHT_BITS = (8, 16, 32)
 
@@ -56,7 +56,7 @@ class Table:
             if problem := RANGES[column].problem(getattr(self, column)):
                 return f"{column} {problem}"
         if self.weight_bits not in WEIGHT_BITS:
-            return f"weight_bits is {shown(self.weight_bits)}, not one of {WEIGHT_BITS}"
+            return f"weight_bits is {brief(self.weight_bits)}, not one of {WEIGHT_BITS}"
         if self.size_bytes > MAX_TABLE_BYTES:
             return f"num_rows x embedding_dim is {self.size_bytes:,} bytes, more than {MAX_TABLE_BYTES:,}"
         if self.reuse_bins is not None:

@@ -19,7 +19,7 @@ from evenshard.tracking.client import (
 from evenshard.tracking.deadline import NoAnswer
 from evenshard.tracking.tags import STAGE
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown, without_credentials
+from evenshard.utils.messages import brief, without_credentials
 
 _LISTED = 10
 """Loops that the message about a wrong name lists, the newest first."""
@@ -152,4 +152,4 @@ def _named(name: str, runs: Sequence[FoundRun]) -> FoundRun:
             return run
     loops = [f"{run.name} ({run.run_id[:8]})" for run in runs if not run.parent_id and STAGE not in run.tags]
     known = ", ".join([*loops[:_LISTED], *(["..."] if len(loops) > _LISTED else [])]) or "none"
-    raise BadConfig(f"there is no run {shown(name)} in experiment {experiment_name()}. Loops there: {known}.")
+    raise BadConfig(f"there is no run {brief(name)} in experiment {experiment_name()}. Loops there: {known}.")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from evenshard.utils.limits import MAX_DIGITS, MAX_LEVELS, MAX_TEXT_BYTES, MAX_VALUES
-from evenshard.utils.messages import reason_of, shown
+from evenshard.utils.messages import brief, reason_of
 
 
 def load_json(source: str | bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
@@ -73,7 +73,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise ValueError(f"the key {shown(twice)} appears twice")
+        raise ValueError(f"the key {brief(twice)} appears twice")
     return found
 
 
@@ -87,7 +87,7 @@ def _whole_number(text: str) -> int:
 
 
 def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{shown(text)} is not a valid number")
+    raise ValueError(f"{brief(text)} is not a valid number")
 
 
 def finite(value: Any) -> Any:

@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 MAX_TABLES = 100_000
 MAX_TABLE_BYTES = 2**50
@@ -53,7 +53,7 @@ class Range:
         if right_kind and self.least <= value <= self.most and not (self.above and value == self.least):
             return None
         limits = f"{'above' if self.above else 'from'} {self.least:,} {'and at most' if self.above else 'to'}"
-        return f"is {shown(value)}, not a {'whole ' * self.whole}number {limits} {self.most:,}"
+        return f"is {brief(value)}, not a {'whole ' * self.whole}number {limits} {self.most:,}"
 
 
 RANGES: Mapping[str, Range] = {

@@ -2,7 +2,7 @@
 
 Names, values and addresses come from the user's files and environment; a message that repeats them must not steer the
 terminal it is printed on, fill it, or give a password away to a log. Every ``EvenshardError`` and every line of our log
-passes through here; values are cut where the message is written, with ``shown``.
+passes through here; values are cut where the message is written, with ``brief``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SECRET_SETTINGS = re.compile(
 )
 
 
-def shown(value: Any, most: int = MAX_VALUE) -> str:
+def brief(value: Any, most: int = MAX_VALUE) -> str:
     """A value as Python writes it, in at most ``most`` characters; deeply nested ones are not unfolded."""
     short = reprlib.Repr()
     short.maxlevel = 3

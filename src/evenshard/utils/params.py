@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.limits import RANGES, read_text
-from evenshard.utils.messages import cut, shown
+from evenshard.utils.messages import brief, cut
 from evenshard.utils.yaml_files import load_yaml
 
 Config = TypeVar("Config")
@@ -34,7 +34,7 @@ def load_params(path: Path) -> dict[str, Any]:
         raise BadFile(path, "is not a mapping of sections", "Start from the params.yaml of the repository.")
     odd = next(_odd_keys(params), None)
     if odd is not None:
-        raise BadFile(path, f"key {shown(odd)} is not a string", "Put it in quotes, or remove it.")
+        raise BadFile(path, f"key {brief(odd)} is not a string", "Put it in quotes, or remove it.")
     return params
 
 
@@ -64,7 +64,7 @@ def section(params: dict[str, Any], name: str, kind: type[Config], **overrides: 
     for key in values:
         if key not in known:
             close = get_close_matches(cut(str(key)), known, n=1) or known
-            raise BadConfig(f"params section {name}: unknown key {shown(key)}. Did you mean {close[0]!r}?")
+            raise BadConfig(f"params section {name}: unknown key {brief(key)}. Did you mean {close[0]!r}?")
     values = {**values, **{key: value for key, value in overrides.items() if value is not None}}
     try:
         config = TypeAdapter(kind).validate_python(values)

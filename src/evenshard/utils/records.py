@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 _Record = TypeVar("_Record")
 _WORDS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number", type(None): "null"}
@@ -26,11 +26,11 @@ def record_of(kind: type[_Record], content: Any) -> _Record:
         ValueError: if a field is missing, unknown or of another type; one line that names it.
     """
     if not isinstance(content, dict):
-        raise ValueError(f"{shown(content)} is not an object with fields")
+        raise ValueError(f"{brief(content)} is not an object with fields")
     stated = _stated(kind)  # type: ignore[arg-type]  # mypy: a type variable of types is not hashable
     unknown = next((name for name in content if name not in stated), None)
     if unknown is not None:
-        raise ValueError(f"{shown(unknown)} is unknown")
+        raise ValueError(f"{brief(unknown)} is unknown")
     missing = next((name for name, (_, required) in stated.items() if required and name not in content), None)
     if missing is not None:
         raise ValueError(f"{missing} is missing")
@@ -48,7 +48,7 @@ def as_type(value: Any, kind: Any, name: str) -> Any:
     """
     found = _typed(value, kind, name)
     if found is _OTHER:
-        raise ValueError(f"{name} is {shown(value)}, not {_in_words(kind)}")
+        raise ValueError(f"{name} is {brief(value)}, not {_in_words(kind)}")
     return found
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from evenshard.utils.errors import BadFile, TrainingFailed
-from evenshard.utils.messages import reason_of, shown
+from evenshard.utils.messages import brief, reason_of
 from evenshard.utils.tensor_files import is_bomb
 
 
@@ -50,7 +50,7 @@ def load_weights(net: nn.Module, path: Path) -> None:
     expected = net.state_dict()
     unknown = next((name for name in state if name not in expected), None)
     if unknown is not None:
-        raise ValueError(f"{path.name} holds {shown(unknown)}, which the network does not have")
+        raise ValueError(f"{path.name} holds {brief(unknown)}, which the network does not have")
     for name, wanted in expected.items():
         if name not in state:
             raise ValueError(f"{path.name} holds no {name}")
@@ -127,7 +127,7 @@ def _check_like(where: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    return shown(list(tensor.shape)) + " " + str(tensor.dtype).removeprefix("torch.")
+    return brief(list(tensor.shape)) + " " + str(tensor.dtype).removeprefix("torch.")
 
 
 def _refuse_diverged(name: str, tensor: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from evenshard.utils.limits import MAX_DIGITS, MAX_LEVELS, MAX_TEXT_BYTES, MAX_YAML_VALUES
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 
 def load_yaml(text: str) -> Any:
@@ -108,7 +108,7 @@ def _loader() -> Any:
                 if isinstance(key, yaml.ScalarNode):
                     if key.value in seen:
                         raise yaml.constructor.ConstructorError(
-                            "in a mapping", node.start_mark, f"{shown(key.value)} appears twice", key.start_mark
+                            "in a mapping", node.start_mark, f"{brief(key.value)} appears twice", key.start_mark
                         )
                     seen.add(key.value)
             return super().construct_mapping(node, deep)
@@ -119,7 +119,7 @@ def _loader() -> Any:
         def constructed(loader: Any, node: Any) -> Any:
             if isinstance(node, yaml.ScalarNode) and len(node.value) > MAX_DIGITS:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{shown(node.value)} is not a valid number", node.start_mark
+                    None, None, f"{brief(node.value)} is not a valid number", node.start_mark
                 )
             return construct(loader, node)
 

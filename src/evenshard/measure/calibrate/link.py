@@ -22,7 +22,7 @@ from evenshard.measure.fbgemm import real_device
 from evenshard.measure.link import BYTES_PER_VALUE, Link
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 KB, MB = 1024, 1024**2
 LEAST_MB = 4 * KB / MB  # fewer sizes cannot tell latency from bandwidth
@@ -96,7 +96,7 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> LinkFit:
             "calibrate-link, N processes for N devices."
         )
     if not config.hardware_name.kind.runs_kernels:
-        raise BadConfig(f"hardware is {shown(config.hardware)}, which has no real link. Use auto, cpu or cuda.")
+        raise BadConfig(f"hardware is {brief(config.hardware)}, which has no real link. Use auto, cpu or cuda.")
     if out.suffix not in (".yaml", ".yml"):
         raise BadConfig(f"--out is {out}. Name a file that ends with .yaml, as measure.link expects it.")
     if not LEAST_MB <= max_mb < float("inf"):

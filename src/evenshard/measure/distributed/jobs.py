@@ -20,7 +20,7 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.records import as_type, record_of
 
 WARMUP_PASSES = 1
@@ -79,7 +79,7 @@ class TimeExchanges:
         """See ``RankJob``."""
         for values in self.exchanges:
             if len(values) != num_ranks or min(values) < 0:
-                raise ValueError(f"{shown(values)} does not say how many values each of {num_ranks} ranks sends")
+                raise ValueError(f"{brief(values)} does not say how many values each of {num_ranks} ranks sends")
 
     def run(self, worker: Worker) -> tuple[float, ...]:
         """See ``RankJob``."""
@@ -132,7 +132,7 @@ def decode_job(content: str | bytes, kinds: Kinds, num_ranks: int) -> RankJob | 
         return None
     envelope = record_of(_Envelope, plain)
     if envelope.job not in kinds:
-        raise ValueError(f"{shown(envelope.job)} is not a job")
+        raise ValueError(f"{brief(envelope.job)} is not a job")
     try:
         job = record_of(kinds[envelope.job], envelope.settings)
     except BadConfig as error:  # a task that cannot be

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.limits import Range, read_text
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.yaml_files import load_yaml
 
 Profile = TypeVar("Profile")
@@ -52,7 +52,7 @@ def profile_path(name: str) -> Path:
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     if name not in profile_names():
-        raise BadConfig(f"simulated device is {shown(name)}. Use one of {', '.join(profile_names())}, or a YAML file.")
+        raise BadConfig(f"simulated device is {brief(name)}. Use one of {', '.join(profile_names())}, or a YAML file.")
     return Path(str(resources.files(__package__).joinpath(name + ".yaml")))
 
 
@@ -67,7 +67,7 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
     optional = {field.name for field in fields(kind) if field.default is not MISSING}  # type: ignore[arg-type]
     unknown = next((name for name in content if name not in known), None)
     if unknown is not None:
-        raise BadFile(path, f"constant {shown(unknown)} is unknown", _REMEDY)
+        raise BadFile(path, f"constant {brief(unknown)} is unknown", _REMEDY)
     values: dict[str, Any] = {}
     for name, kind_of_value in known.items():
         if name not in content and name in optional:

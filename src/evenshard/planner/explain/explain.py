@@ -24,7 +24,7 @@ from evenshard.planner.explain.explanation import DeviceOption, Explanation, Mov
 from evenshard.sharders.convex_search.cost_model import ROUNDING, CostModel
 from evenshard.sharders.models import PlacementModel
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import cut, shown
+from evenshard.utils.messages import brief, cut
 from evenshard.utils.process import one_thread
 
 Floats = npt.NDArray[np.float64]
@@ -50,7 +50,7 @@ def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Expla
         if table == (part.table if table in wholes else as_table.name)
     ]
     if not named:
-        raise BadConfig(f"there is no table {shown(table)} in this placement. {_close(table, answer.parts)}")
+        raise BadConfig(f"there is no table {brief(table)} in this placement. {_close(table, answer.parts)}")
     now = _Now(answer, model.cost_model)
     return Explanation(
         table=answer.parts[named[0]].table,
@@ -65,7 +65,7 @@ def _close(table: str, parts: tuple[TablePart, ...]) -> str:
     names = list(dict.fromkeys(part.table for part in parts))
     close = difflib.get_close_matches(cut(table), names) or [one for one in names if one.lower() == table.lower()]
     if close:
-        return f"Did you mean {' or '.join(map(shown, close))}?"
+        return f"Did you mean {' or '.join(map(brief, close))}?"
     return f"It has {len(names)}: {', '.join(map(cut, names[:3]))}{', ...' if len(names) > 3 else ''}."
 
 

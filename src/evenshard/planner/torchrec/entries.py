@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evenshard.placement.parts import TablePart
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 COMPUTE_DEVICES = ("cuda", "cpu")
 
@@ -69,7 +69,7 @@ def checked_local_world_size(local_world_size: int | None, world_size: int, comp
         BadConfig: if the ranks do not fill the nodes, or if the kind of device is unknown.
     """
     if compute_device not in COMPUTE_DEVICES:
-        raise BadConfig(f"compute_device is {shown(compute_device)}. Choose one of {', '.join(COMPUTE_DEVICES)}.")
+        raise BadConfig(f"compute_device is {brief(compute_device)}. Choose one of {', '.join(COMPUTE_DEVICES)}.")
     if local_world_size is None:
         return world_size
     if local_world_size < 1 or world_size % local_world_size:

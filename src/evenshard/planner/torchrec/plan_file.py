@@ -28,7 +28,7 @@ from evenshard.sharders.torchrec_planner import part_of_shard
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
     from torch import nn
@@ -133,7 +133,7 @@ def _contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TablePart, ...
     found: list[TablePart] = []
     for name, entry in record.tables.items():
         if not entry.shards or len(entry.ranks) != len(entry.shards):
-            raise BadConfig(f"table {shown(name)} has {len(entry.ranks)} ranks and {len(entry.shards)} shards")
+            raise BadConfig(f"table {brief(name)} has {len(entry.ranks)} ranks and {len(entry.shards)} shards")
         parts = [
             part_of_shard(name, rank, one.shard_offsets, one.shard_sizes)
             for rank, one in zip(entry.ranks, entry.shards, strict=True)
@@ -141,10 +141,10 @@ def _contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TablePart, ...
         num_rows, dim = max(part.rows.stop for part in parts), max(part.columns.stop for part in parts)
         table = Table(name, num_rows, dim, 1.0)
         if problem := table.problem():
-            raise BadConfig(f"table {shown(name)}: {problem}")
+            raise BadConfig(f"table {brief(name)}: {problem}")
         whole = by_table(parts, [table], record.world_size)[name]
         if entry != table_entry(whole, record.compute_device, record.local_world_size):
-            raise BadConfig(f"the ranks, shards and types of table {shown(name)} contradict each other")
+            raise BadConfig(f"the ranks, shards and types of table {brief(name)} contradict each other")
         tables.append(table)
         found.extend(whole)
     return tuple(tables), tuple(found)

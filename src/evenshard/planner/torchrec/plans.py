@@ -18,7 +18,7 @@ from evenshard.planner.torchrec.tables import LocatedTable, located_tables, qual
 from evenshard.sharders.torchrec_planner import part_of_shard, require_torchrec
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
     from torch import nn
@@ -110,12 +110,12 @@ def _check_same_tables(tables: Sequence[Table], located: Sequence[LocatedTable])
     given = {table.name: (table.num_rows, table.embedding_dim) for table in tables}
     for name in (*given, *of_model):
         if name not in of_model:
-            raise BadConfig(f"table {shown(name)} is not in the model's collections. Use the tables of `tables_of`.")
+            raise BadConfig(f"table {brief(name)} is not in the model's collections. Use the tables of `tables_of`.")
         if name not in given:
-            raise BadConfig(f"table {shown(name)} of the model is not placed. Use the tables of `tables_of`.")
+            raise BadConfig(f"table {brief(name)} of the model is not placed. Use the tables of `tables_of`.")
         if given[name] != of_model[name]:
             raise BadConfig(
-                f"table {shown(name)} was placed with {' x '.join(map(str, given[name]))} weights, but has "
+                f"table {brief(name)} was placed with {' x '.join(map(str, given[name]))} weights, but has "
                 f"{' x '.join(map(str, of_model[name]))} in the model. Place the model's tables."
             )
 
@@ -160,7 +160,7 @@ def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) 
         devices = {part.device for part in parts}
         if len(devices) > 1:
             raise BadConfig(
-                f"table {shown(name)} is split over the devices {sorted(devices)}, and a Placement holds whole tables. "
+                f"table {brief(name)} is split over the devices {sorted(devices)}, and a Placement holds whole tables. "
                 f"Use the shards instead, or plan without column-wise splits."
             )
         device_of_table.append(devices.pop())
@@ -179,7 +179,7 @@ def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TablePart, .
         keys = [key for key in entries if table.name in (key[1], qualified_name(*key))]
         if len(keys) != 1:
             problem = "not in the plan" if not keys else f"in the plan {len(keys)} times"
-            raise BadConfig(f"table {shown(table.name)} is {problem}. Give the tables as `tables_of` calls them.")
+            raise BadConfig(f"table {brief(table.name)} is {problem}. Give the tables as `tables_of` calls them.")
         parts.extend(_parts(table, entries.pop(keys[0])))
     if entries:
         left = ", ".join(repr(qualified_name(*key)) for key in entries)
@@ -197,16 +197,16 @@ def _parameters(path: str, module: Any) -> Sequence[tuple[str, ParameterSharding
 def _parts(table: Table, entry: ParameterSharding) -> tuple[TablePart, ...]:
     if entry.sharding_type not in READABLE:
         raise BadConfig(
-            f"table {shown(table.name)} is sharded {entry.sharding_type}; evenshard knows {', '.join(READABLE)}. "
+            f"table {brief(table.name)} is sharded {entry.sharding_type}; evenshard knows {', '.join(READABLE)}. "
             f"Constrain TorchRec's planner to these."
         )
     shards = getattr(entry.sharding_spec, "shards", None)
     if not shards:
-        raise BadConfig(f"the plan does not list the shards of table {shown(table.name)}. Give a complete plan.")
+        raise BadConfig(f"the plan does not list the shards of table {brief(table.name)}. Give a complete plan.")
     ranks = [shard.placement.rank() for shard in shards]
     if entry.ranks is not None and list(entry.ranks) != ranks:
         raise BadConfig(
-            f"table {shown(table.name)} is on the ranks {entry.ranks}, its shards on {ranks}. Make a new plan."
+            f"table {brief(table.name)} is on the ranks {entry.ranks}, its shards on {ranks}. Make a new plan."
         )
     return tuple(
         part_of_shard(table.name, rank, shard.shard_offsets, shard.shard_sizes)

@@ -17,7 +17,7 @@ from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,7 +80,7 @@ def tables_of(
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
         raise BadConfig(
-            f"pooling_factors names {shown(unknown)}, which is neither a table nor a feature. Correct its name."
+            f"pooling_factors names {brief(unknown)}, which is neither a table nor a feature. Correct its name."
         )
     return tuple(_table(one, given, {other.name for other in located}, default_pooling_factor) for one in located)
 
@@ -94,9 +94,9 @@ def _table(one: LocatedTable, given: Mapping[str, float], names: set[str], defau
         meant_for_others = next((name for name in one.features if name in given and name in names), None)
         if meant_for_others is not None:
             raise BadConfig(
-                f"pooling_factors names {shown(meant_for_others)}, which is a table, and a feature of table "
-                f"{shown(one.name)}. "
-                f"Name table {shown(one.name)} too."
+                f"pooling_factors names {brief(meant_for_others)}, which is a table, and a feature of table "
+                f"{brief(one.name)}. "
+                f"Name table {brief(one.name)} too."
             )
         pooling = sum(given.get(feature, default) for feature in one.features)
     config = one.config
@@ -104,7 +104,7 @@ def _table(one: LocatedTable, given: Mapping[str, float], names: set[str], defau
     table = Table(one.name, config.num_embeddings, config.embedding_dim, pooling, weight_bits=bits)
     if problem := table.problem():
         hint = f" ({config.data_type})" if "weight_bits" in problem else ""
-        raise BadConfig(f"table {shown(one.name)}: {problem}{hint}. Correct its configuration or its pooling factor.")
+        raise BadConfig(f"table {brief(one.name)}: {problem}{hint}. Correct its configuration or its pooling factor.")
     return table
 
 
@@ -137,7 +137,7 @@ def located_tables(collections: Collections) -> tuple[LocatedTable, ...]:
     )
     twice = next((name for name, count in Counter(one.name for one in located).items() if count > 1), None)
     if twice is not None:
-        raise BadConfig(f"two tables are called {shown(twice)}. Give the model itself, so that paths tell them apart.")
+        raise BadConfig(f"two tables are called {brief(twice)}. Give the model itself, so that paths tell them apart.")
     return located
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from evenshard.tables.reuse import feasible_reuse_bins, power_law_reuse_bins
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import cut, shown
+from evenshard.utils.messages import brief, cut
 from evenshard.utils.params import check_ranges
 
 _SUFFIX = ".json"
@@ -57,7 +57,7 @@ def _read(name: str) -> dict[str, Any]:
     known = catalog_names()
     if name not in known:
         closest = difflib.get_close_matches(cut(name), known, n=len(known), cutoff=0.0)
-        raise BadConfig(f"There is no table set {shown(name)} in the catalogue. Choose one of: {', '.join(closest)}.")
+        raise BadConfig(f"There is no table set {brief(name)} in the catalogue. Choose one of: {', '.join(closest)}.")
     text = resources.files(__package__).joinpath(name + _SUFFIX).read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content

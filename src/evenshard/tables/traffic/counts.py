@@ -13,7 +13,7 @@ import numpy as np
 from evenshard.tables.reuse import NUM_REUSE_BINS, reuse_bins_of_counts
 from evenshard.tables.traffic.sample import Block, IntArray
 from evenshard.utils.errors import BadFile
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 COMPACT_AT = 1 << 20
 """Lookups of one table that are kept as they came; beyond, rows and their counts are kept instead."""
@@ -48,7 +48,7 @@ class TableCounts:
         if rows_L.size == 0:
             return
         smallest, largest = int(rows_L.min()), int(rows_L.max())
-        where = f"table {shown(self.name)}"
+        where = f"table {brief(self.name)}"
         if smallest < 0:
             raise BadFile(
                 path, f"index {smallest} is negative", "Correct the sample; -1 does not stand for no lookup.", where

@@ -16,7 +16,7 @@ import numpy as np
 from evenshard.tables.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
 from evenshard.utils.errors import BadFile
 from evenshard.utils.extras import require_package
-from evenshard.utils.messages import reason_of, shown
+from evenshard.utils.messages import brief, reason_of
 
 READ_BUFFER_BYTES = 1 << 20
 """Pages are decoded from a buffer of this size. Without one, or with pyarrow's pre-buffering, whole column chunks of a
@@ -93,7 +93,7 @@ def _names(path: Path, file: Any) -> tuple[str, ...]:
         raise BadFile(path, "has no column", "Give it one column per table.")
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise BadFile(path, f"has several columns {shown(twice)}", "Give each table its own name.")
+        raise BadFile(path, f"has several columns {brief(twice)}", "Give each table its own name.")
     return names
 
 
@@ -106,7 +106,7 @@ def _check_type(path: Path, name: str, kind: Any) -> None:
     if pt.is_integer(value) or pt.is_null(value):
         return
     hint = " pandas makes floats of whole numbers beside nulls: use its Int64." if pt.is_floating(value) else ""
-    raise BadFile(path, f"holds {kind}, not row numbers", _REMEDY + hint, f"column {shown(name)}")
+    raise BadFile(path, f"holds {kind}, not row numbers", _REMEDY + hint, f"column {brief(name)}")
 
 
 def _check_size(path: Path, metadata: Any) -> None:
@@ -143,7 +143,7 @@ def _lookups(path: Path, name: str, column: Any) -> TableLookups:
     import pyarrow.compute as pc
     import pyarrow.types as pt
 
-    where = f"column {shown(name)}"
+    where = f"column {brief(name)}"
     if pt.is_integer(column.type) or pt.is_null(column.type):
         lengths, values = column.is_valid(), column.drop_null()
     else:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.utils.errors import BadFile
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 IntArray = npt.NDArray[np.int64]
 
@@ -110,6 +110,6 @@ def check_same_tables(path: Path, names: Sequence[str], expected: Sequence[str],
     missing = [name for name in expected if name not in set(names)]
     extra = [name for name in names if name not in set(expected)]
     if missing or extra:
-        problem = f"lacks table {shown(missing[0])}" if missing else f"holds table {shown(extra[0])}"
+        problem = f"lacks table {brief(missing[0])}" if missing else f"holds table {brief(extra[0])}"
         relation = "which stands in" if missing else "which is not in"
         raise BadFile(path, f"{problem}, {relation} {first.name}", "All files of a sample must hold the same tables.")

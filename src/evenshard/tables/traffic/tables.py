@@ -22,7 +22,7 @@ from evenshard.tables.traffic.sample import Sample, Survey
 from evenshard.tables.traffic.sources import opened_sample
 from evenshard.utils.console import progress
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 from evenshard.utils.params import check_ranges
 
 GROUP_LOOKUPS = 1 << 24
@@ -114,7 +114,7 @@ def _check_settings(
             raise BadConfig("embedding_dim and weight_bits come with the tables. Leave them out.")
         name = duplicate_name(tables)
         if name is not None:
-            raise BadConfig(f"Several tables are called {shown(name)}. Give each its own name.")
+            raise BadConfig(f"Several tables are called {brief(name)}. Give each its own name.")
         return
     if embedding_dim is None:
         raise BadConfig("A sample of traffic does not state the dims. Give a table file or embedding_dim.")
@@ -155,7 +155,7 @@ def _wanted(
 
 
 def _some(names: Sequence[str]) -> str:
-    first = ", ".join(map(shown, names[:3]))
+    first = ", ".join(map(brief, names[:3]))
     return f"table {first}" if len(names) == 1 else f"tables {first}" + f" and {len(names) - 3} more" * (len(names) > 3)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.tables.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
 from evenshard.utils.console import progress
 from evenshard.utils.errors import BadFile
-from evenshard.utils.messages import reason_of, shown
+from evenshard.utils.messages import brief, reason_of
 from evenshard.utils.tensor_files import load_tensors, not_integers
 
 if TYPE_CHECKING:  # torch takes a second to import
@@ -92,7 +92,7 @@ class _Batch:
         return TableLookups.of_lengths(values, lengths_B.numpy())
 
     def problem(self, problem: str, name: str) -> BadFile:
-        return BadFile(self.path, problem, _SAVE_AGAIN, f"table {shown(name)}")
+        return BadFile(self.path, problem, _SAVE_AGAIN, f"table {brief(name)}")
 
 
 class TorchSample:
@@ -153,7 +153,7 @@ def _load(path: Path, source: Path) -> _Batch:
         return _from_dict(path, content)
     if isinstance(content, tuple | list) and len(content) == 3:
         return _from_tuple(path, content)
-    keys = f" with {', '.join(sorted(map(shown, content))[:5])}" if isinstance(content, dict) else ""
+    keys = f" with {', '.join(sorted(map(brief, content))[:5])}" if isinstance(content, dict) else ""
     raise BadFile(path, f"holds a {type(content).__name__}{keys}", _REMEDY)
 
 
@@ -163,7 +163,7 @@ def _from_dict(path: Path, content: dict[str, Any]) -> _Batch:
         raise BadFile(path, "keys is not a list of table names", _REMEDY)
     twice = next((key for key, count in Counter(keys).items() if count > 1), None)
     if twice is not None:
-        raise BadFile(path, f"keys holds {shown(twice)} twice", "Give each table its own name.")
+        raise BadFile(path, f"keys holds {brief(twice)} twice", "Give each table its own name.")
     shape = list(lengths.shape)
     if lengths.dim() not in (1, 2) or (lengths.dim() == 2 and shape[0] != len(keys)) or lengths.numel() % len(keys):
         raise BadFile(path, f"lengths of shape {shape} cannot be shared among {len(keys)} tables", _REMEDY)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evenshard.measure.hardware import HardwareName, folder_name, measured_or_simulated
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import shown
+from evenshard.utils.messages import brief
 
 DATA = Path("data")
 _HARDWARE, _COLLECTION = "hardware=", "collection="
@@ -38,7 +38,7 @@ class Partition:
         partition = Partition(folder_name(hardware), collection.lower())
         for flag, name in (("--hardware", partition.hardware), ("--collection", partition.collection)):
             if not _NAME.fullmatch(name):
-                raise BadConfig(f"{flag} is {shown(name)}. Use letters, digits, dots, dashes and underscores.")
+                raise BadConfig(f"{flag} is {brief(name)}. Use letters, digits, dots, dashes and underscores.")
         return partition
 
     @property
@@ -65,7 +65,7 @@ class Partition:
             if not name.may_lie_in(self.hardware):
                 fitting = name.folder if name.kind.device else "the device's name"
                 raise BadConfig(
-                    f"the costs are of {shown(hardware)}, which is not hardware {shown(self.hardware)}. "
+                    f"the costs are of {brief(hardware)}, which is not hardware {brief(self.hardware)}. "
                     f"Add them with --hardware {fitting}."
                 )
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from evenshard.utils.errors import BadConfig, BadFile, StorageFailed
 from evenshard.utils.extras import require_package
-from evenshard.utils.messages import reason_of, shown
+from evenshard.utils.messages import brief, reason_of
 
 SCHEME = "s3://"
 TRIES = 4
@@ -41,7 +41,7 @@ class Address:
         bucket, _, key = text.removeprefix(SCHEME).partition("/")
         key = key.rstrip("/")
         if not text.startswith(SCHEME) or not bucket or any(part in ("", ".", "..") for part in key.split("/")):
-            raise BadConfig(f"{shown(text)} is not an address on S3. Write s3://bucket/folder/name.")
+            raise BadConfig(f"{brief(text)} is not an address on S3. Write s3://bucket/folder/name.")
         return Address(bucket, key)
 
     @property

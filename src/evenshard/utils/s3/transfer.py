@@ -16,7 +16,7 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.console import progress
 from evenshard.utils.errors import BadFile, StorageFailed
 from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import reason_of, shown
+from evenshard.utils.messages import brief, reason_of
 from evenshard.utils.outputs import ANY_FOLDER, File
 from evenshard.utils.provenance import sha256_of
 from evenshard.utils.s3.client import FORBIDDEN, MISSING, Address, code_of, readable_errors, s3_client
@@ -103,11 +103,11 @@ def _problem(files: Sequence[StoredFile]) -> str | None:
         path = PurePosixPath(one.path)
         plain = not _ODD.search(one.path) and str(path) == one.path and path.name
         if not plain or path.is_absolute() or ".." in path.parts:
-            return f"path {shown(one.path)} is not a plain path below the folder"
+            return f"path {brief(one.path)} is not a plain path below the folder"
         if paths & {str(folder) for folder in path.parents}:
-            return f"path {shown(one.path)} lies below a file"
+            return f"path {brief(one.path)} lies below a file"
         if type(one.size_bytes) is not int or not re.fullmatch("[0-9a-f]{64}", one.sha256):
-            return f"size or SHA-256 of {shown(one.path)} is impossible"
+            return f"size or SHA-256 of {brief(one.path)} is impossible"
     return None
 
 
