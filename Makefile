@@ -41,18 +41,17 @@ fuzz: setup
 test-containers: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m containers -rs tests/kubeflow/test_containers.py
 
-# The tests of placing and measuring on the oldest versions that pyproject.toml allows, in an environment of 6 GB.
+# The tests of placing on the oldest versions that pyproject.toml allows, in an environment of 6 GB.
 FLOORS ?= work/floors
 test-floors:
 	$(PYTHON) -m venv --clear $(FLOORS)
 	$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(PYTHON) -c 'import re; print(*(f"{name}=={floor}.*" for name, floor in \
 	    re.findall(r"\"([\w-]+)>=([\d.]+)\"", open("pyproject.toml").read())), sep="\n")' > $(FLOORS)/floors.txt
-	$(FLOORS)/bin/python -m pip install --quiet --constraint $(FLOORS)/floors.txt --editable '.[benchmark,torchrec]' \
+	$(FLOORS)/bin/python -m pip install --quiet --constraint $(FLOORS)/floors.txt --editable '.[exact,parquet,torchrec]' \
 	    hypothesis jsonschema pandas pytest
-	$(FLOORS)/bin/python -m pip install --quiet --no-deps 'torchrec==1.1.*'
-	@$(FLOORS)/bin/python -m pytest --override-ini filterwarnings= tests/tables tests/placement tests/measure \
-	    tests/sharders tests/planner
+	$(FLOORS)/bin/python -m pip install --quiet --no-deps 'torchrec==1.1.*' 'fbgemm-gpu-cpu==1.1.*'
+	@$(FLOORS)/bin/python -m pytest --override-ini filterwarnings= tests/tables tests/placement tests/sharders tests/planner
 
 check: setup
 	$(BIN)/ruff check .

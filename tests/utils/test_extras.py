@@ -55,6 +55,22 @@ def test_releases_are_those_that_go_with_the_installed_torch() -> None:
     assert f" torch=={version('torch').partition('+')[0]} " in install_command("torchrec")
 
 
+def test_on_a_gpu_the_command_installs_the_cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.cuda", "12.4")
+    monkeypatch.setattr("torch.__version__", "2.12.1+cu126")
+    assert install_command("fbgemm_gpu") == "pip install 'evenshard[cuda,loop]' torch==2.12.1 'fbgemm-gpu==1.7.*'"
+    assert install_command("torchrec").endswith("&& pip install --no-deps 'torchrec==1.7.*' 'fbgemm-gpu==1.7.*'")
+    assert {*packages_of("cuda"), *packages_of("loop")} >= {"fbgemm-gpu", "pyarrow"}
+
+
+def test_a_torch_too_old_for_measuring_is_replaced_and_one_for_torchrec_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.cuda", None)
+    monkeypatch.setattr("torch.__version__", "2.6.0")
+    command = "pip install 'evenshard[benchmark]' 'torch==2.13.*' 'fbgemm-gpu-cpu==1.8.*'"
+    assert install_command("fbgemm_gpu") == command
+    assert install_command("torchrec").startswith("pip install 'evenshard[torchrec]' torch==2.6.0 && ")
+
+
 def test_all_has_everything_but_one_build_of_fbgemm_and_the_developers_tools() -> None:
     everything = {name for extra in PROJECT["optional-dependencies"] for name in packages_of(extra)}
     tools = {*packages_of("dev"), *packages_of("docs"), "fbgemm-gpu"}

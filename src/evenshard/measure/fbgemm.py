@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from evenshard.measure.hardware import HardwareName
 from evenshard.measure.workload import RecordedLookups, draw_lookups
 from evenshard.tables.dlrm_batch import read_dlrm_batch
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
-from evenshard.utils.extras import require_package
+from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed, MissingPackage
+from evenshard.utils.extras import install_command, require_package
 from evenshard.utils.messages import reason_of
 from evenshard.utils.process import one_thread
 from evenshard.utils.units import BYTES_PER_GB
@@ -127,6 +128,8 @@ class ShardKernels:
             if on_gpu
             else {"preallocated_host_buffers": {"weights": self._weights.borrow(num_weights, dtype)}}
         )
+        if options.keys() - signature(SplitTableBatchedEmbeddingBagsCodegen).parameters.keys():
+            raise MissingPackage(f"Measuring kernels needs a newer FBGEMM: {install_command('fbgemm_gpu')}")
         return SplitTableBatchedEmbeddingBagsCodegen(
             [(table.num_rows, table.embedding_dim, location, compute) for table in shard],
             optimizer=EmbOptimType.EXACT_SGD,

@@ -44,16 +44,28 @@ def require_package(module: str) -> None:
 
 
 def install_command(package: str) -> str:
-    """The command that installs a package of ``EXTRAS`` and leaves the installed torch alone."""
+    """The command that installs a package of ``EXTRAS``.
+
+    It leaves the installed torch alone, unless that is too old for an FBGEMM that can be measured.
+    """
     command = f"pip install 'evenshard[{EXTRAS[package][0]}]'"
     if package not in ("fbgemm_gpu", "torchrec"):
         return command
     import torch
 
     number = torch.__version__.partition("+")[0]
-    release = f"1.{int(number.split('.')[1]) - 5}.*"  # 1.1 was built for torch 2.6, 1.2 for 2.7, and so on
-    extra, build = ("benchmark", "fbgemm-gpu-cpu") if torch.version.cuda is None else ("benchmark-cuda", "fbgemm-gpu")
-    if package == "fbgemm_gpu":
-        return f"pip install 'evenshard[{extra}]' '{build}=={release}'"
-    # TorchRec would bring the CUDA build of FBGEMM everywhere, and a new tensordict a new torch.
-    return f"{command} torch=={number} && pip install --no-deps 'torchrec=={release}' '{build}=={release}'"
+    extra, build, oldest = (
+        ("benchmark", "fbgemm-gpu-cpu", 13) if torch.version.cuda is None else ("cuda,loop", "fbgemm-gpu", 11)
+    )
+    minor = int(number.split(".")[1])
+    if package == "torchrec":
+        # TorchRec would bring the CUDA build of FBGEMM everywhere, and a new tensordict a new torch.
+        release = _paired_release(minor)
+        return f"{command} torch=={number} && pip install --no-deps 'torchrec=={release}' '{build}=={release}'"
+    wanted = f"torch=={number}" if minor >= oldest else f"'torch==2.{oldest}.*'"
+    return f"pip install 'evenshard[{extra}]' {wanted} '{build}=={_paired_release(max(minor, oldest))}'"
+
+
+def _paired_release(torch_minor: int) -> str:
+    """Releases of FBGEMM and TorchRec that were built for torch 2.x: 1.1 for 2.6, 1.2 for 2.7, and so on."""
+    return f"1.{torch_minor - 5}.*"
