@@ -367,7 +367,7 @@ def test_a_silent_server_is_given_up(fake: FakePipelines, capsys: pytest.Capture
     asked = len(fake.asked("GET", "/runs/r1"))
     fake.failures["GET /runs/r1"] = [0] * 20
     assert run(fake, STATUS, "--timeout-seconds", "0.2") == 1
-    assert len(fake.asked("GET", "/runs/r1")) == asked + 4, "nobody but us tries again"
+    assert len(fake.asked("GET", "/runs/r1")) == asked + 4, "only our own code tries again"
 
 
 def test_a_login_page_is_no_api(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,11 +194,11 @@ def test_the_wheel_asks_for_what_the_project_names(built: Built) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     with ZipFile(built.wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        told = Parser().parsestr(archive.read(metadata).decode())
-    needed = [line.replace(" ", "") for line in told.get_all("Requires-Dist", []) if "extra ==" not in line]
+        core_metadata = Parser().parsestr(archive.read(metadata).decode())
+    needed = [line.replace(" ", "") for line in core_metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert sorted(needed) == sorted(project["dependencies"])
-    assert told["Requires-Python"] == project["requires-python"]
-    assert told["License-Expression"] == project["license"]
+    assert core_metadata["Requires-Python"] == project["requires-python"]
+    assert core_metadata["License-Expression"] == project["license"]
 
 
 def test_the_core_places_tables_outside_of_the_checkout(core: Path, tmp_path: Path) -> None:

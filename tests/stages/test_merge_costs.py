@@ -54,7 +54,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Pool:
 
 
 def of_round(path: Path) -> dict[tuple[str, int], Any]:
-    """Tables and times of each device of each placement that is no control."""
+    """Tables and times of each device of each placement that is not a control."""
     return {
         (row["measurement_id"], row["device_id"]): (row["tables"], row["max_device_ms"], row["proposed_by"])
         for row in read_rows(path).rows

@@ -232,7 +232,7 @@ def test_two_sharders_closer_than_the_noise_are_equal() -> None:
         Noise(1.0, None, None, num_controls=1, num_runs=1),
         Noise(0.5, None, None, num_controls=1, num_runs=1),
     )
-    of = {name: {one.sharder: one for one in standings(results(costs), told)} for name, told in
+    of = {name: {one.sharder: one for one in standings(results(costs), level)} for name, level in
           {"noisy": noise, "quiet": quiet}.items()}  # fmt: skip
     assert of["noisy"]["dreamshard"].noise_pct == pytest.approx(1.96 * math.sqrt(2 / 4))
     assert of["noisy"]["dreamshard"].verdict == "equal (within the noise)"

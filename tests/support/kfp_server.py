@@ -110,8 +110,8 @@ class FakePipelines:
     def _run(self) -> dict[str, Any]:
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         recorded = {"SUCCEEDED": ("place_succeeded",), "RUNNING": self.running, "PENDING": None}
-        told = recorded.get(state, ("place_failed",))
-        nodes = [] if told is None else nodes_of(*told)
+        names = recorded.get(state, ("place_failed",))
+        nodes = [] if names is None else nodes_of(*names)
         return {"run_id": "r1", "display_name": "a run", "state": state, "run_details": {"task_details": nodes}}
 
 

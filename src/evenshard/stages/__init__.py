@@ -1,1 +1,11 @@
-"""The five stages, one module each: ``run(config, inputs, outputs)``, called by CLI, KFP component and tests."""
+"""The stages of the loop, and the decisions after it.
+
+::
+
+    stage, loop, rounds   what a stage declares, the declarations of the loop's stages, and its rounds
+    runner                a stage run and tracked, for commands and components alike
+    generate_tables, benchmark, merge_costs, train_cost, train_policy, evaluate   the stages themselves: ``run`` of each
+    propose               what benchmark measures; standings, report, report_page: what evaluate compares and shows
+    record_outcome, calibrate_device   beside the loop: how a pipeline ended; a device model fitted to costs
+    decisions/            promote a model, compare loops, retrain or not
+"""

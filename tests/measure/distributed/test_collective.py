@@ -348,7 +348,7 @@ def test_exchanged_data_are_those_of_one_unsharded_device(notes: dict[str, Any])
 
 
 def test_jobs_and_answers_are_plain_data(notes: dict[str, Any]) -> None:
-    """Times by rank and exchange; what is not a number is no answer, and what the ranks cannot run no job."""
+    """Times by rank and exchange; what is not a number is not an answer, and what the ranks cannot run is not a job."""
     assert len(notes["exchange_times"]) == notes["size"]
     assert all(len(times) == 2 and min(times) > 0 for times in notes["exchange_times"])
     assert type(notes["unanswerable"]) is MeasurementFailed

@@ -157,7 +157,7 @@ def process(rank: int, out: Path) -> None:
     notes["split"] = sharded_run(split, "sgd", rank)
     notes["split_adagrad"] = sharded_run(split, "adagrad", rank)
     plan = load_plan(out / "plan.json", model, compute_device="cpu")
-    notes["told"] = shards_of(plan, tables_of(model))
+    notes["parts"] = shards_of(plan, tables_of(model))
     notes["command"] = sharded_run(plan, "sgd", rank)
     own = EvenshardPlanner(compute_device="cpu")  # on a machine with GPUs too: the backend is gloo
     notes["own"] = sharded_run(own.collective_plan(model), "sgd", rank)
@@ -236,7 +236,7 @@ def test_each_part_of_a_split_table_lives_where_its_shard_says(notes: list[dict[
 
 def test_the_commands_plan_puts_tables_where_they_are_pinned(notes: list[dict[str, Any]]) -> None:
     """The table that fits nowhere is split over both ranks."""
-    parts = notes[0]["told"]
+    parts = notes[0]["parts"]
     assert [of_rank["command"]["lives"] for of_rank in notes] == [lives(parts, rank) for rank in range(WORLD_SIZE)]
     assert {part.table: part.device for part in parts if part.table != "wide"} == PINNED
     assert {part.device for part in parts if part.table == "wide"} == {0, 1}

@@ -51,7 +51,7 @@ def test_measured_placements_become_tensors_by_hand() -> None:
         [[0, 0, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0]],
     ]
     assert data.device_mask_ND.tolist() == [[True, True, False], [True, True, True]]
-    # forward compute, backward all-to-all, backward compute: the forward all-to-all is no target
+    # forward compute, backward all-to-all, backward compute: the forward all-to-all is not a target
     assert data.costs_NDC.tolist() == [
         [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [0.0, 0.0, 0.0]],
         [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [0.5, 0.5, 0.5]],
