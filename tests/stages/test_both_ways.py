@@ -53,7 +53,7 @@ def by_component(folder: Path) -> None:
     made: dict[Any, dsl.Artifact] = {}
     for step in steps(NUM_ROUNDS):
         arguments: dict[str, Any] = {
-            "config": SMALL_PARAMS[step.stage.name],
+            "config": SMALL_PARAMS.get(step.stage.name, {}),
             "measure": SMALL_PARAMS["measure"],
             "round_number": step.round,
             "num_rounds": NUM_ROUNDS,
