@@ -36,10 +36,6 @@ def by_command(folder: Path) -> None:
                 words += [flags(step.stage.inputs)[name], *(path_of(folder, one.name, one.round) for one in artifacts)]
         for one in step.writes:
             words += [flags(step.stage.outputs)[one.name], path_of(folder, one.name, one.round)]
-        if step.name == "evaluate":  # a user's own file is not for MLflow
-            report = Path(path_of(folder, "report", step.round))
-            report.mkdir(parents=True)
-            (report / "thesis.txt").write_text("mine")
         assert main(words) == 0, step.name
 
 
@@ -154,8 +150,6 @@ def test_what_drifted_does_not_drift_again(both: tuple[Mapping[str, Any], Mappin
     for found in both:
         assert found["generate_tables"]["artifacts"] == ["tables.parquet", "tasks"]
         assert "evenshard.tables_sha256" in found["generate_tables"]["tags"]
-        assert "reports/evaluation.csv" in found["evaluate"]["artifacts"]
-        assert "reports/thesis.txt" not in found["evaluate"]["artifacts"]
         networks = {path.partition("/")[0] for path in found["train_cost_1"]["artifacts"]}
         assert networks == {"cost_net", "cost_model"}
 
