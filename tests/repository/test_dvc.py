@@ -37,7 +37,6 @@ def paths(declared: list[Any]) -> set[str]:
 @pytest.mark.parametrize("num_rounds", [1, 2, 5])
 def test_round_k_depends_on_round_k_minus_1_and_the_newest_costs(num_rounds: int) -> None:
     stages = unrolled({**PARAMS, "loop": {"num_rounds": num_rounds}})["stages"]
-    assert len(stages) == 2 + 3 * num_rounds
     pool = ["work/tables.parquet", "work/tasks.json"]
     for k in range(1, num_rounds + 1):
         before = [] if k == 1 else [f"work/round_{k - 1}/{name}" for name in NETWORKS]
@@ -56,10 +55,10 @@ def test_every_file_that_a_command_names_is_an_output_or_made_by_a_stage_before_
         assert set(stage.get("deps", [])) <= known
 
 
-def test_what_made_the_pool_is_a_setting_of_every_stage() -> None:
-    """A stage names the pool's files or the settings behind them: both change together."""
+def test_a_stage_that_reads_the_pool_names_its_files_or_the_settings_behind_them() -> None:
     for stage in unrolled(PARAMS)["stages"].values():
-        assert "work/tables.parquet" in stage.get("deps", []) or "generate_tables" in stage["params"]
+        if "--tables work/tables.parquet" in stage["cmd"]:
+            assert "work/tables.parquet" in stage.get("deps", []) or "generate_tables" in stage["params"]
 
 
 def test_a_round_leaves_the_folder_of_a_model() -> None:
