@@ -1,6 +1,5 @@
-"""What the components' tests share: the files of one small round, and a way to run a component as a task of its own."""
+"""The files of one small round, which the components' tests share. tests/kubeflow/test_local.py runs components as tasks."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,51 +97,3 @@ def made(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         return {name: kinds.get(name, dsl.Artifact)(name=name, uri=str(tmp_path / name)) for name in names}
 
     return artifacts
-
-
-@pytest.fixture
-def run_pipeline(tmp_path: Path) -> Callable[[Any], Path]:
-    """Runs a pipeline, each task in a process of its own; returns the folder of their outputs."""
-    from kfp import local
-
-    def run(pipeline: Any) -> Path:
-        out = tmp_path / "out"
-        runner = local.SubprocessRunner(use_venv=False)
-        local.init(runner, str(out), str(tmp_path / "workspace"), raise_on_error=False)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "You may be attemping", RuntimeWarning)
-            pipeline()
-        (folder,) = out.iterdir()
-        return folder
-
-    return run
-
-
-@pytest.fixture
-def run_task(run_pipeline: Callable[[Any], Path]) -> Callable[..., Path]:
-    """Runs a component as a task; returns the folder of its outputs.
-
-    ``run_task(component, {"tables": path}, config=...)``: the files become artifacts, the rest parameters.
-    """
-    from kfp import dsl
-
-    def run(component: Any, files: dict[str, Path], **values: Any) -> Path:
-        @dsl.pipeline(name="one-task")
-        def one_task() -> None:
-            artifacts = {
-                name: dsl.importer(artifact_uri=str(path), artifact_class=kind_of(component, name)).output
-                for name, path in files.items()
-            }
-            component(**artifacts, **values)
-
-        return run_pipeline(one_task) / str(component.name)
-
-    return run
-
-
-def kind_of(component: Any, name: str) -> Any:
-    """The artifact class of a component's input."""
-    from kfp import dsl
-
-    kinds = {kind.schema_title: kind for kind in (dsl.Dataset, dsl.Model)}
-    return kinds[component.component_spec.inputs[name].type.partition("@")[0]]
