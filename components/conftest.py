@@ -1,4 +1,4 @@
-"""The files of one small round, which the components' tests share. tests/kubeflow/test_local.py runs components as tasks."""
+"""The files of one small round, which the components' tests share; as tasks they run in test_local.py."""
 
 from collections.abc import Callable
 from pathlib import Path
