@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from kfp import dsl
 
 from evenshard.cli import main
 from evenshard.kubeflow.component import input_name, parameters
-from evenshard.stages.loop import STAGES
+from evenshard.stages.loop import BENCHMARK
 from evenshard.stages.rounds import steps
 from evenshard.stages.stage import flags
 from evenshard.utils.outputs import REPORT
@@ -161,7 +162,13 @@ def test_only_what_a_stage_writes_is_uploaded(both: tuple[Mapping[str, Any], Map
 
 
 def test_a_part_is_no_run_of_the_whole_round() -> None:
-    stage = next(one for one in STAGES if one.name == "benchmark")
-    inputs = stage.inputs(Path("t"), Path("k"), 2, part=3, num_parts=4)
-    assert stage.run_name(inputs) == "benchmark_2_part_3"
-    assert stage.run_name(stage.inputs(Path("t"), Path("k"), 2)) == "benchmark_2"
+    inputs = BENCHMARK.inputs(Path("t"), Path("k"), 2, part=3, num_parts=4)
+    assert BENCHMARK.run_name(inputs) == "benchmark_2_part_3"
+    assert BENCHMARK.run_name(BENCHMARK.inputs(Path("t"), Path("k"), 2)) == "benchmark_2"
+
+
+def test_a_benchmark_that_measures_nothing_is_no_run() -> None:
+    inputs, costs = BENCHMARK.inputs(Path("t"), Path("k")), Path("c")
+    assert BENCHMARK.tracked(inputs, BENCHMARK.outputs(costs))
+    assert not BENCHMARK.tracked(inputs, BENCHMARK.outputs(costs, plan=Path("p")))
+    assert not BENCHMARK.tracked(replace(inputs, budget_minutes=0.0), BENCHMARK.outputs(costs))
