@@ -41,7 +41,7 @@ fuzz: setup
 test-containers: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m containers -rs tests/kubeflow/test_containers.py
 
-# The tests of placing on the oldest versions that pyproject.toml allows, in an environment of 6 GB.
+# The tests of placing on the oldest versions that pyproject.toml allows, in an environment of 6 GB without MLflow.
 FLOORS ?= work/floors
 test-floors:
 	$(PYTHON) -m venv --clear $(FLOORS)
@@ -51,7 +51,8 @@ test-floors:
 	$(FLOORS)/bin/python -m pip install --quiet --constraint $(FLOORS)/floors.txt --editable '.[exact,parquet,torchrec]' \
 	    hypothesis jsonschema pandas pytest
 	$(FLOORS)/bin/python -m pip install --quiet --no-deps 'torchrec==1.1.*' 'fbgemm-gpu-cpu==1.1.*'
-	@$(FLOORS)/bin/python -m pytest --override-ini filterwarnings= tests/tables tests/placement tests/sharders tests/planner
+	@$(FLOORS)/bin/python -m pytest --override-ini filterwarnings= tests/tables tests/placement tests/sharders tests/planner \
+	    --ignore tests/planner/test_lineage.py --ignore tests/planner/test_model.py -k "not served_model"
 
 check: setup
 	$(BIN)/ruff check .

@@ -133,7 +133,7 @@ def test_an_impossible_task_is_torchrecs_error_with_evenshards_numbers() -> None
     ("kwargs", "message"),
     [
         ({}, "the number of ranks is unknown"),
-        ({"topology": topology(2), "world_size": 2}, "the topology tells ranks"),
+        ({"topology": topology(2), "world_size": 2}, "the topology states ranks"),
         ({"world_size": 0}, "world_size is 0"),
         ({"world_size": 1, "memory_cap_gb": 0}, "memory_cap_gb is 0"),
         ({"world_size": 3, "memory_cap_gb": [1, 2]}, "memory_cap_gb has 2 numbers for 3 devices"),
