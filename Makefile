@@ -30,7 +30,7 @@ run: setup
 	@echo "Up to date: reports/table.txt, reports/metrics.json, reports/evaluation.csv, reports/*.png"
 
 test: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
 
 # Spoilt inputs for everything that reads what others wrote: make fuzz FUZZ=2000. What fails stays in work/fuzz.
 FUZZ ?= 100000

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
+from xdist.scheduler import LoadScopeScheduling
 
 from support import servers
 from support.loops import Loop, run_at_once
@@ -75,9 +77,36 @@ def three_loops(mlflow_server: servers.MLflow, tmp_path_factory: pytest.TempPath
     return run_at_once(tmp_path_factory.mktemp("loops"), mlflow_server.url)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
+SHARED = {
+    "mlflow": ("test_servers_mlflow.py", "test_mlflow_ui.py"),
+    "s3": ("test_s3.py", "test_servers_dvc.py", "test_addresses.py"),
+}
+"""Files whose tests share servers run in one process; each process starts its own."""
+SLOW = (
+    *SHARED["mlflow"],
+    "test_collective.py",
+    "test_local.py",
+    *SHARED["s3"],
+    "test_training.py",
+    "test_both_ways.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with servers go to one process where pytest-xdist keeps groups together: each would start its own."""
-    for item in items:
-        if "s3" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("servers"))
+    """The slowest files come first, so that none of them is left at the end with one core idle."""
+    items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))
+
+
+class _Files(LoadScopeScheduling):  # type: ignore[misc]
+    """pytest-xdist, with the tests of a file in one process, so that what they share is made once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        if file.startswith("components/"):
+            return "components"
+        return next((group for group, names in SHARED.items() if Path(file).name in names), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """``make test`` asks for ``--dist loadscope``."""
+    return _Files(config, log) if config.getvalue("dist") == "loadscope" else None
