@@ -210,9 +210,9 @@ upload(Path(sys.argv[1]), sys.argv[2])
 
 def in_parts(store: S3, source: Path, at: str) -> subprocess.Popen[str]:
     """Uploads in another process, and comes back when that is under way, in parts."""
+    client, key = store.client(), Address.of(at).key  # made before: that takes as long as a fast upload
     process = subprocess.Popen([sys.executable, "-c", UPLOAD, str(source), at], stderr=subprocess.PIPE, text=True)
-    key = Address.of(at).key
-    while not store.client().list_multipart_uploads(Bucket=store.bucket, Prefix=key).get("Uploads"):
+    while not client.list_multipart_uploads(Bucket=store.bucket, Prefix=key).get("Uploads"):
         assert process.poll() is None, "it was too fast"
     return process
 
