@@ -40,7 +40,7 @@ def run_in_pod(name: str, **arguments: Any) -> None:
     from evenshard.stages.runner import run_stage
 
     log_to_stderr()
-    logging.getLogger().setLevel(logging.WARNING)  # KFP's executor lets everybody talk, and FBGEMM talks a lot
+    logging.getLogger().setLevel(logging.WARNING)  # KFP's executor shows every library's log, and FBGEMM's is long
     (stage,) = (one for one in STAGES if one.name == name)
     own = own_file(stage)
     overrides = {name: {own: path_or_address(arguments[own], arguments[f"{own}_address"])}} if own else {}
