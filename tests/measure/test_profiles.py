@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import pytest
 import yaml
 
+from evenshard.measure.evidence import Evidence
 from evenshard.measure.link import link
 from evenshard.measure.profiles import profile_names, profile_path, read_profile, write_profile
 from evenshard.measure.simulated.gpu_profile import RATES, GpuProfile, gpu_profile
@@ -21,6 +22,8 @@ class Kettle:
     maker: str
     litres: float
     watts: float
+    evidence: tuple[Evidence, ...] = ()
+    extrapolated_from: str = ""
 
 
 SOUND = {
@@ -47,11 +50,12 @@ def test_the_devices_of_the_papers_and_of_this_year_come_with_evenshard() -> Non
 @pytest.mark.parametrize("name", profile_names())
 def test_each_profile_is_complete_physical_and_names_its_sources(name: str) -> None:
     found = read_profile(profile_path(name), GpuProfile)
-    numbers = [getattr(found, field.name) for field in fields(found) if field.name != "link"]
+    numbers = [getattr(found, field.name) for field in fields(found) if field.type == "float"]
     assert all(isinstance(number, float) and number > 0 for number in numbers)
     assert link(found.link).bandwidth_gb_s > 0
     content = yaml.safe_load(profile_path(name).read_text())
-    assert all(len(entry["source"]) > 10 for constant, entry in content.items() if constant != "link")
+    assert all(len(entry["source"]) > 10 for entry in content.values() if isinstance(entry, dict))
+    assert "evidence" in content, "an empty list says that there is none"
 
 
 # A file of one's own -------------------------------------------------------------------------------------------------
@@ -87,6 +91,8 @@ def test_whole_numbers_are_numbers_too(tmp_path: Path) -> None:
         ({**SOUND, "watts": {"value": 10**400, "source": "data sheet"}}, "is not a valid number"),
         ({**SOUND, "watts": {"value": float("nan"), "source": "data sheet"}}, "constant watts is nan"),
         ({**SOUND, "watts": {"value": float("inf"), "source": "data sheet"}}, "constant watts is inf"),
+        ({**SOUND, "evidence": "much"}, "evidence is not a list"),
+        ({**SOUND, "evidence": [{"points": "boils"}]}, "evidence 1: source is missing"),
         ([], "is not a mapping of constants"),
         ("", "is not a mapping of constants"),
         ("maker: [", "not readable as YAML"),
@@ -111,16 +117,23 @@ def test_a_missing_file_or_a_folder_is_a_bad_file(tmp_path: Path) -> None:
         read_profile(latin, Kettle)
 
 
+BOILS = Evidence("boils of a litre", "Acme's laboratory", 12, 20, 3.0, 9.5)
+
+
 def test_a_calibrated_profile_keeps_the_other_constants_and_their_sources(tmp_path: Path) -> None:
-    """Six digits of each new one."""
-    template, path = written(tmp_path, SOUND), tmp_path / "calibrated.yaml"
-    write_profile(template, {"watts": 2345.6789}, "fitted to 12 kettles", path)
-    assert read_profile(path, Kettle) == Kettle("Acme", 1.7, 2345.68)
+    """Six digits of each new one; what confirmed the old ones says nothing about them."""
+    old = {"evidence": [asdict(BOILS)], "extrapolated_from": "the kettle before it"}
+    template, path = written(tmp_path, {**SOUND, **old}), tmp_path / "calibrated.yaml"
+    new = Evidence("whistles", "this kitchen", 7, 0)
+    write_profile(template, {"watts": 2345.6789}, "fitted to 12 kettles", [new], path)
+    assert read_profile(path, Kettle) == Kettle("Acme", 1.7, 2345.68, (new,))
     content = yaml.safe_load(path.read_text())
-    assert content == {**SOUND, "watts": {"value": 2345.68, "source": "fitted to 12 kettles"}}
-    assert list(content) == list(SOUND)
+    evidence = [{"points": "whistles", "source": "this kitchen", "fitted": 7, "held_out": 0}]
+    watts = {"value": 2345.68, "source": "fitted to 12 kettles"}
+    assert content == {**SOUND, "watts": watts, "evidence": evidence}
+    assert list(content) == [*SOUND, "evidence"]
     with pytest.raises(BadFile, match="no such file"):
-        write_profile(tmp_path / "none.yaml", {}, "nothing", path)
+        write_profile(tmp_path / "none.yaml", {}, "nothing", [], path)
 
 
 @pytest.mark.parametrize("name", RATES)

@@ -47,7 +47,7 @@ BATCHES = (512, 8192, 65536)  # small ones show the overheads
 def measured(directory: Path, placements: int = 80) -> tuple[MeasuredPlacement, ...]:
     """Random placements, measured on the truth."""
     truth = directory / "truth.yaml"
-    write_profile(profile_path(START), TRUTH, "made up for a test", truth)
+    write_profile(profile_path(START), TRUTH, "made up for a test", [], truth)
     hardware = SimulatedHardware(MeasureConfig(hardware=f"simulated:{truth}", noise=NOISE))
     rng = np.random.default_rng(0)
     found = []
@@ -152,6 +152,9 @@ def test_the_saved_profile_can_be_simulated_and_says_what_it_was_fitted_to(
         f"{measured(directory)[0].provenance.versions}, 2023-11-14"
     )
     original = yaml.safe_load(profile_path(START).read_text())
+    worst = max(fitted.after.values(), key=lambda errors: errors.p90_percent)
+    assert read.evidence == (fitted.evidence,) and read.error.points == fitted.num_held_out
+    assert read.error.percent == pytest.approx(worst.p90_percent, abs=0.01)
     assert content["num_sms"] == original["num_sms"] and content["link"] == original["link"]
     assert list(tmp_path.iterdir()) == [path]
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement
+from evenshard.measure.evidence import Evidence
 from evenshard.measure.profiles import profile_path, write_profile
 from evenshard.measure.simulated.device_model import backward_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile
@@ -100,6 +101,19 @@ class DeviceCalibration:
     versions: str
     measured_on: date
 
+    @property
+    def evidence(self) -> Evidence:
+        """What the fitted profile says about itself: the errors of the component that it predicts worst."""
+        worst = max(self.after.values(), key=lambda errors: errors.p90_percent)
+        return Evidence(
+            points="nonempty shards, forward and backward compute",
+            source=f"{self.hardware}, {self.versions}, {self.measured_on.isoformat()}",
+            fitted=self.num_fitted,
+            held_out=self.num_held_out,
+            median_error_percent=round(worst.median_percent, 2),
+            p90_error_percent=round(worst.p90_percent, 2),
+        )
+
 
 def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed: int = 0) -> DeviceCalibration:
     """Fits the free constants of ``profile`` to the measured compute times of every nonempty shard that fitted.
@@ -172,7 +186,7 @@ def save_profile(calibration: DeviceCalibration, template: str, path: Path) -> N
         f"{calibration.measured_on.isoformat()}"
     )
     values = {name: float(getattr(calibration.profile, name)) for name in FREE_CONSTANTS}
-    write_profile(profile_path(template), values, source, path)
+    write_profile(profile_path(template), values, source, (calibration.evidence,), path)
 
 
 def measured_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -> MeasuredShards:

@@ -1,18 +1,20 @@
 """Profiles: the constants of simulated devices and calibrated links as YAML files, each number with its source.
 
-A profile maps each constant to ``{value: ..., source: "..."}``. The only place in ``measure`` that needs PyYAML: it
-is imported when a profile is read, so that a bare GPU box can measure without it.
+A profile maps each constant to ``{value: ..., source: "..."}``, and ``evidence`` to a list of what it was fitted to and
+compared with (``evidence.Evidence``), the most relevant for the time of a whole shard first. The only place in
+``measure`` that needs PyYAML: it is imported when a profile is read, so that a bare GPU box can measure without it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evenshard.measure.evidence import Evidence, evidence_of
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.limits import Range, read_text
@@ -57,10 +59,11 @@ def profile_path(name: str) -> Path:
 
 
 def read_profile(path: Path, kind: type[Profile]) -> Profile:
-    """A profile as its dataclass, whose fields are numbers or strings; those with a default may be left out.
+    """A profile as its dataclass: numbers, strings, and evidence; fields with a default may be left out.
 
     Raises:
-        BadFile: if the file is missing or no YAML, or a constant is missing, unknown, negative or without a source.
+        BadFile: if the file is missing or no YAML, a constant is missing, unknown, negative or without a source, or
+            the evidence is impossible.
     """
     content = _load(path)
     known = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
@@ -78,6 +81,12 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
         if str(kind_of_value) == "str":
             values[name] = str(entry)
             continue
+        if str(kind_of_value) == "tuple[Evidence, ...]":
+            try:
+                values[name] = evidence_of(entry)
+            except ValueError as error:
+                raise BadFile(path, str(error), _REMEDY) from None
+            continue
         if not isinstance(entry, dict) or not entry.get("source"):
             raise BadFile(path, f"constant {name} needs value and source", _REMEDY)
         value: Any = entry.get("value")
@@ -87,13 +96,18 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
     return kind(**values)
 
 
-def write_profile(template: Path, values: Mapping[str, float], source: str, path: Path) -> None:
+def write_profile(
+    template: Path, values: Mapping[str, float], source: str, evidence: Sequence[Evidence], path: Path
+) -> None:
     """Writes the profile of ``template`` with some constants replaced; the others keep their sources.
+
+    What confirmed the template, or what it was extrapolated from, says nothing about the new constants.
 
     Args:
         template: an existing profile.
         values: the new constants.
         source: source of the constants.
+        evidence: what the constants were fitted to and compared with.
         path: the file to write; it appears whole or not at all.
 
     Raises:
@@ -104,6 +118,10 @@ def write_profile(template: Path, values: Mapping[str, float], source: str, path
     content = _load(template)
     # Six digits are more than any measurement gives, and a file of them can be read.
     content.update({name: {"value": float(f"{value:.6g}"), "source": source} for name, value in values.items()})
+    content["evidence"] = [
+        {name: value for name, value in asdict(one).items() if value is not None} for one in evidence
+    ]
+    content.pop("extrapolated_from", None)
     with atomic_path(path) as draft:
         draft.write_text(yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from evenshard.measure.evidence import DeviceError, Evidence
 from evenshard.measure.profiles import profile_path, read_profile
 from evenshard.utils.errors import BadFile
 from evenshard.utils.limits import Range
@@ -39,6 +40,8 @@ class GpuProfile:
         sort_pairs_per_sm_clock: (64-bit key, 32-bit value) pairs that an SM moves per clock in one pass of the radix
             sort.
         hot_row_ns: serial time of each further thread block that adds to the gradient of the same row.
+        evidence: measurements that it was fitted to or compared with, the most relevant for whole shards first.
+        extrapolated_from: whose measurements its fitted constants come from, where it has none of its own.
     """
 
     link: str
@@ -60,6 +63,13 @@ class GpuProfile:
     bwd_loads_per_warp: float
     sort_pairs_per_sm_clock: float
     hot_row_ns: float
+    evidence: tuple[Evidence, ...] = ()
+    extrapolated_from: str = ""
+
+    @property
+    def error(self) -> DeviceError:
+        """How far its times are from those of the real device."""
+        return DeviceError.of(self.evidence)
 
     @property
     def memory_bytes(self) -> float:

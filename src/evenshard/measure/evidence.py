@@ -1,0 +1,135 @@
+"""The evidence for a simulated device: the real measurements that its profile was fitted to or compared with.
+
+From it follows the device's own error, which every interval of a time on simulated hardware includes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evenshard.utils.limits import Range
+from evenshard.utils.records import record_of
+
+MIN_HELD_OUT = 10
+"""Fewer measurements than these have no 90th percentile."""
+UNCONFIRMED_PERCENT = 125.0
+"""The error of a profile that nothing confirms: of the logarithm, a factor of 3.5 either way.
+
+Profiles that were made of data sheets alone were, once real kernels could be compared with them (V100, A100, H100,
+H200 and RTX 2080 Ti), 1.1 to 6.7 times too fast; eight of nine medians, each of a device and a direction, were within
+a factor of 3.5.
+"""
+_COUNT = Range(0, 10**9, whole=True)
+_PERCENT = Range(0, 10_000)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Measurements of one kind that a profile was fitted to or compared with.
+
+    Attributes:
+        points: what was measured.
+        source: who measured it, or where it is published.
+        fitted: measurements that the fit used.
+        held_out: measurements that the fit did not use, which the errors are of.
+        median_error_percent: half of the held-out measurements are predicted with a smaller error.
+        p90_error_percent: nine of ten are.
+    """
+
+    points: str
+    source: str
+    fitted: int
+    held_out: int
+    median_error_percent: float | None = None
+    p90_error_percent: float | None = None
+
+    def problem(self) -> str | None:
+        """Says in one clause what makes it impossible, or None."""
+        for name in ("points", "source"):
+            if not getattr(self, name).strip():
+                return f"{name} is empty"
+        for name in ("fitted", "held_out"):
+            if problem := _COUNT.problem(getattr(self, name)):
+                return f"{name} {problem}"
+        if self.fitted + self.held_out == 0:
+            return "fitted and held_out are both 0"
+        median, p90 = self.median_error_percent, self.p90_error_percent
+        for name, error in (("median_error_percent", median), ("p90_error_percent", p90)):
+            if (error is None) != (self.held_out == 0):
+                return f"{name} is {'missing' if error is None else 'given'}, but held_out is {self.held_out}"
+            if error is not None and (problem := _PERCENT.problem(error)):
+                return f"{name} {problem}"
+        if median is not None and p90 is not None and median > p90:
+            return "median_error_percent is above p90_error_percent"
+        return None
+
+
+def evidence_of(content: Any) -> tuple[Evidence, ...]:
+    """The ``evidence`` of a profile, as YAML gives it.
+
+    Raises:
+        ValueError: if it is something else; one line.
+    """
+    if not isinstance(content, list):
+        raise ValueError("evidence is not a list")
+    found = []
+    for number, entry in enumerate(content, start=1):
+        try:
+            one = record_of(Evidence, entry)
+        except ValueError as error:
+            raise ValueError(f"evidence {number}: {error}") from None
+        if problem := one.problem():
+            raise ValueError(f"evidence {number}: {problem}")
+        found.append(one)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class DeviceError:
+    """How far the times of a simulated device are from those of the real one.
+
+    Attributes:
+        percent: nine of ten held-out measurements are predicted with a smaller error.
+        points: those measurements; 0 where nothing confirms the profile.
+    """
+
+    percent: float = UNCONFIRMED_PERCENT
+    points: int = 0
+
+    @staticmethod
+    def of(evidence: Sequence[Evidence]) -> DeviceError:
+        """The error by the first evidence with enough held-out measurements: profiles list the most relevant first."""
+        for one in evidence:
+            if one.held_out >= MIN_HELD_OUT and one.p90_error_percent is not None:
+                return DeviceError(one.p90_error_percent, one.held_out)
+        return DeviceError(points=max((one.held_out for one in evidence), default=0))
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether enough measurements stand behind it."""
+        return self.points >= MIN_HELD_OUT
+
+    @property
+    def log_error(self) -> float:
+        """Half the width of the 90 % interval of the logarithm of a time.
+
+        Of errors as often above as below, the mean of log(1 + e) and -log(1 - e): e, to the third order.
+        """
+        return self.percent / 100
+
+    def problem(self) -> str | None:
+        """Says in one clause what makes it impossible, or None."""
+        for name, limits in (("percent", _PERCENT), ("points", _COUNT)):
+            if problem := limits.problem(getattr(self, name)):
+                return f"{name} {problem}"
+        return None
+
+    def __str__(self) -> str:
+        """Such as "90 % of 40 held-out measurements within 12 %"."""
+        if self.is_confirmed:
+            return f"90 % of {self.points:,} held-out measurements within {self.percent:.2g} %"
+        if self.points:
+            return f"{self.points} held-out measurements are too few to confirm this profile"
+        return "no measurement confirms this profile"
