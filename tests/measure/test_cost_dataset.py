@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from evenshard.measure import cost_dataset
 from evenshard.measure.cost_dataset import COLUMNS, TIMES, load_costs, read_lineage, read_rows, save_costs
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.measure.evidence import DeviceError
 from evenshard.placement.placement import Placement
 from evenshard.utils.errors import BadFile, MeasurementFailed
 from evenshard.utils.provenance import Lineage
@@ -248,6 +249,8 @@ def test_a_shard_that_did_not_fit_must_not_have_times(tmp_path: Path, column: st
         (setting("measured_at", 1e18, 3), r"row 3: measured_at is 1e\+18, not a moment"),
         (setting("measured_at", -1.0, 3), r"row 3: measured_at is -1\.0, not a moment"),
         (setting("measured_at", math.nan, 3), "row 3: measured_at is nan, not a moment"),
+        (setting("device_error_percent", -1.0, 6), r"row 6: device_error_percent is -1\.0, not a number from 0"),
+        (setting("device_error_points", -1, 6), "row 6: device_error_points is -1, not a whole number from 0"),
         (setting("device_id", 1, 6), "row 6: measurement_id 'b' with device_id 1 is there twice"),
     ],
 )
@@ -302,6 +305,8 @@ OF_THE_PLACEMENT = {
     "link": "gloo",
     "seed": 8,
     "repeats": 4,
+    "device_error_percent": 14.0,
+    "device_error_points": 40,
     "measured_at": 5.0,
 }
 
@@ -321,12 +326,23 @@ def test_a_table_that_the_pool_does_not_hold_is_named(tmp_path: Path) -> None:
 # Broken files --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("column", list(COLUMNS))
+LATER = ("device_error_percent", "device_error_points")
+
+
+@pytest.mark.parametrize("column", [name for name in COLUMNS if name not in LATER])
 def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
     path = tampered(tmp_path / "costs.parquet")
     pq.write_table(pq.read_table(path).drop_columns([column]), path)
     with pytest.raises(BadFile, match=f"column {column} is missing"):
         read_rows(path)
+
+
+def test_files_from_before_device_errors_were_kept_are_read(tmp_path: Path) -> None:
+    path = tampered(tmp_path / "costs.parquet")
+    before = load_costs(path, POOL)
+    pq.write_table(pq.read_table(path).drop_columns(LATER), path)
+    assert load_costs(path, POOL) == before
+    assert before[0].provenance.device_error == DeviceError(), "simulated, and nothing confirms it"
 
 
 def test_a_column_that_nobody_knows_is_named(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.measure.evidence import DeviceError
 from evenshard.placement.placement import check_placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
@@ -21,7 +22,7 @@ from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.outputs import MODEL_PARTS
-from support.builders import BATCH_SIZE, cost, cost_net, measured, policy, some_tables, table, task
+from support.builders import BATCH_SIZE, PROVENANCE, cost, cost_net, measured, policy, some_tables, table, task
 from support.convex_builders import NORMALIZER, random_model
 
 SMALL, LARGE = (
@@ -75,7 +76,18 @@ def test_ranges_by_hand(tmp_path: Path) -> None:
         embedding_dim_quantiles=(8,) * 5 + (16,) + (64,) * 5,
         pooling_factor_quantiles=(1.0,) * 5 + (3.0,) + (20.0,) * 5,
         reuse_quantiles=(1.0,) * 11,
+        device_error=DeviceError(),
     )
+
+
+def test_the_error_of_the_simulated_device_is_the_largest_one_and_real_hardware_has_none() -> None:
+    first, *others = seen()
+    for errors, expected in (((14.2, 30.0), DeviceError(30.0, 40)), ((14.2, 14.2), DeviceError(14.2, 40))):
+        provenances = [replace(PROVENANCE, device_error_percent=percent, device_error_points=40) for percent in errors]
+        pair = [replace(one, provenance=of) for one, of in zip((first, others[0]), provenances, strict=True)]
+        assert TrainedOn.of(pair).device_error == expected
+    real = replace(first, provenance=replace(PROVENANCE, hardware="cuda: NVIDIA H200"))
+    assert TrainedOn.of([real]).device_error is None
 
 
 def test_several_versions_are_all_named() -> None:
@@ -113,6 +125,8 @@ def test_a_torn_file_is_a_bad_file_on_one_line(tmp_path: Path, content: str | No
         ({"costs_sha256": 5}, "costs_sha256 is 5, not a list"),
         ({"num_rows_quantiles": [1.0]}, "num_rows_quantiles is not 11 finite numbers"),
         ({"num_measured": None}, "num_measured is None, not a whole number"),
+        ({"device_error": {"percent": -1.0, "points": 40}}, r"device_error\.percent is -1\.0, not a number from 0"),
+        ({"device_error": 14.2}, "device_error is 14.2, not an object with fields or null"),
         ({"mood": "good"}, "'mood' is unknown"),
         ({"embedding_dim": [4, math.nan]}, "'NaN' is not a valid number"),
     ],
@@ -124,11 +138,16 @@ def test_other_types_and_impossible_ranges_are_refused(tmp_path: Path, change: d
         TrainedOn.load(path)
 
 
-def test_files_from_before_quantiles_were_kept_are_read_and_no_others(tmp_path: Path) -> None:
+def test_files_from_before_quantiles_and_device_errors_were_kept_are_read_and_no_others(tmp_path: Path) -> None:
     path = tmp_path / "trained_on.json"
     content = {name: value for name, value in asdict(TRAINED_ON).items() if not name.endswith("_quantiles")}
     path.write_text(json.dumps(content))
     assert TrainedOn.load(path).num_rows == TRAINED_ON.num_rows and TrainedOn.load(path).reuse_quantiles == ()
+    del content["device_error"]
+    path.write_text(json.dumps(content))
+    assert TrainedOn.load(path).device_error == DeviceError(), "simulated, and nothing confirms it"
+    path.write_text(json.dumps({**content, "hardware": "cuda: NVIDIA H200"}))
+    assert TrainedOn.load(path).device_error is None
     del content["evenshard_version"]
     path.write_text(json.dumps(content))
     with pytest.raises(BadFile, match="missing: evenshard_version"):

@@ -118,6 +118,8 @@ provenances = st.builds(
     st.sampled_from(["ethernet_25g", "gloo", "?"]),
     st.integers(0, 2**62),
     st.integers(1, 99),
+    st.floats(0, 1000),
+    st.integers(0, 10_000),
 )
 
 

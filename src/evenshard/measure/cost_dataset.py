@@ -24,6 +24,7 @@ from evenshard.measure.costs import (
     moment_problem,
     time_problem,
 )
+from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import provenance_problem
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
@@ -74,7 +75,11 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "seed": (_WHOLE, ""),
     "repeats": (_WHOLE, ""),
     "measured_at": (_NUMBER, "seconds since 1970-01-01 UTC"),
+    "device_error_percent": (_NUMBER, "%"),
+    "device_error_points": (_WHOLE, ""),
 }
+_LATER: Mapping[str, float] = {"device_error_percent": 0.0, "device_error_points": 0}
+"""Columns that the first files do not have, and what stands for them."""
 _TYPES: Mapping[str, Any] = {_TEXT: str, _WHOLE: int, _NUMBER: float, _TEXTS: tuple[str, ...]}
 TIMES = tuple(name for name in COLUMNS if name.endswith("_ms"))
 
@@ -175,6 +180,7 @@ def read_rows(path: Path) -> CostRows:
         rows = table.to_pylist()
     seen: set[tuple[str, int]] = set()
     for number, row in enumerate(rows, start=1):
+        row.update({name: value for name, value in _LATER.items() if name not in row})
         problem = _row_problem(row)
         key = (row["measurement_id"], row["device_id"])
         if problem is None and key in seen:
@@ -219,6 +225,8 @@ def _check_schema(path: Path, schema: Any, num_rows: int) -> None:
     if version != SCHEMA_VERSION:
         raise BadFile(path, f"cost schema version is {cut(version)}, this evenshard reads {SCHEMA_VERSION}", _REMEDY)
     for field in _schema():
+        if field.name in _LATER and field.name not in schema.names:
+            continue
         if schema.names.count(field.name) != 1:
             raise BadFile(path, f"column {field.name} is missing or duplicated", _REMEDY)
         found = schema.field(field.name).type
@@ -272,6 +280,8 @@ def _row_problem(row: Mapping[str, Any]) -> str | None:
                 return f"{column} is {value}, but status is {row['status']}"
     if problem := provenance_problem(row["hardware"]):
         return problem
+    if problem := DeviceError(row["device_error_percent"], row["device_error_points"]).problem():
+        return f"device_error_{problem}"
     for column in ("num_devices", "batch_size", "memory_cap_bytes"):
         if row[column] < 1:
             return f"{column} is {row[column]}, below 1"

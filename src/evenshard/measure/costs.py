@@ -13,7 +13,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from evenshard.measure.hardware import provenance_problem
+from evenshard.measure.evidence import DeviceError
+from evenshard.measure.hardware import measured_or_simulated, provenance_problem
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.utils.errors import MeasurementFailed
@@ -185,6 +186,8 @@ class Provenance:
         link: link model of the all-to-all times, or the backend that really exchanged, such as "gloo".
         seed: seed of the lookups.
         repeats: timed repeats behind each median.
+        device_error_percent, device_error_points: the two numbers of a simulated device's ``DeviceError``; 0 for real
+            hardware, and where a file does not state them.
 
     Raises:
         MeasurementFailed: if the hardware is of no known kind.
@@ -196,10 +199,22 @@ class Provenance:
     link: str
     seed: int
     repeats: int
+    device_error_percent: float = 0.0
+    device_error_points: int = 0
 
     def __post_init__(self) -> None:
-        if problem := provenance_problem(self.hardware):
+        problem = provenance_problem(self.hardware)
+        problem = problem or DeviceError(self.device_error_percent, self.device_error_points).problem()
+        if problem:
             raise MeasurementFailed(problem)
+
+    @property
+    def device_error(self) -> DeviceError | None:
+        """How far a simulated device is from the real one; None for real hardware."""
+        if measured_or_simulated(self.hardware) == "measured":
+            return None
+        stated = DeviceError(self.device_error_percent, self.device_error_points)
+        return stated if stated.points else DeviceError()
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 
 from evenshard.measure.costs import MeasuredPlacement
+from evenshard.measure.evidence import DeviceError
+from evenshard.measure.hardware import measured_or_simulated
 from evenshard.placement.task import PlacementTask, distinct_tables
 from evenshard.tables.reuse import mean_counts
 from evenshard.tables.table import Table
@@ -50,6 +52,8 @@ class TrainedOn:
             ``QUANTILES``; empty in files from before they were kept.
         reuse_quantiles: likewise, of the mean lookups of an index that a batch looks up; empty too where no table has a
             histogram.
+        device_error: how far the simulated device is from the real one, the furthest of several; None for real
+            hardware.
     """
 
     hardware: str
@@ -72,6 +76,7 @@ class TrainedOn:
     embedding_dim_quantiles: tuple[float, ...] = ()
     pooling_factor_quantiles: tuple[float, ...] = ()
     reuse_quantiles: tuple[float, ...] = ()
+    device_error: DeviceError | None = None
 
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement], git_commit: str = UNKNOWN, costs: Sequence[Path] = ()) -> TrainedOn:
@@ -85,6 +90,7 @@ class TrainedOn:
         tables = distinct_tables([one.task for one in measured])
         counted = dict.fromkeys((table, one.task.batch_size) for one in measured for table in one.task.tables)
         reuse = [found for table, batch_size in counted if (found := mean_reuse(table, batch_size)) is not None]
+        device_errors = {error for one in measured if (error := one.provenance.device_error) is not None}
         shards = [
             [one.task.tables[position] for position in shard]
             for one in measured
@@ -111,6 +117,7 @@ class TrainedOn:
             embedding_dim_quantiles=_quantiles([table.embedding_dim for table in tables]),
             pooling_factor_quantiles=_quantiles([table.pooling_factor for table in tables]),
             reuse_quantiles=_quantiles(reuse),
+            device_error=max(device_errors, key=lambda error: error.percent, default=None),
         )
 
     def problem(self) -> str | None:
@@ -123,6 +130,8 @@ class TrainedOn:
             values = getattr(self, name)
             if len(values) not in (0, len(QUANTILES)) or not all(0 <= value < math.inf for value in values):
                 return f"{name} is not {len(QUANTILES)} finite numbers"
+        if self.device_error is not None and (problem := self.device_error.problem()):
+            return f"device_error.{problem}"
         return None if self.weight_bits else "weight_bits is empty"
 
     def outside(self, task: PlacementTask) -> tuple[str, ...]:
@@ -193,16 +202,19 @@ class TrainedOn:
         with reading_saved(path, "description of training data", _REMEDY):
             content = load_json(path.read_bytes())
             found = record_of(TrainedOn, content)
-            missing = {field.name for field in fields(TrainedOn)} - {*content, *_QUANTILES}
+            missing = {field.name for field in fields(TrainedOn)} - {*content, *_LATER}
             if missing:  # a default would speak of the code that reads
                 raise ValueError(f"missing: {', '.join(sorted(missing))}")
             if problem := found.problem():
                 raise ValueError(problem)
+            if "device_error" not in content and measured_or_simulated(found.hardware) == "simulated":
+                return replace(found, device_error=DeviceError())
             return found
 
 
 _QUANTILES = ("num_rows_quantiles", "embedding_dim_quantiles", "pooling_factor_quantiles", "reuse_quantiles")
-"""The first files did not have them."""
+_LATER = (*_QUANTILES, "device_error")
+"""The first files do not have them."""
 _RANGES = tuple(field.name for field in fields(TrainedOn) if field.type == "SeenRange")
 
 

@@ -12,6 +12,7 @@ import yaml
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, interquartile_range
+from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import open_hardware
 from evenshard.measure.link import LINKS
 from evenshard.measure.profiles import profile_names, profile_path
@@ -167,6 +168,19 @@ def test_provenance_says_that_it_was_simulated(tmp_path: Path) -> None:
     assert simulated(str(copy)).measure_many(random_jobs(3)) == simulated("v100").measure_many(random_jobs(3))
 
 
+def test_every_measurement_carries_the_error_of_its_profile(tmp_path: Path) -> None:
+    """The file may be gone when somebody learns from the measurements."""
+    content = yaml.safe_load(profile_path("h200").read_text())
+    shards = {"points": "shards", "source": "a test", "fitted": 50, "held_out": 40}
+    content["evidence"] = [{**shards, "median_error_percent": 5.0, "p90_error_percent": 12.0}]
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    assert simulated(str(tmp_path / "mine.yaml")).provenance.device_error == DeviceError(12.0, 40)
+    content["evidence"] = []
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    found = simulated(str(tmp_path / "mine.yaml")).provenance.device_error
+    assert found == DeviceError() and not found.is_confirmed
+
+
 # Profiles ------------------------------------------------------------------------------------------------------------
 
 
@@ -177,9 +191,10 @@ def test_the_profiles_are_known_by_name() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_profile_is_complete_and_every_number_has_a_source(name: str) -> None:
     content = yaml.safe_load(profile_path(name).read_text())
-    assert set(content) == {field.name for field in fields(GpuProfile)} and content["link"] in LINKS
-    for constant, entry in content.items():
-        assert constant == "link" or (entry["value"] > 0 and len(entry["source"]) > 10)
+    assert set(content) | {"extrapolated_from"} == {field.name for field in fields(GpuProfile)}
+    assert content["link"] in LINKS
+    constants = [entry for entry in content.values() if isinstance(entry, dict)]
+    assert all(entry["value"] > 0 and len(entry["source"]) > 10 for entry in constants)
     assert set(FREE_CONSTANTS) < set(content)
     gpu = gpu_profile(name)
     assert gpu.l2_latency_ns < gpu.hbm_latency_ns and gpu.hbm_gb_s < gpu.l2_gb_s

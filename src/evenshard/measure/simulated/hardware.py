@@ -76,6 +76,8 @@ class SimulatedHardware:
             link=link_name,
             seed=config.seed,
             repeats=config.repeats * config.visits,
+            device_error_percent=self.profile.error.percent,
+            device_error_points=self.profile.error.points,
         )
 
     @property
