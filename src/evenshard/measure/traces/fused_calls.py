@@ -1,0 +1,248 @@
+"""What each call of a fused FBGEMM module took in a trace, by class of kernel.
+
+The kernels of a call are those that its operators started: the bounds check, the lookup, and the node of the backward
+pass, which also holds the optimizer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from evenshard.measure.traces.kineto import GpuWork, Op, Trace, read_traces
+from evenshard.utils.errors import BadFile
+
+KernelClass = Literal["bounds_check", "lookup", "index", "sort", "gradient", "weights_gradient"]
+FORWARD_KERNELS: tuple[KernelClass, ...] = ("bounds_check", "lookup")
+BACKWARD_KERNELS: tuple[KernelClass, ...] = ("index", "sort", "gradient", "weights_gradient")
+"""Index: linearizing, run lengths, scans, long segments, fills. Gradient: with the optimizer's update."""
+KERNELS = FORWARD_KERNELS + BACKWARD_KERNELS
+
+DENSE = "dense"
+"""``optimizer`` of a module whose weights an optimizer outside of FBGEMM updates: data parallel tables."""
+
+_BOUNDS_CHECK = re.compile(r"fbgemm::bounds_check_indices")
+_FORWARD = re.compile(r"fbgemm::(?:split|ssd|(dense))_embedding_(?:nobag_)?codegen_lookup_(?:(\w+)_)?function(?:_\w+)?")
+_BACKWARD = re.compile(r"torch::autograd::CppNode<(?:Split|SSD|Dense)(?:NoBag)?LookupFunction_\w+>")
+_CLASS_OF_KERNEL: Sequence[tuple[re.Pattern[str], KernelClass]] = (
+    (re.compile(r"find_long_segments"), "index"),
+    (re.compile(r"RadixSort"), "sort"),
+    (re.compile(r"grad_indice_weights"), "weights_gradient"),
+    (re.compile(r"(?:cta|warp)_per_row"), "gradient"),
+)
+
+
+@dataclass(frozen=True)
+class FusedCall:
+    """One call of a fused FBGEMM module in one training step; times are microseconds.
+
+    What a trace does not say is None: sizes need ``record_shapes=True``.
+
+    Attributes:
+        rank: the process.
+        gpu: name of its GPU; "" on the CPU.
+        step: number of the training step; None without ``prof.step()``.
+        position: of the call among the fused calls of its step, from 0: the same module has the same in every step.
+        optimizer: "sgd", "rowwise_adagrad", ... as FBGEMM calls it, or "dense".
+        weighted: whether the pooling is weighted (``per_sample_weights``).
+        num_tables, batch_size, sum_of_dims, num_lookups: the sizes of the call.
+        kernels_us: summed time of each kernel by class (``FORWARD_KERNELS``, ``BACKWARD_KERNELS``) and by name; empty
+            on the CPU, without classes that had no kernel.
+        forward_span_us, backward_span_us: from the start of the first kernel to the end of the last.
+        forward_host_us, backward_host_us: time of the operators on the CPU; a CPU training has only these.
+    """
+
+    rank: int
+    gpu: str
+    step: int | None
+    position: int
+    optimizer: str
+    weighted: bool | None
+    num_tables: int | None
+    batch_size: int | None
+    sum_of_dims: int | None
+    num_lookups: int | None
+    kernels_us: Mapping[KernelClass, Mapping[str, float]]
+    forward_span_us: float
+    backward_span_us: float
+    forward_host_us: float
+    backward_host_us: float
+
+    def class_us(self, kind: KernelClass) -> float:
+        """The kernels of a class together."""
+        return sum(self.kernels_us.get(kind, {}).values())
+
+    @property
+    def forward_us(self) -> float:
+        """Its kernels in the forward pass, or the operators of a training on the CPU."""
+        return self._time_of(FORWARD_KERNELS, self.forward_host_us)
+
+    @property
+    def backward_us(self) -> float:
+        """Its kernels in the backward pass, or the operator of a training on the CPU."""
+        return self._time_of(BACKWARD_KERNELS, self.backward_host_us)
+
+    def _time_of(self, classes: Sequence[KernelClass], host_us: float) -> float:
+        return sum(map(self.class_us, classes)) if self.gpu else host_us
+
+
+_TIMES = tuple(name for name in FusedCall.__dataclass_fields__ if name.endswith(("_span_us", "_host_us")))
+
+
+def observed_calls(path: Path) -> list[FusedCall]:
+    """Every call of a fused FBGEMM module in the traces of a file, in the order of rank and time.
+
+    Raises:
+        BadFile: if the file cannot be read, or holds no such call.
+    """
+    calls = [call for trace in read_traces(path) for call in fused_calls(trace)]
+    return sorted(calls, key=lambda call: call.rank)
+
+
+def median_calls(calls: Sequence[FusedCall]) -> list[FusedCall]:
+    """One call per rank and position: medians over the training steps, of each kernel by itself."""
+    repeats: dict[tuple[int, int], list[FusedCall]] = defaultdict(list)
+    for call in calls:
+        repeats[call.rank, call.position].append(call)
+    return [_median(repeats[key]) for key in sorted(repeats)]
+
+
+def _median(repeats: Sequence[FusedCall]) -> FusedCall:
+    names = {kind: {n: None for one in repeats for n in one.kernels_us.get(kind, {})} for kind in KERNELS}
+
+    def kernel(kind: KernelClass, name: str) -> float:
+        return median(one.kernels_us.get(kind, {}).get(name, 0.0) for one in repeats)
+
+    lookups = [one.num_lookups for one in repeats if one.num_lookups is not None]
+    return replace(
+        repeats[0],
+        step=None,
+        num_lookups=round(median(lookups)) if lookups else None,
+        kernels_us={kind: {name: kernel(kind, name) for name in of} for kind, of in names.items() if of},
+        **{name: median(getattr(one, name) for one in repeats) for name in _TIMES},
+    )
+
+
+def fused_calls(trace: Trace) -> list[FusedCall]:
+    """Every call of a fused FBGEMM module in a trace, in the order of time.
+
+    Raises:
+        BadFile: if there is none.
+    """
+    forward_of: dict[int | None, list[tuple[Op, Op | None]]] = defaultdict(list)
+    backward_of: dict[int | None, list[Op]] = defaultdict(list)
+    bounds_check: dict[object, Op] = {}
+    for op in trace.ops:
+        step = trace.step_at(op.start_us)
+        if _BOUNDS_CHECK.match(op.name):
+            bounds_check[op.thread] = op
+        elif _FORWARD.fullmatch(op.name):
+            forward_of[step].append((op, bounds_check.pop(op.thread, None)))
+        elif _BACKWARD.fullmatch(op.name):
+            backward_of[step].append(op)
+    if not forward_of:
+        problem = "it has no operator of FBGEMM (fbgemm::split_embedding_codegen_lookup_...)"
+        remedy = "Record a training with TorchRec's or FBGEMM's fused embedding modules, on CPU and GPU activities."
+        raise BadFile(trace.source, problem, remedy)
+    work: dict[int, list[GpuWork]] = defaultdict(list)
+    for one in trace.gpu_work:
+        for op in one.op.around():
+            work[id(op)].append(one)
+    calls = []
+    for step, forwards in forward_of.items():
+        backwards = _in_order_of_forwards(forwards, backward_of[step])
+        for position, ((lookup, check), backward) in enumerate(zip(forwards, backwards, strict=True)):
+            calls.append(_call(trace, step, position, lookup, check, backward, work))
+    return calls
+
+
+def _in_order_of_forwards(forwards: list[tuple[Op, Op | None]], backwards: list[Op]) -> Sequence[Op | None]:
+    """Autograd numbers its nodes in the order of the forward pass; newer operators also carry the number."""
+    ordered = sorted(backwards, key=lambda op: op.sequence or 0)
+    if len(ordered) == len(forwards):
+        return ordered
+    by_sequence = {op.sequence: op for op in backwards}
+    return [by_sequence.get(lookup.sequence) if lookup.sequence is not None else None for lookup, _ in forwards]
+
+
+def _call(
+    trace: Trace,
+    step: int | None,
+    position: int,
+    lookup: Op,
+    check: Op | None,
+    backward: Op | None,
+    work: Mapping[int, Sequence[GpuWork]],
+) -> FusedCall:
+    checking = work.get(id(check), ()) if check else ()
+    looking_up = work.get(id(lookup), ())
+    updating = work.get(id(backward), ()) if backward else ()
+    kernels: dict[KernelClass, dict[str, float]] = {}
+    by_class: list[tuple[KernelClass, GpuWork]] = [
+        *(("bounds_check", one) for one in checking if "bounds_check" in one.name),  # not its counter's fill
+        *(("lookup", one) for one in looking_up),
+        *((_class_of(one.name), one) for one in updating),
+    ]
+    for kind, one in by_class:
+        times = kernels.setdefault(kind, {})
+        times[one.name] = times.get(one.name, 0.0) + one.duration_us
+    found = _FORWARD.fullmatch(lookup.name)
+    assert found is not None  # it was found so
+    tables, batch, dims, lookups, weighted = _sizes(lookup, backward)
+    return FusedCall(
+        rank=trace.rank,
+        gpu=trace.gpu,
+        step=step,
+        position=position,
+        optimizer=found[1] or found[2] or DENSE,
+        weighted=weighted,
+        num_tables=tables,
+        batch_size=batch,
+        sum_of_dims=dims,
+        num_lookups=lookups,
+        kernels_us=kernels,
+        forward_span_us=_span([*checking, *looking_up]),
+        backward_span_us=_span(updating),
+        forward_host_us=lookup.duration_us + (check.duration_us if check else 0.0),
+        backward_host_us=backward.duration_us if backward else 0.0,
+    )
+
+
+def _class_of(kernel: str) -> KernelClass:
+    return next((kind for pattern, kind in _CLASS_OF_KERNEL if pattern.search(kernel)), "index")
+
+
+def _span(work: Sequence[GpuWork]) -> float:
+    return max(one.end_us for one in work) - min(one.start_us for one in work) if work else 0.0
+
+
+def _sizes(lookup: Op, backward: Op | None) -> tuple[int | None, int | None, int | None, int | None, bool | None]:
+    """Tables, batch, sum of dims, lookups, and whether the pooling is weighted.
+
+    In every version of FBGEMM the inputs are: ..., offsets of the dims, sum of dims, largest dim, cumulated rows, their
+    bits, indices, offsets, pooling mode, weights of the indices, ...; the two dims are the first pair of plain numbers.
+    """
+    types, dims = lookup.input_types, lookup.input_dims
+    first = next((i for i in range(1, len(types) - 1) if types[i] == types[i + 1] == "Scalar"), None)
+    if first is None or len(types) != len(dims) or first + 7 >= len(dims):
+        return None, None, None, None, None
+    num_tables = dims[first - 1][0] - 1
+    (num_lookups,), (num_offsets,) = dims[first + 4], dims[first + 5]
+    batch, remainder = divmod(num_offsets - 1, num_tables)
+    sum_of_dims = None
+    if lookup.scalars and lookup.scalars[first].isdigit():
+        sum_of_dims = int(lookup.scalars[first])
+    elif backward is not None and backward.input_dims and backward.input_dims[0][:1] == (batch,):
+        sum_of_dims = backward.input_dims[0][1]
+    return (
+        num_tables,
+        None if remainder else batch,
+        sum_of_dims,
+        num_lookups,
+        types[first + 7].startswith(("float", "double", "c10::Half")),
+    )

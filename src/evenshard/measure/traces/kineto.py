@@ -1,0 +1,283 @@
+"""Files of ``torch.profiler``: the operators of each thread, and what each of them started on the GPU."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import re
+import tarfile
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from evenshard.utils.errors import BadFile
+from evenshard.utils.messages import reason_of
+
+RECORDING = """\
+import torch.distributed as dist
+from torch.profiler import profile, schedule
+
+def save(prof):
+    prof.export_chrome_trace(f"trace_rank{dist.get_rank()}.json.gz")
+
+steps = schedule(wait=10, warmup=2, active=10, repeat=1)
+with profile(schedule=steps, record_shapes=True, on_trace_ready=save) as prof:
+    for batch in batches:
+        train_step(batch)
+        prof.step()
+"""
+"""How every rank records a trace that has all that is read here."""
+HOW_TO_RECORD = "Record every rank with torch.profiler as `evenshard observe --help` shows"
+
+MAX_TRACE_BYTES = 4 * 2**30
+"""Of one trace as JSON; some ten steps have 30 to 100 MB."""
+_OPS = {"cpu_op", "operator", "user_annotation"}
+_LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime"}
+_ON_GPU = {"kernel", "gpu_memset", "memset", "gpu_memcpy", "memcpy"}
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operator or an annotation on a thread of the CPU; times are microseconds.
+
+    Attributes:
+        parent: the one around it on the same thread.
+        input_dims: sizes of its inputs, such as ((1000,), ()); empty in a trace without shapes.
+        input_types: their types, such as "long int" or "Scalar".
+        scalars: values of inputs that are numbers, as text; empty in older traces.
+        sequence: autograd's number, which the operators of the forward and the backward pass share.
+    """
+
+    name: str
+    start_us: float
+    duration_us: float
+    thread: object
+    parent: Op | None
+    input_dims: tuple[Any, ...]
+    input_types: tuple[str, ...]
+    scalars: tuple[str, ...]
+    sequence: int | None
+
+    @property
+    def end_us(self) -> float:
+        """When it ends."""
+        return self.start_us + self.duration_us
+
+    def around(self) -> Iterator[Op]:
+        """The operators around it, the nearest first, itself before them."""
+        op: Op | None = self
+        while op is not None:
+            yield op
+            op = op.parent
+
+
+@dataclass(frozen=True)
+class GpuWork:
+    """A kernel, a copy or a fill on the GPU.
+
+    Attributes:
+        op: the operator that started it.
+    """
+
+    name: str
+    start_us: float
+    duration_us: float
+    stream: int
+    op: Op
+
+    @property
+    def end_us(self) -> float:
+        """When it ends."""
+        return self.start_us + self.duration_us
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One rank's trace.
+
+    Attributes:
+        source: its file, with the member of an archive behind it.
+        rank: of ``world_size`` processes; 0 of 1 where the trace does not say.
+        gpu: name of the rank's GPU; "" for a training on the CPU.
+        steps: (number, start, end) of each training step, in order; empty without ``prof.step()``.
+        ops: operators in the order of their start.
+        gpu_work: what operators of this trace started, in the order of its start. What was started before the trace
+            began is not in it.
+    """
+
+    source: str
+    rank: int
+    world_size: int
+    gpu: str
+    steps: tuple[tuple[int, float, float], ...]
+    ops: tuple[Op, ...]
+    gpu_work: tuple[GpuWork, ...]
+
+    def step_at(self, moment_us: float) -> int | None:
+        """The number of the training step at a moment on the CPU, or None."""
+        found = bisect_right(self._step_starts, moment_us) - 1
+        return self.steps[found][0] if found >= 0 and moment_us <= self.steps[found][2] else None
+
+    @cached_property
+    def _step_starts(self) -> list[float]:
+        return [start for _, start, _ in self.steps]
+
+    @cached_property
+    def has_shapes(self) -> bool:
+        """Whether operators say the sizes of their inputs (``record_shapes=True``)."""
+        return any(op.input_dims for op in self.ops)
+
+
+def read_traces(path: Path) -> list[Trace]:
+    """The traces of a file: .json, .json.gz, or an archive of several (.tar, .tar.gz).
+
+    Raises:
+        BadFile: if it is missing, torn, or not of ``torch.profiler``.
+    """
+    return [_trace(path, source, content) for source, content in _contents(path)]
+
+
+def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
+    try:
+        if tarfile.is_tarfile(path):
+            with tarfile.open(path) as archive:
+                members = [one for one in archive if one.isfile() and one.name.endswith((".json", ".json.gz"))]
+                if not members:
+                    raise BadFile(path, "the archive holds no .json and no .json.gz", f"{HOW_TO_RECORD}.")
+                for member in members:
+                    file = archive.extractfile(member)
+                    assert file is not None  # it is a file
+                    yield f"{path}:{member.name}", _unpacked(path, file.read(MAX_TRACE_BYTES + 1))
+        else:
+            with path.open("rb") as file:
+                yield str(path), _unpacked(path, file.read(MAX_TRACE_BYTES + 1))
+    except FileNotFoundError:
+        raise BadFile(path, "no such file", f"{HOW_TO_RECORD}.") from None
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        problem = f"it is torn or not a trace ({reason_of(error)})"
+        raise BadFile(path, problem, f"Copy it again, or record it again: {HOW_TO_RECORD}.") from None
+
+
+def _unpacked(path: Path, content: bytes) -> bytes:
+    if content.startswith(b"\x1f\x8b"):
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            content = file.read(MAX_TRACE_BYTES + 1)
+    if len(content) > MAX_TRACE_BYTES:
+        raise BadFile(
+            path, f"the trace has more than {MAX_TRACE_BYTES / 2**30:.0f} GB", "Record fewer steps (active=10)."
+        )
+    return content
+
+
+def _trace(path: Path, source: str, content: bytes) -> Trace:
+    where = source.removeprefix(f"{path}").lstrip(":") or None
+    try:
+        document = json.loads(content.decode("utf-8", errors="replace"), strict=False)
+    except (ValueError, RecursionError) as error:
+        problem = f"it is torn or not JSON ({reason_of(error)})"
+        raise BadFile(path, problem, f"Copy it again, or record it again: {HOW_TO_RECORD}.", where) from None
+    events = document.get("traceEvents") if isinstance(document, dict) else None
+    if not isinstance(events, list):
+        raise BadFile(path, "it has no traceEvents, so it is not a trace of torch.profiler", f"{HOW_TO_RECORD}.", where)
+    try:
+        return _of_events(source, document, [event for event in events if isinstance(event, dict)])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = f"an event of it has not the form that torch.profiler writes ({reason_of(error)})"
+        raise BadFile(path, problem, f"{HOW_TO_RECORD}.", where) from None
+
+
+def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, Any]]) -> Trace:
+    on_cpu: dict[object, list[dict[str, Any]]] = {}
+    on_gpu: list[dict[str, Any]] = []
+    launches: dict[int, dict[str, Any]] = {}
+    for event in events:
+        kind = str(event.get("cat", "")).lower()
+        if event.get("ph") != "X":
+            continue
+        if kind in _OPS:
+            on_cpu.setdefault((event["pid"], event["tid"]), []).append(event)
+        elif kind in _ON_GPU:
+            on_gpu.append(event)
+        elif kind in _LAUNCHES and "correlation" in event.get("args", {}):
+            launches[event["args"]["correlation"]] = event
+    threads = {thread: _nested(thread, ops) for thread, ops in on_cpu.items()}
+    starts = {thread: [op.start_us for op in ops] for thread, ops in threads.items()}
+    by_external_id = {
+        event["args"]["External id"]: op
+        for thread, of_thread in on_cpu.items()
+        for event, op in zip(of_thread, threads[thread], strict=True)
+        if "External id" in event.get("args", {})
+    }
+
+    def starter(event: Mapping[str, Any]) -> Op | None:
+        """The launch of the same correlation lies inside the operator; without launches, both have one external id."""
+        launch = launches.get(event["args"].get("correlation"))
+        if launch is None:
+            return None if launches else by_external_id.get(event["args"].get("External id"))
+        thread = (launch["pid"], launch["tid"])
+        moment = _time(launch, "ts")
+        before = bisect_right(starts.get(thread, []), moment)
+        last = threads[thread][before - 1] if before else None
+        return next((op for op in last.around() if op.end_us >= moment), None) if last is not None else None
+
+    work = [
+        GpuWork(str(event["name"]), _time(event, "ts"), _time(event, "dur"), int(event["args"].get("stream", 0)), op)
+        for event in on_gpu
+        if (op := starter(event)) is not None
+    ]
+    ops = sorted((op for of_thread in threads.values() for op in of_thread), key=lambda op: op.start_us)
+    steps = {int(found[1]): op for op in ops if (found := _STEP.match(op.name))}
+    devices = [event["args"]["device"] for event in on_gpu if "device" in event.get("args", {})]
+    info = document.get("distributedInfo") or {}
+    return Trace(
+        source=source,
+        rank=int(info.get("rank", 0)),
+        world_size=int(info.get("world_size", 1)),
+        gpu=_gpu_name(document.get("deviceProperties") or [], devices[0]) if devices else "",
+        steps=tuple((number, op.start_us, op.end_us) for number, op in steps.items()),
+        ops=tuple(ops),
+        gpu_work=tuple(sorted(work, key=lambda one: one.start_us)),
+    )
+
+
+def _nested(thread: object, events: list[dict[str, Any]]) -> list[Op]:
+    """Operators of one thread in the order of their start; sorts the events likewise."""
+    events.sort(key=lambda event: (_time(event, "ts"), -_time(event, "dur")))
+    ops: list[Op] = []
+    parent: Op | None = None
+    for event in events:
+        args = event.get("args", {})
+        start, duration = _time(event, "ts"), _time(event, "dur")
+        # times may be rounded to microseconds: the end of an operator may lie 1 us behind that of the one around it
+        parent = next((op for op in parent.around() if op.end_us > start), None) if parent else None
+        parent = Op(
+            name=str(event["name"]),
+            start_us=start,
+            duration_us=duration,
+            thread=thread,
+            parent=parent,
+            input_dims=tuple(tuple(one) if isinstance(one, list) else () for one in args.get("Input Dims", ())),
+            input_types=tuple(map(str, args.get("Input type", ()))),
+            scalars=tuple(map(str, args.get("Concrete Inputs", ()))),
+            sequence=args.get("Sequence number"),
+        )
+        ops.append(parent)
+    return ops
+
+
+def _time(event: Mapping[str, Any], name: str) -> float:
+    value = event[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} is not a valid time")
+    return float(value)
+
+
+def _gpu_name(properties: list[dict[str, Any]], device: int) -> str:
+    return next((str(one["name"]) for one in properties if one.get("id") == device), "unknown GPU")

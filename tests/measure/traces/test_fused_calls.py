@@ -1,0 +1,162 @@
+"""Calls of fused modules: kernel times equal those that others read from the same traces, sizes are the real ones."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.fbgemm import ShardKernels
+from evenshard.measure.traces.fused_calls import FusedCall, KernelClass, median_calls, observed_calls
+from evenshard.utils.errors import BadFile
+from support.builders import table
+from support.trace_builders import AUTOGRAD, GRADIENT_KERNEL, LOOKUP_KERNEL, TraceBuilder
+from support.truth import truth_file
+
+SOURCES = {
+    "a100_40gb_8ranks.json.gz": "tests/data/trace_diff/control",
+    "v100_16gb_2ranks.json.gz": "tests/data/trace_diff/test",
+    "a100_80gb_16ranks.json.gz": "tests/data/negative_queue_length_values_check",
+}
+CLASSES: dict[str, KernelClass] = {
+    "kernel: bounds_check_indices": "bounds_check",
+    "kernel: embedding_codegen forward lookup": "lookup",
+    "kernels: index (linearize, run length, scan, find_long_segments, fills)": "index",
+    "kernels: radix sort (histogram, exclusive sum, onesweep)": "sort",
+    "kernels: gradient + row-wise Adagrad (CTA per row, warp per row)": "gradient",
+    "kernel: grad_indice_weights (weighted pooling only)": "weights_gradient",
+}
+
+
+def points(source: str) -> list[dict[str, str]]:
+    """The rows of the published points that come from one file."""
+    with truth_file("gpu_points.csv").open() as file:
+        return [row for row in csv.DictReader(file) if source in row["source"]]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_kernels_take_what_others_read_from_the_same_trace(name: str) -> None:
+    calls = {call.num_tables: call for call in median_calls(observed_calls(truth_file(f"traces/{name}")))}
+    compared = 0
+    for row in points(SOURCES[name]):
+        kind, span = CLASSES.get(row["what"]), row["what"].startswith("span:")
+        if kind is None and not span:
+            continue
+        call = calls[int(row["T"])]
+        assert (call.batch_size, call.sum_of_dims) == (
+            int(row["B"]),
+            pytest.approx(call.num_tables * float(row["D"]), rel=0.01),
+        )
+        for column, observed in (
+            ("fwd_us", call.forward_span_us if span else call.class_us(kind)),
+            ("bwd_us", call.backward_span_us if span else call.class_us(kind)),
+        ):
+            if row[column]:
+                assert observed == pytest.approx(float(row[column]), abs=1.0), row["what"]
+                compared += 1
+        if found := re.search(r"host CPU time of the backward ([\d.]+) us", row["notes"]):
+            assert call.backward_host_us == float(found[1])
+    assert compared >= 8
+
+
+def test_an_archive_holds_the_traces_of_all_ranks() -> None:
+    calls = [c for c in observed_calls(truth_file("traces/v100_32gb_8ranks_b128.tar.gz")) if c.optimizer == "adagrad"]
+    assert [call.rank for call in calls] == [*range(8)]
+    for row in points("dlrm_kineto.tar.gz worker"):
+        call = calls[int(row["source"][-1])]
+        assert (call.num_tables, call.batch_size) == (int(row["T"]), int(row["B"]))
+        assert call.num_lookups == round(float(row["L"]) * call.num_tables * call.batch_size)
+        assert (call.forward_us, call.backward_span_us) == (float(row["fwd_us"]), float(row["bwd_us"]))
+
+
+def recorded(folder: Path, shapes: bool = True) -> list[FusedCall]:
+    """The calls of three steps of a fused module on the CPU, recorded here."""
+    path = folder / f"trace_{shapes}.json.gz"
+    config = MeasureConfig(hardware="cpu", num_batches=3, seed=5)
+    shard = (table("ads", rows=50, dim=4, pooling=2.5), table("users", rows=200, dim=12, pooling=1.5))
+    with (
+        ShardKernels(config, torch.device("cpu")).loaded(shard, 16) as loaded,
+        profile(
+            activities=[ProfilerActivity.CPU],
+            schedule=schedule(wait=0, warmup=1, active=3, repeat=1),
+            record_shapes=shapes,
+            on_trace_ready=lambda prof: prof.export_chrome_trace(str(path)),
+        ) as prof,
+    ):
+        for number in range(4):
+            loaded.backward(loaded.forward(number))
+            prof.step()
+        lookups = [len(loaded.batches[number % 3][0]) for number in (1, 2, 3)]
+    calls = observed_calls(path)
+    if shapes:
+        assert [call.num_lookups for call in calls] == lookups
+    return calls
+
+
+def test_a_training_on_the_cpu_has_the_times_of_its_operators(tmp_path: Path) -> None:
+    calls = recorded(tmp_path)
+    assert [call.step for call in calls] == [1, 2, 3]
+    for call in calls:
+        assert (call.optimizer, call.weighted, call.gpu, call.kernels_us) == ("sgd", False, "", {})
+        assert (call.num_tables, call.batch_size, call.sum_of_dims) == (2, 16, 16)
+        assert 0 < call.forward_us == call.forward_host_us and 0 < call.backward_us == call.backward_host_us
+
+
+def test_without_shapes_there_are_times_and_no_sizes(tmp_path: Path) -> None:
+    for call in recorded(tmp_path, shapes=False):
+        assert (call.num_tables, call.batch_size, call.num_lookups, call.weighted) == (None, None, None, None)
+        assert call.forward_us > 0 and call.backward_us > 0
+
+
+def test_a_kernel_belongs_to_the_operator_that_launched_it_however_late_it_runs(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    trace.step(7, 0, 1000)
+    trace.lookup(100, tables=2)
+    trace.kernel(LOOKUP_KERNEL, launched=105, start=500, duration=40)
+    trace.lookup(200, tables=3)
+    trace.kernel(LOOKUP_KERNEL, launched=205, start=540, duration=60)
+    trace.op("aten::mm", 495, 100)
+    trace.kernel("gemm", launched=500, start=505, duration=30)
+    trace.backward(300, sequence=12)  # of the second lookup: autograd goes backwards
+    trace.kernel(GRADIENT_KERNEL, launched=305, start=700, duration=9, thread=AUTOGRAD)
+    trace.backward(320, sequence=11)
+    trace.kernel("find_long_segments", launched=322, start=710, duration=2, thread=AUTOGRAD)
+    trace.kernel(GRADIENT_KERNEL, launched=325, start=715, duration=5, thread=AUTOGRAD)
+    first, second = observed_calls(trace.save(tmp_path / "trace.json"))
+    assert (first.num_tables, second.num_tables, first.step, second.position) == (2, 3, 7, 1)
+    assert (first.forward_us, second.forward_us) == (40, 60)
+    assert (first.backward_us, second.backward_us) == (7, 9)
+    assert (first.class_us("index"), first.backward_span_us, first.gpu) == (2, 10, "NVIDIA H200")
+
+
+def test_what_is_no_trace_of_fbgemm_says_how_to_record_one(tmp_path: Path) -> None:
+    other = TraceBuilder()
+    other.op("aten::embedding_bag", 0, 10)
+    whole = other.save(tmp_path / "other.json.gz")
+    torn = tmp_path / "torn.json.gz"
+    torn.write_bytes(whole.read_bytes()[:-20])
+    cut_text = tmp_path / "cut.json"
+    cut_text.write_text('{"traceEvents": [{"ph": "X"')
+    no_trace = tmp_path / "list.json"
+    no_trace.write_text("[1, 2]")
+    odd = tmp_path / "odd.json"
+    odd.write_text(
+        '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": "soon", "dur": 1}]}'
+    )
+    for path, problem in (
+        (whole, "it has no operator of FBGEMM"),
+        (torn, "it is torn"),
+        (cut_text, "it is torn or not JSON"),
+        (no_trace, "it has no traceEvents"),
+        (odd, "ts is not a valid time"),
+        (tmp_path / "missing.json", "no such file"),
+        (tmp_path, "it is torn or not a trace"),
+    ):
+        with pytest.raises(BadFile, match=problem) as caught:
+            observed_calls(path)
+        assert "ecord" in str(caught.value) and str(path) in str(caught.value)

@@ -1,0 +1,91 @@
+"""Kineto traces event by event, as torch.profiler writes them, for what no GPU of ours can record."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+OPTIMIZER = "rowwise_adagrad"
+LOOKUP = f"fbgemm::split_embedding_codegen_lookup_{OPTIMIZER}_function"
+BACKWARD = f"torch::autograd::CppNode<SplitLookupFunction_{OPTIMIZER}_Op>"
+LOOKUP_KERNEL = "void split_embedding_codegen_forward_unweighted_kernel<float, float, float, long, 2ul>(...)"
+GRADIENT_KERNEL = f"void split_embedding_backward_codegen_{OPTIMIZER}_unweighted_kernel_warp_per_row_1<float>(...)"
+NCCL_KERNEL = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
+MAIN, AUTOGRAD = 1, 2
+
+
+class TraceBuilder:
+    """One rank's trace; times are microseconds."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1, shapes: bool = True) -> None:
+        self.rank, self.world_size, self.shapes = rank, world_size, shapes
+        self.events: list[dict[str, Any]] = []
+        self._launches = 0
+
+    def op(self, name: str, start: float, duration: float, thread: int = MAIN, **args: Any) -> None:
+        """An operator or an annotation on the CPU."""
+        if not self.shapes:
+            args = {key: value for key, value in args.items() if not key.startswith("Input")}
+        self._add("cpu_op", name, start, duration, thread, args)
+
+    def kernel(self, name: str, launched: float, start: float, duration: float, thread: int = MAIN) -> None:
+        """A kernel that a thread of the CPU launched at a moment."""
+        self._launches += 1
+        self._add("cuda_runtime", "cudaLaunchKernel", launched, 0, thread, {"correlation": self._launches})
+        args = {"correlation": self._launches, "stream": 7, "device": self.rank}
+        self._add("kernel", name, start, duration, 7, args)
+
+    def step(self, number: int, start: float, duration: float) -> None:
+        """A training step, up to ``prof.step()``."""
+        self._add("user_annotation", f"ProfilerStep#{number}", start, duration, MAIN, {})
+
+    def lookup(self, start: float, tables: int = 2, batch: int = 8, lookups: int = 48) -> None:
+        """The forward operator of a fused module, without its kernels."""
+        dims = [[0], [9], [0], [0, 0], [tables], [tables], [tables + 1], [], [], [tables + 1], [], [lookups],
+                [tables * batch + 1], [], []]  # fmt: skip
+        types = ["float"] * 4 + [
+            "int",
+            "long",
+            "int",
+            "Scalar",
+            "Scalar",
+            "long",
+            "Scalar",
+            "long",
+            "long",
+            "Scalar",
+            "",
+        ]
+        self.op(LOOKUP, start, 10, **{"Input Dims": dims, "Input type": types})
+
+    def backward(self, start: float, sequence: int, batch: int = 8, dims: int = 24) -> None:
+        """The node of the backward pass of a fused module, without its kernels."""
+        sizes = {"Input Dims": [[batch, dims]], "Input type": ["float"]}
+        self.op(BACKWARD, start, 10, AUTOGRAD, **sizes, **{"Sequence number": sequence})
+
+    def exchange(
+        self, around: str, launched: float, start: float, duration: float, thread: int = MAIN, kind: str = "float"
+    ) -> None:
+        """An all-to-all under an operator of TorchRec, with its kernel."""
+        self.op(around, launched - 2, 6, thread)
+        self.op("nccl:all_to_all", launched - 1, 4, thread, **{"Input Dims": [[64]], "Input type": [kind]})
+        self.kernel(NCCL_KERNEL, launched, start, duration, thread)
+
+    def save(self, path: Path) -> Path:
+        """Writes the trace, compressed if the name says so."""
+        document = {
+            "schemaVersion": 1,
+            "deviceProperties": [{"id": device, "name": "NVIDIA H200"} for device in range(8)],
+            "distributedInfo": {"backend": "nccl", "rank": self.rank, "world_size": self.world_size},
+            "traceEvents": self.events,
+        }
+        text = json.dumps(document).encode()
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+        return path
+
+    def _add(self, kind: str, name: str, start: float, duration: float, thread: int, args: dict[str, Any]) -> None:
+        self.events.append(
+            {"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": duration, "args": args}
+        )
