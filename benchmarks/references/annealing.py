@@ -147,7 +147,8 @@ class Population:
         self._row_limit_Q = np.concatenate([start.row_limit_D for start in starts])
 
     def _slowest_ms(self) -> FloatArray:
-        return np.asarray(self._ms_Q.reshape(self._chains, self._num_devices).max(axis=1))
+        shape = (self._chains, self._num_devices)
+        return self._times.overall_ms(self._sums_QC.reshape(*shape, -1), self._ms_Q.reshape(shape))
 
     def _measure_energy(self) -> None:
         """The energy relative to each chain's slowest device now."""

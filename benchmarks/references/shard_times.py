@@ -17,7 +17,7 @@ import numpy.typing as npt
 from evenshard.measure.link import BYTES_PER_VALUE
 from evenshard.measure.simulated.device_model import ROW_LIMITS, backward_ms, forward_ms
 from evenshard.measure.simulated.hardware import SimulatedHardware
-from evenshard.measure.simulated.shard_work import HOTTEST, NUM_ROWS, NUM_WORK_COLUMNS, SIZE_BYTES
+from evenshard.measure.simulated.shard_work import HOTTEST, NUM_ROWS, NUM_WORK_COLUMNS, OUTPUT_BYTES, SIZE_BYTES
 from evenshard.placement.task import PlacementTask
 from evenshard.tables.reuse import FloatArray
 
@@ -54,11 +54,26 @@ class ShardTimes:
         self.alone_ms_T = forward_ms(self._profile, work) + backward_ms(self._profile, work)
 
     def device_ms(self, sums_NC: FloatArray) -> FloatArray:
-        """[N] the four times of a device together: compute, and its exchanges with the other devices of the task."""
+        """[N] the four times of a device together: compute, and its exchanges with the other devices of the task.
+
+        As if no other device held more dims, which does not depend on the others; ``overall_ms`` knows them.
+        """
         work = self._counter.work_of_sums(sums_NC)
-        dims_N = work.output_bytes / (self._batch_size * BYTES_PER_VALUE)
-        exchange_N = self._link.exchange_ms(dims_N, self._total_dims, self._num_devices, self._batch_size)
-        return np.asarray(forward_ms(self._profile, work) + backward_ms(self._profile, work) + 2 * exchange_N)
+        exchange_N = self._both_exchanges_ms(sums_NC[:, OUTPUT_BYTES])
+        return np.asarray(forward_ms(self._profile, work) + backward_ms(self._profile, work) + exchange_N)
+
+    def overall_ms(self, sums: FloatArray, device_ms: FloatArray) -> FloatArray:
+        """[...] ms of the slowest device of placements, from sums [..., D, C] and ``device_ms`` [..., D]."""
+        bytes_ = sums[..., OUTPUT_BYTES]
+        with_others = self._both_exchanges_ms(bytes_, bytes_.max(axis=-1, keepdims=True))
+        return np.asarray((device_ms + with_others - self._both_exchanges_ms(bytes_)).max(axis=-1))
+
+    def _both_exchanges_ms(self, bytes_: FloatArray, most_bytes: FloatArray | None = None) -> FloatArray:
+        """A device's two exchanges, from the bytes of its pooled embeddings; see ``Link.exchange_ms``."""
+        to_dims = 1 / (self._batch_size * BYTES_PER_VALUE)
+        most = None if most_bytes is None else most_bytes * to_dims
+        context = (self._total_dims, self._num_devices, self._batch_size)
+        return (1 + self._link.forward_share) * self._link.exchange_ms(bytes_ * to_dims, *context, most)
 
     def fits(self, sums_NC: FloatArray) -> npt.NDArray[np.bool_]:
         """[N] whether the device has room."""
@@ -71,7 +86,7 @@ class ShardTimes:
     def slowest_ms(self, device_of_T: IntArray) -> float:
         """The slowest device of a placement; infinite if one of its devices has no room for its shard."""
         sums_DC = self.sums(device_of_T)
-        return float(self.device_ms(sums_DC).max()) if self.fits(sums_DC).all() else math.inf
+        return float(self.overall_ms(sums_DC, self.device_ms(sums_DC))) if self.fits(sums_DC).all() else math.inf
 
     def sums(self, device_of_T: IntArray) -> FloatArray:
         """[D, C] sums of the shards of a placement."""

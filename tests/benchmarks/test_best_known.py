@@ -31,6 +31,7 @@ H200 = "simulated:h200"
 BATCH = 65536
 POOL = generate_tables(GeneratorConfig(120, (4, 16, 64, 256), weight_bits=16), BATCH, seed=3)
 HARDWARE = SimulatedHardware(MeasureConfig(hardware=H200))
+RTX = SimulatedHardware(MeasureConfig(hardware="simulated:rtx_2080_ti"))
 QUICK = AnnealConfig(evaluations=20_000, stages=10)
 
 
@@ -172,6 +173,18 @@ def test_times_from_sums_are_those_of_the_hardware(batch_size: int, tolerance: f
     assert found == pytest.approx(totals, rel=tolerance)
     assert (found <= totals * (1 + 1e-9)).all()
     assert times.slowest_ms(device_of_T) == found.max()
+
+
+def test_the_slowest_device_waits_for_the_one_that_exchanges_most() -> None:
+    of_task = some_task(8, 3)
+    times, device_of_T = ShardTimes(RTX, of_task), random_devices(of_task, 1)
+    cost = RTX.measure(of_task, Placement(tuple(device_of_T.tolist()), 3))
+    alone_D = times.device_ms(times.sums(device_of_T))
+    totals_D = np.array([device.total_ms for device in cost.devices])
+    dims_D = np.bincount(device_of_T, [table.embedding_dim for table in of_task.tables], 3)
+    waits = alone_D < totals_D * (1 - 1e-3)
+    assert waits.tolist() == (dims_D < dims_D.max()).tolist() and not waits.all()
+    assert times.slowest_ms(device_of_T) == pytest.approx(cost.max_device_ms, rel=2e-3)
 
 
 def test_sums_after_moves_and_swaps_are_those_of_the_new_placement_exactly() -> None:

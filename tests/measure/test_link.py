@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import LINKS, Link, beyond_span, is_modelled, link, link_of, start_skew_ms
 from evenshard.utils.errors import BadConfig, BadFile
+from support.truth import truth_file
 
 PLAIN = Link(latency_us=0.0, bandwidth_gb_s=1.0, source="by hand")
 
@@ -40,11 +43,11 @@ def test_latency_is_paid_once_per_exchange_in_microseconds() -> None:
 
 
 def test_one_device_exchanges_nothing_and_waits_for_nobody() -> None:
-    assert Link(500.0, 1.0, "by hand").all_to_all_ms([64], 4096) == (0.0,)
+    assert Link(500.0, "by hand", bandwidth_gb_s=1.0).all_to_all_ms([64], 4096) == (0.0,)
 
 
 def test_twice_the_bandwidth_takes_half_the_time() -> None:
-    twice = Link(0.0, 2.0, "by hand").all_to_all_ms([8, 2, 1], 3000)
+    twice = Link(0.0, "by hand", bandwidth_gb_s=2.0).all_to_all_ms([8, 2, 1], 3000)
     assert twice == pytest.approx([ms / 2 for ms in PLAIN.all_to_all_ms([8, 2, 1], 3000)])
 
 
@@ -52,8 +55,8 @@ def test_twice_the_bandwidth_takes_half_the_time() -> None:
 @given(dims=st.lists(st.integers(0, 500), min_size=2, max_size=8), data=st.data())
 def test_renamed_devices_swap_their_times(dims: list[int], data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(dims))))
-    times = LINKS["ethernet_25g"].all_to_all_ms(dims, 512)
-    assert LINKS["ethernet_25g"].all_to_all_ms([dims[d] for d in order], 512) == tuple(times[d] for d in order)
+    times = LINKS["pcie3_host"].all_to_all_ms(dims, 512)
+    assert LINKS["pcie3_host"].all_to_all_ms([dims[d] for d in order], 512) == tuple(times[d] for d in order)
 
 
 @settings(deadline=None)
@@ -64,11 +67,55 @@ def test_even_dims_are_the_fastest_split(share: int, devices: int) -> None:
     assert len(set(even)) == 1 and max(uneven) > max(even)
 
 
+SHARED = Link(0.0, "by hand", bandwidth_gb_s=1.0, slowest_gb_s=2.0, shared_gb_s=10.0)
+
+
+def test_own_slowest_and_shared_bytes_by_hand() -> None:
+    """The devices above: 24, 9, 10 and 11 kB of their own at 1 GB/s, 24 kB of the slowest at 2, 33 of all at 10."""
+    own = (24e-3, 9e-3, 10e-3, 11e-3)
+    assert SHARED.all_to_all_ms([8, 2, 1, 0], 1000) == pytest.approx([ms + 12e-3 + 3.3e-3 for ms in own])
+
+
+def test_a_device_taken_for_the_one_with_most_dims() -> None:
+    own = np.array([8.0, 2.0])
+    known = SHARED.exchange_ms(own, 11.0, 4, 1000, np.array(8.0))
+    taken = SHARED.exchange_ms(own, 11.0, 4, 1000)
+    assert taken[0] == known[0] and taken[1] == pytest.approx(known[1] - 3 * 6e-3 / 2)
+
+
+def test_bus_bandwidth_is_that_of_an_even_exchange() -> None:
+    """Of buffers of 4 x 1 MB each device sends 3: the bytes that nccl-tests divides by the time."""
+    ms = SHARED.all_to_all_ms([1] * 4, 1_000_000)[0]
+    assert SHARED.even_gb_s(4) == pytest.approx(3e6 / (ms * 1e6)) == pytest.approx(1 / (1 + 0.5 + 0.4))
+    assert LINKS["nvlink_a100"].even_gb_s(8) == pytest.approx(210) == pytest.approx(LINKS["nvlink_a100"].bandwidth_gb_s)
+
+
 @pytest.mark.parametrize("name", sorted(LINKS))
 def test_each_link_is_named_sourced_and_physical(name: str) -> None:
     found = link(name)
     assert found is LINKS[name] and found.source
-    assert 0 < found.latency_us < 1000 and 0 < found.bandwidth_gb_s < 1000
+    assert 0 < found.latency_us < 1000 and 0 < found.even_gb_s(2) < 1000 and 0.9 < found.forward_share <= 1
+    assert not any(one.problem() for one in found.evidence)
+
+
+dims_of_devices = st.lists(st.integers(0, 500), min_size=2, max_size=8)
+
+
+@settings(deadline=None)
+@given(name=st.sampled_from(sorted(LINKS)), dims=dims_of_devices, data=st.data())
+def test_more_dims_never_make_the_slowest_exchange_faster(name: str, dims: list[int], data: st.DataObject) -> None:
+    found, device = LINKS[name], data.draw(st.integers(0, len(dims) - 1))
+    more = [own + (number == device) for number, own in enumerate(dims)]
+    before, after = found.all_to_all_ms(dims, 512), found.all_to_all_ms(more, 512)
+    assert max(after) >= max(before) * (1 - 1e-12) and after[device] >= before[device] * (1 - 1e-12)
+
+
+@settings(deadline=None)
+@given(name=st.sampled_from(sorted(LINKS)), dims=dims_of_devices)
+def test_twice_the_batch_takes_twice_the_bytes(name: str, dims: list[int]) -> None:
+    fixed_ms = LINKS[name].latency_us / 1e3
+    once, twice = (np.array(LINKS[name].all_to_all_ms(dims, batch)) - fixed_ms for batch in (512, 1024))
+    assert twice == pytest.approx(2 * once, abs=1e-9)
 
 
 def test_line_rates_in_bits_become_bytes() -> None:
@@ -98,7 +145,7 @@ source: two machines and a cable
 @pytest.mark.parametrize("name", ["mine.yaml", "mine.yml"])
 def test_a_link_can_come_from_a_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(CALIBRATED)
-    assert link(str(tmp_path / name)) == Link(17.5, 2.0, "two machines and a cable")
+    assert link(str(tmp_path / name)) == Link(17.5, "two machines and a cable", bandwidth_gb_s=2.0)
 
 
 def test_a_file_that_is_no_link_is_refused(tmp_path: Path) -> None:
@@ -119,17 +166,17 @@ def test_a_file_that_is_no_link_is_refused(tmp_path: Path) -> None:
 def test_more_devices_than_a_link_connects_are_told() -> None:
     said = beyond_span("nvlink_h200", 16)
     assert said is not None
-    assert said.startswith("16 devices are priced as if one node held them all, each with 450 GB/s a direction, ")
+    assert said.startswith("16 devices are priced as if one node held them all, each with 327 GB/s a direction, ")
     assert "but nvlink_h200 connects 8. Across nodes the exchange is slower" in said
     assert beyond_span("nvlink_h200", 8) is None and beyond_span("nvlink_h200", 9) is not None
 
 
-def test_links_inside_of_a_node_span_eight_and_networks_any_number() -> None:
+def test_links_inside_of_a_node_span_it_and_networks_any_number() -> None:
     spans = {name: found.spans for name, found in LINKS.items()}
     assert {name for name, span in spans.items() if span == 8} == {
-        "pcie3_host", "nvlink_v100", "nvlink_a100", "nvlink_h200",
+        "pcie3_host", "nvlink_a100", "nvlink_h100", "nvlink_h200", "nvlink_b200",
     }  # fmt: skip
-    assert set(spans.values()) == {8, math.inf}
+    assert (spans["nvlink_v100_dgx1"], spans["nvlink_v100"]) == (4, 16)  # half a DGX-1; a DGX-2
     assert beyond_span("ethernet_25g", 10**6) is None
 
 
@@ -178,3 +225,94 @@ def test_a_link_that_carries_nothing_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(BadFile, match="bandwidth_gb_s is 0"):
         link(str(path))
+    path.write_text("latency_us: {value: 10, source: by hand}\nsource: by hand\n")
+    with pytest.raises(BadFile, match="names none of bandwidth_gb_s, slowest_gb_s, shared_gb_s"):
+        link(str(path))
+
+
+def test_a_file_may_have_terms_of_the_slowest_device_and_of_all(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "latency_us: {value: 10, source: by hand}\nslowest_gb_s: {value: 3, source: by hand}\n"
+        "shared_gb_s: {value: 9, source: by hand}\nsource: by hand\n"
+    )
+    assert link(str(path)) == Link(10.0, "by hand", slowest_gb_s=3.0, shared_gb_s=9.0)
+
+
+# Measured by others --------------------------------------------------------------------------------------------------
+
+
+def assert_evidence(found: Link, errors: np.ndarray, num_held_out: int) -> None:
+    (evidence,) = found.evidence
+    assert evidence.held_out == num_held_out
+    assert evidence.median_error_percent == pytest.approx(100 * np.median(errors), abs=0.06)
+    assert evidence.p90_error_percent == pytest.approx(100 * np.percentile(errors, 90), abs=0.06)
+
+
+def test_exchanges_of_four_2080_ti_that_are_not_in_the_fit() -> None:
+    """Every second plan; the first half is in the fit."""
+    with truth_file("rtx_2080_ti_all_to_all.csv").open() as file:
+        rows = np.array([[float(cell) for cell in row] for row in list(csv.reader(file))[1:]])[1::2]
+    dims, starts, forward, backward = (rows[:, first : first + 4] for first in (0, 4, 8, 12))
+    waits = starts.max(axis=1, keepdims=True) - starts
+    found = LINKS["pcie3_host"]
+    times = np.array([found.all_to_all_ms(own, 65_536) for own in dims.astype(int).tolist()])
+    backward_errors = np.abs(times / backward - 1)
+    forward_errors = np.abs(found.forward_share * times / (forward - waits) - 1)
+    assert np.median(backward_errors) < 0.007 and np.percentile(backward_errors, 90) < 0.06
+    assert np.median(forward_errors) < 0.018
+    both = np.concatenate([backward_errors, forward_errors])
+    assert_evidence(found, both, num_held_out=len(rows))
+
+
+def points_of(gpu: str, what: str) -> list[dict[str, str]]:
+    """The points of a GPU whose description begins like that."""
+    with truth_file("gpu_points.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row["gpu"].startswith(gpu) and row["what"].startswith(what)]
+
+
+def even_us(name: str, buffer_bytes: float, devices: int) -> float:
+    """One value of each sample on each device."""
+    return 1e3 * link(name).all_to_all_ms([1] * devices, int(buffer_bytes / 4))[0]
+
+
+def test_exchanges_of_half_a_dgx1_that_are_not_in_the_fit() -> None:
+    """Buffers of 2 MB to 2 GB, then of one table of 32 to 256 dims at batch 256; every second one is in the fit."""
+    large = points_of("4 x V100", "PARAM all_to_all, ")
+    large = [row for row in large if row["what"].endswith(" bytes")]
+    small = points_of("4 x V100", "all_to_all, batch 256")
+    sizes = [float(row["what"].split()[-2]) for row in large] + [
+        256 * 4 * float(row["what"].split()[-1]) for row in small
+    ]
+    times = np.array([float(row["total_us"]) for row in large + small])
+    found = link("nvlink_v100_dgx1")
+    errors = np.abs(np.array([even_us("nvlink_v100_dgx1", size, 4) for size in sizes]) / times - 1)
+    assert len(errors) == 15 and errors.max() < 0.06
+    assert_evidence(found, errors[1::2], num_held_out=7)
+    of_a_dgx2 = np.array([even_us("nvlink_v100", size, 4) for size in sizes])
+    assert np.median(of_a_dgx2 / times) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("nvlink_a100", "8 x A100"),
+        ("nvlink_h100", "8 x H100"),
+        ("nvlink_h200", "8 x H100"),
+        ("nvlink_b200", "8 x B200"),
+        ("infiniband_hdr", "32 x A100"),
+        ("infiniband_ndr", "32 x H100"),
+    ],
+)
+def test_bus_bandwidths_are_those_that_nvidia_shows(name: str, gpu: str) -> None:
+    (point,) = points_of(gpu, "NCCL all-to-all bus bandwidth")
+    devices = int(gpu.split()[0])
+    assert link(name).even_gb_s(devices) == pytest.approx(float(point["bw_gb_s"]), rel=0.05)
+
+
+def test_exchanges_of_h100_and_of_two_nodes_of_a100() -> None:
+    (h100,) = points_of("4 x H100", "all-to-all")
+    assert even_us("nvlink_h100", 524_288_000, 4) == pytest.approx(float(h100["total_us"]), rel=0.05)
+    (a100,) = points_of("16 x A100", "all-to-all, 12.58 MB")
+    low, high = map(float, a100["total_us"].split("-"))
+    assert low < even_us("infiniband_hdr", 12.58e6, 16) < high

@@ -56,7 +56,12 @@ class OneDeviceInTurn:
         waits_ms = start_skew_ms([compute.fwd_compute_ms for compute in computes])
         return PlacementCost(
             tuple(
-                replace(compute, fwd_all_to_all_ms=exchange, bwd_all_to_all_ms=exchange, fwd_wait_ms=wait)
+                replace(
+                    compute,
+                    fwd_all_to_all_ms=self._link.forward_share * exchange,
+                    bwd_all_to_all_ms=exchange,
+                    fwd_wait_ms=wait,
+                )
                 if compute.status == OK
                 else compute
                 for compute, exchange, wait in zip(computes, exchanges_ms, waits_ms, strict=True)

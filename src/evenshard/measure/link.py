@@ -1,7 +1,12 @@
-"""A model of all-to-all times over a named link: latency and bandwidth, nothing more.
+"""A model of all-to-all times over a named link: a fixed time, and times that grow with three counts of bytes.
 
 One process that measures the devices in turn cannot exchange anything for real, so these times are modelled, and every
 row says so.
+
+The three counts: what a device itself moves in the busier of its two directions, what the device that moves most does
+(the others wait for its data), and what all devices send together (through a host's memory, it takes turns).
+In an even exchange of N devices each sends and receives (N - 1) / N of its buffer. NCCL's bus bandwidth is these bytes
+over the time, so on a switch, where only a device's own direction counts, it is ``bandwidth_gb_s`` of long exchanges.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.evidence import Evidence
 from evenshard.measure.hardware import AUTO
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.errors import BadConfig, BadFile
@@ -22,30 +28,44 @@ from evenshard.utils.units import seconds_to_ms
 
 BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
 DEFAULT_LINK = "ethernet_25g"
+BANDWIDTHS = {
+    "bandwidth_gb_s": "a device's own bytes",
+    "slowest_gb_s": "those of the device that moves most",
+    "shared_gb_s": "those of all devices",
+}
+"""The constants of a link that are bandwidths, and the bytes that each is for."""
 BACKENDS = ("gloo", "nccl")
 """What a provenance names instead of a link where several devices measured at once."""
 GPUS_OF_A_NODE = 8
-"""That the links inside of a node connect: of DGX and HGX machines, and of hosts with PCIe cards."""
+"""That the links inside of a node connect: of DGX A100 and later, of HGX machines, and of hosts with PCIe cards."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A link between devices.
+    """A link between devices. Its bandwidths are 10**9 bytes per second; infinite where those bytes take no time.
 
     Attributes:
-        latency_us: microseconds before the first byte of an exchange arrives.
-        bandwidth_gb_s: 10**9 bytes per second that one device can send, and receive at the same time.
+        latency_us: microseconds that an exchange takes besides its bytes.
         source: source of the numbers.
+        bandwidth_gb_s: for the bytes of the device's own busier direction.
+        slowest_gb_s: for the bytes of the device that moves most, in its busier direction.
+        shared_gb_s: for the bytes that all devices send, together.
+        forward_share: duration of a forward exchange over that of the backward one.
         spans: devices that it connects; infinite for any number.
+        evidence: measured exchanges that the numbers were fitted to or compared with.
     """
 
     latency_us: float
-    bandwidth_gb_s: float
     source: str
+    bandwidth_gb_s: float = math.inf
+    slowest_gb_s: float = math.inf
+    shared_gb_s: float = math.inf
+    forward_share: float = 1.0
     spans: float = math.inf
+    evidence: tuple[Evidence, ...] = ()
 
     def all_to_all_ms(self, device_dims: Sequence[int], batch_size: int) -> tuple[float, ...]:
-        """Duration of one all-to-all on each device, ms.
+        """Duration of the backward all-to-all on each device, ms.
 
         With table-wise sharding, a device pools its tables for the whole global batch and sends every other device that
         one's part of the samples; its own part stays. The busier of its two directions counts.
@@ -55,45 +75,126 @@ class Link:
             batch_size: global batch, samples.
         """
         own_D = np.array(device_dims, dtype=np.float64)
-        return tuple(self.exchange_ms(own_D, float(own_D.sum()), len(device_dims), batch_size).tolist())
+        total = float(own_D.sum())
+        return tuple(self.exchange_ms(own_D, total, len(device_dims), batch_size, own_D.max(initial=0.0)).tolist())
 
-    def exchange_ms(self, own_dims: FloatArray, total_dims: float, num_devices: int, batch_size: int) -> FloatArray:
-        """``all_to_all_ms`` of devices that hold ``own_dims``, [any shape], of the placement's ``total_dims``."""
+    def exchange_ms(
+        self,
+        own_dims: FloatArray,
+        total_dims: float,
+        num_devices: int,
+        batch_size: int,
+        most_dims: FloatArray | None = None,
+    ) -> FloatArray:
+        """``all_to_all_ms`` of devices that hold ``own_dims``, [any shape], of the placement's ``total_dims``.
+
+        Args:
+            most_dims: dims of the device that holds most, which broadcasts; None takes each device for that one.
+        """
         if num_devices == 1:
             return np.zeros_like(own_dims)
-        values = batch_size / num_devices * np.maximum(own_dims * (num_devices - 1), total_dims - own_dims)
-        seconds = self.latency_us * 1e-6 + values * BYTES_PER_VALUE / (self.bandwidth_gb_s * 1e9)
+        peers = num_devices - 1
+        own = np.maximum(own_dims * peers, total_dims - own_dims)
+        slowest = (own_dims if most_dims is None else most_dims) * peers  # no device receives more than this one sends
+        s_per_value = own / self.bandwidth_gb_s + slowest / self.slowest_gb_s + total_dims * peers / self.shared_gb_s
+        seconds = self.latency_us * 1e-6 + s_per_value * (batch_size / num_devices) * BYTES_PER_VALUE / 1e9
         return np.asarray(seconds * seconds_to_ms(1.0))
 
+    def even_gb_s(self, num_devices: int) -> float:
+        """NCCL's bus bandwidth of a long backward exchange in which all devices send alike."""
+        return 1 / (1 / self.bandwidth_gb_s + 1 / self.slowest_gb_s + num_devices / self.shared_gb_s)
+
+
+_SLIDE = "NVIDIA, GTC25 S72583 (bus bandwidth of NCCL's all-to-all; in stas00/ml-engineering)"
+_SMALL = "latency a guess: the kernel of a small exchange takes 7 to 10 us, its launch some more"
+_NEURO_SHARD = (
+    "outputs of NeuroShard's communication networks, which were trained on measurements (anonymoussubmition/neuroshard "
+    "e363480f)"
+)
+_PARAM = "PARAM, timed from the host (owensgroup/ml_perf_model cf1acc20, comm_bench.ipynb, plot and text)"
 
 LINKS = {
     "pcie3_host": Link(
-        40.0,
-        5.0,
-        "estimate: PCIe 3.0 x16 without peer-to-peer: 7 to 13 GB/s to or from pinned host memory, crossed twice by "
-        "all GPUs at once; latency of a small NCCL all-to-all through host memory, 30 to 50 us",
-        GPUS_OF_A_NODE,
+        535.0,
+        f"PCIe 3.0 without peer-to-peer: fitted to {_NEURO_SHARD}. For other numbers of GPUs than 4 a guess",
+        bandwidth_gb_s=60.0,
+        slowest_gb_s=23.0,
+        shared_gb_s=25.1,
+        forward_share=0.97,
+        spans=GPUS_OF_A_NODE,
+        evidence=(
+            Evidence("plans on 4 x RTX 2080 Ti, FP32, batch 65,536, both ways", _NEURO_SHARD, 1500, 1500, 1.1, 6.3),
+        ),
     ),
-    "ethernet_10g": Link(30.0, 1.25, "line rate of 10GBASE; latency of a kernel TCP round through one switch"),
-    "ethernet_25g": Link(30.0, 3.125, "line rate of 25GBASE; latency of a kernel TCP round through one switch"),
-    "infiniband_hdr": Link(10.0, 25.0, "line rate of HDR 200 Gb/s; latency of a small NCCL all-to-all"),
+    "ethernet_10g": Link(
+        30.0, "line rate of 10GBASE; latency of a kernel TCP round through one switch", bandwidth_gb_s=1.25
+    ),
+    "ethernet_25g": Link(
+        30.0, "line rate of 25GBASE; latency of a kernel TCP round through one switch", bandwidth_gb_s=3.125
+    ),
+    "infiniband_hdr": Link(
+        10.0,
+        "line rate of HDR 200 Gb/s, one for each GPU; latency of a small NCCL all-to-all",
+        bandwidth_gb_s=25.0,
+        evidence=(
+            Evidence(
+                "24 GB/s of 32 x A100; 404 to 548 us for 12.58 MB of 16 x A100",
+                f"{_SLIDE}; a trace in facebookresearch/HolisticTraceAnalysis f4d0062",
+                0,
+                2,
+                2.7,
+                3.9,
+            ),
+        ),
+    ),
+    "infiniband_ndr": Link(
+        10.0,
+        "32 x H100, NDR 400 Gb/s for each GPU, line rate 50 GB/s; latency as infiniband_hdr",
+        bandwidth_gb_s=48.0,
+        evidence=(Evidence("48 GB/s of 32 x H100", _SLIDE, 1, 0),),
+    ),
     "nvlink_v100": Link(
         15.0,
-        150.0,
-        "6 NVLink 2.0 links of 25 GB/s a direction; latency of a small NCCL all-to-all",
-        GPUS_OF_A_NODE,
+        "a guess, for the 16 GPUs of a DGX-2: 0.71 of the line rate of 6 NVLink 2.0 links, 150 GB/s a direction; "
+        f"exchanges of A100, H100 and B200 reach that share. {_SMALL}",
+        bandwidth_gb_s=107.0,
+        spans=16,
+    ),
+    "nvlink_v100_dgx1": Link(
+        87.0,
+        f"one half of a DGX-1: fitted to {_PARAM}. Some of the 3 peers are one NVLink 2.0 link away, 25 GB/s, which "
+        "bounds the exchange; most pairs across the halves have none",
+        bandwidth_gb_s=56.2,
+        spans=4,
+        evidence=(Evidence("exchanges of 4 x V100, 32 KB to 2 GB", _PARAM, 8, 7, 1.9, 4.1),),
     ),
     "nvlink_a100": Link(
         15.0,
-        300.0,
-        "12 NVLink 3.0 links of 25 GB/s a direction; latency of a small NCCL all-to-all",
-        GPUS_OF_A_NODE,
+        f"12 NVLink 3.0 links, line rate 300 GB/s a direction; {_SMALL}",
+        bandwidth_gb_s=210.0,
+        spans=GPUS_OF_A_NODE,
+        evidence=(Evidence("210 GB/s of 8 x A100", _SLIDE, 1, 0),),
+    ),
+    "nvlink_h100": Link(
+        15.0,
+        "18 NVLink 4.0 links, line rate 450 GB/s a direction: mean of 320 and 335; a maintainer of nccl-tests names "
+        f"370. {_SMALL}",
+        bandwidth_gb_s=327.0,
+        spans=GPUS_OF_A_NODE,
+        evidence=(Evidence("320 GB/s of 8 x H100, 524 MB in 1,174 us of 4", f"{_SLIDE}; nccl issue 2169", 2, 0),),
     ),
     "nvlink_h200": Link(
         15.0,
-        450.0,
-        "18 NVLink 4.0 links of 25 GB/s a direction; latency of a small NCCL all-to-all",
-        GPUS_OF_A_NODE,
+        "as nvlink_h100, which has the same 18 NVLink 4.0 links: a guess until an H200 is measured",
+        bandwidth_gb_s=327.0,
+        spans=GPUS_OF_A_NODE,
+    ),
+    "nvlink_b200": Link(
+        15.0,
+        f"18 NVLink 5.0 links, line rate 900 GB/s a direction; {_SMALL}",
+        bandwidth_gb_s=640.0,
+        spans=GPUS_OF_A_NODE,
+        evidence=(Evidence("640 GB/s of 8 x B200", _SLIDE, 1, 0),),
     ),
 }
 
@@ -113,14 +214,17 @@ def beyond_span(name: str, num_devices: int) -> str | None:
     if found is None or num_devices <= found.spans:
         return None
     return (
-        f"{num_devices} devices are priced as if one node held them all, each with {found.bandwidth_gb_s:g} GB/s a "
-        f"direction, but {name} connects {found.spans:g}. Across nodes the exchange is slower, and the order of "
+        f"{num_devices} devices are priced as if one node held them all, each with {found.even_gb_s(num_devices):.3g} "
+        f"GB/s a direction, but {name} connects {found.spans:g}. Across nodes the exchange is slower, and the order of "
         f"placements may change."
     )
 
 
 def start_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
     """How long each device waits, after its own forward, until the slowest device can join the exchange, ms.
+
+    All of it counts. On 4 x RTX 2080 Ti an exchange ends only 0.91 to 0.98 ms later for each ms of it: devices that
+    are ready exchange what they have.
 
     A device that ran out of memory (infinite time) never joins: the others do not wait for it, and it does not wait.
     """
@@ -148,8 +252,12 @@ def link(name: str) -> Link:
         from evenshard.measure.profiles import read_profile
 
         found = read_profile(Path(name), Link)
-        if found.bandwidth_gb_s <= 0:
-            raise BadFile(name, "constant bandwidth_gb_s is 0", "Calibrate it again with `evenshard calibrate-link`.")
+        remedy = "Calibrate it again with `evenshard calibrate-link`."
+        bandwidths = {field: getattr(found, field) for field in BANDWIDTHS}
+        if zeros := [field for field, gb_s in bandwidths.items() if gb_s <= 0]:
+            raise BadFile(name, f"constant {zeros[0]} is 0", remedy)
+        if all(math.isinf(gb_s) for gb_s in bandwidths.values()):
+            raise BadFile(name, f"names none of {', '.join(bandwidths)}", remedy)
         return found
     if name not in LINKS:
         raise BadConfig(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,18 +14,23 @@ import yaml
 
 from evenshard.measure.calibrate.link import ExchangePoint, LinkFit, calibrate_link, fit_link, save_link
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.link import link
+from evenshard.measure.link import BANDWIDTHS, Link, link
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 
 KB, MB = 1024, 1024**2
 CPU = MeasureConfig(hardware="cpu")
-FIT = LinkFit(123.5, 4.25, 0.99, 0.05, 0.2, 90, origin="gloo on cpu: a: b x 2; 2026-01-31 UTC")
+FIT = LinkFit(123.5, 4.25, math.inf, 9.5, 0.99, 0.05, 0.2, 90, origin="gloo on cpu: a: b x 2; 2026-01-31 UTC")
+
+
+def even(size: int, ms: float) -> ExchangePoint:
+    """Of four ranks that send alike."""
+    return ExchangePoint(size, size, 4 * size, ms)
 
 
 def exchanges(latency_us: float, gb_s: float, noise: float = 0.0, sizes: int = 17) -> list[ExchangePoint]:
     rng = np.random.default_rng(3)
     return [
-        ExchangePoint(KB << doubling, 1e3 * (latency_us * 1e-6 + (KB << doubling) / (gb_s * 1e9)) * factor)
+        even(KB << doubling, 1e3 * (latency_us * 1e-6 + (KB << doubling) / (gb_s * 1e9)) * factor)
         for doubling in range(sizes)
         for factor in np.exp(noise * rng.standard_normal(8))
     ]
@@ -34,6 +40,7 @@ def exchanges(latency_us: float, gb_s: float, noise: float = 0.0, sizes: int = 1
 def test_known_constants_are_found(latency_us: float, gb_s: float) -> None:
     exact = fit_link(exchanges(latency_us, gb_s))
     assert (exact.latency_us, exact.bandwidth_gb_s) == pytest.approx((latency_us, gb_s))
+    assert (exact.slowest_gb_s, exact.shared_gb_s) == (math.inf, math.inf)
     assert exact.r2 == pytest.approx(1) and exact.p90_relative_error < 1e-9 and exact.num_points == 17 * 8
 
     noisy = fit_link(exchanges(latency_us, gb_s, noise=0.1))
@@ -41,8 +48,27 @@ def test_known_constants_are_found(latency_us: float, gb_s: float) -> None:
     assert 0.04 < noisy.median_relative_error < 0.1 < noisy.p90_relative_error < 0.25
 
 
+@pytest.mark.parametrize("terms", [(60.0, 23.0, 25.0), (math.inf, 12.0, math.inf), (10.0, math.inf, 40.0)])
+def test_own_slowest_and_shared_bytes_are_told_apart(terms: tuple[float, float, float]) -> None:
+    """Dims of four devices, from even to all on one, at batch sizes that double."""
+    known = Link(500.0, "by hand", **dict(zip(BANDWIDTHS, terms, strict=True)))
+    points = []
+    for dims in ((4, 4, 4, 4), (1, 2, 3, 4), (8, 1, 1, 1)):
+        for batch in [1024 << doubling for doubling in range(10)]:
+            sent = [dims_of * batch * 3 for dims_of in dims]  # 4 bytes a value, a quarter of the samples to each
+            times = known.all_to_all_ms(dims, batch)
+            points += [
+                ExchangePoint(max(own, (sum(sent) - own) // 3), max(sent), sum(sent), ms)
+                for own, ms in zip(sent, times, strict=True)
+            ]
+    fit = fit_link(points)
+    assert fit.latency_us == pytest.approx(500)
+    for name, gb_s in zip(BANDWIDTHS, terms, strict=True):
+        assert 1 / getattr(fit, name) == pytest.approx(1 / gb_s, abs=1e-6)
+
+
 def test_latency_is_never_negative() -> None:
-    points = [ExchangePoint(size, size**1.2 / 1e9) for size in (KB, 8 * KB, MB)]
+    points = [even(size, size**1.2 / 1e9) for size in (KB, 8 * KB, MB)]
     fit = fit_link(points)
     assert fit.latency_us == 0 and fit.bandwidth_gb_s > 0
 
@@ -50,9 +76,9 @@ def test_latency_is_never_negative() -> None:
 @pytest.mark.parametrize(
     "points",
     [
-        [ExchangePoint(KB, 4.0), ExchangePoint(MB, 2.0)],
-        [ExchangePoint(KB, 1.0), ExchangePoint(KB, 1.1)],
-        [ExchangePoint(KB, 0.0), ExchangePoint(MB, 1.0)],
+        [even(KB, 4.0), even(MB, 2.0)],
+        [even(KB, 1.0), even(KB, 1.1)],
+        [even(KB, 0.0), even(MB, 1.0)],
         [],
     ],
 )
@@ -65,7 +91,7 @@ def test_a_saved_link_is_a_link(tmp_path: Path) -> None:
     path = tmp_path / "rack7.yaml"
     save_link(FIT, "rack7", path)
     read = link(str(path))
-    assert (read.latency_us, read.bandwidth_gb_s) == (123.5, 4.25)
+    assert (read.latency_us, read.bandwidth_gb_s, read.slowest_gb_s, read.shared_gb_s) == (123.5, 4.25, math.inf, 9.5)
     for part in ("rack7", FIT.origin, "R2 0.990", "median 5 %", "90th percentile 20 %"):
         assert part in read.source
     assert set(yaml.safe_load(path.read_text())["latency_us"]) == {"value", "source"}
@@ -73,7 +99,14 @@ def test_a_saved_link_is_a_link(tmp_path: Path) -> None:
 
 
 def test_the_text_says_it_all() -> None:
-    for part in ("123.5 us", "4.250 GB/s", "R2 0.990", "90 points", "gloo"):
+    for part in (
+        "123.5 us",
+        "4.250 GB/s for a device's own",
+        "9.500 GB/s for those of all",
+        "R2 0.990",
+        "90 points",
+        "gloo",
+    ):
         assert part in FIT.text()
 
 
@@ -97,5 +130,5 @@ def test_three_processes_calibrate_their_link(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("bandwidth:") == 1
     read = link(str(tmp_path / "my.yaml"))
-    assert 1 < read.latency_us < 1e5 and 0.01 < read.bandwidth_gb_s < 100
+    assert 1 < read.latency_us < 1e5 and 0.01 < read.even_gb_s(3) < 100
     assert "my: gloo on cpu: " in read.source and " x 3, " in read.source and "117 points" in read.source

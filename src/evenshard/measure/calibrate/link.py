@@ -19,7 +19,7 @@ from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.collective import CollectiveHardware
 from evenshard.measure.distributed.jobs import TimeExchanges
 from evenshard.measure.fbgemm import real_device
-from evenshard.measure.link import BYTES_PER_VALUE, Link
+from evenshard.measure.link import BANDWIDTHS, BYTES_PER_VALUE
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.utils.messages import brief
@@ -33,11 +33,15 @@ class ExchangePoint:
     """One rank's part in one exchange.
 
     Attributes:
-        num_bytes: sent to, or received from, all other ranks; whichever is more.
+        own_bytes: sent to, or received from, all other ranks; whichever is more.
+        slowest_bytes: the same of the rank where that is most.
+        all_bytes: sent by all ranks.
         ms: median duration on this rank.
     """
 
-    num_bytes: int
+    own_bytes: int
+    slowest_bytes: int
+    all_bytes: int
     ms: float
 
 
@@ -47,7 +51,7 @@ class LinkFit:
 
     Attributes:
         latency_us: see ``Link``.
-        bandwidth_gb_s: see ``Link``.
+        bandwidth_gb_s, slowest_gb_s, shared_gb_s: see ``Link``.
         r2: share of the variance of log time, over all points, that the model explains.
         median_relative_error: median relative error of the model's times against the measured ones.
         p90_relative_error: likewise; nine of ten points are nearer.
@@ -57,11 +61,18 @@ class LinkFit:
 
     latency_us: float
     bandwidth_gb_s: float
+    slowest_gb_s: float
+    shared_gb_s: float
     r2: float
     median_relative_error: float
     p90_relative_error: float
     num_points: int
     origin: str = ""
+
+    @property
+    def bandwidths_gb_s(self) -> dict[str, float]:
+        """The three bandwidths by their names in ``Link``."""
+        return {name: float(getattr(self, name)) for name in BANDWIDTHS}
 
     @property
     def goodness(self) -> str:
@@ -73,8 +84,11 @@ class LinkFit:
 
     def text(self) -> str:
         """What the command prints."""
+        bandwidths = ", ".join(
+            f"{gb_s:.3f} GB/s for {BANDWIDTHS[name]}" for name, gb_s in self.bandwidths_gb_s.items() if gb_s < math.inf
+        )
         return (
-            f"latency:   {self.latency_us:.1f} us\nbandwidth: {self.bandwidth_gb_s:.3f} GB/s per device (10**9 bytes)\n"
+            f"latency:   {self.latency_us:.1f} us\nbandwidth: {bandwidths}\n"
             f"fit:       {self.goodness}\nmeasured:  {self.origin}"
         )
 
@@ -125,7 +139,9 @@ def measure_all_to_all(hardware: CollectiveHardware, max_bytes: int) -> tuple[Ex
     )
     of_ranks = hardware.run_on_all(TimeExchanges(exchanges), "calibrating the link")
     return tuple(
-        ExchangePoint(_busier_bytes(values, rank), ms)
+        ExchangePoint(
+            _busier_bytes(values, rank), _busier_bytes(values, values.index(max(values))), _all_bytes(values), ms
+        )
         for rank, times in enumerate(of_ranks)
         for values, ms in zip(exchanges, times, strict=True)
     )
@@ -147,35 +163,46 @@ def _busier_bytes(values: Sequence[int], rank: int) -> int:
     return BYTES_PER_VALUE * max(sent, received)
 
 
+def _all_bytes(values: Sequence[int]) -> int:
+    return BYTES_PER_VALUE * sum(values) * (len(values) - 1)
+
+
 # Fitting -------------------------------------------------------------------------------------------------------------
 
 
 def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:
-    """Latency and bandwidth with the least squared relative error: small exchanges count as much as large ones.
+    """Latency and bandwidths with the least squared relative error: small exchanges count as much as large ones.
+
+    None is negative, and a bandwidth that the times do not show is infinite. Where the counts of bytes say the same,
+    as those of two devices do, the own ones explain the times.
 
     Raises:
         MeasurementFailed: if the times do not grow with the sizes.
     """
-    num_bytes = np.array([point.num_bytes for point in points], dtype=np.float64)
+    from scipy.optimize import nnls
+
+    bytes_P3 = np.array([(point.own_bytes, point.slowest_bytes, point.all_bytes) for point in points], dtype=np.float64)
     seconds = np.array([point.ms for point in points], dtype=np.float64) / 1e3
-    if len(points) < 2 or np.ptp(num_bytes) == 0 or not (seconds > 0).all():
+    if len(points) < 2 or np.ptp(bytes_P3[:, 0]) == 0 or not (seconds > 0).all():
         raise MeasurementFailed("a link model needs times above 0 of exchanges of at least two sizes.")
-    design = np.stack([1 / seconds, num_bytes / seconds], axis=1)  # each row over its time: the errors are relative
-    (latency_s, s_per_byte), *_ = np.linalg.lstsq(design, np.ones(len(points)), rcond=None)
-    if latency_s < 0:
-        latency_s, s_per_byte = 0.0, float(design[:, 1].sum() / (design[:, 1] ** 2).sum())
-    if s_per_byte <= 0:
+    columns_P4 = np.concatenate([np.ones((len(points), 1)), bytes_P3], axis=1) / seconds[:, None]  # relative errors
+    scale_4 = columns_P4.max(axis=0)
+    constants_4 = nnls(columns_P4 / scale_4, np.ones(len(points)))[0] / scale_4
+    if not constants_4[1:].any():
         raise MeasurementFailed(
             "the exchanges do not take longer when they are larger: noise, or too small a range. Raise --max-mb, or "
             "measure on a quieter machine."
         )
-    model = latency_s + s_per_byte * num_bytes
+    model = columns_P4 @ constants_4 * seconds
+    own_gb_s, slowest_gb_s, shared_gb_s = (1e-9 / each if each else math.inf for each in constants_4[1:].tolist())
     errors = np.abs(model / seconds - 1)
     logs = np.log(seconds)
     total = float(((logs - logs.mean()) ** 2).sum())
     return LinkFit(
-        latency_us=float(latency_s) * 1e6,
-        bandwidth_gb_s=1e-9 / float(s_per_byte),
+        latency_us=float(constants_4[0]) * 1e6,
+        bandwidth_gb_s=own_gb_s,
+        slowest_gb_s=slowest_gb_s,
+        shared_gb_s=shared_gb_s,
         r2=1 - float(((logs - np.log(model)) ** 2).sum()) / total if total else 0.0,
         median_relative_error=float(np.median(errors)),
         p90_relative_error=float(np.percentile(errors, 90)),
@@ -188,11 +215,10 @@ def save_link(fit: LinkFit, name: str, path: Path) -> None:
     import yaml
 
     source = f"fitted by calibrate-link ({fit.goodness})"
-    profile = Link(fit.latency_us, fit.bandwidth_gb_s, f"{name}: {fit.origin}; {fit.goodness}")
-    content = {
-        "latency_us": {"value": profile.latency_us, "source": source},
-        "bandwidth_gb_s": {"value": profile.bandwidth_gb_s, "source": source},
-        "source": profile.source,
+    constants = {"latency_us": fit.latency_us, **fit.bandwidths_gb_s}
+    content: dict[str, object] = {
+        key: {"value": value, "source": source} for key, value in constants.items() if value < math.inf
     }
+    content["source"] = f"{name}: {fit.origin}; {fit.goodness}"
     with atomic_path(path) as draft:
         draft.write_text(yaml.safe_dump(content, sort_keys=False, width=120))

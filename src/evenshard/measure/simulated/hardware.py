@@ -136,7 +136,7 @@ class SimulatedHardware:
         exchanges_ms = self.link.all_to_all_ms(dims, task.batch_size)
         waits_ms = start_skew_ms([fwd if fit else math.inf for (fwd, _), fit in zip(times, fits, strict=True)])
         devices = tuple(
-            DeviceCost(fwd, exchange, exchange, bwd, fwd * spread, bwd * spread, wait)
+            DeviceCost(fwd, self.link.forward_share * exchange, exchange, bwd, fwd * spread, bwd * spread, wait)
             if fit
             else DeviceCost.out_of_memory()
             for (fwd, bwd), fit, exchange, wait in zip(times, fits, exchanges_ms, waits_ms, strict=True)
