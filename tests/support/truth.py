@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from benchmarks.references.others_measurements import default_folder
 
 
 def truth_folder() -> Path | None:
     """The folder of the measurements: that of EVENSHARD_TRUTH, or shared/truth beside the checkout; None without it."""
-    folder = Path(os.environ.get("EVENSHARD_TRUTH", REPOSITORY.parent / "shared" / "truth"))
+    folder = default_folder()
     return folder if folder.is_dir() else None
 
 

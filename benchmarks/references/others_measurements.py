@@ -1,0 +1,108 @@
+"""Other people's measurements of RTX 2080 Ti GPUs, and the real tables that they measured, from CSV files.
+
+The files belong to their owners and are no part of this repository. Their folder is ``shared/truth`` beside the
+checkout, or the one that EVENSHARD_TRUTH names.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadFile
+
+BATCH_SIZE = 65536
+"""Of all of these measurements."""
+NUM_DEVICES = 4
+TABLES, SHARDS, EXCHANGES = "dlrm_2021_tables.csv", "rtx_2080_ti_shards.csv", "rtx_2080_ti_all_to_all.csv"
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What the files hold.
+
+    Attributes:
+        tables: all tables of DLRM-2021, of dim 16, FP32, called after their numbers.
+        shards: tables with their own dims of each measured shard.
+        shard_ms: forward and backward of each shard together.
+        dims_ND, start_ms_ND: sum of dims of each device in each measured exchange, and how much later than the first
+            device it began.
+        fwd_ms_ND, bwd_ms_ND: forward exchange of each device, which includes its waiting, and backward exchange.
+    """
+
+    tables: tuple[Table, ...]
+    shards: tuple[tuple[Table, ...], ...]
+    shard_ms: FloatArray
+    dims_ND: FloatArray
+    start_ms_ND: FloatArray
+    fwd_ms_ND: FloatArray
+    bwd_ms_ND: FloatArray
+
+
+def default_folder() -> Path:
+    """The folder beside the checkout, unless the environment names another."""
+    return Path(os.environ.get("EVENSHARD_TRUTH", Path(__file__).resolve().parents[3] / "shared" / "truth"))
+
+
+def files(folder: Path) -> tuple[Path, ...]:
+    """What ``read`` reads.
+
+    Raises:
+        BadFile: if one is missing.
+    """
+    paths = tuple(folder / name for name in (TABLES, SHARDS, EXCHANGES))
+    for path in paths:
+        if not path.is_file():
+            raise BadFile(path, "no such file", "Name the folder of the measurements (--truth).")
+    return paths
+
+
+def read(folder: Path) -> Measurements:
+    """The measurements in a folder.
+
+    Raises:
+        BadFile: as ``files``.
+    """
+    tables_path, shards_path, exchanges_path = files(folder)
+    tables = tuple(
+        Table(
+            name=str(number),
+            num_rows=int(row["num_rows"]),
+            embedding_dim=16,
+            pooling_factor=float(row["pooling_factor"]),
+            reuse_bins=tuple(float(row[f"bin_{k}"]) for k in range(NUM_REUSE_BINS)),
+        )
+        for number, row in enumerate(_rows(tables_path))
+    )
+    shard_rows = _rows(shards_path)
+    exchange_rows = _rows(exchanges_path)
+
+    def of_devices(name: str) -> FloatArray:
+        return np.array([[float(row[f"{name}_{device}"]) for device in range(NUM_DEVICES)] for row in exchange_rows])
+
+    return Measurements(
+        tables=tables,
+        shards=tuple(
+            tuple(
+                replace(tables[int(number)], embedding_dim=int(dim))
+                for number, dim in zip(row["tables"].split(), row["dims"].split(), strict=True)
+            )
+            for row in shard_rows
+        ),
+        shard_ms=np.array([float(row["fwd_bwd_ms"]) for row in shard_rows]),
+        dims_ND=of_devices("dims"),
+        start_ms_ND=of_devices("start_ms"),
+        fwd_ms_ND=of_devices("fwd_ms"),
+        bwd_ms_ND=of_devices("bwd_ms"),
+    )
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
