@@ -64,8 +64,8 @@ FIELDS = [
     "adds_ms",
     "devices",
     "predicted_ms",
-    "low_ms",
-    "high_ms",
+    "model_low_ms",
+    "model_high_ms",
     "lower_bound_ms",
     "warnings",
     "comparison",
@@ -73,8 +73,9 @@ FIELDS = [
     "lineage",
     "link",
     "notes",
+    "device_error",
 ]
-PROPERTIES = ["gap_pct", "table_shards", "task", "uncertainty_ms", "used_bytes"]
+PROPERTIES = ["gap_pct", "high_ms", "low_ms", "table_shards", "task", "uncertainty_ms", "used_bytes"]
 UNUSED = {"pandas", "pyarrow", "scipy", "ortools", "matplotlib", "mlflow", "dvc", "torchrec", "fbgemm_gpu", "jinja2"}
 """By a small request: imports are most of what it waits for."""
 HEAVY = {*UNUSED, "torch", "numpy", "pydantic", "rich", "yaml"}

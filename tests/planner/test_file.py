@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
+from evenshard.measure.evidence import DeviceError
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
 from evenshard.planner.place import PlaceConfig, place_request
@@ -85,9 +86,22 @@ def test_a_file_of_version_1_is_the_answer_that_it_was(tmp_path: Path) -> None:
     assert old.request.assumptions == (assumed_reuse_bins("a"),)
     assert old.measured == PlacementCost((DeviceCost(1, 2, 3, 4.5),) * 2, "modelled")
     record, written = json.loads(OLD.read_text()), json.loads(json_text(old))
-    assert {name for name in written if written[name] != record[name]} == {"schema_version", "shards"}
+    changed = {name for name in written if written[name] != record.get(name)}
+    ours = {"measured", "predicted", "uncertainty_ms", "device_error"}
+    assert changed == {"schema_version", "shards"} | ours, "which say now that nothing confirms the simulated device"
     save_answer(old, tmp_path / "placement.json")
     assert load_answer(tmp_path / "placement.json") == old
+
+
+def test_files_from_before_device_errors_were_kept_have_the_models_interval(tmp_path: Path) -> None:
+    path = tmp_path / "placement.json"
+    for hardware, error in (("simulated:h200", DeviceError()), ("cuda", None)):
+        one = answer(hardware=hardware)
+        record = json.loads(json_text(one))
+        del record["device_error"], record["predicted"]["model_low_ms"], record["predicted"]["model_high_ms"]
+        record["predicted"].update(low_ms=one.model_low_ms, high_ms=one.model_high_ms)
+        path.write_text(json.dumps(record))
+        assert load_answer(path) == replace(one, device_error=error)
 
 
 def test_a_part_of_version_1_has_all_rows_of_its_table(tmp_path: Path) -> None:

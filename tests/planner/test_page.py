@@ -207,7 +207,7 @@ def test_a_device_that_ran_out_of_memory_and_tables_that_cost_nothing() -> None:
     assert "out of memory" in page(
         answer(measured=PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1, 0, 0, 1)), "modelled"))
     )
-    page(answer(totals_ms=(0.0, 0.0), low_ms=0.0, high_ms=0.0, lower_bound_ms=1e-9))
+    page(answer(totals_ms=(0.0, 0.0), model_low_ms=0.0, model_high_ms=0.0, lower_bound_ms=1e-9))
 
 
 # Bars -----------------------------------------------------------------------------------------------------------------

@@ -5,12 +5,15 @@ From it follows the device's own error, which every interval of a time on simula
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evenshard.measure.hardware import names_in
 from evenshard.utils.limits import Range
 from evenshard.utils.records import record_of
+from evenshard.utils.units import pct_text
 
 MIN_HELD_OUT = 10
 """Fewer measurements than these have no 90th percentile."""
@@ -129,7 +132,35 @@ class DeviceError:
     def __str__(self) -> str:
         """Such as "90 % of 40 held-out measurements within 12 %"."""
         if self.is_confirmed:
-            return f"90 % of {self.points:,} held-out measurements within {self.percent:.2g} %"
+            return f"90 % of {self.points:,} held-out measurements within {pct_text(self.percent)}"
         if self.points:
             return f"{self.points} held-out measurements are too few to confirm this profile"
         return "no measurement confirms this profile"
+
+
+def device_text(hardware: str, error: DeviceError | None) -> str:
+    """What stands behind the times of simulated hardware, beside its name; empty for real hardware.
+
+    Args:
+        hardware: one name in any of its spellings, or several joined.
+    """
+    if error is None:
+        return ""
+    names = " and ".join(name.provenance.replace(": ", " ") for name in names_in(hardware))
+    off = "" if error.is_confirmed else f"; a time may be a factor of {math.exp(error.log_error):.2g} off"
+    return f"{names}: {error}{off}"
+
+
+def with_device_error(error: DeviceError | None, ms: float, low_ms: float, high_ms: float) -> tuple[float, float]:
+    """The 90 % interval of a predicted time by the cost model alone, widened by the error of the device.
+
+    The two errors are independent: on the scale of logarithms, their squares add up.
+    """
+    if error is None:
+        return low_ms, high_ms
+
+    def factor(end_ms: float) -> float:
+        own = abs(math.log(end_ms) - math.log(ms)) if end_ms > 0 and ms > 0 else 0.0
+        return math.exp(math.hypot(own, error.log_error) - own)
+
+    return low_ms / factor(low_ms), high_ms * factor(high_ms)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from evenshard.measure.costs import PlacementCost
+from evenshard.measure.evidence import DeviceError, with_device_error
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement, parts_on
 from evenshard.placement.task import PlacementTask
@@ -45,7 +46,8 @@ class PlacementAnswer(Placement):
         adds_ms: time that each part adds: what its device would save without it.
         devices: predicted times, by device id.
         predicted_ms: predicted time of the slowest device.
-        low_ms, high_ms: the 90 % interval of that.
+        model_low_ms, model_high_ms: the 90 % interval of that by the cost model alone, to compare placements on the
+            same hardware with.
         lower_bound_ms: no placement of these parts is predicted to cost less (memory and rules left aside).
         warnings: warnings where the request lies outside of what the model was trained on.
         comparison: placements of other sharders and their costs.
@@ -53,6 +55,7 @@ class PlacementAnswer(Placement):
         lineage: model, tables and code that made it; JSON.
         link: name of the link in the training data; empty where a file does not state it.
         notes: notes on how far to trust a time; a sentence or two each.
+        device_error: how far the simulated device is from the real one; None for real hardware.
     """
 
     request: PlacementRequest
@@ -61,8 +64,8 @@ class PlacementAnswer(Placement):
     adds_ms: tuple[float, ...]
     devices: tuple[PredictedDevice, ...]
     predicted_ms: float
-    low_ms: float
-    high_ms: float
+    model_low_ms: float
+    model_high_ms: float
     lower_bound_ms: float
     warnings: tuple[str, ...]
     comparison: tuple[Rival, ...]
@@ -70,6 +73,7 @@ class PlacementAnswer(Placement):
     lineage: Mapping[str, Any]
     link: str = ""
     notes: tuple[str, ...] = ()
+    device_error: DeviceError | None = None
 
     def __post_init__(self) -> None:
         """The parts live where the placement says."""
@@ -92,6 +96,20 @@ class PlacementAnswer(Placement):
         for device, size in zip(self.device_of_table, self.task.table_bytes, strict=True):
             used[device] += size
         return tuple(used)
+
+    @property
+    def low_ms(self) -> float:
+        """Lower end of the 90 % interval of ``predicted_ms``, the error of a simulated device included."""
+        return self._interval_ms[0]
+
+    @property
+    def high_ms(self) -> float:
+        """Upper end of it."""
+        return self._interval_ms[1]
+
+    @property
+    def _interval_ms(self) -> tuple[float, float]:
+        return with_device_error(self.device_error, self.predicted_ms, self.model_low_ms, self.model_high_ms)
 
     @property
     def uncertainty_ms(self) -> float:

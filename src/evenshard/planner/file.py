@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
+from evenshard.measure.evidence import DeviceError
+from evenshard.measure.hardware import Times, measured_or_simulated
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import by_table
 from evenshard.planner.answer import PlacementAnswer, Rival
@@ -85,14 +87,19 @@ class Predicted(_Record):
     """What the cost model says, ms."""
 
     total_ms: float = Field(description="of the slowest device")
-    low_ms: float = Field(description="lower end of the 90 % interval")
+    low_ms: float = Field(description="lower end of the 90 % interval, the error of a simulated device included")
     high_ms: float
+    model_low_ms: float | None = Field(
+        None, description="lower end by the cost model alone, to compare placements on the same hardware with"
+    )
+    model_high_ms: float | None = None
     devices: list[PredictedTimes]
 
 
 class Measured(_Record):
     """A step on the request's hardware, ms: measured on real hardware, simulated on simulated:<profile>."""
 
+    times: Times | None = Field(None, description="which of the two; null in files from before they said so")
     total_ms: float
     all_to_all: Literal["measured", "modelled"] = Field(description="whether devices really exchanged anything")
     devices: list[DeviceTimes]
@@ -112,6 +119,9 @@ class PlacementFile(_Record):
     warnings: list[str] = Field(description="where the request lies outside of the model's training data")
     link: str = Field("", description="that the exchanges of the model's training data went over")
     notes: list[str] = Field([], description="what else to know before believing a time")
+    device_error: DeviceError | None = Field(
+        None, description="how far the simulated device is from the real one; null for real hardware"
+    )
     request: PlacementRequest
     lineage: dict[str, Any]
 
@@ -264,6 +274,8 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
             total_ms=answer.predicted_ms,
             low_ms=answer.low_ms,
             high_ms=answer.high_ms,
+            model_low_ms=answer.model_low_ms,
+            model_high_ms=answer.model_high_ms,
             devices=[
                 PredictedTimes(
                     **_times(number, one, "predicted_"),
@@ -278,6 +290,7 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
         measured=None
         if measured is None
         else Measured(
+            times=measured_or_simulated(answer.request.hardware),
             total_ms=measured.max_device_ms,
             all_to_all="measured" if measured.all_to_all == "measured" else "modelled",
             devices=[DeviceTimes(**_times(number, one)) for number, one in enumerate(measured.devices)],
@@ -286,6 +299,7 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
         warnings=list(answer.warnings),
         link=answer.link,
         notes=list(answer.notes),
+        device_error=answer.device_error,
         request=answer.request,
         lineage=dict(answer.lineage),
     )
@@ -305,6 +319,7 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
         raise BadConfig(f"num_devices is {record.num_devices}, the request has {request.num_devices} devices")
     ordered = [*chain.from_iterable(by_table(record.parts(), request.tables, request.num_devices).values())]
     request.task(ordered)  # which checks the names and sizes of parts
+    predicted = record.predicted
     return PlacementAnswer(
         device_of_table=tuple(one.device for one in ordered),
         num_devices=request.num_devices,
@@ -312,10 +327,11 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
         parts=tuple(TablePart(one.table, one.rows, one.columns) for one in ordered),
         alone_ms=tuple(one.alone_ms for one in ordered),
         adds_ms=tuple(one.adds_ms for one in ordered),
-        devices=tuple(PredictedDevice(*one.four) for one in record.predicted.devices),
-        predicted_ms=record.predicted.total_ms,
-        low_ms=record.predicted.low_ms,
-        high_ms=record.predicted.high_ms,
+        devices=tuple(PredictedDevice(*one.four) for one in predicted.devices),
+        predicted_ms=predicted.total_ms,
+        # The first files have the model's own interval alone.
+        model_low_ms=predicted.low_ms if predicted.model_low_ms is None else predicted.model_low_ms,
+        model_high_ms=predicted.high_ms if predicted.model_high_ms is None else predicted.model_high_ms,
         lower_bound_ms=record.lower_bound_ms,
         warnings=tuple(record.warnings),
         comparison=tuple(record.comparison),
@@ -325,4 +341,15 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
         lineage=record.lineage,
         link=record.link,
         notes=tuple(record.notes),
+        device_error=_device_error(record),
     )
+
+
+def _device_error(record: PlacementFile) -> DeviceError | None:
+    """That of the file; the first files do not state it, so that nothing confirms their simulated devices."""
+    error = record.device_error
+    if "device_error" not in record.model_fields_set:
+        error = DeviceError() if measured_or_simulated(record.request.hardware) == "simulated" else None
+    if error is not None and (problem := error.problem()):
+        raise BadConfig(f"device_error.{problem}")
+    return error

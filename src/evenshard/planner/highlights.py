@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from evenshard.measure.evidence import device_text
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.link import is_modelled
 from evenshard.placement.parts import TablePart
@@ -177,6 +178,11 @@ def setting_text(answer: PlacementAnswer) -> str:
 def timing_word(answer: PlacementAnswer) -> str:
     """Measured or simulated: what times on the request's hardware are, beside the predicted ones."""
     return measured_or_simulated(answer.request.hardware)
+
+
+def device_error_text(answer: PlacementAnswer) -> str:
+    """What stands behind the times of a simulated device; empty for real hardware."""
+    return device_text(answer.request.hardware, answer.device_error)
 
 
 def step_headline(answer: PlacementAnswer) -> str:

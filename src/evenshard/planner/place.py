@@ -90,8 +90,8 @@ def place_request(
         adds_ms=adds_ms,
         devices=best.devices,
         predicted_ms=best.predicted_ms,
-        low_ms=best.low_ms,
-        high_ms=best.high_ms,
+        model_low_ms=best.low_ms,
+        model_high_ms=best.high_ms,
         lower_bound_ms=best.lower_bound_ms,
         warnings=model.trained_on.outside(found.task),
         comparison=rivals(request, model, config.compare, measure if config.num_measured else None),
@@ -99,6 +99,7 @@ def place_request(
         lineage=json.loads(json.dumps(lineage)),  # as a file gives it back
         link=model.trained_on.link,
         notes=tuple(note for note in [beyond_span(model.trained_on.link, request.num_devices)] if note),
+        device_error=model.trained_on.device_error,
     )
 
 

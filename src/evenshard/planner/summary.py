@@ -43,6 +43,9 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     console = plain_console(file)
     compared, not_compared = highlights.rival_text(answer), highlights.not_compared_text(answer, missing)
     _print_text(console, f"{highlights.setting_text(answer)}.", "dim")
+    if answer.device_error is not None:
+        style = "dim" if answer.device_error.is_confirmed else "bold yellow"
+        _print_text(console, f"{printable(highlights.device_error_text(answer))}.", style)
     for note in answer.notes:
         _print_text(console, printable(note), "bold yellow")
     console.print()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
+from evenshard.measure.evidence import device_text
 from evenshard.placement.placement import Placement, by_table, check_placement
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.answer import PlacementAnswer
@@ -48,7 +50,8 @@ def step_times(
         times = StepTimes(
             OWN_FIGURES, old.predicted_ms, new.predicted_ms, old.predicted_ms - new.predicted_ms, new.lower_bound_ms
         )
-        return times, tuple(_unlike(old, new))
+        device = device_text(new.request.hardware, new.device_error)
+        return times, (*_unlike(old, new), *_of_device(device))
     task, placement = _on_request(old, new)
     before = PredictedPlacement.of(model.cost_model, task, placement)
     after = PredictedPlacement.of(model.cost_model, new.task, Placement(new.device_of_table, new.num_devices))
@@ -60,7 +63,13 @@ def step_times(
             check_placement(task, placement)
         except InfeasibleTask as error:
             notes.append(f"the old placement is not legal any more: {str(error).removeprefix(f'{TASK_ID}: ')}")
-    return times, tuple(notes)
+    return times, (*notes, *_of_device(device_text(model.trained_on.hardware, model.trained_on.device_error)))
+
+
+def _of_device(device: str) -> Iterator[str]:
+    """How sure the two times are. A simulated device is as fast or slow for both: the difference in per cent stands."""
+    if device:
+        yield f"{device}, for both placements alike"
 
 
 def _on_request(old: PlacementAnswer, new: PlacementAnswer) -> tuple[PlacementTask, Placement]:

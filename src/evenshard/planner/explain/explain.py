@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from evenshard.measure.evidence import device_text
 from evenshard.placement.feasibility import gb_rounded_up
 from evenshard.placement.items import Items
 from evenshard.placement.parts import TablePart
@@ -55,6 +56,7 @@ def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Expla
     return Explanation(
         table=answer.parts[named[0]].table,
         model=model.source,
+        device=device_text(model.trained_on.hardware, model.trained_on.device_error),
         step_ms=now.step_ms,
         slowest_device=int(now.ms_D.argmax()),
         parts=tuple(_explained(answer, now, number) for number in named),

@@ -95,6 +95,7 @@ class Explanation:
     Attributes:
         table: its name.
         model: the model that predicted all times.
+        device: what stands behind the times of the simulated device that it learned from; empty for real hardware.
         step_ms: time of the slowest device now.
         slowest_device: its id, the first of equals.
         parts: parts of the table, from the first column to the last.
@@ -102,6 +103,7 @@ class Explanation:
 
     table: str
     model: str
+    device: str
     step_ms: float
     slowest_device: int
     parts: tuple[PartExplanation, ...]

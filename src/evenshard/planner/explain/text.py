@@ -29,6 +29,8 @@ def print_explanation(explanation: Explanation, file: TextIO | None = None) -> N
     console.width = max(console.width, _NARROWEST)
     for line in _opening(explanation):
         console.print(line, style="bold")
+    if explanation.device:
+        console.print(f"{printable(explanation.device)}.", style="dim")
     for part in explanation.parts:
         console.print()
         for line in _facts(explanation, part):

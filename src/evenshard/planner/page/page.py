@@ -84,6 +84,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "request": answer.request,
         "version": __version__,
         "setting": highlights.setting_text(answer),
+        "device_error": highlights.device_error_text(answer),
         "timed": highlights.timing_word(answer),
         "learnt_from": measured_or_simulated(str(_trained_on(answer).get("hardware", ""))),
         "title": f"{_plural(len(answer.request.tables), 'table')} on {_plural(answer.num_devices, 'device')}",
