@@ -4,7 +4,7 @@
 sums of each shard's columns, adds and subtracts tables, and asks here for the time. The physics are those of
 ``device_model``, ``link`` and ``shard_work``; there is no second copy.
 
-Legend: T tables of the task, N shards, C columns of a table's work.
+Legend: T tables of the task, N shards, C columns of a table's work, M of them maxima.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from evenshard.measure.link import BYTES_PER_VALUE
 from evenshard.measure.simulated.device_model import ROW_LIMITS, backward_ms, forward_ms
 from evenshard.measure.simulated.hardware import SimulatedHardware
-from evenshard.measure.simulated.shard_work import HOTTEST, NUM_ROWS, NUM_WORK_COLUMNS, OUTPUT_BYTES, SIZE_BYTES
+from evenshard.measure.simulated.shard_work import MAXIMA, NUM_ROWS, NUM_WORK_COLUMNS, OUTPUT_BYTES, SIZE_BYTES
 from evenshard.placement.task import PlacementTask
 from evenshard.tables.reuse import FloatArray
 
@@ -92,8 +92,8 @@ class ShardTimes:
         """[D, C] sums of the shards of a placement."""
         sums_DC = np.zeros((self._num_devices, self.columns_TC.shape[1]))
         np.add.at(sums_DC, device_of_T, self.columns_TC[:-1])
-        sums_DC[:, HOTTEST] = 0
-        np.maximum.at(sums_DC[:, HOTTEST], device_of_T, self.columns_TC[:-1, HOTTEST])
+        sums_DC[:, MAXIMA] = 0
+        np.maximum.at(sums_DC[:, MAXIMA], device_of_T, self.columns_TC[:-1, MAXIMA])
         return sums_DC
 
     def after_exchange(
@@ -108,14 +108,14 @@ class ShardTimes:
             others_NS: [N, S] the shard's tables, T where there is none; the one that leaves may be among them.
         """
         after_NC = sums_NC + (self.columns_TC[came_N] - self.columns_TC[left_N])
-        hottest_T = self.columns_TC[:, HOTTEST]
-        stay_N = sums_NC[:, HOTTEST].copy()
-        gone = np.flatnonzero((hottest_T[left_N] >= stay_N) & (stay_N > 0))
+        maxima_TM = self.columns_TC[:, MAXIMA]
+        stay_NM = sums_NC[:, MAXIMA].copy()
+        gone = np.flatnonzero(((maxima_TM[left_N] >= stay_NM) & (stay_NM > 0)).any(axis=1))
         if gone.size:
-            hottest_GS = hottest_T[others_NS[gone]]
-            hottest_GS[others_NS[gone] == left_N[gone, None]] = 0
-            stay_N[gone] = hottest_GS.max(axis=1)
-        after_NC[:, HOTTEST] = np.maximum(stay_N, hottest_T[came_N])
+            maxima_GSM = maxima_TM[others_NS[gone]]
+            maxima_GSM[others_NS[gone] == left_N[gone, None]] = 0
+            stay_NM[gone] = maxima_GSM.max(axis=1)
+        after_NC[:, MAXIMA] = np.maximum(stay_NM, maxima_TM[came_N])
         return np.asarray(after_NC)
 
 

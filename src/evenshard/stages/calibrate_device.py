@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenshard.measure.calibrate.device import KERNEL_TIMES, DeviceCalibration, fit_profile, save_profile
+from evenshard.measure.calibrate.constants import CALLS
+from evenshard.measure.calibrate.device import DeviceCalibration, fit_profile, save_profile
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, gpu_profile
 from evenshard.tables.files import load_tables
@@ -39,7 +40,7 @@ def run(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
     calibration = fit_profile(start, [one for path in inputs.costs for one in load_costs(path, pool)])
     save_profile(calibration, inputs.profile, outputs.profile)
     errors = [["absolute error, %", "median", "p90", "fitted: median", "p90"]]
-    for name in KERNEL_TIMES:
+    for name in CALLS:
         before, after = calibration.before[name], calibration.after[name]
         percents = (before.median_percent, before.p90_percent, after.median_percent, after.p90_percent)
         errors.append([name, *(f"{percent:.1f}" for percent in percents)])

@@ -3,76 +3,35 @@
 The other half is held out: it says how well the fitted profile predicts shards it has not seen. A shard that was
 measured several times is on one side only.
 
-Legend: N shards, P fitted constants.
+Legend: N shards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from evenshard.measure.calibrate.constants import (
+    CALLS,
+    Errors,
+    MeasuredShards,
+    fit_constants,
+    measured_times,
+    prediction_errors,
+)
 from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.profiles import profile_path, write_profile
-from evenshard.measure.simulated.device_model import backward_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile
-from evenshard.measure.simulated.shard_work import ShardWork, WorkCounter
-from evenshard.tables.reuse import FloatArray
+from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadInput
 
 MIN_SHARDS = 20
-KERNEL_TIMES = ("forward compute", "backward compute")
-# What is physically conceivable; a constant that ends at such a bound shows that the model lacks something.
-BOUNDS: Mapping[str, tuple[float, float]] = {
-    "fwd_overhead_us": (0.1, 5000.0),
-    "bwd_overhead_us": (0.1, 5000.0),
-    "hbm_efficiency": (0.05, 1.0),
-    "l2_gb_s": (100.0, 50_000.0),
-    "fwd_loads_per_warp": (0.05, 32.0),
-    "bwd_loads_per_warp": (0.05, 32.0),
-    "sort_pairs_per_sm_clock": (0.005, 2.0),
-    "hot_row_ns": (1.0, 1e6),
-}
-# Weight of staying at the start: e-fold off it counts like 5 % off one measured time. Where the measurements say
-# nothing about a constant, it stays; where some dozen shards do, this does not matter.
-PRIOR_WEIGHT = 0.05
-OUTLIER = 0.1  # relative errors above this count linearly, no longer by their square
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Absolute errors of predicted against measured times, percent of the measured: median and 90th percentile."""
-
-    median_percent: float
-    p90_percent: float
-
-
-@dataclass(frozen=True)
-class MeasuredShards:
-    """Shards that were measured, [N].
-
-    Attributes:
-        work: their work, as the device model counts it.
-        times_ms_N2: [N, 2] measured forward and backward compute times.
-        group_N: [N] the same number where the same tables were measured again.
-    """
-
-    work: ShardWork
-    times_ms_N2: FloatArray
-    group_N: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.group_N)
-
-    def select(self, mask_N: npt.NDArray[np.bool_]) -> MeasuredShards:
-        """Some of the shards."""
-        return MeasuredShards(self.work.select(mask_N), self.times_ms_N2[mask_N], self.group_N[mask_N])
 
 
 @dataclass(frozen=True)
@@ -83,7 +42,7 @@ class DeviceCalibration:
         profile: the profile with the fitted constants.
         num_fitted: shards that were fitted.
         num_held_out: shards that were not.
-        before: errors of the original profile on the held-out shards, by component (``KERNEL_TIMES``).
+        before: errors of the original profile on the held-out shards, by call.
         after: likewise, of the fitted profile.
         at_bound: fitted constants that ended at one of their ``BOUNDS``.
         hardware: the hardware that was measured.
@@ -126,8 +85,6 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
     Raises:
         BadInput: fewer than ``MIN_SHARDS`` different shards, or several kinds of hardware.
     """
-    from scipy.optimize import least_squares
-
     origins = sorted({(one.provenance.hardware, one.provenance.versions) for one in measured})
     if len(origins) > 1:
         names = "; ".join(f"{hardware}, {versions}" for hardware, versions in origins)
@@ -142,29 +99,15 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
     fitted_N = np.random.default_rng(seed).permutation(shards.group_N.max() + 1)[shards.group_N] % 2 == 0
     fitted, held_out = shards.select(fitted_N), shards.select(~fitted_N)
 
-    low_P, high_P = np.log([BOUNDS[name] for name in FREE_CONSTANTS]).T
-    start_P = np.clip(np.log([getattr(profile, name) for name in FREE_CONSTANTS]), low_P + 1e-6, high_P - 1e-6)
-
-    def residuals(logs_P: FloatArray) -> FloatArray:
-        errors_N2 = np.log(predicted_ms(_with_constants(profile, logs_P), fitted.work) / fitted.times_ms_N2)
-        return np.concatenate([errors_N2.ravel(), PRIOR_WEIGHT * (logs_P - start_P)])
-
-    found = least_squares(
-        residuals, start_P, bounds=(low_P, high_P), diff_step=1e-4, loss="soft_l1", f_scale=OUTLIER, max_nfev=500
-    )
-    result = _with_constants(profile, found.x)
+    result, at_bound = fit_constants(profile, [fitted])
     latest = max(one.measured_at for one in measured)
     return DeviceCalibration(
         profile=result,
         num_fitted=len(fitted),
         num_held_out=len(held_out),
-        before=prediction_errors(profile, held_out),
-        after=prediction_errors(result, held_out),
-        at_bound=tuple(
-            name
-            for name, value, low, high in zip(FREE_CONSTANTS, found.x, low_P, high_P, strict=True)
-            if min(value - low, high - value) < 1e-3
-        ),
+        before=prediction_errors(profile, held_out, CALLS),
+        after=prediction_errors(result, held_out, CALLS),
+        at_bound=at_bound,
         hardware=origins[0][0],
         versions=origins[0][1],
         measured_on=datetime.fromtimestamp(latest, UTC).date() if latest > 0 else datetime.now(UTC).date(),
@@ -206,34 +149,20 @@ def measured_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) 
         raise BadInput("No nonempty shard with finite times was measured. Measure more placements.")
     shard_of_T = np.repeat(np.arange(len(columns)), [len(tables) for tables in columns])
     work = counter.shard_work(np.concatenate(columns), shard_of_T, len(columns))
-    return MeasuredShards(work, np.array(times), np.array(group_of))
-
-
-def predicted_ms(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N, 2] forward and backward compute times by the device model."""
-    return np.stack([forward_ms(profile, work), backward_ms(profile, work)], axis=1)
-
-
-def prediction_errors(profile: GpuProfile, shards: MeasuredShards) -> dict[str, Errors]:
-    """Errors of a profile on measured shards, by component."""
-    errors_N2 = 100 * np.abs(predicted_ms(profile, shards.work) / shards.times_ms_N2 - 1)
-    medians, p90s = np.percentile(errors_N2, [50, 90], axis=0).tolist()
-    return {name: Errors(*pair) for name, *pair in zip(KERNEL_TIMES, medians, p90s, strict=True)}
+    forward_N, backward_N = np.array(times).T
+    times_NM = measured_times(len(columns), forward=forward_N, backward=backward_N)
+    return MeasuredShards(work, times_NM, np.array(group_of))
 
 
 def errors_markdown(rows: Mapping[str, Mapping[str, Errors]]) -> str:
     """A table of errors: one line per profile (or whatever the rows are), median and 90th percentile by component."""
-    head = "".join(f" {name}, median | 90 % below |" for name in KERNEL_TIMES)
-    lines = [f"| absolute error, % |{head}", "|---|" + "---:|" * 2 * len(KERNEL_TIMES)]
+    head = "".join(f" {name}, median | 90 % below |" for name in CALLS)
+    lines = [f"| absolute error, % |{head}", "|---|" + "---:|" * 2 * len(CALLS)]
     for label, errors in rows.items():
-        cells = [f" {errors[name].median_percent:.1f} | {errors[name].p90_percent:.1f} |" for name in KERNEL_TIMES]
+        cells = [f" {errors[name].median_percent:.1f} | {errors[name].p90_percent:.1f} |" for name in CALLS]
         lines.append(f"| {label} |" + "".join(cells))
     return "\n".join(lines)
 
 
 def _has_times(device: DeviceCost) -> bool:
     return device.status == OK and device.fwd_compute_ms > 0 and device.bwd_compute_ms > 0
-
-
-def _with_constants(profile: GpuProfile, logs_P: FloatArray) -> GpuProfile:
-    return replace(profile, **dict(zip(FREE_CONSTANTS, np.exp(logs_P).tolist(), strict=True)))

@@ -25,9 +25,13 @@ Profile = TypeVar("Profile")
 CONSTANTS = Range(0, 1e18)
 """In the units of the profiles, whose largest numbers are some thousands of GB per second."""
 _REMEDY = "Start from one of the profiles that come with evenshard, or calibrate again."
+_HEADER = "# A simulated device or a link; what its constants mean stands in evenshard/measure/, where they are read\n"
 
 _PROFILE_OF_GPU = {
+    r"\bB200\b": "b200",
     r"\bH200\b": "h200",
+    r"\bH100\b": "h100",
+    r"\bA100\b.*\b40GB\b|\bA100-PG509\b": "a100_40gb",
     r"\bA100\b": "a100_80gb",
     r"\bV100\b": "v100",
     r"\b2080 Ti\b": "rtx_2080_ti",
@@ -97,7 +101,12 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
 
 
 def write_profile(
-    template: Path, values: Mapping[str, float], source: str, evidence: Sequence[Evidence], path: Path
+    template: Path,
+    values: Mapping[str, float],
+    source: str,
+    evidence: Sequence[Evidence],
+    path: Path,
+    extrapolated_from: str = "",
 ) -> None:
     """Writes the profile of ``template`` with some constants replaced; the others keep their sources.
 
@@ -109,6 +118,7 @@ def write_profile(
         source: source of the constants.
         evidence: what the constants were fitted to and compared with.
         path: the file to write; it appears whole or not at all.
+        extrapolated_from: the profile that says what the evidence does not.
 
     Raises:
         BadFile: if the template cannot be read.
@@ -122,8 +132,10 @@ def write_profile(
         {name: value for name, value in asdict(one).items() if value is not None} for one in evidence
     ]
     content.pop("extrapolated_from", None)
+    if extrapolated_from:
+        content["extrapolated_from"] = extrapolated_from
     with atomic_path(path) as draft:
-        draft.write_text(yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True))
+        draft.write_text(_HEADER + yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True))
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -1,72 +1,111 @@
-"""The model of a shard's time on a GPU: the kernels of FBGEMM's fused embedding with SGD, one after the other.
+"""The model of a shard's time on a GPU: the kernels of FBGEMM's fused embedding, one after the other.
 
-It is a model that no GPU has confirmed.
+Forward: the bounds check of the indices (FBGEMM's default), then lookup and pooling. Backward: linear indices and the
+runs of equal ones, the radix sort of the indices with their bags between the two, then the kernels that sum up the
+gradients of each distinct row and update it with the optimizer.
 
-A kernel takes as long as the slowest of what it needs: device memory, L2, or the latency of its requests divided by the
-requests in flight. The host adds a fixed time to each call and each kernel its launch.
+A kernel has a floor, and what it does for each bag, lookup and distinct row. Kernels that read rows also wait for the
+L2 and for device memory, which overlaps in part with the instructions: see ``overlapped``. The host adds a fixed time
+to each call, and a call is never shorter than the host takes to launch its kernels.
 
-Forward: the bounds check of the indices (FBGEMM's default), then lookup and pooling. Backward: linear indices, radix
-sort of them with their bags, run lengths, then one kernel that sums the gradients of each distinct row and
-updates the row.
-
-Left out: instruction throughput, TLB misses, DRAM pages, the tail of the last wave of warps.
+The terms are those that public traces and measurements of FBGEMM's kernels show; what the constants of a profile were
+fitted to, and how far off it is, stands in its ``evidence``.
 
 Legend: N shards.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
 import numpy as np
 
 from evenshard.measure.simulated.gpu_profile import GpuProfile
-from evenshard.measure.simulated.shard_work import PLAIN_BYTES, ShardWork
+from evenshard.measure.simulated.shard_work import PLAIN_BYTES, SECTOR_BYTES, ShardWork
+from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.tables.reuse import FloatArray
 
-FWD_KERNELS = 2
-BWD_KERNELS = (
-    12  # without the passes of the sort: fills, linearise, histogram, run lengths, cumsum, segments, 2 updates
-)
-KEY_BYTES, VALUE_BYTES = 8, 4
 RADIX_BITS = 8
 ROW_LIMITS = tuple(2.0 ** (RADIX_BITS * passes) - 1 for passes in range(1, 6))  # for ``sort_passes`` of 1, 2, ...
-LOOKUPS_PER_BLOCK = 1024  # of one row; further ones go to another thread block
-WARPS_PER_BLOCK = 8
-NS_PER_MS, US_PER_MS = 1e6, 1e3
+OVERLAP = 3.0  # 1: what a kernel waits for adds up; infinite: the longest hides all others
+SHORT_LOOKUPS = 2.0**18  # below these, see ``short_call_us``
+NS_PER_MS, US_PER_MS, NS_PER_US = 1e6, 1e3, 1e3
+SGD = "sgd"
+
+
+@dataclass(frozen=True)
+class KernelTimes:
+    """Times of the kernels of shards, [N] ns each: what a GPU trace shows of a step."""
+
+    bounds_check: FloatArray
+    lookup: FloatArray
+    index: FloatArray
+    sort: FloatArray
+    gradient: FloatArray
+
+
+KERNELS = tuple(field.name for field in fields(KernelTimes))
+FORWARD_KERNELS, BACKWARD_KERNELS = KERNELS[:2], KERNELS[2:]
+
+
+def kernel_times(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> KernelTimes:
+    """The times of all kernels."""
+    return KernelTimes(
+        bounds_check_ns(profile, work),
+        lookup_ns(profile, work),
+        index_ns(profile, work),
+        sort_ns(profile, work),
+        gradient_ns(profile, work, optimizer),
+    )
 
 
 def forward_ms(profile: GpuProfile, work: ShardWork) -> FloatArray:
     """[N] forward compute time; 0 where a shard is empty."""
-    index_bytes = PLAIN_BYTES * (work.lookups + work.bags)
-    kernels_ns = index_bytes / profile.hbm_bytes_per_ns + lookup_ns(profile, work)
-    fixed_ms = (profile.fwd_overhead_us + FWD_KERNELS * profile.launch_us) / US_PER_MS
-    return np.where(work.num_tables > 0, fixed_ms + kernels_ns / NS_PER_MS, 0.0)
+    kernels_ns = bounds_check_ns(profile, work) + lookup_ns(profile, work)
+    issued_ms = np.maximum(kernels_ns / NS_PER_MS, profile.fwd_host_us / US_PER_MS)
+    return np.where(work.num_tables > 0, profile.fwd_overhead_us / US_PER_MS + issued_ms, 0.0)
 
 
-def backward_ms(profile: GpuProfile, work: ShardWork) -> FloatArray:
+def backward_ms(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
     """[N] backward compute time, with the update of the weights; 0 where a shard is empty."""
-    kernels_ns = index_ns(profile, work) + sort_ns(profile, work) + gradient_ns(profile, work)
-    launches = BWD_KERNELS + sort_passes(work)
-    fixed_ms = (profile.bwd_overhead_us + launches * profile.launch_us) / US_PER_MS
-    return np.where(work.num_tables > 0, fixed_ms + kernels_ns / NS_PER_MS, 0.0)
+    kernels_ns = index_ns(profile, work) + sort_ns(profile, work) + gradient_ns(profile, work, optimizer)
+    issued_ms = np.maximum(kernels_ns / NS_PER_MS, profile.bwd_host_us / US_PER_MS)
+    short_us = np.where(work.lookups < SHORT_LOOKUPS, profile.short_call_us, 0.0)
+    fixed_ms = (profile.bwd_overhead_us + short_us) / US_PER_MS
+    return np.where(work.num_tables > 0, fixed_ms + issued_ms, 0.0)
+
+
+def bounds_check_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
+    """[N] the kernel that checks every index against the rows of its table."""
+    return np.asarray(
+        profile.bounds_floor_us * NS_PER_US
+        + profile.bounds_ns_per_bag * work.bags
+        + profile.bounds_ns_per_lookup * work.lookups
+    )
 
 
 def lookup_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] the forward kernel: a warp takes a bag, reads its offsets, its indices, then its rows."""
-    streamed = PLAIN_BYTES * (work.lookups + work.bags) + work.output_bytes
-    memory_ns = (work.row_miss_bytes + streamed) / profile.hbm_bytes_per_ns
-    l2_ns = (work.row_bytes + streamed) / profile.l2_gb_s
-    chain_ns = work.bags * (profile.l2_latency_ns + profile.hbm_latency_ns)
-    rows_ns = work.row_requests * _latency_ns(profile, work.row_miss_bytes, work.row_bytes) / profile.fwd_loads_per_warp
-    busy_warps = np.minimum(profile.resident_warps, np.maximum(work.bags, 1.0))
-    return np.asarray(np.maximum.reduce([memory_ns, l2_ns, (chain_ns + rows_ns) / busy_warps]))
+    """[N] the forward kernel: a warp takes a bag and adds up its rows, one after the other.
+
+    However idle the rest of the GPU is, the longest bag takes its time.
+    """
+    instructions_ns = profile.lookup_ns_per_bag * work.bags + profile.lookup_ns_per_request * work.row_requests
+    l2_ns = (work.row_bytes + work.output_bytes) / profile.l2_gb_s
+    memory_ns = (work.row_miss_bytes + work.output_bytes) / profile.hbm_bytes_per_ns
+    miss_share = work.row_miss_bytes / np.where(work.row_bytes > 0, work.row_bytes, 1.0)
+    row_ns = profile.bag_hit_ns + (profile.bag_miss_ns - profile.bag_hit_ns) * miss_share
+    chain_ns = row_ns * work.longest_bag
+    return np.asarray(profile.lookup_floor_us * NS_PER_US + overlapped(instructions_ns, l2_ns, memory_ns, chain_ns))
 
 
 def index_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] the kernels that stream indices: linearise them, and find the runs of equal ones after the sort."""
-    per_lookup = PLAIN_BYTES + (KEY_BYTES + VALUE_BYTES) + KEY_BYTES  # read; write key and bag; read the key again
-    per_unique = KEY_BYTES + 3 * PLAIN_BYTES + 3 * PLAIN_BYTES  # write a run; sum up lengths; look for long ones
-    num_bytes = per_lookup * work.lookups + per_unique * work.uniques + PLAIN_BYTES * work.bags
-    return np.asarray(num_bytes / profile.hbm_bytes_per_ns)
+    """[N] the kernels that make linear indices before the sort, and find the runs of equal ones after it."""
+    return np.asarray(
+        profile.index_floor_us * NS_PER_US
+        + profile.index_ns_per_bag * work.bags
+        + profile.index_ns_per_lookup * work.lookups
+        + profile.index_ns_per_row * work.uniques
+    )
 
 
 def sort_passes(work: ShardWork) -> FloatArray:
@@ -76,37 +115,34 @@ def sort_passes(work: ShardWork) -> FloatArray:
 
 
 def sort_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] the radix sort: a histogram of the keys, then each pass reads and writes all pairs."""
-    memory_ns = 2 * (KEY_BYTES + VALUE_BYTES) / profile.hbm_bytes_per_ns
-    moving_ns = 1 / (profile.sort_pairs_per_sm_clock * profile.num_sms * profile.clock_ghz)
-    histogram_ns = KEY_BYTES / profile.hbm_bytes_per_ns
-    return np.asarray(work.lookups * (histogram_ns + sort_passes(work) * max(memory_ns, moving_ns)))
+    """[N] the radix sort: each pass moves all pairs of an index and its bag."""
+    return np.asarray(profile.sort_floor_us * NS_PER_US + work.lookups * sort_passes(work) / profile.sort_pairs_per_ns)
 
 
-def gradient_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] the backward kernel: a warp takes a distinct row, sums up its gradients, updates it.
+def gradient_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
+    """[N] the backward kernels: they sum up the gradients of each distinct row, and update the row and its state.
 
-    Rows with many lookups are taken by thread blocks, which share a row beyond 1024 lookups and then add to it in
-    turn. However idle the rest of the GPU is, the hottest row of the shard takes its time.
+    However idle the rest of the GPU is, the hottest row of the shard takes its time.
     """
-    streamed = PLAIN_BYTES * work.lookups + (KEY_BYTES + PLAIN_BYTES) * work.uniques + 2 * work.unique_bytes
-    memory_ns = (work.grad_miss_bytes + streamed) / profile.hbm_bytes_per_ns
-    l2_ns = (work.grad_bytes + streamed) / profile.l2_gb_s
-    chain_ns = work.grad_warps * (2 * profile.l2_latency_ns + profile.hbm_latency_ns)
-    grads_ns = work.grad_requests * _latency_ns(profile, work.grad_miss_bytes, work.grad_bytes)
-    busy_warps = np.minimum(profile.resident_warps, np.maximum(work.grad_warps, 1.0))
-    latency_ns = (chain_ns + grads_ns / profile.bwd_loads_per_warp) / busy_warps
-    return np.asarray(np.maximum.reduce([memory_ns, l2_ns, latency_ns, hottest_row_ns(profile, work)]))
+    instructions_ns = profile.gradient_ns_per_request * work.row_requests + profile.gradient_ns_per_row * work.uniques
+    updated_bytes = work.unique_bytes + state_bytes(work, optimizer)
+    l2_ns = (work.grad_bytes + 2 * updated_bytes) / profile.l2_gb_s
+    memory_ns = (work.grad_miss_bytes + 2 * updated_bytes) / profile.hbm_bytes_per_ns
+    chain_ns = profile.hot_lookup_ns * work.hottest
+    return np.asarray(profile.gradient_floor_us * NS_PER_US + overlapped(instructions_ns, l2_ns, memory_ns, chain_ns))
 
 
-def hottest_row_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] the time that the row with the most lookups takes, whatever else there is to do."""
-    in_flight = WARPS_PER_BLOCK * profile.bwd_loads_per_warp
-    block_ns = np.minimum(work.hottest, LOOKUPS_PER_BLOCK) * profile.l2_latency_ns / in_flight
-    return np.asarray(block_ns + np.maximum(work.hottest / LOOKUPS_PER_BLOCK - 1, 0.0) * profile.hot_row_ns)
+def state_bytes(work: ShardWork, optimizer: str) -> FloatArray:
+    """[N] bytes of optimizer state of the distinct rows; one number of a row takes a sector."""
+    per_row, per_weight = NUMBERS[optimizer]
+    return np.asarray(per_row * SECTOR_BYTES * work.uniques + per_weight * work.unique_values * PLAIN_BYTES)
 
 
-def _latency_ns(profile: GpuProfile, miss_bytes: FloatArray, all_bytes: FloatArray) -> FloatArray:
-    """[N] mean latency of requests of which that share misses the L2."""
-    miss_share = miss_bytes / np.where(all_bytes > 0, all_bytes, 1.0)
-    return np.asarray(profile.l2_latency_ns + (profile.hbm_latency_ns - profile.l2_latency_ns) * miss_share)
+def overlapped(*parts_ns: FloatArray) -> FloatArray:
+    """[N] a time between the longest of what a kernel waits for, and all of it together.
+
+    The cube root of the sum of cubes: in the public measurements one wait hides most of another that is much shorter,
+    but two equal ones take about a quarter longer than one.
+    """
+    longest = np.maximum(np.maximum.reduce(parts_ns), 1e-9)
+    return np.asarray(longest * sum((part / longest) ** OVERLAP for part in parts_ns) ** (1 / OVERLAP))

@@ -21,55 +21,76 @@ class GpuProfile:
     Attributes:
         link: name of the link between such devices, in ``measure/link.py``.
         num_sms: streaming multiprocessors.
-        clock_ghz: clock of the SMs under load.
         warps_per_sm: most warps that one SM keeps resident.
         memory_gb: GB (1024**3 bytes) of device memory.
         hbm_gb_s: peak of the device memory, 10**9 bytes per second, which is bytes per nanosecond.
         l2_mb: size of the L2 cache, 1024**2 bytes.
         l2_usable_share: part of it that holds randomly read rows before misses set in.
-        hbm_latency_ns: a load that misses the L2.
-        l2_latency_ns: a load that hits it.
-        launch_us: time from one small kernel of a queue to the next.
-        fwd_overhead_us: host time of one forward call before its first kernel runs.
-        bwd_overhead_us: likewise, backward.
         hbm_efficiency: part of the peak that embedding kernels reach.
-        l2_gb_s: bandwidth of L2 hits, 10**9 bytes per second.
-        fwd_loads_per_warp: row requests that a resident warp of the forward kernel keeps in flight.
-        bwd_loads_per_warp: gradient requests that a warp slot of the backward kernel keeps in flight; its many
-            registers leave slots empty, so it may be below 1.
-        sort_pairs_per_sm_clock: (64-bit key, 32-bit value) pairs that an SM moves per clock in one pass of the radix
-            sort.
-        hot_row_ns: serial time of each further thread block that adds to the gradient of the same row.
+        l2_gb_s: bandwidth of randomly read rows that hit the L2, 10**9 bytes per second.
+        fwd_overhead_us: time of a forward call in which no kernel of it runs: the host before the first one, and what
+            measuring adds.
+        bwd_overhead_us: likewise, backward.
+        fwd_host_us: time the host takes to launch the kernels of a forward call, which they cannot beat together.
+        bwd_host_us: likewise, backward.
+        short_call_us: further time of a backward call with less than 2**18 lookups.
+        bounds_floor_us: the bounds check of next to nothing.
+        bounds_ns_per_bag, bounds_ns_per_lookup: its time for each bag and each lookup.
+        lookup_floor_us: the forward kernel of next to nothing.
+        lookup_ns_per_bag: its instructions for each bag.
+        lookup_ns_per_request: its instructions for each row, or each 128 values of a wider one.
+        bag_hit_ns, bag_miss_ns: one row after the other of the longest bag, out of the L2 and out of device memory.
+        index_floor_us: all kernels on indices of next to nothing, the sort apart.
+        index_ns_per_bag, index_ns_per_lookup, index_ns_per_row: their time for each bag, lookup and distinct row.
+        sort_floor_us: the sort of next to nothing.
+        sort_pairs_per_ns: pairs of an index and its bag that one pass of the radix sort moves.
+        gradient_floor_us: the gradient kernels of next to nothing.
+        gradient_ns_per_request: their instructions for each gradient, or each 128 values of a wider one.
+        gradient_ns_per_row: their instructions for each distinct row.
+        hot_lookup_ns: one gradient after the other of the hottest row.
         evidence: measurements that it was fitted to or compared with, the most relevant for whole shards first.
-        extrapolated_from: whose measurements its fitted constants come from, where it has none of its own.
+        extrapolated_from: the profile that says what its own measurements do not.
     """
 
     link: str
     num_sms: float
-    clock_ghz: float
     warps_per_sm: float
     memory_gb: float
     hbm_gb_s: float
     l2_mb: float
     l2_usable_share: float
-    hbm_latency_ns: float
-    l2_latency_ns: float
-    launch_us: float
-    fwd_overhead_us: float
-    bwd_overhead_us: float
     hbm_efficiency: float
     l2_gb_s: float
-    fwd_loads_per_warp: float
-    bwd_loads_per_warp: float
-    sort_pairs_per_sm_clock: float
-    hot_row_ns: float
+    fwd_overhead_us: float
+    bwd_overhead_us: float
+    fwd_host_us: float
+    bwd_host_us: float
+    short_call_us: float
+    bounds_floor_us: float
+    bounds_ns_per_bag: float
+    bounds_ns_per_lookup: float
+    lookup_floor_us: float
+    lookup_ns_per_bag: float
+    lookup_ns_per_request: float
+    bag_hit_ns: float
+    bag_miss_ns: float
+    index_floor_us: float
+    index_ns_per_bag: float
+    index_ns_per_lookup: float
+    index_ns_per_row: float
+    sort_floor_us: float
+    sort_pairs_per_ns: float
+    gradient_floor_us: float
+    gradient_ns_per_request: float
+    gradient_ns_per_row: float
+    hot_lookup_ns: float
     evidence: tuple[Evidence, ...] = ()
     extrapolated_from: str = ""
 
     @property
     def error(self) -> DeviceError:
         """How far its times are from those of the real device."""
-        return DeviceError.of(self.evidence)
+        return DeviceError.of(self.evidence, bool(self.extrapolated_from))
 
     @property
     def memory_bytes(self) -> float:
@@ -93,30 +114,36 @@ class GpuProfile:
 
 
 FREE_CONSTANTS = (
+    "hbm_efficiency",
+    "l2_gb_s",
     "fwd_overhead_us",
     "bwd_overhead_us",
-    "hbm_efficiency",
-    "l2_gb_s",
-    "fwd_loads_per_warp",
-    "bwd_loads_per_warp",
-    "sort_pairs_per_sm_clock",
-    "hot_row_ns",
+    "fwd_host_us",
+    "bwd_host_us",
+    "short_call_us",
+    "bounds_floor_us",
+    "bounds_ns_per_bag",
+    "bounds_ns_per_lookup",
+    "lookup_floor_us",
+    "lookup_ns_per_bag",
+    "lookup_ns_per_request",
+    "bag_hit_ns",
+    "bag_miss_ns",
+    "index_floor_us",
+    "index_ns_per_bag",
+    "index_ns_per_lookup",
+    "index_ns_per_row",
+    "sort_floor_us",
+    "sort_pairs_per_ns",
+    "gradient_floor_us",
+    "gradient_ns_per_request",
+    "gradient_ns_per_row",
+    "hot_lookup_ns",
 )
-"""What no data sheet says: ``evenshard calibrate-device`` fits these to measured costs."""
+"""What no data sheet says: ``evenshard calibrate-device`` fits these to measured times."""
 
 
-RATES = (
-    "num_sms",
-    "clock_ghz",
-    "warps_per_sm",
-    "memory_gb",
-    "hbm_gb_s",
-    "hbm_efficiency",
-    "l2_gb_s",
-    "fwd_loads_per_warp",
-    "bwd_loads_per_warp",
-    "sort_pairs_per_sm_clock",
-)
+RATES = ("num_sms", "warps_per_sm", "memory_gb", "hbm_gb_s", "hbm_efficiency", "l2_gb_s", "sort_pairs_per_ns")
 """What times are divided by."""
 ABOVE_0 = Range(1e-9, 1e18)
 

@@ -22,9 +22,8 @@ from evenshard.tables.reuse import BIN_MEAN_COUNTS, NUM_REUSE_BINS, FloatArray, 
 from evenshard.tables.table import Table
 
 SECTOR_BYTES = 32
-REQUEST_BYTES = 128  # what one warp instruction fetches: a line
+REQUEST_VALUES = 128  # what one instruction of a warp fetches: 4 values for each of its 32 threads
 PLAIN_BYTES = 4  # FP32 outputs and gradients, INT32 indices and offsets
-LOOKUPS_PER_WARP = 32  # FBGEMM gives rows with more lookups than this to a whole thread block
 MAX_CACHED_TABLES = 100_000
 _BINS = NUM_REUSE_BINS
 
@@ -42,14 +41,14 @@ class ShardWork:
         uniques: distinct rows.
         unique_bytes: those rows, in whole 32-byte sectors.
         row_bytes: all rows looked up, in whole sectors.
-        row_requests: 128-byte requests for them.
+        row_requests: requests for them, one for each 128 values of a row; the gradients take as many.
         row_miss_bytes: part of ``row_bytes`` that the L2 misses.
         output_bytes: pooled embeddings, FP32.
         grad_bytes: gradient rows read in the backward pass, one for each lookup, in whole sectors.
-        grad_requests: 128-byte requests for them.
         grad_miss_bytes: part of ``grad_bytes`` that the L2 misses.
-        grad_warps: warps that the backward kernel can keep busy at once, at most one for 32 lookups of a row.
+        unique_values: values of the distinct rows, which some optimizers keep states of.
         hottest: lookups of the row that is looked up most.
+        longest_bag: lookups of a bag of the table with the most.
     """
 
     num_tables: FloatArray
@@ -64,10 +63,10 @@ class ShardWork:
     row_miss_bytes: FloatArray
     output_bytes: FloatArray
     grad_bytes: FloatArray
-    grad_requests: FloatArray
     grad_miss_bytes: FloatArray
-    grad_warps: FloatArray
+    unique_values: FloatArray
     hottest: FloatArray
+    longest_bag: FloatArray
 
     @staticmethod
     def concatenate(parts: Iterable[ShardWork]) -> ShardWork:
@@ -84,9 +83,9 @@ _FIELDS = tuple(field.name for field in fields(ShardWork))
 # A table's columns: those of ShardWork (its row misses are with the L2 to itself), then [K] each: distinct rows,
 # lookups, bytes of the distinct rows, bytes of the lookups.
 NUM_WORK_COLUMNS = len(_FIELDS)
-HOTTEST, SIZE_BYTES, NUM_ROWS, OUTPUT_BYTES = (
-    _FIELDS.index(name) for name in ("hottest", "size_bytes", "num_rows", "output_bytes")
-)
+MAXIMA = slice(_FIELDS.index("hottest"), len(_FIELDS))
+"""Columns of which a shard has the largest of its tables'; of the others it has the sum."""
+SIZE_BYTES, NUM_ROWS, OUTPUT_BYTES = (_FIELDS.index(name) for name in ("size_bytes", "num_rows", "output_bytes"))
 _ROW_MISSES, _TABLES, _BAGS = (_FIELDS.index(name) for name in ("row_miss_bytes", "num_tables", "bags"))
 
 
@@ -122,16 +121,16 @@ class WorkCounter:
         sorted_TC = columns_TC[order_T]
         sums_NC = np.zeros((num_shards, columns_TC.shape[1]))
         sums_NC[occupied_N] = np.add.reduceat(sorted_TC, starts_N, axis=0)
-        sums_NC[occupied_N, HOTTEST] = np.maximum.reduceat(sorted_TC[:, HOTTEST], starts_N)
+        sums_NC[occupied_N, MAXIMA] = np.maximum.reduceat(sorted_TC[:, MAXIMA], starts_N, axis=0)
         return self.work_of_sums(sums_NC)
 
     def work_of_sums(self, sums_NC: FloatArray) -> ShardWork:
         """The work of shards, from the sums of their tables' columns.
 
         Args:
-            sums_NC: [N, C] each column's sum over the shard, but its maximum in column ``HOTTEST``; 0 where the shard
-                is empty. The first ``NUM_WORK_COLUMNS`` alone make the same work but for ``row_miss_bytes``, which is
-                then that of tables that never compete for the L2: a little less.
+            sums_NC: [N, C] each column's sum over the shard, but its maximum in the columns ``MAXIMA``; 0 where the
+                shard is empty. The first ``NUM_WORK_COLUMNS`` alone make the same work, but ``row_miss_bytes`` is then
+                that of tables that never compete for the L2: a little less.
         """
         work_CN = np.ascontiguousarray(sums_NC[:, :NUM_WORK_COLUMNS].T)
         if sums_NC.shape[1] > NUM_WORK_COLUMNS:
@@ -182,14 +181,14 @@ def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float) ->
         "uniques": uniques_T,
         "unique_bytes": uniques_T * row_bytes_T,
         "row_bytes": lookups_T * row_bytes_T,
-        "row_requests": lookups_T * -(-(dims_T * bits_T // 8) // REQUEST_BYTES),
+        "row_requests": lookups_T * -(-dims_T // REQUEST_VALUES),
         "row_miss_bytes": missed_bytes(unique_bytes_TK, looked_up_bytes_TK, counts_TK, capacity_T),
         "output_bytes": batch_size * dims_T * float(PLAIN_BYTES),
         "grad_bytes": lookups_T * grad_row_bytes_T,
-        "grad_requests": lookups_T * -(-(dims_T * PLAIN_BYTES) // REQUEST_BYTES),
         "grad_miss_bytes": _grad_misses(lookups_T, grad_row_bytes_T, batch_size, l2_bytes),
-        "grad_warps": (uniques_TK * np.maximum(counts_TK / LOOKUPS_PER_WARP, 1.0)).sum(axis=1),
+        "unique_values": uniques_T * dims_T,
         "hottest": _hottest(uniques_TK, counts_TK),
+        "longest_bag": lookups_T / batch_size,
     }
     plain_TC = np.stack([columns[name] for name in _FIELDS], axis=1)
     return np.concatenate(

@@ -1,0 +1,426 @@
+"""Fits the profiles of simulated devices to public measurements, and says how far off they are on others.
+
+    python -m benchmarks.scripts.fit_devices --truth FOLDER [PROFILE ...] [--write]
+
+The folder holds other people's measurements (its README names their sources); none of it is part of the project. GPUs
+whose kernels were traced are fitted to each kernel's own times; the RTX 2080 Ti, of which only totals are known, keeps
+the proportions of the V100's kernels where totals say nothing. Errors are of measurements that the fit did not use:
+half of the shards, or each published configuration in turn.
+
+Legend: N shards, M measurable times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from evenshard.measure.calibrate.constants import (
+    TIMES,
+    Errors,
+    MeasuredShards,
+    fit_constants,
+    measured_times,
+    predicted_ms,
+)
+from evenshard.measure.evidence import Evidence
+from evenshard.measure.profiles import profile_path, write_profile
+from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
+from evenshard.measure.simulated.shard_work import WorkCounter
+from evenshard.tables.reuse import NUM_REUSE_BINS, ReuseBins, power_law_reuse_bins
+from evenshard.tables.table import Table
+from evenshard.utils.text_table import text_table
+from evenshard.utils.yaml_files import load_yaml
+
+US_PER_MS = 1e3
+SHARD_BATCH = 65536
+MOVED = 0.02  # constants that the fit moves by less stay estimates
+STARTS, START_ORDER = Path(__file__).with_suffix(".yaml"), ("v100", "a100_80gb", "h100", "rtx_2080_ti")
+ONCE = (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
+SHORT_CALL = "short_call_us"
+POINTS_SOURCE = (
+    "public traces and benchmarks: facebookresearch/HolisticTraceAnalysis and param, meta-pytorch, NVIDIA, owensgroup"
+)
+SHARDS_SOURCE = "NeuroShard's cost network (MLSys 2023), which learned from measurements of one RTX 2080 Ti"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a profile is fitted to.
+
+    Attributes:
+        gpus: the GPUs of gpu_points.csv whose measurements count; none: the shards of the RTX 2080 Ti.
+        free: the constants to fit.
+        takes_from: the profile whose other constants it has.
+        starts: constants that begin elsewhere.
+        extrapolated_from: the profile that says what its own measurements do not.
+        prior: weight of the start: of one measured time that is e-fold off.
+    """
+
+    gpus: tuple[str, ...]
+    free: tuple[str, ...]
+    takes_from: str = ""
+    starts: tuple[tuple[str, float], ...] = ()
+    extrapolated_from: str = ""
+    prior: float = 0.3
+
+
+_KERNEL_CONSTANTS = tuple(name for name in FREE_CONSTANTS if name != SHORT_CALL)
+_A100 = ("A100-40GB PG509", "A100-80GB", "unnamed (A100 80GB fits best)")
+FITS = {
+    "rtx_2080_ti": Fit((), FREE_CONSTANTS, prior=2.0),
+    "v100": Fit(
+        ("V100", "V100-16GB", "V100-32GB", "unnamed (V100 likely, Jan 2021)"),
+        tuple(name for name in _KERNEL_CONSTANTS if name != "hbm_efficiency"),  # else it ends at the peak
+    ),
+    "a100_80gb": Fit(_A100, _KERNEL_CONSTANTS),
+    "a100_40gb": Fit(_A100, (), "a100_80gb"),
+    "h100": Fit(("H100 80GB HBM3",), _KERNEL_CONSTANTS, extrapolated_from="a100_80gb"),
+    "h200": Fit(
+        ("H200",),
+        ("fwd_host_us", "bwd_host_us"),
+        takes_from="h100",
+        starts=(("bwd_host_us", 500.0),),  # its two backward calls take as long: the host's time
+        extrapolated_from="h100",
+        prior=0.02,
+    ),
+    "b200": Fit((), (), takes_from="h100", extrapolated_from="h100"),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One published measurement.
+
+    Attributes:
+        gpu: the GPU, as its source names it.
+        source: where it is published.
+        tables, batch_size, optimizer: what was measured.
+        time: one of ``TIMES``.
+        ms: how long it took.
+    """
+
+    gpu: str
+    source: str
+    tables: tuple[Table, ...]
+    batch_size: int
+    optimizer: str
+    time: str
+    ms: float
+    is_older_kernel: bool = False  # from before FBGEMM: compared, not fitted
+
+    @property
+    def configuration(self) -> tuple[str, str, int, str]:
+        """What the other times of the same run share."""
+        return (self.gpu, repr(self.tables), self.batch_size, self.optimizer)
+
+
+# Points --------------------------------------------------------------------------------------------------------------
+
+KERNEL_ROWS = {
+    "kernel: bounds_check_indices": "bounds_check",
+    "kernel: embedding_codegen forward lookup": "lookup",
+    "kernels: index": "index",
+    "kernels: radix sort": "sort",
+    "kernels: gradient": "gradient",
+}
+NO_BOUNDS_CHECK = ("fwd kernel", "fwd, bwd+SGD", "TorchRec/FBGEMM")
+
+
+def published_points(truth: Path) -> list[Point]:
+    """Every row of gpu_points.csv that tells a shape and a time of kernels or calls that the model has."""
+    with (truth / "gpu_points.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [point for row in rows for point in _points_of(row)]
+
+
+def _points_of(row: dict[str, str]) -> Iterable[Point]:
+    what, gpu = row["what"], row["gpu"]
+    if not all(row[name] for name in ("T", "E", "D", "B", "L")) or "MI" in gpu or gpu.startswith("RTX"):
+        return
+    if any(word in what for word in ("caching", "no_hbm", "LXU", "UVM")):
+        return
+    times = dict(_times_of(what, row))
+    if not times:
+        return
+    tables, batch_size = _tables_of(row), int(row["B"])
+    optimizer = _optimizer_of(row)
+    older = "pre-FBGEMM" in row["notes"]
+    for time, us in times.items():
+        yield Point(gpu, row["source"], tables, batch_size, optimizer, time, us / US_PER_MS, older)
+
+
+def _times_of(what: str, row: dict[str, str]) -> Iterable[tuple[str, float]]:
+    forward, backward = (float(row[name]) if row[name] else 0.0 for name in ("fwd_us", "bwd_us"))
+    for start, time in KERNEL_ROWS.items():
+        if what.startswith(start):
+            yield time, forward or backward
+    if what.startswith("fwd kernels; bwd span"):
+        check = float(row["notes"].split("bounds check ", 1)[1].split(" us", 1)[0])
+        yield "bounds_check", check
+        yield "lookup", forward - check
+        yield "backward", backward
+    elif what.startswith(NO_BOUNDS_CHECK):
+        long_enough = forward > 100  # else the host is what was measured
+        if forward:
+            yield ("lookup" if long_enough or what.startswith("fwd kernel") else "forward"), forward
+        if backward:
+            yield "backward", backward
+    elif what.startswith("fwd; bwd = ForwardBackward"):
+        yield "forward", forward
+        yield "backward", backward
+    elif what.startswith("span") and float(row["L"]) > 0:
+        yield "backward", backward
+
+
+def _optimizer_of(row: dict[str, str]) -> str:
+    text = (row["what"] + " " + row["notes"]).lower()
+    if "adam" in row["what"]:
+        return "adam"
+    if "rowwise adagrad" in text or "row-wise adagrad" in text or "trace" in row["source"]:
+        return "rowwise_adagrad"
+    return "adagrad" if "exact adagrad" in text else "sgd"
+
+
+def _tables_of(row: dict[str, str]) -> tuple[Table, ...]:
+    """Tables of one shape; where hotness of each is told, each has its own."""
+    count, batch_size = int(row["T"]), int(row["B"])
+    num_rows, dim, pooling = max(int(float(row["E"])), 1), max(round(float(row["D"])), 1), float(row["L"])
+    bits = 16 if row["weights"] == "fp16" else 32
+    hotness = [pooling] * count
+    if "hotness of the 3 tables" in row["notes"]:
+        listed = row["notes"].split("[", 1)[1].split("]", 1)[0]
+        hotness = [float(one) for one in listed.split(",")]
+    return tuple(
+        Table(f"t{number}", num_rows, dim, one, _reuse_of(row, num_rows, one * batch_size), bits)
+        for number, one in enumerate(hotness)
+    )
+
+
+def _reuse_of(row: dict[str, str], num_rows: int, lookups: float) -> ReuseBins | None:
+    law = row["alpha_or_reuse"]
+    if "reuse 0" in law and "reuse 0.1" not in law:
+        return ONCE
+    if law == "uniform":
+        return power_law_reuse_bins(num_rows, lookups, 0.0)
+    try:
+        return power_law_reuse_bins(num_rows, lookups, float(law))
+    except ValueError:
+        return None
+
+
+def measured_points(profile: GpuProfile, points: Sequence[Point]) -> list[MeasuredShards]:
+    """The points as shards, those of one optimizer together."""
+    counter, found = WorkCounter(profile), []
+    for optimizer in sorted({point.optimizer for point in points}):
+        own = [point for point in points if point.optimizer == optimizer]
+        configurations = {key: number for number, key in enumerate(dict.fromkeys(one.configuration for one in own))}
+        columns, shards, times_NM, groups = [], [], [], []
+        for number, point in enumerate(own):
+            columns.append(counter.columns(point.tables, point.batch_size))
+            shards += [number] * len(point.tables)
+            times_NM.append(measured_times(1, **{point.time: np.array([point.ms])})[0])
+            groups.append(configurations[point.configuration])
+        work = counter.shard_work(np.concatenate(columns), np.array(shards), len(own))
+        found.append(MeasuredShards(work, np.array(times_NM), np.array(groups), optimizer))
+    return found
+
+
+# Shards --------------------------------------------------------------------------------------------------------------
+
+
+def shards_of_2080_ti(truth: Path, profile: GpuProfile) -> MeasuredShards:
+    """The shards of rtx_2080_ti_shards.csv, of which forward and backward together are known."""
+    with (truth / "dlrm_2021_tables.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    known: dict[tuple[int, int], Table] = {}
+
+    def table(number: int, dim: int) -> Table:
+        if (number, dim) not in known:
+            row = rows[number]
+            bins = np.array([float(row[f"bin_{k}"]) for k in range(NUM_REUSE_BINS)])
+            reuse = tuple((bins / bins.sum()).tolist()) if bins.sum() > 0 else None
+            pooling = float(row["pooling_factor"])
+            known[number, dim] = Table(f"t{number}", int(float(row["num_rows"])), dim, pooling, reuse, 32)
+        return known[number, dim]
+
+    with (truth / "rtx_2080_ti_shards.csv").open(newline="") as file:
+        shards = list(csv.DictReader(file))
+    counter = WorkCounter(profile)
+    columns, owners, total_ms = [], [], []
+    for number, shard in enumerate(shards):
+        pairs = zip(shard["tables"].split(), shard["dims"].split(), strict=True)
+        tables = [table(int(one), int(dim)) for one, dim in pairs]
+        columns.append(counter.columns(tables, SHARD_BATCH))
+        owners += [number] * len(tables)
+        total_ms.append(float(shard["fwd_bwd_ms"]))
+    work = counter.shard_work(np.concatenate(columns), np.array(owners), len(shards))
+    return MeasuredShards(work, measured_times(len(shards), both=np.array(total_ms)), np.arange(len(shards)))
+
+
+# Fits ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted profile, its evidence, and a table of what the errors are of."""
+
+    profile: GpuProfile
+    evidence: Evidence | None
+    report: str
+
+
+def fit_shards(start: GpuProfile, truth: Path, fit: Fit) -> Fitted:
+    """Fits half of the shards; the other half says how well."""
+    shards = shards_of_2080_ti(truth, start)
+    fitted_N = np.random.default_rng(0).permutation(len(shards)) % 2 == 0
+    profile, _ = fit_constants(start, [shards.select(fitted_N)], fit.free, fit.prior)
+    held_out = shards.select(~fitted_N)
+    measured_ms = held_out.times_ms_NM[:, TIMES.index("both")]
+    predicted = predicted_ms(profile, held_out.work)[:, TIMES.index("both")]
+    rank = float(np.corrcoef(np.argsort(np.argsort(predicted)), np.argsort(np.argsort(measured_ms)))[0, 1])
+    errors = Errors.of(predicted, measured_ms)
+    lines = [["tables in the shard", "shards", "median error, %", "90 % below", "median ratio"]]
+    for low, high in ((1, 1), (2, 3), (4, 7), (8, 15), (1, 15)):
+        some = (held_out.work.num_tables >= low) & (held_out.work.num_tables <= high)
+        own = Errors.of(predicted[some], measured_ms[some])
+        ratio = float(np.median(predicted[some] / measured_ms[some]))
+        lines.append(
+            [
+                f"{low} to {high}",
+                str(int(some.sum())),
+                f"{own.median_percent:.1f}",
+                f"{own.p90_percent:.1f}",
+                f"{ratio:.3f}",
+            ]
+        )
+    evidence = Evidence(
+        "shards of 1 to 15 recorded tables, dims 4 to 128, FP32, SGD, batch 65,536: forward and backward together",
+        SHARDS_SOURCE,
+        int(fitted_N.sum()),
+        len(held_out),
+        round(errors.median_percent, 2),
+        round(errors.p90_percent, 2),
+    )
+    return Fitted(profile, evidence, text_table(lines, "<>>>>", "  ") + f"\nrank correlation {rank:.4f}")
+
+
+def fit_points(start: GpuProfile, points: Sequence[Point], fit: Fit) -> Fitted:
+    """Fits all points; each configuration in turn is held out from a fit of the others."""
+    profile = _fitted(start, points, fit)
+    lines = [["measured", "tables", "rows", "dim", "batch", "lookups a bag", "optimizer", "ms", "fitted", "held out"]]
+    held_out: dict[Point, float] = {}
+    for configuration in dict.fromkeys(point.configuration for point in points):
+        others = [point for point in points if point.configuration != configuration]
+        without = _fitted(start, others, fit) if others else start
+        own = [point for point in points if point.configuration == configuration]
+        held_out |= {point: _predicted_ms(without, point) for point in own}
+        for point in own:
+            first = point.tables[0]
+            poolings = " ".join(f"{one:.3g}" for one in dict.fromkeys(table.pooling_factor for table in point.tables))
+            shape = [
+                len(point.tables),
+                first.num_rows,
+                first.embedding_dim,
+                point.batch_size,
+                poolings,
+            ]
+            ratios = [f"x {ms / point.ms:.2f}" for ms in (_predicted_ms(profile, point), held_out[point])]
+            lines.append([point.time, *map(str, shape), point.optimizer, f"{point.ms:.3f}", *ratios])
+    errors = Errors.of(np.array(list(held_out.values())), np.array([point.ms for point in held_out]))
+    evidence = Evidence(
+        "kernels and calls of published configurations, each predicted by a fit to the others",
+        POINTS_SOURCE,
+        sum(not point.is_older_kernel for point in points) if fit.free else 0,
+        len(points),
+        round(errors.median_percent, 2),
+        round(errors.p90_percent, 2),
+    )
+    return Fitted(profile, evidence, text_table(lines, "<" + ">" * 5 + "<>>>", "  "))
+
+
+def _fitted(start: GpuProfile, points: Sequence[Point], fit: Fit) -> GpuProfile:
+    fitted = [point for point in points if not point.is_older_kernel]
+    return fit_constants(start, measured_points(start, fitted), fit.free, fit.prior)[0] if fit.free else start
+
+
+def _predicted_ms(profile: GpuProfile, point: Point) -> float:
+    (shard,) = measured_points(profile, [point])
+    return float(predicted_ms(profile, shard.work, point.optimizer)[0, TIMES.index(point.time)])
+
+
+def main() -> None:
+    """Fits the profiles of the command line, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("profiles", nargs="*", help="profiles to fit; all without one")
+    parser.add_argument(
+        "--truth", type=Path, default=os.environ.get("EVENSHARD_TRUTH"), help="folder of the measurements"
+    )
+    parser.add_argument("--write", action="store_true", help="write the fitted constants into the profiles")
+    arguments = parser.parse_args()
+    if arguments.truth is None or not Path(arguments.truth).is_dir():
+        parser.error("--truth: name the folder of the measurements")
+    truth = Path(arguments.truth)
+    points = published_points(truth)
+    for name in arguments.profiles or FITS:
+        fit, start = FITS[name], _start(name)
+        own = [point for point in points if point.gpu in fit.gpus]
+        if name == "rtx_2080_ti":
+            fitted = fit_shards(start, truth, fit)
+        elif own:
+            fitted = fit_points(start, own, fit)
+        else:
+            fitted = Fitted(start, None, "no measurement")
+        if own and not fit.free:  # all its constants were fitted to the same points
+            fitted = replace(fitted, evidence=gpu_profile(fit.takes_from).evidence[0])
+        print(f"\n## {name}\n\n{_summary(fitted.evidence)}\n\n{fitted.report}\n")
+        if arguments.write:
+            _write(name, fit, fitted)
+
+
+def _summary(evidence: Evidence | None) -> str:
+    if evidence is None:
+        return "nothing to compare with"
+    return (
+        f"{evidence.points}: {evidence.fitted} fitted, {evidence.held_out} held out, "
+        f"median error {evidence.median_error_percent} %, 90 % below {evidence.p90_error_percent} %"
+    )
+
+
+def _start(name: str) -> GpuProfile:
+    """A profile before its fit: the data sheet's constants, and the rough values of all others or another profile's."""
+    fit, profile = FITS[name], gpu_profile(name)
+    if fit.takes_from:
+        other = gpu_profile(fit.takes_from)
+        return replace(profile, **{one: getattr(other, one) for one in FREE_CONSTANTS} | dict(fit.starts))
+    column = START_ORDER.index(name)
+    starts = {constant: float(values[column]) for constant, values in load_yaml(STARTS.read_text()).items()}
+    return replace(profile, **starts)
+
+
+def _write(name: str, fit: Fit, fitted: Fitted) -> None:
+    """Writes the fitted constants and then the others, each with its source."""
+    start, path = _start(name), profile_path(name)
+    fitted_source = (
+        "fitted to totals of shards, see evidence" if not fit.gpus else "fitted to public kernels, see evidence"
+    )
+    other_source = "estimate that no measurement tells, see benchmarks/scripts/fit_devices.yaml"
+    if fit.takes_from:
+        other_source = f"as the {fit.takes_from} profile"
+    values = {one: float(getattr(fitted.profile, one)) for one in FREE_CONSTANTS}
+    moved = {one for one in fit.free if abs(values[one] - getattr(start, one)) > MOVED * getattr(start, one)}
+    own = {one: value for one, value in values.items() if one in moved}
+    others = {one: getattr(start, one) for one in FREE_CONSTANTS if one not in moved and one != "hbm_efficiency"}
+    evidence = () if fitted.evidence is None else (fitted.evidence,)
+    for constants, source in ((others, other_source), (own, fitted_source)):
+        write_profile(path, constants, source, evidence, path, fit.extrapolated_from)
+
+
+if __name__ == "__main__":
+    main()

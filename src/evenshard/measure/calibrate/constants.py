@@ -1,0 +1,169 @@
+"""The free constants of a device model, fitted by least squares to measured times of whole calls and of their kernels.
+
+Legend: N shards, M = 8 measurable times, P fitted constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.measure.simulated.device_model import (
+    KERNELS,
+    NS_PER_MS,
+    SGD,
+    backward_ms,
+    forward_ms,
+    kernel_times,
+)
+from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile
+from evenshard.measure.simulated.shard_work import ShardWork
+from evenshard.tables.reuse import FloatArray
+
+CALLS = ("forward", "backward")
+TIMES = (*KERNELS, *CALLS, "both")
+"""What may be measured of a shard: the kernels, the two calls, and both calls together."""
+
+# What is physically conceivable; a constant that ends at such a bound shows that the model lacks something.
+_FLOOR_US, _NS = (1e-3, 5000.0), (1e-4, 100.0)
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "hbm_efficiency": (0.05, 1.0),
+    "l2_gb_s": (10.0, 50_000.0),
+    "fwd_overhead_us": _FLOOR_US,
+    "bwd_overhead_us": _FLOOR_US,
+    "fwd_host_us": _FLOOR_US,
+    "bwd_host_us": _FLOOR_US,
+    "short_call_us": _FLOOR_US,
+    "bounds_floor_us": _FLOOR_US,
+    "bounds_ns_per_bag": _NS,
+    "bounds_ns_per_lookup": _NS,
+    "lookup_floor_us": _FLOOR_US,
+    "lookup_ns_per_bag": _NS,
+    "lookup_ns_per_request": _NS,
+    "bag_hit_ns": (1e-3, 1e5),
+    "bag_miss_ns": (1e-3, 1e5),
+    "index_floor_us": _FLOOR_US,
+    "index_ns_per_bag": _NS,
+    "index_ns_per_lookup": _NS,
+    "index_ns_per_row": _NS,
+    "sort_floor_us": _FLOOR_US,
+    "sort_pairs_per_ns": (1e-3, 1000.0),
+    "gradient_floor_us": _FLOOR_US,
+    "gradient_ns_per_request": _NS,
+    "gradient_ns_per_row": _NS,
+    "hot_lookup_ns": (1e-3, 1e5),
+}
+# Weight of staying at the start: e-fold off it counts like 5 % off one measured time. Where the measurements say
+# nothing about a constant, it stays; where some dozen shards do, this does not matter.
+PRIOR_WEIGHT = 0.05
+OUTLIER = 0.1  # relative errors above this count linearly, no longer by their square
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Absolute errors of predicted against measured times, percent of the measured: median and 90th percentile."""
+
+    median_percent: float
+    p90_percent: float
+
+    @staticmethod
+    def of(predicted: FloatArray, measured: FloatArray) -> Errors:
+        """Of times above 0, at least one."""
+        return Errors(*np.percentile(100 * np.abs(predicted / measured - 1), [50, 90]).tolist())
+
+
+@dataclass(frozen=True)
+class MeasuredShards:
+    """Shards that were measured, [N].
+
+    Attributes:
+        work: their work, as the device model counts it.
+        times_ms_NM: [N, M] the measured ``TIMES``; NaN what was not measured.
+        group_N: [N] the same number where the same tables were measured again.
+        optimizer: the optimizer of their backward calls.
+    """
+
+    work: ShardWork
+    times_ms_NM: FloatArray
+    group_N: npt.NDArray[np.int64]
+    optimizer: str = SGD
+
+    def __len__(self) -> int:
+        return len(self.group_N)
+
+    def select(self, mask_N: npt.NDArray[np.bool_]) -> MeasuredShards:
+        """Some of the shards."""
+        return replace(
+            self, work=self.work.select(mask_N), times_ms_NM=self.times_ms_NM[mask_N], group_N=self.group_N[mask_N]
+        )
+
+
+def measured_times(num_shards: int, **times_ms: FloatArray) -> FloatArray:
+    """[N, M] from the times by name, each [N] ms; all others were not measured."""
+    result_NM = np.full((num_shards, len(TIMES)), np.nan)
+    for name, times_N in times_ms.items():
+        result_NM[:, TIMES.index(name)] = times_N
+    return result_NM
+
+
+def predicted_ms(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
+    """[N, M] the same times by the device model."""
+    kernels = kernel_times(profile, work, optimizer)
+    forward_N, backward_N = forward_ms(profile, work), backward_ms(profile, work, optimizer)
+    by_kernel = [getattr(kernels, name) / NS_PER_MS for name in KERNELS]
+    return np.stack([*by_kernel, forward_N, backward_N, forward_N + backward_N], axis=1)
+
+
+def fit_constants(
+    profile: GpuProfile,
+    measured: Sequence[MeasuredShards],
+    free: Sequence[str] = FREE_CONSTANTS,
+    prior_weight: float = PRIOR_WEIGHT,
+) -> tuple[GpuProfile, tuple[str, ...]]:
+    """The profile with the constants that fit best, and which of these ended at one of their ``BOUNDS``.
+
+    Args:
+        profile: the profile that the fit starts from, and stays close to where the times say nothing.
+        measured: the measured shards.
+        free: the constants to fit; the others stay.
+        prior_weight: weight of staying at the start, see ``PRIOR_WEIGHT``.
+    """
+    from scipy.optimize import least_squares
+
+    known = [np.isfinite(shards.times_ms_NM) for shards in measured]
+    targets = [np.log(shards.times_ms_NM[mask]) for shards, mask in zip(measured, known, strict=True)]
+    low_P, high_P = np.log([BOUNDS[name] for name in free]).T
+    start_P = np.log(np.clip([getattr(profile, name) for name in free], *np.exp([low_P + 1e-6, high_P - 1e-6])))
+
+    def with_constants(logs_P: FloatArray) -> GpuProfile:
+        return replace(profile, **dict(zip(free, np.exp(logs_P).tolist(), strict=True)))
+
+    def residuals(logs_P: FloatArray) -> FloatArray:
+        candidate = with_constants(logs_P)
+        errors = [
+            np.log(predicted_ms(candidate, shards.work, shards.optimizer)[mask]) - target
+            for shards, mask, target in zip(measured, known, targets, strict=True)
+        ]
+        return np.concatenate([*errors, prior_weight * (logs_P - start_P)])
+
+    found = least_squares(
+        residuals, start_P, bounds=(low_P, high_P), diff_step=1e-4, loss="soft_l1", f_scale=OUTLIER, max_nfev=300
+    )
+    moved_P = np.abs(found.x - start_P) > 1e-6
+    at_bound_P = moved_P & (np.minimum(found.x - low_P, high_P - found.x) < 1e-3)
+    return with_constants(found.x), tuple(np.array(free)[at_bound_P].tolist())
+
+
+def prediction_errors(profile: GpuProfile, measured: MeasuredShards, times: Sequence[str] = TIMES) -> dict[str, Errors]:
+    """Errors of a profile on measured shards, by what was measured of them."""
+    predicted_NM = predicted_ms(profile, measured.work, measured.optimizer)
+    errors = {}
+    for name in times:
+        times_N = measured.times_ms_NM[:, TIMES.index(name)]
+        known_N = np.isfinite(times_N)
+        if known_N.any():
+            errors[name] = Errors.of(predicted_NM[known_N, TIMES.index(name)], times_N[known_N])
+    return errors
