@@ -76,7 +76,7 @@ def read(folder: Path) -> Measurements:
             num_rows=int(row["num_rows"]),
             embedding_dim=16,
             pooling_factor=float(row["pooling_factor"]),
-            reuse_bins=tuple(float(row[f"bin_{k}"]) for k in range(NUM_REUSE_BINS)),
+            reuse_bins=_reuse_bins(row),
         )
         for number, row in enumerate(_rows(tables_path))
     )
@@ -101,6 +101,12 @@ def read(folder: Path) -> Measurements:
         fwd_ms_ND=of_devices("fwd_ms"),
         bwd_ms_ND=of_devices("bwd_ms"),
     )
+
+
+def _reuse_bins(row: dict[str, str]) -> tuple[float, ...] | None:
+    """None for a table that no sample looks up: its shares are all zero."""
+    shares = tuple(float(row[f"bin_{k}"]) for k in range(NUM_REUSE_BINS))
+    return shares if any(shares) else None
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

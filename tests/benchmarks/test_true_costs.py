@@ -105,6 +105,7 @@ def test_the_real_measurements_are_learned_once(tmp_path: Path) -> None:
     assert truth_file(EXCHANGES).parent == truth
     measured = read(truth)
     assert (len(measured.tables), len(measured.shards), len(measured.dims_ND)) == (856, 8000, 3000)
+    assert not [table.problem() for table in measured.tables if table.problem()]
     config = FitConfig(num_networks=1, shard_epochs=4, exchange_epochs=30)
     costs = load_true_costs(truth, tmp_path, config)
     kept = cache_file(truth, tmp_path, config, "networks", ".pt")
