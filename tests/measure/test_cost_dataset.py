@@ -149,6 +149,37 @@ def test_a_shard_that_did_not_fit_has_no_times_and_its_placement_no_slowest_devi
     assert [row["max_device_ms"] for row in rows] == [None] * 3
 
 
+def timed_as_a_whole(name: str = "whole") -> MeasuredPlacement:
+    alone = PlacementCost((DeviceCost.of_total(7.0),), "modelled")
+    return measured(task(POOL[:2], devices=1, task_id=name), (0, 0), alone, name)
+
+
+def test_a_shard_timed_as_a_whole_has_its_time_as_that_of_its_placement(tmp_path: Path) -> None:
+    path = saved_in(tmp_path, timed_as_a_whole(), measured(TASK, (0, 2, 2, 0), cost(1.0, 2.0, 3.0)))
+    row = pq.read_table(path).to_pylist()[0]
+    assert (row["fwd_compute_ms"], row["bwd_compute_ms"], row["max_device_ms"]) == (None, None, 7.0)
+    assert load_costs(path, POOL)[0] == timed_as_a_whole()
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("fwd_compute_ms", 1.0, "bwd_compute_ms is empty"),
+        ("bwd_compute_ms", 1.0, "fwd_compute_ms is empty"),
+        ("fwd_all_to_all_ms", 1.0, "fwd_compute_ms is empty"),
+        ("max_device_ms", None, "fwd_compute_ms is empty"),
+        ("num_devices", 2, "fwd_compute_ms is empty"),
+    ],
+)
+def test_a_sum_can_stand_for_nothing_but_a_shard_alone(tmp_path: Path, column: str, value: Any, words: str) -> None:
+    path = saved_in(tmp_path, timed_as_a_whole())
+    table = pq.read_table(path)
+    changed = [{**table.to_pylist()[0], column: value}]
+    pq.write_table(pa.Table.from_pylist(changed, schema=table.schema), path)
+    with pytest.raises(BadFile, match=f"row 1: {words}"):
+        load_costs(path, POOL)
+
+
 def test_every_column_has_its_unit_and_only_times_may_be_empty(tmp_path: Path) -> None:
     schema = pq.read_schema(saved_in(tmp_path))
     assert schema.names == list(COLUMNS)

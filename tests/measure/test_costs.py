@@ -22,6 +22,7 @@ from evenshard.measure.costs import (
 from evenshard.utils.errors import MeasurementFailed
 from support.builders import PROVENANCE, cost, device_costs, measured, some_tables, task
 
+TOTAL_OR_STATUS = ("fwd_bwd_compute_ms", "status")
 FULL = DeviceCost.out_of_memory()
 
 
@@ -46,11 +47,35 @@ def test_a_device_that_ran_out_of_memory_takes_forever_and_its_placement_does_no
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1e-9, 1e13, "1.0", None, True])
-@pytest.mark.parametrize("name", [name for name in DeviceCost.__dataclass_fields__ if name != "status"])
+@pytest.mark.parametrize("name", [name for name in DeviceCost.__dataclass_fields__ if name not in TOTAL_OR_STATUS])
 def test_what_nobody_can_measure_is_no_cost(name: str, value: Any) -> None:
     fine = cost(4.0).devices[0]
     with pytest.raises(MeasurementFailed, match=f"device 1: {name} is .*, not a time"):
         PlacementCost((fine, replace(fine, **{name: value})), "modelled")
+
+
+def test_of_a_shard_timed_as_a_whole_the_sum_is_known_and_no_part() -> None:
+    whole, parts = PlacementCost((DeviceCost.of_total(5.0),), "modelled"), DeviceCost(1.0, 10.0, 20.0, 4.0)
+    assert whole.max_device_ms == whole.devices[0].compute_ms == parts.compute_ms == 5.0
+    assert whole.devices[0].fwd_compute_ms is None and whole.devices[0].bwd_compute_ms is None
+    assert all(map(math.isnan, whole.devices[0].split_ms)) and parts.split_ms == (1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"fwd_bwd_compute_ms": math.nan}, "fwd_bwd_compute_ms is nan, not a time"),
+        ({"fwd_bwd_compute_ms": -1.0}, "fwd_bwd_compute_ms is -1.0, not a time"),
+        ({"fwd_bwd_compute_ms": None}, "fwd_compute_ms is None, not a time"),
+        ({"fwd_compute_ms": 1.0}, "fwd_bwd_compute_ms is given beside its parts"),
+        ({"bwd_compute_ms": 1.0}, "fwd_bwd_compute_ms is given beside its parts"),
+        ({"bwd_all_to_all_ms": 1.0}, "timed as a whole has other times"),
+        ({"fwd_wait_ms": 1.0}, "timed as a whole has other times"),
+    ],
+)
+def test_a_whole_and_its_parts_are_not_both_given(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(MeasurementFailed, match=why):
+        PlacementCost((replace(DeviceCost.of_total(5.0), **change),), "modelled")
 
 
 def test_times_at_the_limits_are_costs() -> None:

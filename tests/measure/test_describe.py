@@ -81,6 +81,19 @@ def test_a_dataset_without_controls_or_rows_is_described_too(tmp_path: Path) -> 
     assert "0 timings; one placement spreads by unknown" in said
 
 
+def test_shards_timed_as_a_whole_have_a_line_of_their_own(tmp_path: Path) -> None:
+    alone = task(TABLES, devices=1, task_id="shard")
+    shards = [
+        measured(alone, (0, 0, 0), PlacementCost((DeviceCost.of_total(ms),), "modelled"), f"s{ms}")
+        for ms in (3.0, 5.0, 7.0)
+    ]
+    save_costs([*shards, placed("m0", 4.0, 0.0)], tmp_path / "costs.parquet")
+    description = describe([tmp_path / "costs.parquet"])
+    (one,) = description["datasets"]
+    assert one["ms"]["fwd_bwd_compute_ms"]["p50"] == 5.0 and one["ms"]["fwd_compute_ms"]["p50"] == 1.5
+    assert "at an unknown time" in text(description) and "fwd_bwd_compute_ms" in text(description)
+
+
 def test_a_broken_dataset_is_named(tmp_path: Path) -> None:
     (tmp_path / "costs.parquet").write_text("no parquet")
     with pytest.raises(BadFile, match=r"costs\.parquet"):

@@ -131,7 +131,19 @@ def test_controls_and_what_ran_out_of_memory_teach_nothing(stage: Stage) -> None
     for part in ("cost_net", "cost_model"):
         assert stage.same("plain", "more", part)
     with pytest.raises(BadFile, match="nothing to learn"):
-        stage.run("nothing", [*controls, *failed, *shards()])
+        stage.run("nothing", [*controls, *failed])
+
+
+def test_where_only_shards_were_measured_both_learn_from_them(stage: Stage) -> None:
+    """Forward and backward together are enough: this is what others publish."""
+    totals = [
+        replace(one, cost=PlacementCost((DeviceCost.of_total(one.cost.max_device_ms),), "modelled")) for one in shards()
+    ]
+    found = stage.run("totals", [*totals, *placements(CONTROL)])
+    assert (found["num_placements"], found["cost_model_num_devices"]) == (3, 3)
+    assert 0 < found["cost_model_held_out_pct_error"] < math.inf
+    stage.run("split", shards())
+    assert not stage.same("totals", "split", "cost_net") and not stage.same("totals", "split", "cost_model")
 
 
 def test_each_of_the_two_has_its_own_number_of_updates(stage: Stage) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.cli.arguments import OUTPUT, PATH, SOURCE, Commands, at_least, hardware_flag, params_flag
+from evenshard.tables.table import WEIGHT_BITS
 
 
 def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -54,8 +55,35 @@ def _merge_costs(args: argparse.Namespace) -> Mapping[str, Any]:
     return found
 
 
+def _import_costs(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.stages import import_costs as stage
+
+    config = stage.ImportCostsConfig(args.hardware, args.batch_size, args.weight_bits)
+    inputs = stage.ImportCostsInputs(args.shards, args.tables)
+    found = stage.run(config, inputs, stage.ImportCostsOutputs(args.out, args.tables_out))
+    print(f"saved: {args.out} ({found['num_shards']:,.0f} shards), {args.tables_out}")
+    return found
+
+
 def add_commands(commands: Commands) -> None:
-    """Declares merge-costs, describe, calibrate-link and calibrate-device."""
+    """Declares import-costs, merge-costs, describe, calibrate-link and calibrate-device."""
+    sub = commands.add(
+        "import-costs",
+        _import_costs,
+        "Make a cost dataset of shards that others have measured.",
+        "Of a CSV file with one shard per line: tables (their lines in the table file, from 0), dims (where the table "
+        "file has none) and fwd_bwd_ms (forward and backward together). `evenshard train-cost` learns from the sum.",
+    )
+    sub.add_argument("shards", **PATH, help="the shards (.csv)")
+    sub.add_argument("--tables", **PATH, required=True, help="their tables; names and dims may be missing")
+    sub.add_argument(
+        "--hardware", required=True, metavar="NAME", help="what they were measured on: 'cuda: NVIDIA H200'"
+    )
+    sub.add_argument("--batch-size", type=at_least(1), required=True, metavar="N", help="samples of one step")
+    sub.add_argument("--weight-bits", type=int, default=32, choices=WEIGHT_BITS, help="per weight (default: 32)")
+    sub.add_argument("--out", **OUTPUT, required=True, help="cost dataset to write (.parquet)")
+    sub.add_argument("--tables-out", **OUTPUT, required=True, help="the tables of the dataset to write")
+
     sub = commands.add(
         "merge-costs",
         _merge_costs,

@@ -46,7 +46,8 @@ _REMEDY = "Measure it again with `evenshard benchmark`."
 _ORIGINS = ("hardware", "driver", "versions")
 """Lists in the lineage; everything else there is a text."""
 
-# name: (type, unit); a shard that ran out of memory has no times.
+# name: (type, unit). A shard that ran out of memory has no times. Of one alone on a device, perhaps only the sum of
+# forward and backward is known: then that is its max_device_ms, and the two parts are empty.
 _TEXT, _WHOLE, _NUMBER, _TEXTS = "string", "int64", "float64", "list of string"
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "measurement_id": (_TEXT, ""),
@@ -82,6 +83,7 @@ _LATER: Mapping[str, float] = {"device_error_percent": 0.0, "device_error_points
 """Columns that the first files do not have, and what stands for them."""
 _TYPES: Mapping[str, Any] = {_TEXT: str, _WHOLE: int, _NUMBER: float, _TEXTS: tuple[str, ...]}
 TIMES = tuple(name for name in COLUMNS if name.endswith("_ms"))
+_PARTS = ("fwd_compute_ms", "bwd_compute_ms")
 
 
 def save_costs(measured: Sequence[MeasuredPlacement], path: Path, lineage: Lineage | None = None) -> None:
@@ -132,7 +134,7 @@ def _rows(measured: MeasuredPlacement) -> Iterable[dict[str, Any]]:
     task, cost = measured.task, measured.cost
     for device_id, shard in enumerate(measured.placement.shards()):
         device = asdict(cost.devices[device_id])
-        times = {name: device[name] if cost.devices[device_id].status == OK else None for name in device}
+        times = {name: device[name] if device["status"] == OK else None for name in device if name in TIMES}
         yield {
             "measurement_id": measured.measurement_id,
             "round": measured.round,
@@ -269,9 +271,10 @@ def _row_problem(row: Mapping[str, Any]) -> str | None:
     ran = row["status"] == OK
     if not ran and row["status"] != OUT_OF_MEMORY:
         return f"status is {brief(row['status'])}, not {OK} or {OUT_OF_MEMORY}"
+    may_be_empty = {"max_device_ms", *(_PARTS if _is_total(row) else ())} if ran else TIMES
     for column, value in row.items():
         if value is None:
-            if column not in TIMES or (ran and column != "max_device_ms"):
+            if column not in may_be_empty:
                 return f"{column} is empty"
         elif column in TIMES:
             if problem := time_problem(column, value):
@@ -286,6 +289,13 @@ def _row_problem(row: Mapping[str, Any]) -> str | None:
         if row[column] < 1:
             return f"{column} is {row[column]}, below 1"
     return moment_problem("measured_at", row["measured_at"])
+
+
+def _is_total(row: Mapping[str, Any]) -> bool:
+    """Whether the row is of a shard that was alone on a device and was timed as a whole."""
+    other_times = (value for column, value in row.items() if column in TIMES and column != "max_device_ms")
+    alone = row["num_devices"] == 1 and row["max_device_ms"] is not None
+    return alone and all(row[part] is None for part in _PARTS) and not any(other_times)
 
 
 def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ...]:
@@ -370,4 +380,6 @@ def _measured(
 def _device_cost(row: Mapping[str, Any]) -> DeviceCost:
     if row["status"] == OUT_OF_MEMORY:
         return DeviceCost.out_of_memory()
-    return DeviceCost(**{name: row[name] for name in DeviceCost.__dataclass_fields__})
+    if _is_total(row):
+        return DeviceCost.of_total(row["max_device_ms"])
+    return DeviceCost(**{name: row[name] for name in DeviceCost.__dataclass_fields__ if name in row})

@@ -1,7 +1,7 @@
 """The records of one measurement of a placement. Times are milliseconds of one training step.
 
 No record holds an impossible time, a NaN or a negative one: a device or a reader of files that would make one fails
-with MeasurementFailed.
+with MeasurementFailed. A time that was not taken is None, never a guess.
 """
 
 from __future__ import annotations
@@ -37,26 +37,33 @@ class DeviceCost:
     """Times of one device in one training step, ms: medians over repeats.
 
     Attributes:
-        fwd_compute_ms: the shard's fused embedding lookup and pooling.
+        fwd_compute_ms: the shard's fused embedding lookup and pooling; None where only ``fwd_bwd_compute_ms`` is known.
         fwd_all_to_all_ms: exchange of pooled embeddings before the dense part.
         bwd_all_to_all_ms: exchange of their gradients after it.
-        bwd_compute_ms: fused gradient and optimizer update.
+        bwd_compute_ms: fused gradient and optimizer update; None likewise.
         fwd_compute_spread_ms: distance between the 25th and 75th percentile, of the repeats of one visit or between
             visits, whichever is larger.
         bwd_compute_spread_ms: likewise, backward.
         fwd_wait_ms: start skew: from the end of its own forward to the slowest device's, when the exchange can begin.
             No part of the device's four times (docs/decisions/0009).
         status: "ok", or "out_of_memory" for a shard that the device could not hold; its times are infinite then.
+        fwd_bwd_compute_ms: forward and backward compute together, where they were timed as one; else None.
     """
 
-    fwd_compute_ms: float
+    fwd_compute_ms: float | None
     fwd_all_to_all_ms: float
     bwd_all_to_all_ms: float
-    bwd_compute_ms: float
+    bwd_compute_ms: float | None
     fwd_compute_spread_ms: float = 0.0
     bwd_compute_spread_ms: float = 0.0
     fwd_wait_ms: float = 0.0
     status: str = OK
+    fwd_bwd_compute_ms: float | None = None
+
+    @staticmethod
+    def of_total(fwd_bwd_compute_ms: float) -> DeviceCost:
+        """The cost of a shard alone on a device, of which only forward and backward together were timed."""
+        return DeviceCost(None, 0.0, 0.0, None, fwd_bwd_compute_ms=fwd_bwd_compute_ms)
 
     @staticmethod
     def out_of_memory() -> DeviceCost:
@@ -70,18 +77,41 @@ class DeviceCost:
             return f"status is {brief(self.status)}, not {OK} or {OUT_OF_MEMORY}"
         if self.status == OUT_OF_MEMORY:
             return None if self.total_ms == math.inf else f"a shard that is {OUT_OF_MEMORY} has times"
+        if self.fwd_bwd_compute_ms is not None:
+            if self.fwd_compute_ms is not None or self.bwd_compute_ms is not None:
+                return f"{_TOTAL} is given beside its parts"
+            rest = self.fwd_all_to_all_ms, self.bwd_all_to_all_ms, self.fwd_wait_ms
+            return time_problem(_TOTAL, self.fwd_bwd_compute_ms) or (
+                "a shard that was timed as a whole has other times" if any(rest) else None
+            )
         times = _times_of(self)
         if {*map(type, times)} == {float} and min(times) >= 0 and sum(times) <= MOST_MS:  # a NaN makes the sum one
             return None
         return next(filter(None, map(time_problem, _TIMES, times)), None)
 
     @property
+    def compute_ms(self) -> float:
+        """Forward and backward compute together, without the exchange; infinite out of memory."""
+        if self.fwd_compute_ms is None or self.bwd_compute_ms is None:
+            assert self.fwd_bwd_compute_ms is not None, "the time of a device is known in parts or as a whole"
+            return self.fwd_bwd_compute_ms
+        return self.fwd_compute_ms + self.bwd_compute_ms
+
+    @property
+    def split_ms(self) -> tuple[float, float]:
+        """Forward and backward compute; NaN both where only their sum is known."""
+        if self.fwd_compute_ms is None or self.bwd_compute_ms is None:
+            return math.nan, math.nan
+        return self.fwd_compute_ms, self.bwd_compute_ms
+
+    @property
     def total_ms(self) -> float:
         """The device's four times together."""
-        return self.fwd_compute_ms + self.fwd_all_to_all_ms + self.bwd_all_to_all_ms + self.bwd_compute_ms
+        return self.compute_ms + self.fwd_all_to_all_ms + self.bwd_all_to_all_ms
 
 
-_TIMES = tuple(name for name in DeviceCost.__dataclass_fields__ if name.endswith("_ms"))
+_TOTAL = "fwd_bwd_compute_ms"
+_TIMES = tuple(name for name in DeviceCost.__dataclass_fields__ if name.endswith("_ms") and name != _TOTAL)
 _times_of = attrgetter(*_TIMES)
 
 
@@ -185,7 +215,7 @@ class Provenance:
         versions: libraries as "torch 2.13.0, fbgemm_gpu 1.8.0".
         link: link model of the all-to-all times, or the backend that really exchanged, such as "gloo".
         seed: seed of the lookups.
-        repeats: timed repeats behind each median.
+        repeats: timed repeats behind each median; 0 where that is not known.
         device_error_percent, device_error_points: the two numbers of a simulated device's ``DeviceError``; 0 for real
             hardware, and where a file does not state them.
 

@@ -54,11 +54,11 @@ def _one(path: Path, dataset: CostRows) -> dict[str, Any]:
         "status": dict(Counter(row["status"] for row in rows)),
         "tables_per_shard": _percentiles([len(row["tables"]) for row in ran]),
         "repeats": _percentiles([row["repeats"] for row in ran]),
-        "measured_from": _utc(min(times)) if times else None,
-        "measured_to": _utc(max(times)) if times else None,
-        "ms": {name: _percentiles([row[name] for row in ran]) for name in _COMPONENTS},
+        "measured_from": _utc(min(times)) if times and max(times) > 0 else None,
+        "measured_to": _utc(max(times)) if times and max(times) > 0 else None,
+        "ms": _times(ran),
         "spread_of_repeats_pct": {
-            name: _percentiles([100 * row[spread] / row[name] for row in ran if row[name] > 0])
+            name: _percentiles([100 * row[spread] / row[name] for row in ran if row[name]])
             for name, spread in SPREADS.items()
         },
         "controls": {
@@ -67,6 +67,14 @@ def _one(path: Path, dataset: CostRows) -> dict[str, Any]:
             "drift_pct": drift_pct(controls),
         },
     }
+
+
+def _times(ran: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float] | None]:
+    """Percentiles of each component, and of the shards that were timed as a whole, if there are any."""
+    totals = [row["max_device_ms"] for row in ran if row["fwd_compute_ms"] is None]
+    split = [row for row in ran if row["fwd_compute_ms"] is not None]
+    found = {name: _percentiles([row[name] for row in split]) for name in _COMPONENTS}
+    return {**found, "fwd_bwd_compute_ms": _percentiles(totals)} if totals else found
 
 
 def _measurements_by(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, int]:
@@ -108,6 +116,7 @@ def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
         return ", ".join(one.get(name, [])) or "unknown"
 
     controls = one["controls"]
+    when = f"{one['measured_from']} to {one['measured_to']}" if one["measured_from"] else "at an unknown time"
     return [
         one["file"],
         f"  hardware       {listed('hardware')}",
@@ -115,7 +124,7 @@ def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
         f"  versions       {listed('versions')}",
         f"  git commit     {one.get('git_commit', 'unknown')}",
         f"  params hash    {one.get('params_hash', 'unknown')}",
-        f"  {measured_or_simulated(listed('hardware')):<15}{one['measured_from']} to {one['measured_to']}",
+        f"  {measured_or_simulated(listed('hardware')):<15}{when}",
         f"  timings        {one['measurements']} ({one['rows']} rows, one per device): {counts('proposed_by')}",
         f"  devices        {counts('num_devices')}",
         f"  batch size     {counts('batch_size')}",
@@ -127,7 +136,7 @@ def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
                 ("shards that ran", "p10", "median", "p90"),
                 _percentile_cells("tables", one["tables_per_shard"], 0),
                 _percentile_cells("timed repeats", one["repeats"], 0),
-                *(_percentile_cells(name, one["ms"][name], 3) for name in _COMPONENTS),
+                *(_percentile_cells(name, one["ms"][name], 3) for name in one["ms"]),
                 *(
                     _percentile_cells(f"spread of {name.removesuffix('_ms')}, %", spread, 1)
                     for name, spread in one["spread_of_repeats_pct"].items()

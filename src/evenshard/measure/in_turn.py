@@ -53,7 +53,7 @@ class OneDeviceInTurn:
         computes = [self._shard_cost(shard, task.batch_size) for shard in shards]
         dims = [sum(table.embedding_dim for table in shard) for shard in shards]
         exchanges_ms = self._link.all_to_all_ms(dims, task.batch_size)
-        waits_ms = start_skew_ms([compute.fwd_compute_ms for compute in computes])
+        waits_ms = start_skew_ms([compute.split_ms[0] for compute in computes])
         return PlacementCost(
             tuple(
                 replace(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from evenshard.measure.costs import DeviceCost, PlacementCost
+from evenshard.measure.costs import PlacementCost
 
 # DreamShard ----------------------------------------------------------------------------------------------------------
 
@@ -50,16 +50,11 @@ def balance_reward_B(
     return degree_of_balance_B(costs_BD, device_mask_BD) - overflow_ratio_B(used_bytes_BD, memory_cap_B)
 
 
-def compute_ms(device: DeviceCost) -> float:
-    """What AutoShard balances, ms: forward and backward compute, without the exchange; infinite out of memory."""
-    return device.fwd_compute_ms + device.bwd_compute_ms
-
-
 def measured_balance(cost: PlacementCost) -> float:
     """The degree of balance of a measured placement, 0 to 1; 0 if a device ran out of memory."""
     if not cost.fits:
         return 0.0
-    times_ms = [compute_ms(device) for device in cost.devices]
+    times_ms = [device.compute_ms for device in cost.devices]
     return min(times_ms) / max(times_ms) if max(times_ms) > 0 else 1.0
 
 
@@ -69,5 +64,5 @@ def compute_speedup(cost: PlacementCost, reference: PlacementCost) -> float:
     0 if ``cost`` ran out of memory. The reference must have fitted: nothing is faster than never by a number.
     """
     assert reference.fits, "the reference of a speedup ran out of memory"
-    slowest_ms = max(compute_ms(device) for device in cost.devices)
-    return max(compute_ms(device) for device in reference.devices) / slowest_ms if slowest_ms > 0 else 1.0
+    slowest_ms = max(device.compute_ms for device in cost.devices)
+    return max(device.compute_ms for device in reference.devices) / slowest_ms if slowest_ms > 0 else 1.0

@@ -6,6 +6,7 @@
     runner                a stage run and tracked, for commands and components alike
     generate_tables, benchmark, merge_costs, train_cost, train_policy, evaluate   the stages themselves: ``run`` of each
     propose               what benchmark measures; standings, report, report_page: what evaluate compares and shows
-    record_outcome, calibrate_device   beside the loop: how a pipeline ended; a device model fitted to costs
+    import_costs, record_outcome, calibrate_device   beside the loop: costs that others measured; how a pipeline
+                          ended; a device model fitted to costs
     decisions/            promote a model, compare loops, retrain or not
 """

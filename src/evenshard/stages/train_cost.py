@@ -52,7 +52,7 @@ def run(
     ran = [one for path in inputs.costs for one in load_costs(path, pool) if one.cost.fits]
     whole = whole_placements(ran)
     if not whole:
-        problem = "no whole placement that fits its devices, so there is nothing to learn from"
+        problem = "no placement that fits its devices, so there is nothing to learn from"
         raise BadFile(inputs.costs[-1], problem, "Measure some with `evenshard benchmark --placements`.")
     lineage = lineage or Lineage()
     outcome = _fit_cost_net(config, inputs, outputs.cost_net, whole, load_tasks(inputs.tasks, pool).train, lineage)

@@ -75,6 +75,37 @@ def load_tables_with_assumptions(
     return tables, tuple(chain.from_iterable(map(_assumed, records, tables)))
 
 
+def load_numbered_tables(path: str | PathLike[str], dims_known: bool) -> tuple[Table, ...]:
+    """The tables of a file that may lack names, as statistics of tables do: such a table is called by its number.
+
+    The histogram may also stand in the columns bin_0 to bin_16 of DreamShard's and NeuroShard's data; all zeros, as of
+    a table without lookups, are none.
+
+    Args:
+        path: path of the table file.
+        dims_known: whether the caller knows the dims; the file may lack them then, and they are 1.
+
+    Raises:
+        BadFile: as ``load_tables``.
+    """
+    path = Path(path)
+    defaults = {"embedding_dim": 1} if dims_known else {}
+    return _tables(path, [_named(number, record, defaults) for number, record in enumerate(_records(path))])
+
+
+def _named(number: int, record: Any, defaults: RawTable) -> Any:
+    if not isinstance(record, dict):
+        return record
+    known = {_ALIASES.get(column, column): value for column, value in record.items()}
+    if all(known.get(column) in _NO_SHARE for column in REUSE_COLUMNS):
+        known = {column: value for column, value in known.items() if column not in REUSE_COLUMNS}
+    return {"name": str(number)} | defaults | known
+
+
+_ALIASES = {column.removeprefix("reuse_"): column for column in REUSE_COLUMNS}
+_NO_SHARE = (None, "", 0, "0", "0.0")
+
+
 def save_tables(tables: Sequence[Table], path: str | PathLike[str]) -> None:
     """Writes a file that ``load_tables`` reads back to equal tables; the suffix chooses the format.
 

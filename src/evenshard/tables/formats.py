@@ -87,7 +87,8 @@ def _write_yaml(records: list[RawTable], path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _read_csv(path: Path) -> list[Any]:
+def read_csv(path: Path) -> list[Any]:
+    """The records of a CSV file, all values texts; at most one more than ``MAX_TABLES``."""
     try:
         reader = csv.DictReader(StringIO(_text(path), newline=""), strict=True)
         header = list(reader.fieldnames or ())
@@ -190,7 +191,7 @@ _FORMATS: dict[str, tuple[Reader, Writer]] = {
     ".yaml": (_read_yaml, _write_yaml),
     ".yml": (_read_yaml, _write_yaml),
     ".json": (_read_json, _write_json),
-    ".csv": (_read_csv, _write_csv),
+    ".csv": (read_csv, _write_csv),
     ".parquet": (_read_parquet, _write_parquet),
 }
 TABLE_SUFFIXES = tuple(_FORMATS)

@@ -236,7 +236,7 @@ def test_across_batches_tables_and_dims_count_once_for_each_sample() -> None:
 def test_minibatches_hold_what_the_whole_matrix_says() -> None:
     rows = DeviceRows.of(at_batches(TRAIN_TABLES, (64, 512), 12))
     for only_used in (False, True):
-        rows_M = torch.tensor([3, 0, 3, len(rows.times_R2) - 1])
+        rows_M = torch.tensor([3, 0, 3, len(rows.times_R3) - 1])
         holds_MQ, pair_Q = _Minibatches(rows, only_used).of(rows_M)
         assert torch.equal(holds_MQ, rows.holds_RP[rows_M][:, pair_Q].float())
         assert rows.holds_RP[rows_M].sum() == holds_MQ.sum()
@@ -266,8 +266,33 @@ def test_rows_are_the_devices_that_held_tables_and_ran() -> None:
     rows = DeviceRows.of(data)
     assert rows.tables == tables
     assert rows.holds_RP.tolist() == [[True, False, True], [False, False, True], [False, True, False]]
-    assert rows.times_R2.tolist() == [[1.0, 2.0], [1.0, 1.0], [2.0, 2.0]]
+    assert rows.times_R3.tolist() == [[1.0, 2.0, 3.0], [1.0, 1.0, 2.0], [2.0, 2.0, 4.0]]
     assert rows.placement_R.tolist() == [0, 1, 1]
+
+
+def timed_as_a_whole(one: MeasuredPlacement) -> MeasuredPlacement:
+    return replace(one, cost=PlacementCost((DeviceCost.of_total(one.cost.max_device_ms),), "modelled"))
+
+
+def test_the_sum_of_forward_and_backward_is_enough_to_learn_it() -> None:
+    known, unseen = shards(TRAIN_TABLES, 150), shards(TEST_TABLES, 40)
+    model, metrics = fit_cost_model([timed_as_a_whole(one) for one in known], CONFIG)
+    errors = [float(model.placement_ms(one.task, [one.placement])[0]) / one.cost.max_device_ms - 1 for one in unseen]
+    assert metrics.held_out_pct_error < 6 and np.median(np.abs(errors)) < 0.06
+
+
+def test_a_sum_counts_beside_parts_and_leaves_the_parts_to_those_who_know_them() -> None:
+    known = shards(TRAIN_TABLES, 150)
+    rows = DeviceRows.of([timed_as_a_whole(known[0]), known[1]])
+    assert rows.times_R3.isnan().tolist() == [[True, True, False], [False] * 3]
+    mixed = [timed_as_a_whole(one) if n % 2 else one for n, one in enumerate(known)]
+    model, _ = fit_cost_model(mixed, CONFIG)
+    forwards = [
+        float(model.parts_ms(model.represent(one.task.tables, BATCH_SIZE).sum(dim=0), 0.0, 1, BATCH_SIZE)[0])
+        for one in known
+    ]
+    errors = [forward / one.cost.devices[0].split_ms[0] - 1 for forward, one in zip(forwards, known, strict=True)]
+    assert np.median(np.abs(errors)) < 0.06
 
 
 def test_nothing_that_ran_is_refused() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.fit import CostTensors, FitConfig, fit_cost_net, predict
+from evenshard.sharders.dreamshard.fit import CostTensors, FitConfig, cost_loss, fit_cost_net, predict
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.random import RandomSharder
 from support.builders import BATCH_SIZE, FakeHardware, cost, cost_net, measured, some_tables, task
@@ -41,6 +41,18 @@ def fitted(config: FitConfig, seed: int = 0) -> tuple[DreamShardCostNet, list[fl
 # The tensors ---------------------------------------------------------------------------------------------------------
 
 
+def test_of_a_shard_timed_as_a_whole_the_sum_of_both_heads_is_learned() -> None:
+    alone = measured(task(TABLES[:2], devices=1), (0, 0), PlacementCost((DeviceCost.of_total(6.0),), "modelled"))
+    data, net = CostTensors.of([alone], NORMALIZER), cost_net(seed=1, scale_ms=2.0)
+    ((predicted,),), (overall,) = (one.tolist() for one in predict(net, data, torch.arange(1)))
+    forward, all_to_all, backward = predicted
+    by_hand = ((forward + backward - 6.0) / 2) ** 2 + (all_to_all / 2) ** 2 + ((overall - 6.0) / 2) ** 2
+    loss = cost_loss(net, data, torch.arange(1))
+    assert loss.item() == pytest.approx(by_hand, rel=1e-5)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert all(bool(weight.grad.isfinite().all()) for weight in net.parameters() if weight.grad is not None)
+
+
 def test_measured_placements_become_tensors_by_hand() -> None:
     two, three = task(TABLES[:2], devices=2, task_id="a"), task(TABLES[1:4], devices=3, task_id="b")
     costs = PlacementCost((DeviceCost(1.0, 9.0, 2.0, 3.0), DeviceCost(4.0, 9.0, 5.0, 6.0)), "modelled")
@@ -56,6 +68,7 @@ def test_measured_placements_become_tensors_by_hand() -> None:
         [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [0.0, 0.0, 0.0]],
         [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [0.5, 0.5, 0.5]],
     ]
+    assert data.compute_ND.tolist() == [[4.0, 10.0, 0.0], [2.0, 4.0, 1.0]]
     assert data.overall_N.tolist() == [24.0, 8.0]
 
 

@@ -108,7 +108,7 @@ def test_a_round_goes_on_from_the_last_with_its_scale_and_a_lower_learning_rate(
         assert [group["lr"] for group in optimizer.param_groups] == [5e-4]
 
 
-def test_controls_lone_shards_and_what_ran_out_of_memory_are_not_learned_from() -> None:
+def test_controls_and_what_ran_out_of_memory_are_not_learned_from_nor_lone_shards_beside_placements() -> None:
     hardware = FakeHardware()
     whole, control, shard, full = train_dreamshard(
         TRAIN, measuring(hardware), hardware.provenance, SMALL, seed=0
@@ -120,3 +120,4 @@ def test_controls_lone_shards_and_what_ran_out_of_memory_are_not_learned_from() 
         replace(full, cost=no_room),
     ]
     assert whole_placements([whole, *others]) == [whole]
+    assert whole_placements(others) == [others[1]]

@@ -143,7 +143,7 @@ def measured_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) 
                 continue
             tables = [one.task.tables[position] for position in positions]
             columns.append(counter.columns(tables, one.task.batch_size))
-            times.append((device.fwd_compute_ms, device.bwd_compute_ms))
+            times.append(device.split_ms)
             group_of.append(groups.setdefault((frozenset(tables), one.task.batch_size), len(groups)))
     if not columns:
         raise BadInput("No nonempty shard with finite times was measured. Measure more placements.")
@@ -165,4 +165,4 @@ def errors_markdown(rows: Mapping[str, Mapping[str, Errors]]) -> str:
 
 
 def _has_times(device: DeviceCost) -> bool:
-    return device.status == OK and device.fwd_compute_ms > 0 and device.bwd_compute_ms > 0
+    return device.status == OK and min(device.split_ms) > 0  # not a shard of which only the sum is known

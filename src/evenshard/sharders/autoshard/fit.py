@@ -16,7 +16,6 @@ from evenshard.measure.costs import OK, MeasuredPlacement
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.dreamshard.fit import FitConfig
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.reward import compute_ms
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class ShardTensors:
             for number, table in enumerate(dict.fromkeys(table for one in measured for table in one.task.tables))
         }
         shards = [
-            ([distinct[one.task.tables[position]] for position in positions], compute_ms(cost))
+            ([distinct[one.task.tables[position]] for position in positions], cost.compute_ms)
             for one in measured
             for positions, cost in zip(one.placement.shards(), one.cost.devices, strict=True)
             if positions and cost.status == OK

@@ -100,14 +100,15 @@ class DeviceRows:
     Attributes:
         tables, batch_sizes: the P distinct pairs.
         held: (device, pair) of every table that a device holds, device by device.
-        times_R2: measured forward and backward compute time, ms.
+        times_R3: measured forward and backward compute time and both together, ms; the parts are NaN where only the
+            sum is known.
         placement_R: number of the placement, of N, that a device belongs to.
     """
 
     tables: tuple[Table, ...]
     batch_sizes: tuple[int, ...]
     held: torch.Tensor
-    times_R2: torch.Tensor
+    times_R3: torch.Tensor
     placement_R: torch.Tensor
 
     @staticmethod
@@ -116,14 +117,14 @@ class DeviceRows:
         pairs = dict.fromkeys((t, one.task.batch_size) for one in measured for t in one.task.tables)
         numbers = {pair: n for n, pair in enumerate(pairs)}
         held: list[tuple[int, int]] = []
-        times: list[tuple[float, float]] = []
+        times: list[tuple[float, float, float]] = []
         placements: list[int] = []
         for number, one in enumerate(measured):
             pair_of = [numbers[table, one.task.batch_size] for table in one.task.tables]
             for shard, cost in zip(one.placement.shards(), one.cost.devices, strict=True):
                 if shard and cost.status == OK:
                     held.extend((len(times), pair_of[position]) for position in shard)
-                    times.append((cost.fwd_compute_ms, cost.bwd_compute_ms))
+                    times.append((*cost.split_ms, cost.compute_ms))
                     placements.append(number)
         tables, batch_sizes = tuple(table for table, _ in pairs), tuple(size for _, size in pairs)
         return DeviceRows(tables, batch_sizes, torch.tensor(held), torch.tensor(times), torch.tensor(placements))
@@ -131,7 +132,7 @@ class DeviceRows:
     @property
     def holds_RP(self) -> torch.Tensor:
         """True where a device holds a table: what ``held`` says, as a matrix."""
-        holds_RP = torch.zeros(len(self.times_R2), len(self.tables), dtype=torch.bool)
+        holds_RP = torch.zeros(len(self.times_R3), len(self.tables), dtype=torch.bool)
         holds_RP[self.held[:, 0], self.held[:, 1]] = True
         return holds_RP
 
@@ -164,7 +165,7 @@ def fit_cost_model(
         BadConfig: if no device ran.
     """
     rows = DeviceRows.of(measured)
-    if not len(rows.times_R2):
+    if not len(rows.times_R3):
         raise BadConfig("No device of the costs held tables and ran. Benchmark some that fit the devices.")
     if len(set(rows.batch_sizes)) > 1 and not config.across_batches:
         raise BadConfig("The costs are of several batch sizes. Set across_batches, or benchmark at one.")
@@ -183,7 +184,7 @@ def fit_cost_model(
     losses = _learn(model, rows, held_out_by_N[rows.placement_R], config, generator, track)
     model.exchange, exchange_pct_error = fit_exchange(measured)
     model.calibration, held_out_pct_error = calibrate(model, measured, held_out_by_N)
-    return model, CostModelFitMetrics(tuple(losses), held_out_pct_error, exchange_pct_error, len(rows.times_R2))
+    return model, CostModelFitMetrics(tuple(losses), held_out_pct_error, exchange_pct_error, len(rows.times_R3))
 
 
 def held_out_members(
@@ -210,23 +211,29 @@ def _learn(
 ) -> list[float]:
     """Trains the network in place: robust errors of the logarithms of forward, backward and both times together.
 
+    Where only the sum is known, the error is that of the sum, and counts as much as the three of another device do.
+
     Returns:
         The loss of every update.
     """
     net = model.net
-    net.time_scale_ms.copy_(rows.times_R2.mean(dim=0).clamp(min=1e-6))
+    mean_ms_2 = rows.times_R3[:, :2].nanmean(dim=0)
+    # The scale of a part that nowhere is known: the two add up to what is known.
+    mean_ms_2 = torch.where(mean_ms_2.isnan(), rows.times_R3[:, 2].mean() / 2, mean_ms_2)
+    net.time_scale_ms.copy_(mean_ms_2.clamp(min=1e-6))
     unscaled_PA = rows.inputs(net)[1]
-    mean_A = (rows.held[:, 1].bincount(minlength=len(rows.tables)).float() @ unscaled_PA) / len(rows.times_R2)
+    mean_A = (rows.held[:, 1].bincount(minlength=len(rows.tables)).float() @ unscaled_PA) / len(rows.times_R3)
     net.work_scale_A.copy_(torch.where(mean_A > 0, mean_A, 1.0))
     features_PF, work_PA = rows.inputs(net)
     num_rows_P = torch.tensor([float(table.num_rows) for table in rows.tables])
-    times_R2 = rows.times_R2.clamp(min=LEAST_TIME * float(net.time_scale_ms.min()))
-    goal_R3 = torch.cat([times_R2, times_R2.sum(dim=1, keepdim=True)], dim=1).log()
+    goal_R3 = rows.times_R3.clamp(min=LEAST_TIME * float(net.time_scale_ms.min())).log()
+    known_R3 = (~goal_R3.isnan()).float()
     # Slow devices decide what a placement costs: faster ones than the mean count less, or they would bend the fit.
-    total_R = times_R2.sum(dim=1)
+    total_R = rows.times_R3[:, 2]
     weight_R = (total_R / total_R.mean()).clamp(max=1.0).sqrt()
     learns_RK = held_out_by_R[:, None] != torch.arange(config.num_members)
-    weight_RK1 = (learns_RK * (weight_R / weight_R.mean())[:, None])[..., None]
+    of_known_R3 = known_R3 * 3 / known_R3.sum(dim=1, keepdim=True)
+    weight_RK3 = (learns_RK * (weight_R / weight_R.mean())[:, None])[..., None] * of_known_R3[:, None]
 
     minibatches = _Minibatches(rows, only_used=config.across_batches)
     optimizer = torch.optim.Adam(net.parameters(), lr=config.learning_rate, fused=True)
@@ -239,9 +246,10 @@ def _learn(
         encoded_QI = net.encode(features_PF[pair_Q], work_PA[pair_Q])
         times_MK2 = net.member_ms(holds_MQ @ encoded_QI, holds_MQ @ num_rows_P[pair_Q])
         found_MK3 = torch.cat([times_MK2, times_MK2.sum(dim=2, keepdim=True)], dim=2).log()
-        goal_MK3 = goal_R3[rows_M, None].expand_as(found_MK3)
+        goal_M13 = goal_R3[rows_M, None]
+        goal_MK3 = torch.where(goal_M13.isnan(), found_MK3.detach(), goal_M13)
         errors_MK3 = torch.nn.functional.huber_loss(found_MK3, goal_MK3, reduction="none", delta=ROBUST_BEYOND)
-        loss = (errors_MK3 * weight_RK1[rows_M]).mean() / ROBUST_BEYOND
+        loss = (errors_MK3 * weight_RK3[rows_M]).mean() / ROBUST_BEYOND
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -260,7 +268,7 @@ class _Minibatches:
 
     def __init__(self, rows: DeviceRows, only_used: bool) -> None:
         self._pair_of_held, self._all = rows.held[:, 1], None if only_used else torch.arange(len(rows.tables))
-        self._count_R = rows.held[:, 0].bincount(minlength=len(rows.times_R2))
+        self._count_R = rows.held[:, 0].bincount(minlength=len(rows.times_R3))
         self._first_R = self._count_R.cumsum(0) - self._count_R
 
     def of(self, rows_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from statistics import fmean
 
 import torch
 
-from evenshard.measure.costs import CONTROL, RANDOM_SHARD, MeasuredPlacement
+from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
 from evenshard.placement.task import PlacementTask, distinct_tables
 from evenshard.sharders.checkpoint import Checkpoint, Round, new_checkpoint
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
@@ -57,9 +57,10 @@ def new_cost_net(tasks: Sequence[PlacementTask]) -> Checkpoint[DreamShardCostNet
 def whole_placements(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
     """What the cost network learns from: placements that fit their devices, without controls and lone shards.
 
-    A control would count several times, and a shard alone exchanges nothing.
+    A control would count several times, and a shard alone exchanges nothing; it counts where nothing else was measured.
     """
-    return [one for one in measured if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD)]
+    ran = [one for one in measured if one.cost.fits and not one.is_control]
+    return [one for one in ran if one.proposed_by != RANDOM_SHARD] or ran
 
 
 def cost_net_round(
@@ -99,7 +100,9 @@ class CostTensors:
         holds_NDP: 1 where a device holds a table, float32. Summing representations is then one product, however many
             placements share a table, and each table is encoded once per update.
         device_mask_ND: False for devices a placement does not have.
-        costs_NDC: measured forward compute, backward all-to-all, backward compute, ms.
+        costs_NDC: measured forward compute, backward all-to-all, backward compute, ms; the first and the last are NaN
+            where only ``compute_ND`` is known.
+        compute_ND: measured forward and backward compute together, ms.
         overall_N: measured cost of the slowest device, ms.
     """
 
@@ -107,6 +110,7 @@ class CostTensors:
     holds_NDP: torch.Tensor
     device_mask_ND: torch.Tensor
     costs_NDC: torch.Tensor
+    compute_ND: torch.Tensor
     overall_N: torch.Tensor
 
     @staticmethod
@@ -120,21 +124,22 @@ class CostTensors:
         }
         num_devices = max(one.task.num_devices for one in measured)
         holds_NDP = torch.zeros(len(measured), num_devices, len(distinct))
-        costs_NDC = torch.zeros(len(measured), num_devices, 3)
+        costs_NDC, compute_ND = torch.zeros(len(measured), num_devices, 3), torch.zeros(len(measured), num_devices)
         device_mask_ND = torch.zeros(len(measured), num_devices, dtype=torch.bool)
         for row, one in enumerate(measured):
             tables = torch.tensor([distinct[table] for table in one.task.tables])
             holds_NDP[row, torch.tensor(one.placement.device_of_table), tables] = 1.0
             for device, cost in enumerate(one.cost.devices):
-                costs_NDC[row, device] = torch.tensor(
-                    [cost.fwd_compute_ms, cost.bwd_all_to_all_ms, cost.bwd_compute_ms]
-                )
+                forward, backward = cost.split_ms
+                costs_NDC[row, device] = torch.tensor([forward, cost.bwd_all_to_all_ms, backward])
+                compute_ND[row, device] = cost.compute_ms
                 device_mask_ND[row, device] = True
         return CostTensors(
             features_PF=normalizer(list(distinct), batch_sizes.pop()),
             holds_NDP=holds_NDP,
             device_mask_ND=device_mask_ND,
             costs_NDC=costs_NDC,
+            compute_ND=compute_ND,
             overall_N=torch.tensor([one.cost.max_device_ms for one in measured]),
         )
 
@@ -175,9 +180,16 @@ def fit_cost_net(
 
 
 def cost_loss(net: DreamShardCostNet, data: CostTensors, rows_M: torch.Tensor) -> torch.Tensor:
-    """Squared errors of the three costs, mean over devices, and of the overall cost, mean over placements."""
+    """Squared errors of the three costs, mean over devices, and of the overall cost, mean over placements.
+
+    Where forward and backward compute are known as a sum only, the error of the sum stands for theirs.
+    """
     costs_MDC, overall_M = predict(net, data, rows_M)
-    mask_MD = data.device_mask_ND[rows_M]
-    errors_MDC = (costs_MDC - data.costs_NDC[rows_M]) / net.cost_scale_ms
+    mask_MD, measured_MDC = data.device_mask_ND[rows_M], data.costs_NDC[rows_M]
+    goal_MDC = torch.where(measured_MDC.isnan(), costs_MDC.detach(), measured_MDC)
+    errors_MDC = (costs_MDC - goal_MDC) / net.cost_scale_ms
+    sums_MD = (costs_MDC[..., 0] + costs_MDC[..., 2] - data.compute_ND[rows_M]) / net.cost_scale_ms
+    of_sums_MD = torch.where(measured_MDC[..., 0].isnan(), sums_MD, 0.0)
     errors_M = (overall_M - data.overall_N[rows_M]) / net.cost_scale_ms
-    return errors_MDC.square().sum(dim=2)[mask_MD].mean() + errors_M.square().mean()
+    errors_MD = errors_MDC.square().sum(dim=2) + of_sums_MD.square()
+    return errors_MD[mask_MD].mean() + errors_M.square().mean()

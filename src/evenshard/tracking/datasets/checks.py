@@ -160,8 +160,8 @@ def _compute_ms(measured: Iterable[MeasuredPlacement]) -> dict[Hashable, float]:
     found: dict[Hashable, list[float]] = {}
     for one in measured:
         for shard, device in zip(_shards(one), one.cost.devices, strict=True):
-            if device.status == OK and device.fwd_compute_ms + device.bwd_compute_ms > 0:
-                found.setdefault(shard, []).append(device.fwd_compute_ms + device.bwd_compute_ms)
+            if device.status == OK and device.compute_ms > 0:
+                found.setdefault(shard, []).append(device.compute_ms)
     return {shard: fmean(times) for shard, times in found.items()}
 
 

@@ -1,0 +1,179 @@
+"""A cost dataset of shards that others have measured, one after another on one device.
+
+They come as a CSV file, one line per shard: ``tables``, the numbers of its tables (their lines in the table file, from
+0); ``dims``, their embedding dims, where the table file has none; ``fwd_bwd_ms``, forward and backward together. The
+dataset says no more than that: how long each of the two took stays unknown, and nothing is exchanged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from evenshard.measure.cost_dataset import save_costs
+from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost, Provenance, time_problem
+from evenshard.measure.hardware import provenance_problem
+from evenshard.placement.placement import alone
+from evenshard.placement.task import PlacementTask, distinct_tables
+from evenshard.tables.files import load_numbered_tables, save_tables
+from evenshard.tables.formats import read_csv
+from evenshard.tables.table import WEIGHT_BITS, Table
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.limits import MAX_TABLES, RANGES
+from evenshard.utils.messages import brief, reason_of
+from evenshard.utils.provenance import UNKNOWN, Lineage, git_commit
+
+TABLES, DIMS, TIME = "tables", "dims", "fwd_bwd_ms"
+_COLUMNS = f"{TABLES}, {DIMS} (where the table file has none) and {TIME}"
+
+
+@dataclass(frozen=True)
+class ImportCostsConfig:
+    """What the file does not say.
+
+    Attributes:
+        hardware: kind of hardware, a colon and its name, such as "cuda: RTX 2080 Ti".
+        batch_size: samples of one step.
+        weight_bits: bits per weight.
+
+    Raises:
+        BadConfig: one of them makes no sense.
+    """
+
+    hardware: str
+    batch_size: int
+    weight_bits: int = 32
+
+    def __post_init__(self) -> None:
+        if problem := provenance_problem(self.hardware):
+            raise BadConfig(f"{problem}. Write it as 'cuda: RTX 2080 Ti'.")
+        if problem := RANGES["batch_size"].problem(self.batch_size):
+            raise BadConfig(f"batch_size {problem}. Correct it.")
+        if self.weight_bits not in WEIGHT_BITS:
+            raise BadConfig(f"weight_bits is {self.weight_bits}, not one of {WEIGHT_BITS}. Correct it.")
+
+
+@dataclass(frozen=True)
+class ImportCostsInputs:
+    """``shards``: the CSV file; ``tables``: the table file, which may lack names, and dims if the shards give them."""
+
+    shards: Path
+    tables: Path
+
+
+@dataclass(frozen=True)
+class ImportCostsOutputs:
+    """``costs``: the cost dataset; ``tables``: the tables that it names."""
+
+    costs: Path
+    tables: Path
+
+
+def run(config: ImportCostsConfig, inputs: ImportCostsInputs, outputs: ImportCostsOutputs) -> dict[str, float]:
+    """Writes the shards as a cost dataset; returns metrics.
+
+    Raises:
+        BadFile: as ``read_shards``; nothing is written then.
+    """
+    measured = read_shards(inputs.shards, inputs.tables, config)
+    tables = distinct_tables([one.task for one in measured])
+    save_tables(tables, outputs.tables)
+    save_costs(measured, outputs.costs, Lineage(git_commit()))
+    return {"num_shards": float(len(measured)), "num_tables": float(len(tables))}
+
+
+def read_shards(path: Path, tables: Path, config: ImportCostsConfig) -> tuple[MeasuredPlacement, ...]:
+    """The shards of a file as measured placements, one on one device each.
+
+    A table of several dims is a table per dim, called after both, and one that a shard holds twice is two.
+
+    Raises:
+        BadFile: if a file cannot be read or holds an impossible value; the message names the line.
+    """
+    if not path.is_file():
+        raise BadFile(path, "is not a file" if path.exists() else "no such file", "Check the path.")
+    try:
+        records = read_csv(path)
+    except OSError as error:
+        raise BadFile(path, f"cannot be read: {reason_of(error)}", "Check the file and its permissions.") from error
+    if not records:
+        raise BadFile(path, "holds no shard", f"Its columns are {_COLUMNS}, one shard per line.")
+    if len(records) > MAX_TABLES:
+        raise BadFile(path, f"holds more than {MAX_TABLES:,} shards", "Import it in parts.")
+    _check_columns(path, records[0])
+    numbered = load_numbered_tables(tables, dims_known=DIMS in records[0])
+    pool = [replace(table, weight_bits=config.weight_bits) for table in numbered]
+    return tuple(
+        _measured(path, number, _shard(path, number, record, pool), record[TIME], config)
+        for number, record in enumerate(records, start=1)
+    )
+
+
+def _check_columns(path: Path, record: dict[str, str]) -> None:
+    for column in record:
+        if column not in (TABLES, DIMS, TIME):
+            raise BadFile(path, f"unknown column {brief(column)}", f"Its columns are {_COLUMNS}.")
+    for needed in (TABLES, TIME):
+        if needed not in record:
+            raise BadFile(path, f"column {needed!r} is missing", f"Its columns are {_COLUMNS}.")
+
+
+def _shard(path: Path, number: int, record: dict[str, str], pool: Sequence[Table]) -> tuple[Table, ...]:
+    where = f"shard {number}"
+
+    def numbers(column: str, what: str, most: int) -> list[int]:
+        found = record[column].split()
+        for text in found:
+            if not text.isdecimal() or len(text) > 9 or int(text) > most:
+                raise BadFile(path, f"{column} holds {brief(text)}, not {what}", "Correct it.", where)
+        return [int(text) for text in found]
+
+    lines = numbers(TABLES, f"the number of a table, 0 to {len(pool) - 1:,}", len(pool) - 1)
+    if not lines:
+        raise BadFile(path, f"{TABLES} is empty", "Name the tables by their numbers, as in 7 12.", where)
+    tables = [pool[line] for line in lines]
+    if DIMS in record:
+        dims = numbers(DIMS, "an embedding dim", int(RANGES["embedding_dim"].most))
+        if len(dims) != len(lines):
+            counts = f"{DIMS} holds {len(dims)} values for {len(lines)} tables"
+            raise BadFile(path, counts, "Give one dim for each table.", where)
+        tables = [
+            replace(table, name=f"{table.name}-dim-{dim}", embedding_dim=dim)
+            for table, dim in zip(tables, dims, strict=True)
+        ]
+    copies: Counter[str] = Counter()
+    for position, table in enumerate(tables):
+        if problem := table.problem():
+            raise BadFile(path, f"table {brief(table.name)}: {problem}", "Correct it.", where)
+        copies[table.name] += 1
+        if (copy := copies[table.name]) > 1:
+            tables[position] = replace(table, name=f"{table.name}-copy-{copy}")
+    return tuple(tables)
+
+
+def _measured(
+    path: Path, number: int, tables: tuple[Table, ...], time: str, config: ImportCostsConfig
+) -> MeasuredPlacement:
+    try:
+        total_ms = float(time)
+    except ValueError:
+        total_ms = 0.0
+    if total_ms == 0 or time_problem(TIME, total_ms):
+        raise BadFile(path, f"{TIME} is {brief(time)}, not a time above 0 ms", "Correct it.", f"shard {number}")
+    name = f"shard-{number:05d}"
+    size_bytes = sum(table.size_bytes for table in tables)
+    try:
+        task = PlacementTask(name, tables, 1, size_bytes, config.batch_size)
+    except BadConfig as error:
+        raise BadFile(path, reason_of(error), "Correct it.", f"shard {number}") from None
+    return MeasuredPlacement(
+        measurement_id=name,
+        round=1,
+        proposed_by=RANDOM_SHARD,
+        task=task,
+        placement=alone(task),
+        cost=PlacementCost((DeviceCost.of_total(total_ms),), "modelled"),
+        provenance=Provenance(config.hardware, UNKNOWN, UNKNOWN, "none", seed=0, repeats=0),
+    )

@@ -1,0 +1,168 @@
+"""Shards that others measured, as a cost dataset: what comes in, what is refused, and that a training takes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evenshard.cli import main
+from evenshard.measure.cost_dataset import load_costs
+from evenshard.measure.costs import RANDOM_SHARD, DeviceCost
+from evenshard.sharders.convex_search.fit import CostModelFitConfig, fit_cost_model
+from evenshard.stages.import_costs import ImportCostsConfig, read_shards
+from evenshard.tables.files import load_tables
+from evenshard.tables.table import Table
+from evenshard.tracking import StageRun
+from evenshard.utils.errors import BadConfig, BadFile
+from support.truth import truth_file
+
+GPU = ImportCostsConfig("cuda: RTX 2080 Ti", batch_size=64)
+STATISTICS = "num_rows,pooling_factor," + ",".join(f"bin_{number}" for number in range(17))
+ONCE, NONE = "1.0" + ",0" * 16, "0.0" + ",0" * 16
+SHARDS = "tables,dims,fwd_bwd_ms\n1,8,2.5\n0 2 0,8 4 16,4\n0 0,8 8,3e0\n"
+IMPORT = ["import-costs", "s.csv", "--tables", "t.csv", "--batch-size", "64", "--hardware", "cuda: RTX 2080 Ti"]
+OUT = ["--out", "costs.parquet", "--tables-out", "tables.parquet"]
+
+
+@pytest.fixture(autouse=True)
+def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening MLflow's database takes seconds."""
+    monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
+
+
+@pytest.fixture
+def files(workdir: Path) -> Path:
+    """Three tables without names and dims, the last one without lookups; three shards of them."""
+    lines = [STATISTICS, f"100,2.5,{ONCE}", f"2000,0.5,{ONCE}", f"100,0.0,{NONE}"]
+    (workdir / "t.csv").write_text("\n".join(lines) + "\n")
+    (workdir / "s.csv").write_text(SHARDS)
+    return workdir
+
+
+def refused(shards: str, config: ImportCostsConfig = GPU) -> str:
+    Path("s.csv").write_text(shards)
+    with pytest.raises(BadFile) as caught:
+        read_shards(Path("s.csv"), Path("t.csv"), config)
+    return str(caught.value)
+
+
+def test_shards_come_in_with_their_tables_dims_and_sums(files: Path) -> None:
+    assert main([*IMPORT, *OUT]) == 0
+    pool = load_tables("tables.parquet")
+    first, second, third = load_costs(Path("costs.parquet"), pool)
+    once = (1.0,) + (0.0,) * 16
+    assert first.task.tables == (Table("1-dim-8", 2000, 8, 0.5, once),)
+    assert {(table.name, table.embedding_dim, table.reuse_bins) for table in second.task.tables} == {
+        ("0-dim-8", 8, once),
+        ("2-dim-4", 4, None),
+        ("0-dim-16", 16, once),
+    }
+    assert [table.name for table in third.task.tables] == ["0-dim-8", "0-dim-8-copy-2"]
+    assert [one.cost.devices for one in (first, second, third)] == [
+        (DeviceCost.of_total(total_ms),) for total_ms in (2.5, 4.0, 3.0)
+    ]
+    for one in (first, second, third):
+        assert (one.task.num_devices, one.task.batch_size, one.proposed_by) == (1, 64, RANDOM_SHARD)
+        assert one.task.memory_cap_bytes == sum(table.size_bytes for table in one.task.tables)
+        assert (one.provenance.hardware, one.provenance.repeats) == ("cuda: RTX 2080 Ti", 0)
+
+
+def test_bits_are_those_of_every_table(files: Path) -> None:
+    assert main([*IMPORT, *OUT, "--weight-bits", "16"]) == 0
+    assert {table.weight_bits for table in load_tables("tables.parquet")} == {16}
+
+
+def test_a_table_file_with_dims_needs_no_column_of_them(files: Path) -> None:
+    lines = ["name,num_rows,embedding_dim,pooling_factor", "clicks,100,8,2", "views,50,16,1"]
+    Path("t.csv").write_text("\n".join(lines) + "\n")
+    Path("s.csv").write_text("tables,fwd_bwd_ms\n1 0,2.5\n")
+    (one,) = read_shards(Path("s.csv"), Path("t.csv"), GPU)
+    assert [(table.name, table.embedding_dim) for table in one.task.tables] == [("views", 16), ("clicks", 8)]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("3,8,1.0", "s.csv, shard 2: tables holds '3', not the number of a table, 0 to 2"),
+        ("-1,8,1.0", "shard 2: tables holds '-1', not the number"),
+        ("a,8,1.0", "shard 2: tables holds 'a', not the number"),
+        ("99999999999999999999,8,1.0", "shard 2: tables holds '99999999999999999999', not the number"),
+        (",,1.0", "shard 2: tables is empty"),
+        ("1 2,8,1.0", "shard 2: dims holds 1 values for 2 tables"),
+        ("1,8 8,1.0", "shard 2: dims holds 2 values for 1 tables"),
+        ("1,0,1.0", "shard 2: table '1-dim-0': embedding_dim is 0"),
+        ("1,8.5,1.0", "shard 2: dims holds '8.5', not an embedding dim"),
+        ("1,99999,1.0", "shard 2: dims holds '99999', not an embedding dim"),
+        ("1,8,0", "shard 2: fwd_bwd_ms is '0', not a time above 0 ms"),
+        ("1,8,-1", "shard 2: fwd_bwd_ms is '-1', not a time"),
+        ("1,8,nan", "shard 2: fwd_bwd_ms is 'nan', not a time"),
+        ("1,8,inf", "shard 2: fwd_bwd_ms is 'inf', not a time"),
+        ("1,8,fast", "shard 2: fwd_bwd_ms is 'fast', not a time"),
+        ("1,8", "record 2: has fewer fields"),
+        ("1,8,1.0,2.0", "record 2: has more fields"),
+    ],
+)
+def test_a_line_that_makes_no_sense_is_named(files: Path, line: str, words: str) -> None:
+    assert words in refused(f"tables,dims,fwd_bwd_ms\n0,8,1.0\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "holds no shard"),
+        ("tables,dims,fwd_bwd_ms\n", "holds no shard"),
+        ("tables,dims\n0,8\n", "column 'fwd_bwd_ms' is missing"),
+        ("dims,fwd_bwd_ms\n8,1.0\n", "column 'tables' is missing"),
+        ("tables,dims,fwd_bwd_ms,fwd_ms\n0,8,1.0,0.5\n", "unknown column 'fwd_ms'"),
+        ("tables,fwd_bwd_ms\n0,1.0\n", "t.csv, record 1 (table '0'): column 'embedding_dim' is missing"),
+    ],
+)
+def test_a_file_that_is_something_else_is_named(files: Path, content: str, words: str) -> None:
+    assert words in refused(content)
+
+
+def test_what_the_flags_say_must_make_sense(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BadConfig, match="hardware is 'abacus'"):
+        ImportCostsConfig("abacus", 64)
+    with pytest.raises(BadConfig, match="batch_size is 0"):
+        ImportCostsConfig("cuda: V100", 0)
+    with pytest.raises(BadConfig, match="weight_bits is 7"):
+        ImportCostsConfig("cuda: V100", 64, 7)
+    Path("s.csv").write_text("tables,dims,fwd_bwd_ms\n7,8,1.0\n")
+    assert main([*IMPORT, *OUT]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "s.csv, shard 1" in line
+    assert not Path("costs.parquet").exists() and not Path("tables.parquet").exists()
+    assert main(["import-costs", "missing.csv", *IMPORT[2:], *OUT]) == 2
+
+
+def test_a_training_takes_the_dataset(files: Path) -> None:
+    lines = [f"{n} {n + 1},{dim} 8,{1 + n / 4 + dim / 64}" for n in range(5) for dim in (4, 8, 16)]
+    Path("s.csv").write_text("\n".join(["tables,dims,fwd_bwd_ms", *lines]) + "\n")
+    Path("t.csv").write_text("\n".join([STATISTICS, *(f"{100 * n},{n},{ONCE}" for n in range(1, 8))]) + "\n")
+    assert main([*IMPORT, *OUT]) == 0
+    assert (
+        main(["generate-tables", "--source", "tables.parquet", "--tables-out", "t.parquet", "--tasks-out", "t.json"])
+        == 0
+    )
+    train = ["train-cost", "--tables", "tables.parquet", "--tasks", "t.json", "--costs", "costs.parquet"]
+    assert main([*train, "--out", "net", "--model-out", "model", "--metrics", "m.json"]) == 0
+    assert json.loads(Path("m.json").read_text())["cost_model_num_devices"] == 15
+
+
+def test_the_cost_model_learns_what_strangers_measured() -> None:
+    """Half of the tables and 200 shards of them; judged on shards of the other half."""
+    config = ImportCostsConfig("cpu: unknown", 65_536)
+    shards = read_shards(truth_file("cpu_shards_4.csv"), truth_file("dlrm_2021_tables.csv"), config)
+    sides = [{int(table.name.split("-")[0]) % 2 for table in one.task.tables} for one in shards]
+    known = [one for one, side in zip(shards, sides, strict=True) if side == {0}][:200]
+    unseen = [one for one, side in zip(shards, sides, strict=True) if side == {1}][:200]
+    model, _ = fit_cost_model(known, CostModelFitConfig(num_updates=300))
+    predicted = np.array([float(model.placement_ms(one.task, [one.placement])[0]) for one in unseen])
+    actual = np.array([one.cost.max_device_ms for one in unseen])
+    assert np.median(np.abs(predicted / actual - 1)) < 0.12
+    ranks = (values.argsort().argsort() for values in (predicted, actual))
+    assert np.corrcoef(*ranks)[0, 1] > 0.97
