@@ -219,7 +219,7 @@ def as_line(record: Any) -> bytes:
 
 
 A_VISIT: dict[str, Any] = {"job": "a", "visit": 0, "measured_at": 1.0, "all_to_all": "modelled", "devices": []}
-FINE = asdict(cost(1.0).devices[0])
+FINE = {name: value for name, value in asdict(cost(1.0).devices[0]).items() if value is not None}
 
 
 @pytest.mark.parametrize(

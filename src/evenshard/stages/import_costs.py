@@ -25,8 +25,8 @@ from evenshard.utils.limits import MAX_TABLES, RANGES
 from evenshard.utils.messages import brief, reason_of
 from evenshard.utils.provenance import UNKNOWN, Lineage, git_commit
 
-TABLES, DIMS, TIME = "tables", "dims", "fwd_bwd_ms"
-_COLUMNS = f"{TABLES}, {DIMS} (where the table file has none) and {TIME}"
+_TABLES, _DIMS, _TIME = "tables", "dims", "fwd_bwd_ms"
+_COLUMNS = f"{_TABLES}, {_DIMS} (where the table file has none) and {_TIME}"
 
 
 @dataclass(frozen=True)
@@ -103,19 +103,19 @@ def read_shards(path: Path, tables: Path, config: ImportCostsConfig) -> tuple[Me
     if len(records) > MAX_TABLES:
         raise BadFile(path, f"holds more than {MAX_TABLES:,} shards", "Import it in parts.")
     _check_columns(path, records[0])
-    numbered = load_numbered_tables(tables, dims_known=DIMS in records[0])
+    numbered = load_numbered_tables(tables, dims_known=_DIMS in records[0])
     pool = [replace(table, weight_bits=config.weight_bits) for table in numbered]
     return tuple(
-        _measured(path, number, _shard(path, number, record, pool), record[TIME], config)
+        _measured(path, number, _shard(path, number, record, pool), record[_TIME], config)
         for number, record in enumerate(records, start=1)
     )
 
 
 def _check_columns(path: Path, record: dict[str, str]) -> None:
     for column in record:
-        if column not in (TABLES, DIMS, TIME):
+        if column not in (_TABLES, _DIMS, _TIME):
             raise BadFile(path, f"unknown column {brief(column)}", f"Its columns are {_COLUMNS}.")
-    for needed in (TABLES, TIME):
+    for needed in (_TABLES, _TIME):
         if needed not in record:
             raise BadFile(path, f"column {needed!r} is missing", f"Its columns are {_COLUMNS}.")
 
@@ -130,14 +130,14 @@ def _shard(path: Path, number: int, record: dict[str, str], pool: Sequence[Table
                 raise BadFile(path, f"{column} holds {brief(text)}, not {what}", "Correct it.", where)
         return [int(text) for text in found]
 
-    lines = numbers(TABLES, f"the number of a table, 0 to {len(pool) - 1:,}", len(pool) - 1)
+    lines = numbers(_TABLES, f"the number of a table, 0 to {len(pool) - 1:,}", len(pool) - 1)
     if not lines:
-        raise BadFile(path, f"{TABLES} is empty", "Name the tables by their numbers, as in 7 12.", where)
+        raise BadFile(path, f"{_TABLES} is empty", "Name the tables by their numbers, as in 7 12.", where)
     tables = [pool[line] for line in lines]
-    if DIMS in record:
-        dims = numbers(DIMS, "an embedding dim", int(RANGES["embedding_dim"].most))
+    if _DIMS in record:
+        dims = numbers(_DIMS, "an embedding dim", int(RANGES["embedding_dim"].most))
         if len(dims) != len(lines):
-            counts = f"{DIMS} holds {len(dims)} values for {len(lines)} tables"
+            counts = f"{_DIMS} holds {len(dims)} values for {len(lines)} tables"
             raise BadFile(path, counts, "Give one dim for each table.", where)
         tables = [
             replace(table, name=f"{table.name}-dim-{dim}", embedding_dim=dim)
@@ -160,8 +160,8 @@ def _measured(
         total_ms = float(time)
     except ValueError:
         total_ms = 0.0
-    if total_ms == 0 or time_problem(TIME, total_ms):
-        raise BadFile(path, f"{TIME} is {brief(time)}, not a time above 0 ms", "Correct it.", f"shard {number}")
+    if total_ms == 0 or time_problem(_TIME, total_ms):
+        raise BadFile(path, f"{_TIME} is {brief(time)}, not a time above 0 ms", "Correct it.", f"shard {number}")
     name = f"shard-{number:05d}"
     size_bytes = sum(table.size_bytes for table in tables)
     try:

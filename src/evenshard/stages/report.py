@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from evenshard.measure.cost_dataset import TIMES
 from evenshard.measure.costs import (
     CONTROL,
     OK,
@@ -84,7 +85,7 @@ def _csv_rows(result: Result) -> list[dict[str, object]]:
             "predicted_ms": answer.predicted_ms,
             "device_id": device_id,
             "num_tables": len(shards[device_id]),
-            **(asdict(cost) if cost.status == OK else {}),
+            **({name: value for name, value in asdict(cost).items() if name in TIMES} if cost.status == OK else {}),
             "status": "measured" if cost.status == OK else cost.status,
             "all_to_all": one.cost.all_to_all,
             "hardware": one.provenance.hardware,
