@@ -56,6 +56,6 @@ def test_without_enough_held_out_points_the_error_is_wide() -> None:
 
 
 def test_it_says_what_confirms_the_profile() -> None:
-    assert str(DeviceError(14.2, 2000)) == "90 % of 2,000 held-out measurements within 14 %"
+    assert str(DeviceError(14.2, 2000)) == "90 % of times within 14 %, by 2,000 held-out measurements"
     assert str(DeviceError.of([])) == "no measurement confirms this profile"
     assert str(DeviceError.of([FEW])) == "9 held-out measurements are too few to confirm this profile"

@@ -27,7 +27,7 @@ from support.request_builders import QUICK, request, untrained
 
 CONFIRMED, UNCONFIRMED = DeviceError(12.0, 40), DeviceError()
 WORDS = {
-    CONFIRMED: "simulated h200: 90 % of 40 held-out measurements within 12 %",
+    CONFIRMED: "simulated h200: 90 % of times within 12 %, by 40 held-out measurements",
     UNCONFIRMED: "simulated h200: no measurement confirms this profile; a time may be a factor of 3.5 off",
 }
 TABLES = """tables:

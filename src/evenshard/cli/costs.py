@@ -1,4 +1,4 @@
-"""The commands around measuring: describe a cost dataset, calibrate links and devices."""
+"""The commands around measuring: list hardware, describe a cost dataset, calibrate links and devices."""
 
 from __future__ import annotations
 
@@ -18,6 +18,20 @@ def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
 
     description = describe(args.costs)
     print(json.dumps(description, indent=1) if args.json else text(description))
+    return {}
+
+
+def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
+    import json
+    from dataclasses import asdict
+
+    from evenshard.measure.inventory import hardware_text, inventory, inventory_text, known_hardware
+
+    if args.name is None:
+        print(json.dumps(inventory(), indent=1) if args.json else inventory_text())
+    else:
+        one = known_hardware(args.name)
+        print(json.dumps(asdict(one), indent=1) if args.json else hardware_text(one))
     return {}
 
 
@@ -66,7 +80,7 @@ def _import_costs(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares import-costs, merge-costs, describe, calibrate-link and calibrate-device."""
+    """Declares hardware, import-costs, merge-costs, describe, calibrate-link and calibrate-device."""
     sub = commands.add(
         "import-costs",
         _import_costs,
@@ -83,6 +97,22 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--weight-bits", type=int, default=32, choices=WEIGHT_BITS, help="per weight (default: 32)")
     sub.add_argument("--out", **OUTPUT, required=True, help="cost dataset to write (.parquet)")
     sub.add_argument("--tables-out", **OUTPUT, required=True, help="the tables of the dataset to write")
+
+    sub = commands.add(
+        "hardware",
+        _hardware,
+        "List the hardware to place for, and what confirms its times.",
+        "Kinds of hardware, simulated devices and links: what each was fitted to, how many measurements, and its error "
+        "on others. With a name, each constant with its unit and source.",
+    )
+    sub.add_argument(
+        "name",
+        type=SOURCE,
+        metavar="NAME",
+        nargs="?",
+        help="a simulated device or a link, such as h200 or nvlink_a100, or a YAML file of one",
+    )
+    sub.add_argument("--json", action="store_true", help="print JSON")
 
     sub = commands.add(
         "merge-costs",

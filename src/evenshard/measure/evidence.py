@@ -142,9 +142,9 @@ class DeviceError:
         return None
 
     def __str__(self) -> str:
-        """Such as "90 % of 40 held-out measurements within 12 %"."""
+        """Such as "90 % of times within 12 %, by 40 held-out measurements"."""
         if self.is_confirmed:
-            return f"90 % of {self.points:,} held-out measurements within {pct_text(self.percent)}"
+            return f"90 % of times within {pct_text(self.percent)}, by {self.points:,} held-out measurements"
         if self.points:
             return f"{self.points} held-out measurements are too few to confirm this profile"
         return "no measurement confirms this profile"

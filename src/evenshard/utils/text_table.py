@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
+
+_LEAST = 30
+"""Characters of a column that wraps."""
 
 
-def text_table(rows: Sequence[Sequence[str]], sides: str, indent: str = "") -> str:
+def text_table(rows: Sequence[Sequence[str]], sides: str, indent: str = "", width: int | None = None) -> str:
     """One line per row; columns are as wide as their widest cell and stand two spaces apart.
 
     Args:
@@ -13,7 +17,12 @@ def text_table(rows: Sequence[Sequence[str]], sides: str, indent: str = "") -> s
         sides: where the cells of each column stand, "<" for left or ">" for right. The last one counts for all
             columns that follow.
         indent: in front of each line.
+        width: where given, the last column wraps, so that no line is longer.
     """
+    if width is not None:
+        others = sum(max(map(len, column)) + 2 for column in [*zip(*rows, strict=True)][:-1])
+        left = max(width - len(indent) - others, _LEAST)
+        rows = [line for row in rows for line in _wrapped(row, left)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = sides + sides[-1] * (len(widths) - len(sides))
     return "\n".join(
@@ -21,3 +30,11 @@ def text_table(rows: Sequence[Sequence[str]], sides: str, indent: str = "") -> s
         + "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, aligned, widths, strict=True)).rstrip()
         for row in rows
     )
+
+
+def _wrapped(row: Sequence[str], width: int) -> Iterator[Sequence[str]]:
+    """The row, and rows for what of its last cell finds no room in it."""
+    cells = list(row)
+    for text in textwrap.wrap(cells[-1], width) or [""]:
+        yield [*cells[:-1], text]
+        cells = [""] * len(cells)

@@ -100,6 +100,24 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
     return kind(**values)
 
 
+def sources_of(path: Path) -> dict[str, str]:
+    """The source of each constant of a profile that ``read_profile`` accepts.
+
+    Raises:
+        BadFile: if the file is missing or no YAML.
+    """
+    return {name: str(entry["source"]) for name, entry in _load(path).items() if isinstance(entry, dict)}
+
+
+def is_link_profile(path: Path) -> bool:
+    """Whether a file is the profile of a link; else it should be that of a device.
+
+    Raises:
+        BadFile: if the file is missing or no YAML.
+    """
+    return "latency_us" in _load(path)
+
+
 def write_profile(
     template: Path,
     values: Mapping[str, float],

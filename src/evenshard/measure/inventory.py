@@ -1,0 +1,229 @@
+"""The hardware that evenshard knows: kinds, simulated devices and links, each constant with its source, and what
+confirms them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from evenshard.measure.evidence import DeviceError, Evidence
+from evenshard.measure.hardware import KINDS
+from evenshard.measure.link import GPUS_OF_A_NODE, LINKS, Link, link
+from evenshard.measure.profiles import is_link_profile, profile_names, profile_path, sources_of
+from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief, printable
+from evenshard.utils.text_table import text_table
+from evenshard.utils.units import pct_text
+
+_SUFFIXES = {"_gb_s": "GB/s", "_gb": "GB", "_mb": "MB", "_us": "us", "_ns": "ns"}
+_PER = re.compile(r"(?:.*_)?([a-z]+)_per_([a-z]+)")
+_NARROWEST = 80
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number of a profile.
+
+    Attributes:
+        value: None where it is infinite.
+        unit: empty for counts and shares.
+        source: who says so.
+    """
+
+    value: float | None
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True)
+class KnownHardware:
+    """A simulated device, or a link.
+
+    Attributes:
+        name: what settings and flags call it.
+        link: name of the link between such devices; None for a link.
+        constants: all numbers, by name.
+        evidence: measurements that they were fitted to or compared with.
+        error: the error that follows from these.
+        extrapolated_from: the profile that says what the evidence does not; empty for none.
+    """
+
+    name: str
+    link: str | None
+    constants: dict[str, Constant]
+    evidence: tuple[Evidence, ...]
+    error: DeviceError
+    extrapolated_from: str = ""
+
+    @property
+    def confirmation(self) -> str:
+        """What confirms it, in a clause."""
+        extrapolated = f"extrapolated from {self.extrapolated_from}" if self.extrapolated_from else ""
+        if self.error.is_confirmed:
+            what = f"its error counts as {pct_text(self.error.percent)}"
+        elif self.error.points:
+            what = f"{self.error.points} held-out measurements are too few to confirm it"
+        else:
+            what = "nothing confirms it"
+        return f"{extrapolated}: {what}" if extrapolated else what
+
+
+def known_devices() -> tuple[KnownHardware, ...]:
+    """The simulated devices that come with evenshard."""
+    return tuple(map(_device, profile_names()))
+
+
+def known_links() -> tuple[KnownHardware, ...]:
+    """The links that come with evenshard."""
+    return tuple(map(_link, LINKS))
+
+
+def known_hardware(name: str) -> KnownHardware:
+    """The simulated device or the link of this name, or of this YAML file.
+
+    Raises:
+        BadConfig: if it is neither.
+        BadFile: if the file is no profile.
+    """
+    bare = name.removeprefix("simulated:")
+    if bare in LINKS:
+        return _link(bare)
+    if bare in profile_names():
+        return _device(bare)
+    if bare.endswith((".yaml", ".yml")):
+        return _link(bare) if is_link_profile(profile_path(bare)) else _device(bare)
+    raise BadConfig(
+        f"{brief(name)} is neither a simulated device ({', '.join(profile_names())}) nor a link ({', '.join(LINKS)}), "
+        f"nor a YAML file of one. Use one of these, or leave it out."
+    )
+
+
+def _device(name: str) -> KnownHardware:
+    profile, sources = gpu_profile(name), sources_of(profile_path(name))
+    constants = _constants(profile, sources)
+    return KnownHardware(name, profile.link, constants, profile.evidence, profile.error, profile.extrapolated_from)
+
+
+def _link(name: str) -> KnownHardware:
+    found = link(name)
+    sources = dict.fromkeys((one.name for one in fields(Link)), found.source)
+    if name not in LINKS:
+        sources |= sources_of(profile_path(name))
+    return KnownHardware(name, None, _constants(found, sources), found.evidence, DeviceError.of(found.evidence))
+
+
+def _constants(profile: GpuProfile | Link, sources: dict[str, str]) -> dict[str, Constant]:
+    values = {field.name: getattr(profile, field.name) for field in fields(profile) if field.type == "float"}
+    return {
+        name: Constant(value if math.isfinite(value) else None, unit_of(name), sources[name])
+        for name, value in values.items()
+    }
+
+
+def unit_of(constant: str) -> str:
+    """The unit that the name of a constant ends with; empty for counts and shares."""
+    if found := _PER.fullmatch(constant):
+        return f"{found[1]} per {found[2]}"
+    return next((unit for suffix, unit in _SUFFIXES.items() if constant.endswith(suffix)), "")
+
+
+# For people and programs ---------------------------------------------------------------------------------------------
+
+
+def inventory() -> dict[str, Any]:
+    """All of it, ready for JSON."""
+    return {
+        "kinds": [{"name": kind.name, "usage": kind.usage, "times": kind.times} for kind in KINDS],
+        "devices": [asdict(one) for one in known_devices()],
+        "links": [asdict(one) for one in known_links()],
+    }
+
+
+def inventory_text() -> str:
+    """All of it for a terminal."""
+    kinds = "; ".join(f"{kind.usage}: {kind.times}" for kind in KINDS)
+    devices = [
+        ("simulated device", "memory, GB", "link", *_EVIDENCE_HEADS),
+        *(
+            row
+            for one in known_devices()
+            for row in _rows((one.name, _number(one.constants["memory_gb"].value), one.link or ""), one)
+        ),
+    ]
+    links = [
+        ("link", "GB/s", "GPUs", *_EVIDENCE_HEADS),
+        *(row for name, of in LINKS.items() for row in _rows((name, *_speed_and_span(of)), _link(name))),
+    ]
+    return "\n".join(
+        [
+            f"--hardware: {kinds}",
+            "",
+            text_table(devices, "<><>>>><", width=_width()),
+            "",
+            text_table(links, "<>>>>>><", width=_width()),
+            "",
+            *textwrap.wrap(
+                "Held out are measurements that the fit did not use: half of them are predicted with an error below "
+                "the median, 90 % with one below the next figure. GB/s are NCCL's bus bandwidth of an even exchange of "
+                f"{GPUS_OF_A_NODE} GPUs, or of as many as the link connects.",
+                _width(),
+            ),
+        ]
+    )
+
+
+def hardware_text(one: KnownHardware) -> str:
+    """A device or a link with all its constants, for a terminal."""
+    sources = list(dict.fromkeys(constant.source for constant in one.constants.values()))
+    of_all = printable(sources[0]) if len(sources) == 1 else ""
+    rows = [("constant", "value", "unit", "" if of_all else "source")]
+    rows += [
+        (name, _number(constant.value), constant.unit, "" if of_all else printable(constant.source))
+        for name, constant in one.constants.items()
+    ]
+    lines = [f"{one.name}: a link" if one.link is None else f"{one.name}: a simulated device, link {one.link}"]
+    lines += [*textwrap.wrap(of_all, _width()), "", text_table(rows, "<><<", width=_width()), ""]
+    if one.evidence:
+        evidence: list[tuple[str, ...]] = [_EVIDENCE_HEADS]
+        for seen in one.evidence:
+            evidence += [_evidence_cells(seen), ("", "", "", "", printable(seen.source))]
+        lines += [text_table(evidence, ">>>><", width=_width()), ""]
+    return "\n".join([*lines, f"{one.name}: {one.confirmation}."])
+
+
+_EVIDENCE_HEADS = ("fitted", "held out", "median", "90 %", "measurements")
+
+
+def _rows(head: Sequence[str], one: KnownHardware) -> Iterator[tuple[str, ...]]:
+    """The rows of a device or a link: one for each evidence, and what they amount to."""
+    for evidence in one.evidence:
+        yield (*head, *_evidence_cells(evidence))
+        head = [""] * len(head)
+    if not one.error.is_confirmed or one.extrapolated_from:
+        yield (*head, *([""] * 4), one.confirmation)
+
+
+def _evidence_cells(evidence: Evidence) -> tuple[str, ...]:
+    errors = (evidence.median_error_percent, evidence.p90_error_percent)
+    counts = (f"{evidence.fitted:,}", f"{evidence.held_out:,}")
+    return (*counts, *("-" if error is None else pct_text(error) for error in errors), printable(evidence.points))
+
+
+def _speed_and_span(of: Link) -> tuple[str, str]:
+    num_devices = int(min(of.spans, GPUS_OF_A_NODE))
+    return f"{of.even_gb_s(num_devices):.3g}", "any" if math.isinf(of.spans) else f"{of.spans:.0f}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def _width() -> int:
+    return max(shutil.get_terminal_size().columns, _NARROWEST)

@@ -1,0 +1,153 @@
+"""The list of hardware: what is known, with units and sources, and what confirms it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from evenshard.cli import main
+from evenshard.measure.inventory import inventory, known_devices, known_hardware, known_links, unit_of
+from evenshard.measure.link import LINKS
+from evenshard.measure.profiles import profile_names, profile_path
+from evenshard.measure.simulated.gpu_profile import GpuProfile
+from evenshard.utils.errors import BadConfig, BadFile
+
+SHARDS = {"points": "shards of a test", "source": "a laboratory"}
+CONFIRMED = {**SHARDS, "fitted": 50, "held_out": 40, "median_error_percent": 5.25, "p90_error_percent": 12.0}
+FEW = {**CONFIRMED, "held_out": 4}
+
+
+def profile(tmp_path: Path, evidence: list[dict[str, Any]], **more: str) -> str:
+    content = yaml.safe_load(profile_path("v100").read_text())
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**content, "evidence": evidence, **more}))
+    return str(tmp_path / "mine.yaml")
+
+
+def test_all_devices_and_links_are_listed_with_every_constant() -> None:
+    assert [one.name for one in known_devices()] == list(profile_names())
+    assert [one.name for one in known_links()] == list(LINKS)
+    numbers = {field.name for field in fields(GpuProfile) if field.type == "float"}
+    for one in known_devices():
+        assert set(one.constants) == numbers and one.link in LINKS
+    assert all(len(value.source) > 2 for one in (*known_devices(), *known_links()) for value in one.constants.values())
+
+
+def test_a_constant_has_its_value_unit_and_source() -> None:
+    content = yaml.safe_load(profile_path("h200").read_text())["hbm_gb_s"]
+    found = known_hardware("h200").constants["hbm_gb_s"]
+    assert (found.value, found.unit, found.source) == (content["value"], "GB/s", content["source"])
+    assert known_hardware("simulated:h200") == known_hardware("h200")
+
+
+@pytest.mark.parametrize(
+    ("constant", "unit"),
+    [
+        ("hbm_gb_s", "GB/s"),
+        ("memory_gb", "GB"),
+        ("l2_mb", "MB"),
+        ("latency_us", "us"),
+        ("hot_lookup_ns", "ns"),
+        ("bounds_ns_per_bag", "ns per bag"),
+        ("sort_pairs_per_ns", "pairs per ns"),
+        ("num_sms", ""),
+        ("hbm_efficiency", ""),
+    ],
+)
+def test_a_name_ends_with_its_unit(constant: str, unit: str) -> None:
+    assert unit_of(constant) == unit
+
+
+@pytest.mark.parametrize(
+    ("evidence", "more", "said"),
+    [
+        ([CONFIRMED], {}, "its error counts as 12 %"),
+        ([FEW], {}, "4 held-out measurements are too few to confirm it"),
+        ([], {}, "nothing confirms it"),
+        ([], {"extrapolated_from": "a100_80gb"}, "extrapolated from a100_80gb: nothing confirms it"),
+    ],
+)
+def test_what_confirms_a_profile(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    evidence: list[dict[str, Any]],
+    more: dict[str, str],
+    said: str,
+) -> None:
+    path = profile(tmp_path, evidence, **more)
+    assert known_hardware(path).confirmation == said
+    assert main(["hardware", path]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.endswith(f"mine.yaml: {said}.") and "hbm_gb_s" in text
+    if evidence:
+        assert f"50 {evidence[0]['held_out']} 5.2 % 12 % shards of a test a laboratory" in text
+
+
+def test_the_command_lists_everything(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["hardware"]) == 0
+    text = capsys.readouterr().out
+    assert "cpu: measured; cuda: measured; simulated:<profile>: simulated" in text
+    lines = [line.split() for line in text.splitlines() if line]
+    for one in (*known_devices(), *known_links()):
+        line = next(line for line in lines if line[0] == one.name)
+        confirmed = [seen for seen in one.evidence if seen.held_out]
+        if confirmed:
+            assert f"{confirmed[0].held_out:,}" in line
+        elif not one.evidence:
+            assert " ".join(line).endswith(one.confirmation)
+    assert main(["hardware", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(inventory(), allow_nan=False))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_lines_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["hardware", "h200"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= width
+    assert main(["hardware"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= max(width, 110)
+
+
+def test_one_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hardware", "pcie3_host", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["name"] == "pcie3_host" and found["link"] is None
+    assert found["constants"]["latency_us"] == {
+        "value": LINKS["pcie3_host"].latency_us,
+        "unit": "us",
+        "source": LINKS["pcie3_host"].source,
+    }
+    assert found["evidence"][0]["held_out"] == LINKS["pcie3_host"].evidence[0].held_out
+
+
+def test_the_file_of_a_link_is_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "link.yaml"
+    numbers = {name: {"value": 20.0, "source": "calibrated here"} for name in ("latency_us", "bandwidth_gb_s")}
+    path.write_text(yaml.safe_dump({**numbers, "source": "mine"}))
+    found = known_hardware(str(path))
+    assert found.link is None and found.constants["latency_us"].source == "calibrated here"
+    assert found.constants["spans"].value is None and found.constants["spans"].source == "mine"
+    assert main(["hardware", str(path), "--json"]) == 0 and "Infinity" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["h900", "cuda", "", "simulated:"])
+def test_an_unknown_name_is_refused_in_one_line_with_the_known_ones(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(BadConfig, match=r"is neither a simulated device \(.*h200.*\) nor a link \(.*nvlink_h200"):
+        known_hardware(name)
+    assert main(["hardware", name]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_missing_or_torn_file_is_a_bad_file(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match="no such file"):
+        known_hardware(str(tmp_path / "none.yaml"))
+    (tmp_path / "torn.yaml").write_text("link: [")
+    with pytest.raises(BadFile, match="not readable as YAML"):
+        known_hardware(str(tmp_path / "torn.yaml"))
