@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import yaml
 
+from evenshard.measure.traces.ranks import observe
 from evenshard.utils.errors import EvenshardError
 from support.answer_builders import answer
 from support.builders import PROVENANCE, cost, some_tables, table, task
@@ -37,6 +38,7 @@ from support.mutations import (
     mutated_yaml,
 )
 from support.repository import ROOT
+from support.trace_builders import TraceBuilder, step
 from support.tracking_builders import write_costs, write_model
 from support.traffic_builders import TRAFFIC, dlrm, jagged, write_parquet
 
@@ -361,6 +363,14 @@ def _model_json(part: str, name: str, rng: random.Random) -> bytes:
 
 
 SECTIONS = ("loop", "generate_tables", "measure", "benchmark", "train_cost", "train_policy", "evaluate")
+
+
+def _trace() -> Any:
+    trace = TraceBuilder()
+    step(trace, 5, 0, 100, 200)
+    return trace.document()
+
+
 READERS: dict[str, Reader] = {
     "tables.json": Reader("t.json", lambda rng: mutated_json(_json("tables.json"), rng), _read_tables),
     "tables.yaml": Reader("t.yaml", lambda rng: mutated_yaml(_json("tables.json"), rng), _read_tables),
@@ -395,6 +405,7 @@ READERS: dict[str, Reader] = {
     "network config": _model_reader("cost_net", "config.json", partial(_model_json, "cost_net", "config.json")),
     "network state": _model_reader("cost_net", "state.pt", lambda rng: mutated_tensors(_state("cost_net"), rng)),
     "manifest": Reader("manifest.json", lambda rng: mutated_json(_manifest(), rng), _read_manifest),
+    "trace": Reader("trace.json", lambda rng: mutated_json(_trace(), rng), lambda path: observe([path])),
     "address": Reader("address", lambda rng: damaged_bytes(rng.choice(ADDRESSES).encode(), rng), _read_address),
     "batch.pt": Reader("b.pt", lambda rng: mutated_tensors(list(dlrm(TRAFFIC)), rng), _read_batch),
     "batch.pt.gz": Reader("b.pt.gz", lambda rng: _spoilt_gzip(list(dlrm(TRAFFIC)), rng), _read_batch),

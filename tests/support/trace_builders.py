@@ -73,15 +73,18 @@ class TraceBuilder:
         self.op("nccl:all_to_all", launched - 1, 4, thread, **{"Input Dims": [[64]], "Input type": [kind]})
         self.kernel(NCCL_KERNEL, launched, start, duration, thread)
 
-    def save(self, path: Path) -> Path:
-        """Writes the trace, compressed if the name says so."""
-        document = {
+    def document(self) -> dict[str, Any]:
+        """The file's content."""
+        return {
             "schemaVersion": 1,
             "deviceProperties": [{"id": device, "name": "NVIDIA H200"} for device in range(8)],
             "distributedInfo": {"backend": "nccl", "rank": self.rank, "world_size": self.world_size},
             "traceEvents": self.events,
         }
-        text = json.dumps(document).encode()
+
+    def save(self, path: Path) -> Path:
+        """Writes the trace, compressed if the name says so."""
+        text = json.dumps(self.document()).encode()
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
         return path
 
@@ -89,3 +92,17 @@ class TraceBuilder:
         self.events.append(
             {"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": duration, "args": args}
         )
+
+
+def step(trace: TraceBuilder, number: int, late: float, forward: float, backward: float, dims: int = 24) -> None:
+    """A step of 2 ms on a rank that is late for both all-to-alls, which take 50 and 30 us of their own."""
+    at = 10_000.0 * number
+    trace.step(number, at, 2000)
+    trace.exchange("## all2all_data:kjt values ##", at + 10, at + 20, 5, kind="long int")
+    trace.lookup(at + 100)
+    trace.kernel(LOOKUP_KERNEL, at + 105, at + 200, forward)
+    trace.exchange("All2All_Pooled_Req", at + 120, at + 400 + late, 50 + 300 - late)
+    trace.op("autograd::engine::evaluate_function: All2All_Pooled_WaitBackward", at + 690, 30, AUTOGRAD)
+    trace.exchange("All2All_Pooled_WaitBackward", at + 700, at + 1000 + late, 30 + 300 - late, AUTOGRAD)
+    trace.backward(at + 800, number, dims=dims)
+    trace.kernel(GRADIENT_KERNEL, at + 805, at + 1400, backward, AUTOGRAD)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from evenshard.cli import costs, datasets, decisions, models, pipeline, place, placements, stages
+from evenshard.cli import costs, datasets, decisions, models, pipeline, place, placements, stages, traces
 from evenshard.cli.arguments import Commands, OneLineParser
 from evenshard.utils.errors import BadInput, EvenshardError, InfeasibleTask
 from evenshard.utils.messages import one_line
@@ -25,7 +25,7 @@ def _parser() -> OneLineParser:
     parser = OneLineParser(prog="evenshard", description="Learns where to put a recommender model's embedding tables.")
     parser.add_argument("--version", action="version", version=f"evenshard {__version__}")
     commands = Commands(parser)
-    for module in (stages, costs, place, placements, models, pipeline, datasets, decisions):
+    for module in (stages, costs, traces, place, placements, models, pipeline, datasets, decisions):
         module.add_commands(commands)
     return parser
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from evenshard.measure.traces.kineto import GpuWork, Op, Trace, read_traces
+from evenshard.measure.traces.kineto import HOW_TO_RECORD, GpuWork, Op, Trace, read_traces
 from evenshard.utils.errors import BadFile
 
 KernelClass = Literal["bounds_check", "lookup", "index", "sort", "gradient", "weights_gradient"]
@@ -101,7 +101,15 @@ def observed_calls(path: Path) -> list[FusedCall]:
         BadFile: if the file cannot be read, or holds no such call.
     """
     calls = [call for trace in read_traces(path) for call in fused_calls(trace)]
+    if not calls:
+        raise without_calls(path)
     return sorted(calls, key=lambda call: call.rank)
+
+
+def without_calls(path: Path) -> BadFile:
+    """The error of a trace without any call of a fused FBGEMM module."""
+    problem = "it has no operator of FBGEMM (fbgemm::split_embedding_codegen_lookup_...)"
+    return BadFile(path, problem, f"Train with TorchRec's or FBGEMM's fused embedding modules. {HOW_TO_RECORD}.")
 
 
 def median_calls(calls: Sequence[FusedCall]) -> list[FusedCall]:
@@ -129,11 +137,7 @@ def _median(repeats: Sequence[FusedCall]) -> FusedCall:
 
 
 def fused_calls(trace: Trace) -> list[FusedCall]:
-    """Every call of a fused FBGEMM module in a trace, in the order of time.
-
-    Raises:
-        BadFile: if there is none.
-    """
+    """Every call of a fused FBGEMM module in a trace, in the order of time; none on a rank without tables."""
     forward_of: dict[int | None, list[tuple[Op, Op | None]]] = defaultdict(list)
     backward_of: dict[int | None, list[Op]] = defaultdict(list)
     bounds_check: dict[object, Op] = {}
@@ -145,10 +149,6 @@ def fused_calls(trace: Trace) -> list[FusedCall]:
             forward_of[step].append((op, bounds_check.pop(op.thread, None)))
         elif _BACKWARD.fullmatch(op.name):
             backward_of[step].append(op)
-    if not forward_of:
-        problem = "it has no operator of FBGEMM (fbgemm::split_embedding_codegen_lookup_...)"
-        remedy = "Record a training with TorchRec's or FBGEMM's fused embedding modules, on CPU and GPU activities."
-        raise BadFile(trace.source, problem, remedy)
     work: dict[int, list[GpuWork]] = defaultdict(list)
     for one in trace.gpu_work:
         for op in one.op.around():
@@ -231,18 +231,15 @@ def _sizes(lookup: Op, backward: Op | None) -> tuple[int | None, int | None, int
     first = next((i for i in range(1, len(types) - 1) if types[i] == types[i + 1] == "Scalar"), None)
     if first is None or len(types) != len(dims) or first + 7 >= len(dims):
         return None, None, None, None, None
-    num_tables = dims[first - 1][0] - 1
-    (num_lookups,), (num_offsets,) = dims[first + 4], dims[first + 5]
-    batch, remainder = divmod(num_offsets - 1, num_tables)
+    numbers = [dims[first + offset][:1] for offset in (-1, 4, 5)]
+    if not all(one and isinstance(one[0], int) for one in numbers) or numbers[0][0] < 2:
+        return None, None, None, None, None
+    (num_dims,), (num_lookups,), (num_offsets,) = numbers
+    batch, remainder = divmod(num_offsets - 1, num_dims - 1)
     sum_of_dims = None
-    if lookup.scalars and lookup.scalars[first].isdigit():
+    if lookup.scalars and lookup.scalars[first].isdecimal():
         sum_of_dims = int(lookup.scalars[first])
     elif backward is not None and backward.input_dims and backward.input_dims[0][:1] == (batch,):
-        sum_of_dims = backward.input_dims[0][1]
-    return (
-        num_tables,
-        None if remainder else batch,
-        sum_of_dims,
-        num_lookups,
-        types[first + 7].startswith(("float", "double", "c10::Half")),
-    )
+        sum_of_dims = sum(size for size in backward.input_dims[0][1:2] if isinstance(size, int))
+    weighted = "Scalar" not in types[first + 7] and types[first + 7] != ""
+    return num_dims - 1, None if remainder else batch, sum_of_dims, num_lookups, weighted

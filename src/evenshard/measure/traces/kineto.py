@@ -14,25 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from evenshard.utils.errors import BadFile
+from evenshard.utils.limits import RANGES
 from evenshard.utils.messages import reason_of
 
-RECORDING = """\
-import torch.distributed as dist
-from torch.profiler import profile, schedule
-
-def save(prof):
-    prof.export_chrome_trace(f"trace_rank{dist.get_rank()}.json.gz")
-
-steps = schedule(wait=10, warmup=2, active=10, repeat=1)
-with profile(schedule=steps, record_shapes=True, on_trace_ready=save) as prof:
-    for batch in batches:
-        train_step(batch)
-        prof.step()
-"""
-"""How every rank records a trace that has all that is read here."""
 HOW_TO_RECORD = "Record every rank with torch.profiler as `evenshard observe --help` shows"
 
 MAX_TRACE_BYTES = 4 * 2**30
@@ -106,6 +93,9 @@ class Trace:
         source: its file, with the member of an archive behind it.
         rank: of ``world_size`` processes; 0 of 1 where the trace does not say.
         gpu: name of the rank's GPU; "" for a training on the CPU.
+        memory_bytes: memory of that GPU; 0 where the trace does not say.
+        backend: of its process group, such as "nccl"; "" where the trace does not say.
+        started_at: begin of its first operator, seconds since 1970 UTC.
         steps: (number, start, end) of each training step, in order; empty without ``prof.step()``.
         ops: operators in the order of their start.
         gpu_work: what operators of this trace started, in the order of its start. What was started before the trace
@@ -116,6 +106,9 @@ class Trace:
     rank: int
     world_size: int
     gpu: str
+    memory_bytes: int
+    backend: str
+    started_at: float
     steps: tuple[tuple[int, float, float], ...]
     ops: tuple[Op, ...]
     gpu_work: tuple[GpuWork, ...]
@@ -154,10 +147,10 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
                 for member in members:
                     file = archive.extractfile(member)
                     assert file is not None  # it is a file
-                    yield f"{path}:{member.name}", _unpacked(path, file.read(MAX_TRACE_BYTES + 1))
+                    yield f"{path}:{member.name}", _unpacked(path, _content(path, file))
         else:
             with path.open("rb") as file:
-                yield str(path), _unpacked(path, file.read(MAX_TRACE_BYTES + 1))
+                yield str(path), _unpacked(path, _content(path, file))
     except FileNotFoundError:
         raise BadFile(path, "no such file", f"{HOW_TO_RECORD}.") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
@@ -166,14 +159,21 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _unpacked(path: Path, content: bytes) -> bytes:
-    if content.startswith(b"\x1f\x8b"):
-        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            content = file.read(MAX_TRACE_BYTES + 1)
-    if len(content) > MAX_TRACE_BYTES:
-        raise BadFile(
-            path, f"the trace has more than {MAX_TRACE_BYTES / 2**30:.0f} GB", "Record fewer steps (active=10)."
-        )
-    return content
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        return _content(path, file)
+
+
+def _content(path: Path, file: IO[bytes]) -> bytes:
+    """A file in pieces: the size that a reader is given would be set aside at once."""
+    content = io.BytesIO()
+    while piece := file.read(2**20):
+        content.write(piece)
+        if content.tell() > MAX_TRACE_BYTES:
+            problem = f"the trace has more than {MAX_TRACE_BYTES / 2**30:.0f} GB"
+            raise BadFile(path, problem, "Record fewer steps (active=10).")
+    return content.getvalue()
 
 
 def _trace(path: Path, source: str, content: bytes) -> Trace:
@@ -188,7 +188,7 @@ def _trace(path: Path, source: str, content: bytes) -> Trace:
         raise BadFile(path, "it has no traceEvents, so it is not a trace of torch.profiler", f"{HOW_TO_RECORD}.", where)
     try:
         return _of_events(source, document, [event for event in events if isinstance(event, dict)])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         problem = f"an event of it has not the form that torch.profiler writes ({reason_of(error)})"
         raise BadFile(path, problem, f"{HOW_TO_RECORD}.", where) from None
 
@@ -233,14 +233,22 @@ def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, 
         if (op := starter(event)) is not None
     ]
     ops = sorted((op for of_thread in threads.values() for op in of_thread), key=lambda op: op.start_us)
-    steps = {int(found[1]): op for op in ops if (found := _STEP.match(op.name))}
+    steps = {int(found[1]): op for op in ops if op.duration_us > 0 and (found := _STEP.match(op.name))}
     devices = [event["args"]["device"] for event in on_gpu if "device" in event.get("args", {})]
+    properties = {one.get("id"): one for one in document.get("deviceProperties") or ()}
+    gpu = properties.get(devices[0], {"name": "unknown GPU"}) if devices else {}
     info = document.get("distributedInfo") or {}
+    rank, world_size = int(info.get("rank", 0)), int(info.get("world_size", 1))
+    if not 0 <= rank < world_size or RANGES["num_devices"].problem(world_size):
+        raise ValueError(f"rank {rank} of {world_size}")
     return Trace(
         source=source,
-        rank=int(info.get("rank", 0)),
-        world_size=int(info.get("world_size", 1)),
-        gpu=_gpu_name(document.get("deviceProperties") or [], devices[0]) if devices else "",
+        rank=rank,
+        world_size=world_size,
+        gpu=str(gpu.get("name", "")),
+        memory_bytes=int(gpu.get("totalGlobalMem", 0)),
+        backend=str(info.get("backend", "")),
+        started_at=int(document.get("baseTimeNanoseconds", 0)) / 1e9 + (ops[0].start_us / 1e6 if ops else 0.0),
         steps=tuple((number, op.start_us, op.end_us) for number, op in steps.items()),
         ops=tuple(ops),
         gpu_work=tuple(sorted(work, key=lambda one: one.start_us)),
@@ -266,7 +274,7 @@ def _nested(thread: object, events: list[dict[str, Any]]) -> list[Op]:
             input_dims=tuple(tuple(one) if isinstance(one, list) else () for one in args.get("Input Dims", ())),
             input_types=tuple(map(str, args.get("Input type", ()))),
             scalars=tuple(map(str, args.get("Concrete Inputs", ()))),
-            sequence=args.get("Sequence number"),
+            sequence=int(args["Sequence number"]) if "Sequence number" in args else None,
         )
         ops.append(parent)
     return ops
@@ -277,7 +285,3 @@ def _time(event: Mapping[str, Any], name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ValueError(f"{name} is not a valid time")
     return float(value)
-
-
-def _gpu_name(properties: list[dict[str, Any]], device: int) -> str:
-    return next((str(one["name"]) for one in properties if one.get("id") == device), "unknown GPU")

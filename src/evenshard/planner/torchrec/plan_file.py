@@ -108,11 +108,7 @@ def load_plan(
         BadFile: if the file is missing, torn, or says something impossible.
         BadConfig: if the model has other tables, TorchRec is not installed, or an argument makes no sense.
     """
-    record = validate_record(PlanFile, read_json(path, _WHAT, _REMEDY), path, _WHAT, _REMEDY)
-    try:
-        tables, parts = _contents(record)
-    except BadConfig as error:
-        raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
+    record, tables, parts = _read(path)
     return sharding_plan(
         parts,
         tables,
@@ -121,6 +117,24 @@ def load_plan(
         compute_device=record.compute_device if compute_device is None else compute_device,
         local_world_size=record.local_world_size if local_world_size is None else local_world_size,
     )
+
+
+def load_plan_parts(path: str | Path) -> tuple[tuple[TablePart, ...], int]:
+    """Where the tables of a plan file live, and the number of its ranks. TorchRec is not needed.
+
+    Raises:
+        BadFile: as ``load_plan``.
+    """
+    record, _, parts = _read(path)
+    return parts, record.world_size
+
+
+def _read(path: str | Path) -> tuple[PlanFile, tuple[Table, ...], tuple[TablePart, ...]]:
+    record = validate_record(PlanFile, read_json(path, _WHAT, _REMEDY), path, _WHAT, _REMEDY)
+    try:
+        return record, *_contents(record)
+    except BadConfig as error:
+        raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
 
 
 def _contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TablePart, ...]]:

@@ -1,0 +1,62 @@
+"""The command about traces: what a training's embedding tables take."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from textwrap import fill
+from typing import Any
+
+from evenshard.cli.arguments import A_MODEL, OUTPUT, PATH, Commands
+from evenshard.measure.traces import RECORDING
+
+
+def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
+    import json
+    from dataclasses import asdict
+
+    from evenshard.stages import observe as stage
+    from evenshard.stages.observe_text import observation_text
+
+    inputs = stage.ObserveInputs(tuple(args.traces), args.placement, args.tables, args.model)
+    observation, comparison = stage.run(inputs, stage.ObserveOutputs(args.costs_out))
+    if args.json:
+        compared = None if comparison is None else asdict(comparison)
+        print(json.dumps({**asdict(observation), "comparison": compared}, indent=1))
+    else:
+        print(observation_text(observation, comparison))
+        if args.costs_out is not None:
+            print(f"saved: {args.costs_out}")
+    return {}
+
+
+def add_commands(commands: Commands) -> None:
+    """Declares observe."""
+    sub = commands.add(
+        "observe",
+        _observe,
+        "Say what the embedding tables of a training take, from its traces.",
+        "Reads traces of torch.profiler, one file a rank, of a training with TorchRec or FBGEMM modules. Prints each "
+        "rank's forward, backward, all-to-alls and waiting, with their share of a step, which rank a step waits for, "
+        "and what balance alone would save at most.",
+    )
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter  # the recording is code
+    sub.description = fill(sub.description or "", 80)
+    sub.epilog = f"How every rank records a trace:\n\n{RECORDING}"
+    add = sub.add_argument
+    add("traces", **{**PATH, "metavar": "TRACE"}, nargs="+", help=".json, .json.gz, or an archive of several (.tar.gz)")
+    add(
+        "--placement",
+        **PATH,
+        help="compare with what evenshard predicts: placement.json, evenshard's TorchRec plan (with --tables), or a "
+        "table file",
+    )
+    add("--tables", **PATH, help="table file of a TorchRec plan")
+    add(
+        "--model",
+        type=A_MODEL,
+        metavar="PATH|URI",
+        help="predicts for a plan or a table file (default: the one that comes with evenshard for the GPU)",
+    )
+    add("--costs-out", **OUTPUT, help="cost dataset to write (.parquet): needs all ranks, and --placement")
+    add("--json", action="store_true", help="print JSON")

@@ -1,0 +1,253 @@
+"""The ranks of a training beside each other: where the time of a step goes, and which rank the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+from evenshard.measure.costs import interquartile_range
+from evenshard.measure.traces.collectives import (
+    COLLECTIVES,
+    CollectiveKind,
+    StepCollectives,
+    apart_from_waiting,
+    collectives,
+)
+from evenshard.measure.traces.fused_calls import DENSE, FusedCall, fused_calls, without_calls
+from evenshard.measure.traces.kineto import HOW_TO_RECORD, Trace, read_traces
+from evenshard.utils.errors import BadFile, BadInput
+
+_US_PER_MS = 1000.0
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """One rank in one training step, ms: medians over the steps of its trace.
+
+    On a GPU, forward and backward are the spans of the fused modules' kernels, from the first's start to the last's
+    end; on the CPU they are the times of their operators. Modules whose weights an optimizer outside of FBGEMM updates
+    (data parallel tables) are left out.
+
+    Attributes:
+        exchange_ms: collectives by kind, without the waiting where that is known.
+        waiting_ms: in each kind of collective, for the last rank to arrive; None where this cannot be told apart.
+        num_tables, batch_size, sum_of_dims: of its fused modules together; None in a trace without shapes.
+    """
+
+    rank: int
+    gpu: str
+    num_steps: int
+    step_ms: float
+    forward_ms: float
+    backward_ms: float
+    forward_spread_ms: float
+    backward_spread_ms: float
+    exchange_ms: Mapping[CollectiveKind, float]
+    waiting_ms: Mapping[CollectiveKind, float] | None
+    num_tables: int | None
+    batch_size: int | None
+    sum_of_dims: int | None
+
+    @property
+    def embedding_ms(self) -> float:
+        """Forward, both all-to-alls of embeddings, and backward: what evenshard predicts."""
+        return self.forward_ms + self.exchange_ms["forward"] + self.exchange_ms["backward"] + self.backward_ms
+
+    @property
+    def all_waiting_ms(self) -> float | None:
+        """Its waiting in all collectives."""
+        return None if self.waiting_ms is None else sum(self.waiting_ms.values())
+
+
+@dataclass(frozen=True)
+class Balance:
+    """What a step would save at most if the embedding tables were spread evenly, ms.
+
+    Attributes:
+        forward_ms, backward_ms: what the slowest rank takes above the mean.
+        exchanges_ms: what both all-to-alls take for the widest rank above the mean; 0 where no trace has shapes.
+    """
+
+    forward_ms: float
+    backward_ms: float
+    exchanges_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """The three together."""
+        return self.forward_ms + self.backward_ms + self.exchanges_ms
+
+
+@dataclass(frozen=True)
+class ObservedTraining:
+    """A training as its traces show it.
+
+    Attributes:
+        ranks: those whose traces were given, in their order.
+        world_size: all ranks of the training.
+        step_ms: a training step, the median of the ranks.
+        waits_for: the rank that waits least, which is the last to arrive; None for one rank, or where it is unknown.
+        balance: None for one rank.
+        optimizer: of its fused modules, as FBGEMM calls it.
+        memory_bytes: of the smallest GPU; 0 where no trace says.
+        backend: of the process group, such as "nccl"; "" where the trace does not say.
+        started_at: when the first trace began, seconds since 1970 UTC.
+        notes: what the traces lack; a sentence or two each.
+    """
+
+    ranks: tuple[RankTimes, ...]
+    world_size: int
+    step_ms: float
+    waits_for: int | None
+    balance: Balance | None
+    optimizer: str
+    memory_bytes: int
+    backend: str
+    started_at: float
+    notes: tuple[str, ...]
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples that a fused module looks up in a step, of all ranks together; None where no trace says."""
+        return next((one.batch_size for one in self.ranks if one.batch_size is not None), None)
+
+    @property
+    def slowest(self) -> RankTimes:
+        """The rank whose embedding tables take longest."""
+        return max(self.ranks, key=lambda one: one.embedding_ms)
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks without a trace."""
+        return missing_ranks(self.world_size, self.ranks)
+
+
+def missing_ranks(world_size: int, ranks: Sequence[RankTimes]) -> tuple[int, ...]:
+    """Ranks without a trace, in their order."""
+    return tuple(sorted({*range(world_size)} - {one.rank for one in ranks}))
+
+
+def observe(paths: Sequence[Path]) -> ObservedTraining:
+    """What the traces of one training say.
+
+    Raises:
+        BadInput: if a file cannot be read, has no training step or no fused module, or is of another training.
+    """
+    traces = _of_one_training([trace for path in paths for trace in read_traces(path)])
+    calls = {trace.rank: [call for call in fused_calls(trace) if call.optimizer != DENSE] for trace in traces}
+    if not any(calls.values()):
+        raise without_calls(paths[0])
+    steps = sorted(set.intersection(*({number for number, _, _ in trace.steps} for trace in traces)))
+    if not steps:
+        raise BadInput(
+            "the ranks' traces have no training step (ProfilerStep#...) in common. Record all ranks with one schedule."
+        )
+    shared = apart_from_waiting({trace.rank: collectives(trace) for trace in traces}, steps)
+    ranks = tuple(_rank(trace, calls[trace.rank], shared[trace.rank], steps) for trace in traces)
+    waiting = {one.rank: one.all_waiting_ms for one in ranks if one.all_waiting_ms is not None}
+    return ObservedTraining(
+        ranks=ranks,
+        world_size=traces[0].world_size,
+        step_ms=median(one.step_ms for one in ranks),
+        waits_for=min(waiting, key=waiting.__getitem__) if waiting and max(waiting.values()) > 0 else None,
+        balance=_balance(ranks, calls, steps) if len(ranks) > 1 else None,
+        optimizer=next(call.optimizer for of_rank in calls.values() for call in of_rank),
+        memory_bytes=min(trace.memory_bytes for trace in traces),
+        backend=traces[0].backend,
+        started_at=min(trace.started_at for trace in traces),
+        notes=tuple(_notes(traces, ranks)),
+    )
+
+
+def _of_one_training(traces: Sequence[Trace]) -> list[Trace]:
+    by_rank: dict[int, Trace] = {}
+    for trace in traces:
+        if not trace.steps:
+            problem = "it has no training step (ProfilerStep#...)"
+            raise BadFile(trace.source, problem, f"Call prof.step() after each step. {HOW_TO_RECORD}.")
+        if trace.world_size != traces[0].world_size:
+            problem = f"it is of {trace.world_size} ranks, {traces[0].source} of {traces[0].world_size}"
+            raise BadFile(trace.source, problem, "Give the traces of one training.")
+        if (other := by_rank.setdefault(trace.rank, trace)) is not trace:
+            problem = f"it is of rank {trace.rank}, as {other.source} is"
+            raise BadFile(trace.source, problem, "Give one trace of each rank of one training.")
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _rank(
+    trace: Trace, calls: Sequence[FusedCall], shared: Mapping[int, StepCollectives], steps: Sequence[int]
+) -> RankTimes:
+    forward = _per_step(calls, steps, "forward")
+    backward = _per_step(calls, steps, "backward")
+    exchange = {kind: median(shared[step].exchange_us[kind] for step in steps) / _US_PER_MS for kind in COLLECTIVES}
+    waits = [waits for step in steps if (waits := shared[step].waiting_us) is not None]
+    last = [call for call in calls if call.step == steps[-1]]
+    batches = {call.batch_size for call in last}
+    return RankTimes(
+        rank=trace.rank,
+        gpu=trace.gpu,
+        num_steps=len(steps),
+        step_ms=median(end - start for number, start, end in trace.steps if number in set(steps)) / _US_PER_MS,
+        forward_ms=median(forward),
+        backward_ms=median(backward),
+        forward_spread_ms=interquartile_range(forward),
+        backward_spread_ms=interquartile_range(backward),
+        exchange_ms=exchange,
+        waiting_ms={kind: median(one[kind] for one in waits) / _US_PER_MS for kind in COLLECTIVES} if waits else None,
+        num_tables=_sum([call.num_tables for call in last]),
+        batch_size=batches.pop() if len(batches) == 1 else None,
+        sum_of_dims=_sum([call.sum_of_dims for call in last]),
+    )
+
+
+def _per_step(calls: Sequence[FusedCall], steps: Sequence[int], which: str) -> list[float]:
+    """Milliseconds of a pass in each step."""
+    spans = dict.fromkeys(steps, 0.0)
+    for call in calls:
+        if call.step in spans:
+            name = f"{which}_span_us" if call.gpu else f"{which}_host_us"
+            spans[call.step] += getattr(call, name) / _US_PER_MS
+    return list(spans.values())
+
+
+def _sum(numbers: Sequence[int | None]) -> int | None:
+    known = [one for one in numbers if one is not None]
+    return sum(known) if len(known) == len(numbers) else None
+
+
+def _balance(ranks: Sequence[RankTimes], calls: Mapping[int, Sequence[FusedCall]], steps: Sequence[int]) -> Balance:
+    def above_mean(which: str) -> float:
+        of_ranks = [_per_step(calls[one.rank], steps, which) for one in ranks]
+        above: list[float] = [max(of_step) - fmean(of_step) for of_step in zip(*of_ranks, strict=True)]
+        return median(above)
+
+    dims = [one.sum_of_dims for one in ranks if one.sum_of_dims is not None]
+    widest = max(dims, default=0)
+    share = 1 - fmean(dims) / widest if widest and len(dims) == len(ranks) else 0.0
+    exchanges = ranks[0].exchange_ms["forward"] + ranks[0].exchange_ms["backward"]
+    return Balance(above_mean("forward"), above_mean("backward"), share * exchanges)
+
+
+def _notes(traces: Sequence[Trace], ranks: Sequence[RankTimes]) -> list[str]:
+    notes = []
+    missing = missing_ranks(traces[0].world_size, ranks)
+    if missing and len(ranks) == 1:
+        notes.append(
+            f"One of {traces[0].world_size} ranks: its waiting for the others cannot be told apart from the exchanges. "
+            f"{HOW_TO_RECORD}, and give all traces."
+        )
+    elif missing:
+        some = f"{', '.join(map(str, missing[:8]))}{', ...' if len(missing) > 8 else ''}"
+        notes.append(
+            f"Ranks without a trace: {some} of {traces[0].world_size}. The step may wait for one of them. "
+            f"{HOW_TO_RECORD}."
+        )
+    elif len(ranks) > 1 and any(one.waiting_ms is None for one in ranks):
+        notes.append("The ranks have recorded different collectives, so that waiting cannot be told apart from them.")
+    if not all(trace.has_shapes for trace in traces):
+        notes.append(f"No sizes of tables, batches and dims: record_shapes=True is missing. {HOW_TO_RECORD}.")
+    if not any(trace.gpu for trace in traces):
+        notes.append("A training on the CPU: times are those of operators.")
+    return notes

@@ -1,0 +1,262 @@
+"""A training as its traces show it, beside what evenshard predicts for its tables, and as measured costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from evenshard.measure.cost_dataset import save_costs
+from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
+from evenshard.measure.hardware import AUTO, HardwareName
+from evenshard.measure.profiles import profile_of_gpu
+from evenshard.measure.traces.ranks import ObservedTraining, RankTimes, observe
+from evenshard.placement.optimizer_state import NUMBERS
+from evenshard.placement.parts import TablePart, column_parts
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import PlacementTask
+from evenshard.planner.file import load_answer, read_json
+from evenshard.planner.model import model_of
+from evenshard.planner.place import place_request
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.torchrec.plan_file import load_plan_parts
+from evenshard.sharders.convex_search.prediction import PredictedDevice, PredictedPlacement
+from evenshard.sharders.models import PlacementModel
+from evenshard.tables.files import load_tables
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.provenance import Lineage
+from evenshard.utils.units import BYTES_PER_GB
+
+OBSERVED = "observed"
+"""``proposed_by`` of a placement that a training ran with."""
+_UNKNOWN_MEMORY = 64 * BYTES_PER_GB
+
+
+@dataclass(frozen=True)
+class ObserveInputs:
+    """What to read.
+
+    Attributes:
+        traces: of the ranks of one training.
+        placement: that it ran with: placement.json, or evenshard's plan for TorchRec; or a table file.
+        tables: file of the tables; for a plan, which does not know their lookups.
+        model: predicts where ``placement`` does not; None: the one that comes with evenshard for the traces' GPU.
+    """
+
+    traces: tuple[Path, ...]
+    placement: Path | None = None
+    tables: Path | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class ObserveOutputs:
+    """``costs``: the cost dataset to write, if any."""
+
+    costs: Path | None = None
+
+
+@dataclass(frozen=True)
+class ObservedAndPredicted:
+    """What evenshard predicts for the tables of a training, ms.
+
+    Attributes:
+        source: file of the placement or of the tables.
+        predicted_by: the model.
+        devices: predicted times by rank; None where the source does not say where the tables live: then the total is
+            that of the placement which evenshard would choose.
+        predicted_ms: of the slowest rank.
+        low_ms, high_ms: 90 % interval of that.
+        observed_ms: forward, all-to-alls and backward of the slowest rank in the traces.
+        notes: why they may not be comparable, a sentence each.
+    """
+
+    source: str
+    predicted_by: str
+    devices: tuple[PredictedDevice, ...] | None
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    observed_ms: float
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A placement with its prediction; ``known``: whether the training ran with it, as far as its file says."""
+
+    source: Path
+    task: PlacementTask
+    prediction: PredictedPlacement
+    predicted_by: str
+    known: bool
+
+
+def run(inputs: ObserveInputs, outputs: ObserveOutputs) -> tuple[ObservedTraining, ObservedAndPredicted | None]:
+    """Reads the traces, compares them where there is something to compare with, and writes the costs.
+
+    Raises:
+        BadInput: if an input cannot be used, or something that the costs need is missing.
+    """
+    observation = observe(inputs.traces)
+    source = inputs.placement or inputs.tables
+    if outputs.costs is not None and source is None:
+        raise BadConfig("a trace does not say which rank holds which tables. Name the file that does: --placement.")
+    if source is None:
+        return observation, None
+    placed = _placed(source, inputs, observation)
+    if outputs.costs is not None:
+        save_costs([_measured(placed, observation)], outputs.costs, Lineage.here({}))
+    return observation, _comparison(placed, observation)
+
+
+# The placement -------------------------------------------------------------------------------------------------------
+
+
+def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) -> _Placed:
+    content = read_json(source, "JSON", "Check the file.") if source.suffix == ".json" else None
+    keys = content.keys() if isinstance(content, dict) else set()
+    if "request" in keys:
+        return _of_answer(source, observation)
+    parts: tuple[TablePart, ...] | None = None
+    if "world_size" in keys:
+        if inputs.tables is None:
+            raise BadConfig(f"{source} is a TorchRec plan, which knows no lookups. Add the table file: --tables.")
+        parts, world_size = load_plan_parts(source)
+        _require_world(source, world_size, observation)
+    tables = load_tables(source if parts is None else inputs.tables or source)
+    if observation.world_size == 1 and parts is None:
+        parts = tuple(replace(part, devices=(0,)) for table in tables for part in column_parts(table))
+    if observation.batch_size is None:
+        raise BadConfig("the traces do not say the batch size. Record them with record_shapes=True.")
+    request = PlacementRequest(
+        tables=tables,
+        caps_bytes=(observation.memory_bytes or _UNKNOWN_MEMORY,) * observation.world_size,
+        batch_size=observation.batch_size,
+        optimizer=observation.optimizer if observation.optimizer in NUMBERS else "sgd",
+        hardware=AUTO,
+    )
+    model = _model(inputs.model, observation)
+    if parts is None:
+        answer = place_request(request, model)
+        prediction = PredictedPlacement.of(model.cost_model, answer.task, answer)
+        return _Placed(source, answer.task, prediction, model.source, known=False)
+    task, placement = request.task_and_placement(parts)
+    return _Placed(source, task, PredictedPlacement.of(model.cost_model, task, placement), model.source, known=True)
+
+
+def _of_answer(source: Path, observation: ObservedTraining) -> _Placed:
+    answer = load_answer(source)
+    _require_world(source, answer.num_devices, observation)
+    if observation.batch_size not in (None, answer.request.batch_size):
+        raise BadFile(
+            source,
+            f"it is for a batch of {answer.request.batch_size:,} samples, the traces have {observation.batch_size:,}",
+            f"Place the tables with --batch-size {observation.batch_size}.",
+        )
+    prediction = PredictedPlacement(
+        Placement(answer.device_of_table, answer.num_devices),
+        answer.devices,
+        answer.predicted_ms,
+        answer.low_ms,
+        answer.high_ms,
+        answer.lower_bound_ms,
+    )
+    model = answer.lineage.get("model")
+    by = str(model.get("source", "")) if isinstance(model, dict) else ""
+    return _Placed(source, answer.task, prediction, by, known=True)
+
+
+def _require_world(source: Path, num_devices: int, observation: ObservedTraining) -> None:
+    if num_devices != observation.world_size:
+        problem = f"it places tables on {num_devices} devices, the training has {observation.world_size} ranks"
+        raise BadFile(source, problem, "Name the placement that the training ran with.")
+
+
+def _model(where: str | None, observation: ObservedTraining) -> PlacementModel:
+    if where is not None:
+        return model_of(where)
+    gpu = observation.ranks[0].gpu
+    profile = profile_of_gpu(gpu)
+    if profile is None:
+        raise BadConfig(f"no model comes with evenshard for {gpu or 'a training on the CPU'}. Name one: --model.")
+    return model_of(None, str(HardwareName.of("simulated", profile)))
+
+
+# The comparison and the costs ----------------------------------------------------------------------------------------
+
+
+def _comparison(placed: _Placed, observation: ObservedTraining) -> ObservedAndPredicted:
+    prediction = placed.prediction
+    return ObservedAndPredicted(
+        source=str(placed.source),
+        predicted_by=placed.predicted_by,
+        devices=prediction.devices if placed.known else None,
+        predicted_ms=prediction.predicted_ms,
+        low_ms=prediction.low_ms,
+        high_ms=prediction.high_ms,
+        observed_ms=observation.slowest.embedding_ms,
+        notes=tuple(_differences(placed, observation)) if placed.known else (),
+    )
+
+
+def _differences(placed: _Placed, observation: ObservedTraining) -> list[str]:
+    """Ranks on which other tables ran than the file says, a sentence each; a table with two features runs twice."""
+    found = []
+    shards = placed.prediction.placement.shards()
+    for rank in observation.ranks:
+        dims = sum(placed.task.tables[position].embedding_dim for position in shards[rank.rank])
+        if rank.sum_of_dims not in (None, dims):
+            found.append(
+                f"Rank {rank.rank} looked up {rank.sum_of_dims:,} columns in its trace, {placed.source} gives it "
+                f"{dims:,}: is this the placement that the training ran with?"
+            )
+    return found
+
+
+def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlacement:
+    """The observation as one measured placement.
+
+    Raises:
+        BadInput: if ranks are missing, waiting is not known, or other tables ran than the placement says.
+    """
+    if not placed.known:
+        problem = "it does not say which rank holds which tables"
+        raise BadFile(placed.source, problem, "Name placement.json or the TorchRec plan: --placement.")
+    if observation.missing_ranks:
+        missing = ", ".join(map(str, observation.missing_ranks))
+        raise BadConfig(f"costs need the traces of all {observation.world_size} ranks; missing: {missing}. Give them.")
+    if observation.world_size > 1 and any(one.waiting_ms is None for one in observation.ranks):
+        raise BadConfig("the ranks have recorded different collectives. Record all of them with one schedule.")
+    if differences := _differences(placed, observation):
+        raise BadFile(placed.source, differences[0].rstrip("?"), "Name the placement that it ran with.")
+    gpu = observation.ranks[0].gpu
+    name = f"{OBSERVED}-{round(observation.started_at * 1e6)}"
+    return MeasuredPlacement(
+        measurement_id=name,
+        round=0,
+        proposed_by=OBSERVED,
+        task=replace(placed.task, task_id=name),
+        placement=placed.prediction.placement,
+        cost=PlacementCost(tuple(map(_device_cost, observation.ranks)), "measured"),
+        provenance=Provenance(
+            hardware=HardwareName.of(*(("cuda", gpu) if gpu else ("cpu", "unknown"))).provenance,
+            driver="unknown",
+            versions="unknown",
+            link=observation.backend or "none",
+            seed=0,
+            repeats=min(one.num_steps for one in observation.ranks),
+        ),
+        measured_at=observation.started_at,
+    )
+
+
+def _device_cost(rank: RankTimes) -> DeviceCost:
+    return DeviceCost(
+        fwd_compute_ms=rank.forward_ms,
+        fwd_all_to_all_ms=rank.exchange_ms["forward"],
+        bwd_all_to_all_ms=rank.exchange_ms["backward"],
+        bwd_compute_ms=rank.backward_ms,
+        fwd_compute_spread_ms=rank.forward_spread_ms,
+        bwd_compute_spread_ms=rank.backward_spread_ms,
+        fwd_wait_ms=rank.waiting_ms["forward"] if rank.waiting_ms is not None else 0.0,
+    )

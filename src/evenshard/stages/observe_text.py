@@ -1,0 +1,109 @@
+"""A training's observation as text for the terminal: each rank's times, which rank a step waits for, predictions."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from evenshard.measure.traces.ranks import ObservedTraining, RankTimes
+from evenshard.stages.observe import ObservedAndPredicted
+from evenshard.utils.messages import printable
+from evenshard.utils.text_table import text_table
+
+_HEADS = ["rank", "forward", "forward all-to-all", "backward all-to-all", "backward"]
+
+
+def observation_text(observation: ObservedTraining, comparison: ObservedAndPredicted | None) -> str:
+    """All of it, as lines."""
+    lines = [_title(observation), text_table(_rows(observation), ">", "  ")]
+    lines += _waits(observation)
+    if (balance := observation.balance) is not None:
+        lines.append(
+            f"Balance alone saves at most {_share(balance.total_ms, observation.step_ms)} of a step: forward "
+            f"{balance.forward_ms:.3f}, backward {balance.backward_ms:.3f}, all-to-alls {balance.exchanges_ms:.3f} ms."
+        )
+    lines += [f"Note: {note}" for note in observation.notes]
+    if comparison is not None:
+        lines += _compared(observation, comparison)
+    return "\n".join(printable(line) for line in "\n".join(lines).splitlines())  # names come from files
+
+
+def _title(observation: ObservedTraining) -> str:
+    ranks, first = observation.ranks, observation.ranks[0]
+    given = f"{len(ranks)} of {observation.world_size} ranks" if observation.world_size > 1 else "1 rank"
+    kinds = ", ".join(dict.fromkeys(one.gpu or "CPU" for one in ranks))
+    return (
+        f"{given} on {kinds}, a step takes {observation.step_ms:.2f} ms. Times in ms (shares of a step), medians of "
+        f"{first.num_steps} step{'s' * (first.num_steps > 1)}:"
+    )
+
+
+def _rows(observation: ObservedTraining) -> list[list[str]]:
+    return [
+        [*_HEADS, "input exchange", "other collectives", "waiting", "step, ms"],
+        *(_row(one) for one in observation.ranks),
+    ]
+
+
+def _row(rank: RankTimes) -> list[str]:
+    times = (
+        rank.forward_ms,
+        rank.exchange_ms["forward"],
+        rank.exchange_ms["backward"],
+        rank.backward_ms,
+        rank.exchange_ms["input"],
+        rank.exchange_ms["other"],
+    )
+    waiting = rank.all_waiting_ms
+    cells = [_share(one, rank.step_ms) for one in times]
+    return [
+        str(rank.rank),
+        *cells,
+        "in them" if waiting is None else _share(waiting, rank.step_ms),
+        f"{rank.step_ms:.2f}",
+    ]
+
+
+def _share(time_ms: float, step_ms: float) -> str:
+    return f"{time_ms:.3f} ({time_ms / step_ms:.1%})"
+
+
+def _waits(observation: ObservedTraining) -> list[str]:
+    waiting = {one.rank: one.all_waiting_ms or 0.0 for one in observation.ranks}
+    last = observation.waits_for
+    if last is None:
+        return []
+    others = fmean(ms for rank, ms in waiting.items() if rank != last)
+    slowest = max(observation.ranks, key=lambda one: one.forward_ms + one.backward_ms)
+    return [
+        f"The step waits for rank {last}: it waits {waiting[last]:.3f} ms itself, the others {others:.3f} ms on "
+        f"average. The slowest embedding tables are those of rank {slowest.rank}: forward and backward take "
+        f"{slowest.forward_ms + slowest.backward_ms:.3f} ms."
+    ]
+
+
+def _compared(observation: ObservedTraining, comparison: ObservedAndPredicted) -> list[str]:
+    observed, predicted = comparison.observed_ms, comparison.predicted_ms
+    interval = f"90 %: {comparison.low_ms:.3f} to {comparison.high_ms:.3f}"
+    if comparison.devices is None:
+        return [
+            f"The slowest rank's embedding tables take {observed:.3f} ms. Placed by evenshard, those of "
+            f"{comparison.source} are predicted to take {predicted:.3f} ms ({interval}) by {comparison.predicted_by}."
+        ]
+    inside = "inside" if comparison.low_ms <= observed <= comparison.high_ms else "outside"
+    rows = [[*_HEADS, "together"]]
+    for one in observation.ranks:
+        device = comparison.devices[one.rank]
+        pairs = (
+            (one.forward_ms, device.predicted_fwd_compute_ms),
+            (one.exchange_ms["forward"], device.predicted_fwd_all_to_all_ms),
+            (one.exchange_ms["backward"], device.predicted_bwd_all_to_all_ms),
+            (one.backward_ms, device.predicted_bwd_compute_ms),
+            (one.embedding_ms, device.predicted_total_ms),
+        )
+        rows.append([str(one.rank), *(f"{seen:.3f} / {expected:.3f}" for seen, expected in pairs)])
+    return [
+        f"Observed / predicted for {comparison.source} by {comparison.predicted_by}, ms:",
+        text_table(rows, ">", "  "),
+        f"The slowest rank takes {observed:.3f} ms, {predicted:.3f} predicted ({interval}): {inside} the interval.",
+        *(f"Note: {note}" for note in comparison.notes),
+    ]

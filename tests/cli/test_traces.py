@@ -1,0 +1,165 @@
+"""``evenshard observe``: a real TorchRec training of two ranks, beside its placement and as measured costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenshard.cli import main
+from evenshard.measure.cost_dataset import load_costs, read_rows
+from evenshard.measure.traces import RECORDING
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.api import place
+from evenshard.planner.file import save_answer
+from evenshard.planner.torchrec import save_plan
+from evenshard.tables.files import save_tables
+from evenshard.tables.table import Table
+from support.traced_training import LOCAL_BATCH, LOOKUPS, PLAN, TABLES, WORLD_SIZE, record
+from support.truth import truth_file
+
+BUNDLED = "bundled:h200"
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a placement, its plan, its tables, and the traces of a training with them."""
+    folder = tmp_path_factory.mktemp("training")
+    tables = [Table(name, rows, dim, float(LOOKUPS)) for name, (rows, dim) in TABLES.items()]
+    save_tables(tables, folder / "tables.json")
+    answer = answer_of(tables)
+    save_answer(answer, folder / "placement.json")
+    save_plan(answer, folder / PLAN, compute_device="cpu")
+    record(folder)
+    return folder
+
+
+def answer_of(tables: Sequence[Table], batch_size: int = WORLD_SIZE * LOCAL_BATCH) -> PlacementAnswer:
+    return place(
+        tables, WORLD_SIZE, 1.0, model=BUNDLED, batch_size=batch_size, pinned={"wide": 1, "id": 0, "clicks": 0}
+    )
+
+
+def traces(folder: Path) -> list[str]:
+    return [str(folder / f"trace_rank{rank}.json.gz") for rank in range(WORLD_SIZE)]
+
+
+def observed(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert main(["observe", *argv, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["observe", *argv]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_both_ranks_of_a_torchrec_training(training: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = observed(capsys, *traces(training))
+    assert [(one["num_tables"], one["sum_of_dims"], one["num_steps"]) for one in found["ranks"]] == [
+        (2, 24, 3),
+        (1, 24, 3),
+    ]
+    for one in found["ranks"]:
+        assert one["batch_size"] == WORLD_SIZE * LOCAL_BATCH
+        assert 0 < one["forward_ms"] < one["step_ms"] and 0 < one["backward_ms"] < one["step_ms"]
+        assert (
+            one["exchange_ms"]["forward"] > 0 and one["exchange_ms"]["backward"] > 0 and one["exchange_ms"]["input"] > 0
+        )
+    for kind in ("forward", "backward", "input", "other"):
+        assert found["ranks"][0]["exchange_ms"][kind] == found["ranks"][1]["exchange_ms"][kind]
+    assert found["balance"]["exchanges_ms"] == 0  # both ranks are as wide
+    assert main(["observe", *traces(training)]) == 0
+    printed = capsys.readouterr().out
+    assert "2 of 2 ranks on CPU" in printed and "The step waits for rank" in printed
+    assert "Balance alone saves at most" in printed and "times are those of operators" in printed
+
+
+def test_one_rank_alone_cannot_tell_waiting_apart(training: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["observe", traces(training)[1]]) == 0
+    printed = capsys.readouterr().out
+    assert "1 of 2 ranks" in printed and "in them" in printed and "cannot be told apart" in printed
+    assert "The step waits" not in printed and "Balance" not in printed
+
+
+def test_the_placement_s_prediction_stands_beside_what_happened(
+    training: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compared = observed(capsys, *traces(training), "--placement", str(training / "placement.json"))["comparison"]
+    answer = answer_of([Table(name, rows, dim, float(LOOKUPS)) for name, (rows, dim) in TABLES.items()])
+    assert compared["predicted_ms"] == pytest.approx(answer.predicted_ms)
+    assert [one["predicted_fwd_compute_ms"] for one in compared["devices"]] == pytest.approx(
+        [one.predicted_fwd_compute_ms for one in answer.devices]
+    )
+    plan = ["--placement", str(training / PLAN), "--tables", str(training / "tables.json"), "--model", BUNDLED]
+    of_plan = observed(capsys, *traces(training), *plan)["comparison"]
+    assert of_plan["predicted_ms"] == pytest.approx(compared["predicted_ms"], rel=1e-5)
+    assert of_plan["observed_ms"] == compared["observed_ms"] > 0
+    of_tables = ["--placement", str(training / "tables.json"), "--model", BUNDLED]
+    best = observed(capsys, *traces(training), *of_tables)["comparison"]
+    assert best["devices"] is None and best["predicted_ms"] <= compared["predicted_ms"] * 1.0001
+    assert main(["observe", *traces(training), "--placement", str(training / "placement.json")]) == 0
+    assert "Observed / predicted" in capsys.readouterr().out
+
+
+def test_what_was_observed_is_a_cost_dataset(
+    training: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = tmp_path / "costs.parquet"
+    argv = [*traces(training), "--placement", str(training / "placement.json")]
+    ranks = observed(capsys, *argv, "--costs-out", str(costs))["ranks"]
+    pool = [Table(name, rows, dim, float(LOOKUPS)) for name, (rows, dim) in TABLES.items()]
+    (measured,) = load_costs(costs, pool)
+    assert [*map(list, measured.placement.shards())] == [[0, 1], [2]]
+    for one, device in zip(ranks, measured.cost.devices, strict=True):
+        assert device.fwd_compute_ms == one["forward_ms"] and device.bwd_compute_ms == one["backward_ms"]
+        assert device.fwd_all_to_all_ms == one["exchange_ms"]["forward"]
+        assert device.fwd_wait_ms == one["waiting_ms"]["forward"]
+    row = read_rows(costs).rows[0]
+    assert (row["hardware"], row["link"], row["repeats"], row["all_to_all"]) == ("cpu: unknown", "gloo", 3, "measured")
+    assert main(["describe", str(costs)]) == 0
+
+
+def test_what_is_missing_is_said_in_a_line(training: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both, placement = traces(training), str(training / "placement.json")
+    costs = ["--costs-out", str(tmp_path / "costs.parquet")]
+    assert "which rank holds which tables" in refused(capsys, *both, *costs)
+    assert "missing: 0" in refused(capsys, both[1], "--placement", placement, *costs)
+    assert "it is of rank 0" in refused(capsys, both[0], both[0])
+    assert "Add the table file: --tables" in refused(capsys, *both, "--placement", str(training / PLAN))
+    assert "Name one: --model" in refused(capsys, *both, "--placement", str(training / "tables.json"))
+    assert "it does not say which rank holds" in refused(
+        capsys, *both, "--placement", str(training / "tables.json"), "--model", BUNDLED, *costs
+    )
+    tables = [Table(name, rows, dim, float(LOOKUPS)) for name, (rows, dim) in TABLES.items()]
+    save_answer(answer_of(tables, batch_size=64), tmp_path / "batch.json")
+    assert "--batch-size 32" in refused(capsys, *both, "--placement", str(tmp_path / "batch.json"))
+    save_answer(place(tables, 4, 1.0, model=BUNDLED, batch_size=32), tmp_path / "four.json")
+    assert "4 devices, the training has 2 ranks" in refused(capsys, *both, "--placement", str(tmp_path / "four.json"))
+    wider = [replace(table, embedding_dim=32) if table.name == "wide" else table for table in tables]
+    save_answer(answer_of(wider), tmp_path / "wider.json")
+    assert "Rank 1 looked up 24 columns" in refused(capsys, *both, "--placement", str(tmp_path / "wider.json"), *costs)
+    compared = observed(capsys, *both, "--placement", str(tmp_path / "wider.json"))["comparison"]
+    assert "is this the placement" in compared["notes"][0]
+    assert not (tmp_path / "costs.parquet").exists()
+
+
+def test_the_help_shows_how_to_record(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["observe", "--help"])
+    assert RECORDING in capsys.readouterr().out
+    compile(RECORDING, "recording", "exec")
+
+
+def test_a_gpu_s_bundled_model_predicts_for_a_table_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tables = tmp_path / "tables.json"
+    save_tables([Table(f"t{number}", 1000, 64, 8.0) for number in range(8)], tables)
+    trace = str(truth_file("traces/v100_16gb_2ranks.json.gz"))
+    compared = observed(capsys, trace, "--placement", str(tables))["comparison"]
+    assert compared["predicted_by"] == "bundled:v100" and compared["devices"] is None

@@ -1,0 +1,137 @@
+"""Ranks beside each other: which all-to-all is which, what of it is waiting, and whom a step waits for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evenshard.measure.traces.collectives import CollectiveKind, collectives
+from evenshard.measure.traces.kineto import read_traces
+from evenshard.measure.traces.ranks import observe
+from evenshard.utils.errors import BadFile, BadInput
+from support.trace_builders import AUTOGRAD, MAIN, NCCL_KERNEL, TraceBuilder, step
+from support.truth import truth_file
+
+KIND_OF_OPERATOR: dict[str, CollectiveKind] = {
+    "## alltoall_fwd_single ##": "forward",
+    "All2All_Pooled_Req": "forward",
+    "my_exchange": "forward",  # of numbers, not under anything of the input
+    "## all2all_data:kjt weights ##": "input",
+    "## sparse_data_dist ##": "input",
+}
+
+
+def ranks(folder: Path, late: tuple[float, ...], world_size: int = 0, **sizes: tuple[int, ...]) -> list[Path]:
+    """Traces of ranks that take 100 us, 200 us, ... forward and twice that backward, over three steps."""
+    paths = []
+    for rank, one_late in enumerate(late):
+        trace = TraceBuilder(rank, world_size or len(late))
+        for number in (5, 6, 7):
+            wobble = 40.0 * (number == 6)  # which a median leaves out
+            dims = sizes.get("dims", (24,) * len(late))[rank]
+            step(trace, number, one_late, 100 * (rank + 1) + wobble, 200 * (rank + 1), dims)
+        paths.append(trace.save(folder / f"rank{rank}.json.gz"))
+    return paths
+
+
+def test_the_last_to_arrive_does_not_wait_and_the_others_wait_for_it(tmp_path: Path) -> None:
+    found = observe(ranks(tmp_path, late=(0, 300, 100), dims=(24, 48, 24)))
+    assert [one.forward_ms for one in found.ranks] == pytest.approx([0.1, 0.2, 0.3])
+    assert [one.backward_ms for one in found.ranks] == pytest.approx([0.2, 0.4, 0.6])
+    assert found.waits_for == 1 and found.step_ms == 2.0
+    for one, waits in zip(found.ranks, (0.3, 0.0, 0.2), strict=True):
+        assert one.exchange_ms == pytest.approx({"forward": 0.05, "backward": 0.03, "input": 0.005, "other": 0.0})
+        assert one.waiting_ms == pytest.approx({"forward": waits, "backward": waits, "input": 0.0, "other": 0.0})
+    assert found.slowest.rank == 2 and found.slowest.embedding_ms == pytest.approx(0.3 + 0.05 + 0.03 + 0.6)
+    assert found.balance is not None
+    assert found.balance.forward_ms == pytest.approx(0.1)  # 0.3 above the mean of 0.2
+    assert found.balance.backward_ms == pytest.approx(0.2)
+    assert found.balance.exchanges_ms == pytest.approx(0.08 * (1 - 32 / 48))
+    assert found.notes == () and found.missing_ranks == ()
+
+
+def test_ranks_without_a_trace_are_named(tmp_path: Path) -> None:
+    found = observe(ranks(tmp_path, late=(0, 200), world_size=4))
+    assert found.missing_ranks == (2, 3) and found.waits_for == 1
+    assert "Ranks without a trace: 2, 3 of 4." in found.notes[0]
+
+
+def test_one_rank_of_several_has_its_waiting_in_its_exchanges(tmp_path: Path) -> None:
+    found = observe(ranks(tmp_path, late=(0, 200))[:1])
+    (only,) = found.ranks
+    assert only.waiting_ms is None and only.exchange_ms["forward"] == pytest.approx(0.35)
+    assert found.waits_for is None and found.balance is None and "cannot be told apart" in found.notes[0]
+
+
+def test_traces_of_one_training_alone_are_compared(tmp_path: Path) -> None:
+    first, second = ranks(tmp_path, late=(0, 200))
+    other = TraceBuilder(2, 3)
+    step(other, 5, 0, 100, 100)
+    with pytest.raises(BadFile, match="it is of 3 ranks"):
+        observe([first, second, other.save(tmp_path / "other.json")])
+    with pytest.raises(BadFile, match=r"it is of rank 0, as .*rank0"):
+        observe([first, first])
+    later = TraceBuilder(1, 2)
+    step(later, 9, 0, 100, 100)
+    with pytest.raises(BadInput, match=r"no training step .* in common"):
+        observe([first, later.save(tmp_path / "later.json")])
+    without_steps = TraceBuilder()
+    without_steps.lookup(0)
+    with pytest.raises(BadFile, match=r"Call prof.step\(\)"):
+        observe([without_steps.save(tmp_path / "steps.json")])
+
+
+def test_ranks_that_exchange_differently_are_not_compared(tmp_path: Path) -> None:
+    first, _ = ranks(tmp_path, late=(0, 200))
+    more = TraceBuilder(1, 2)
+    for number in (5, 6, 7):
+        step(more, number, 0, 100, 100)
+        more.exchange("All2All_Pooled_Req", 10_000.0 * number + 150, 10_000.0 * number + 500, 10)
+    found = observe([first, more.save(tmp_path / "more.json")])
+    assert found.waits_for is None and "different collectives" in found.notes[0]
+
+
+def test_a_rank_without_tables_waits_like_the_others(tmp_path: Path) -> None:
+    first, _ = ranks(tmp_path, late=(0, 200))
+    idle = TraceBuilder(1, 2)
+    for number in (5, 6, 7):
+        at = 10_000.0 * number
+        idle.step(number, at, 2000)
+        idle.exchange("## all2all_data:kjt values ##", at + 10, at + 20, 5, kind="long int")
+        idle.exchange("All2All_Pooled_Req", at + 120, at + 200, 500)
+        idle.op("autograd::engine::evaluate_function: All2All_Pooled_WaitBackward", at + 690, 30, AUTOGRAD)
+        idle.exchange("All2All_Pooled_WaitBackward", at + 700, at + 900, 400, AUTOGRAD)
+    found = observe([first, idle.save(tmp_path / "idle.json")])
+    assert found.ranks[1].forward_ms == 0 and found.ranks[1].num_tables == 0 and found.waits_for == 0
+
+
+def test_each_all_to_all_is_known_by_what_started_it(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    for number, name in enumerate(KIND_OF_OPERATOR):
+        trace.exchange(name, 100.0 * number + 10, 5000 + 100.0 * number, 7)
+    trace.exchange("my_exchange", 710, 5800, 7, kind="long int")
+    trace.op("c10d::allreduce_", 800, 20)
+    trace.kernel(NCCL_KERNEL, 805, 6000, 9, MAIN)
+    trace.kernel("gemm", 900, 6100, 9, MAIN)
+    trace.op("aten::mm", 895, 20)
+    (read,) = read_traces(trace.save(tmp_path / "trace.json"))
+    assert [one.kind for one in collectives(read)] == [*KIND_OF_OPERATOR.values(), "input", "other"]
+
+
+def test_the_exchanges_of_eight_ranks_take_what_others_read() -> None:
+    """A batch of 128 on 8 x V100: 7 to 10 us for the last to arrive."""
+    found = observe([truth_file("traces/v100_32gb_8ranks_b128.tar.gz")])
+    assert [one.rank for one in found.ranks] == [*range(8)] and found.missing_ranks == ()
+    for one in found.ranks:
+        assert 0.007 <= one.exchange_ms["forward"] <= 0.010 and 0.007 <= one.exchange_ms["backward"] <= 0.010
+        assert one.waiting_ms is not None and min(one.waiting_ms.values()) >= 0
+    assert found.waits_for == 7
+
+
+def test_a_single_rank_s_exchanges_lie_in_the_published_range() -> None:
+    """8,134 to 8,962 us for 142.6 MB between 2 x V100, waiting included; the median backward is above, with more."""
+    found = observe([truth_file("traces/v100_16gb_2ranks.json.gz")])
+    (only,) = found.ranks
+    assert 8.134 <= only.exchange_ms["forward"] <= 8.962 and only.exchange_ms["backward"] >= 8.134
+    assert (only.num_tables, only.batch_size, only.sum_of_dims) == (490, 2048, 34820)
