@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import ShardKernels
-from evenshard.measure.traces.fused_calls import FusedCall, KernelClass, median_calls, observed_calls
+from evenshard.measure.traces.fused_calls import FusedCall, median_calls, observed_calls
 from evenshard.utils.errors import BadFile
 from support.builders import table
 from support.trace_builders import AUTOGRAD, GRADIENT_KERNEL, LOOKUP_KERNEL, TraceBuilder
@@ -23,7 +23,7 @@ SOURCES = {
     "v100_16gb_2ranks.json.gz": "tests/data/trace_diff/test",
     "a100_80gb_16ranks.json.gz": "tests/data/negative_queue_length_values_check",
 }
-CLASSES: dict[str, KernelClass] = {
+CLASSES: dict[str, str] = {
     "kernel: bounds_check_indices": "bounds_check",
     "kernel: embedding_codegen forward lookup": "lookup",
     "kernels: index (linearize, run length, scan, find_long_segments, fills)": "index",

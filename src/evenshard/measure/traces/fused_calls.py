@@ -12,16 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
+from evenshard.measure.simulated.device_model import BACKWARD_KERNELS, FORWARD_KERNELS, KERNELS
 from evenshard.measure.traces.kineto import HOW_TO_RECORD, GpuWork, Op, Trace, read_traces
 from evenshard.utils.errors import BadFile
 
-KernelClass = Literal["bounds_check", "lookup", "index", "sort", "gradient", "weights_gradient"]
-FORWARD_KERNELS: tuple[KernelClass, ...] = ("bounds_check", "lookup")
-BACKWARD_KERNELS: tuple[KernelClass, ...] = ("index", "sort", "gradient", "weights_gradient")
-"""Index: linearizing, run lengths, scans, long segments, fills. Gradient: with the optimizer's update."""
-KERNELS = FORWARD_KERNELS + BACKWARD_KERNELS
+WEIGHTS_GRADIENT = "weights_gradient"
+"""Of weighted pooling: the gradient of ``per_sample_weights``, which device models leave out."""
+TRACED_KERNELS = (*KERNELS, WEIGHTS_GRADIENT)
+"""The classes of a device model's kernels, and that one."""
 
 DENSE = "dense"
 """``optimizer`` of a module whose weights an optimizer outside of FBGEMM updates: data parallel tables."""
@@ -29,10 +28,10 @@ DENSE = "dense"
 _BOUNDS_CHECK = re.compile(r"fbgemm::bounds_check_indices")
 _FORWARD = re.compile(r"fbgemm::(?:split|ssd|(dense))_embedding_(?:nobag_)?codegen_lookup_(?:(\w+)_)?function(?:_\w+)?")
 _BACKWARD = re.compile(r"torch::autograd::CppNode<(?:Split|SSD|Dense)(?:NoBag)?LookupFunction_\w+>")
-_CLASS_OF_KERNEL: Sequence[tuple[re.Pattern[str], KernelClass]] = (
+_CLASS_OF_KERNEL: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"find_long_segments"), "index"),
     (re.compile(r"RadixSort"), "sort"),
-    (re.compile(r"grad_indice_weights"), "weights_gradient"),
+    (re.compile(r"grad_indice_weights"), WEIGHTS_GRADIENT),
     (re.compile(r"(?:cta|warp)_per_row"), "gradient"),
 )
 
@@ -51,8 +50,8 @@ class FusedCall:
         optimizer: "sgd", "rowwise_adagrad", ... as FBGEMM calls it, or "dense".
         weighted: whether the pooling is weighted (``per_sample_weights``).
         num_tables, batch_size, sum_of_dims, num_lookups: the sizes of the call.
-        kernels_us: summed time of each kernel by class (``FORWARD_KERNELS``, ``BACKWARD_KERNELS``) and by name; empty
-            on the CPU, without classes that had no kernel.
+        kernels_us: summed time of each kernel by class (``TRACED_KERNELS``) and by name; empty on the CPU, without
+            classes that had no kernel.
         forward_span_us, backward_span_us: from the start of the first kernel to the end of the last.
         forward_host_us, backward_host_us: time of the operators on the CPU; a CPU training has only these.
     """
@@ -67,13 +66,13 @@ class FusedCall:
     batch_size: int | None
     sum_of_dims: int | None
     num_lookups: int | None
-    kernels_us: Mapping[KernelClass, Mapping[str, float]]
+    kernels_us: Mapping[str, Mapping[str, float]]
     forward_span_us: float
     backward_span_us: float
     forward_host_us: float
     backward_host_us: float
 
-    def class_us(self, kind: KernelClass) -> float:
+    def class_us(self, kind: str) -> float:
         """The kernels of a class together."""
         return sum(self.kernels_us.get(kind, {}).values())
 
@@ -85,9 +84,9 @@ class FusedCall:
     @property
     def backward_us(self) -> float:
         """Its kernels in the backward pass, or the operator of a training on the CPU."""
-        return self._time_of(BACKWARD_KERNELS, self.backward_host_us)
+        return self._time_of((*BACKWARD_KERNELS, WEIGHTS_GRADIENT), self.backward_host_us)
 
-    def _time_of(self, classes: Sequence[KernelClass], host_us: float) -> float:
+    def _time_of(self, classes: Sequence[str], host_us: float) -> float:
         return sum(map(self.class_us, classes)) if self.gpu else host_us
 
 
@@ -121,9 +120,9 @@ def median_calls(calls: Sequence[FusedCall]) -> list[FusedCall]:
 
 
 def _median(repeats: Sequence[FusedCall]) -> FusedCall:
-    names = {kind: {n: None for one in repeats for n in one.kernels_us.get(kind, {})} for kind in KERNELS}
+    names = {kind: {n: None for one in repeats for n in one.kernels_us.get(kind, {})} for kind in TRACED_KERNELS}
 
-    def kernel(kind: KernelClass, name: str) -> float:
+    def kernel(kind: str, name: str) -> float:
         return median(one.kernels_us.get(kind, {}).get(name, 0.0) for one in repeats)
 
     lookups = [one.num_lookups for one in repeats if one.num_lookups is not None]
@@ -182,8 +181,8 @@ def _call(
     checking = work.get(id(check), ()) if check else ()
     looking_up = work.get(id(lookup), ())
     updating = work.get(id(backward), ()) if backward else ()
-    kernels: dict[KernelClass, dict[str, float]] = {}
-    by_class: list[tuple[KernelClass, GpuWork]] = [
+    kernels: dict[str, dict[str, float]] = {}
+    by_class: list[tuple[str, GpuWork]] = [
         *(("bounds_check", one) for one in checking if "bounds_check" in one.name),  # not its counter's fill
         *(("lookup", one) for one in looking_up),
         *((_class_of(one.name), one) for one in updating),
@@ -213,7 +212,7 @@ def _call(
     )
 
 
-def _class_of(kernel: str) -> KernelClass:
+def _class_of(kernel: str) -> str:
     return next((kind for pattern, kind in _CLASS_OF_KERNEL if pattern.search(kernel)), "index")
 
 

@@ -165,7 +165,7 @@ def _unpacked(path: Path, content: bytes) -> bytes:
         return _content(path, file)
 
 
-def _content(path: Path, file: IO[bytes]) -> bytes:
+def _content(path: Path, file: IO[bytes] | gzip.GzipFile) -> bytes:
     """A file in pieces: the size that a reader is given would be set aside at once."""
     content = io.BytesIO()
     while piece := file.read(2**20):
