@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 
 import numpy as np
@@ -16,7 +16,7 @@ from benchmarks.references.steepest import descend
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.device_model import RADIX_BITS, ROW_LIMITS, sort_passes
 from evenshard.measure.simulated.hardware import SimulatedHardware
-from evenshard.measure.simulated.shard_work import HOTTEST, ShardWork
+from evenshard.measure.simulated.shard_work import MAXIMA, ShardWork
 from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.greedy import expert_sharders
@@ -208,7 +208,7 @@ def test_sums_after_moves_and_swaps_are_those_of_the_new_placement_exactly() -> 
         if j != none:
             device_of_T[j] = source
         assert (after == times.sums(device_of_T)[both]).all()
-    assert (before[:, HOTTEST] > 0).all()
+    assert (before[:, MAXIMA] > 0).all()
 
 
 def test_the_sort_takes_another_pass_beyond_each_limit() -> None:
@@ -216,7 +216,7 @@ def test_the_sort_takes_another_pass_beyond_each_limit() -> None:
     nothing = np.zeros(len(limits))
 
     def passes(rows: np.ndarray) -> list[float]:
-        return sort_passes(replace(ShardWork(*[nothing] * 16), num_rows=rows)).tolist()
+        return sort_passes(replace(ShardWork(*[nothing] * len(fields(ShardWork))), num_rows=rows)).tolist()
 
     assert passes(limits) == [1, 2, 3, 4, 5]
     assert passes(limits + 1) == [2, 3, 4, 5, 6]

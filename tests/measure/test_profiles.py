@@ -10,7 +10,7 @@ import yaml
 
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.link import link
-from evenshard.measure.profiles import profile_names, profile_path, read_profile, write_profile
+from evenshard.measure.profiles import profile_names, profile_of_gpu, profile_path, read_profile, write_profile
 from evenshard.measure.simulated.gpu_profile import RATES, GpuProfile, gpu_profile
 from evenshard.utils.errors import BadConfig, BadFile
 
@@ -43,19 +43,44 @@ def written(tmp_path: Path, content: object) -> Path:
 
 
 def test_the_devices_of_the_papers_and_of_this_year_come_with_evenshard() -> None:
-    assert {"rtx_2080_ti", "v100", "a100_80gb", "h200"} <= set(profile_names())
-    assert list(profile_names()) == sorted(profile_names())
+    assert profile_names() == ("a100_40gb", "a100_80gb", "b200", "h100", "h200", "rtx_2080_ti", "v100")
 
 
 @pytest.mark.parametrize("name", profile_names())
 def test_each_profile_is_complete_physical_and_names_its_sources(name: str) -> None:
     found = read_profile(profile_path(name), GpuProfile)
-    numbers = [getattr(found, field.name) for field in fields(found) if field.type == "float"]
-    assert all(isinstance(number, float) and number > 0 for number in numbers)
+    numbers = {field.name: getattr(found, field.name) for field in fields(found) if field.type == "float"}
+    assert all(isinstance(number, float) for number in numbers.values())
+    zero = {constant for constant, number in numbers.items() if number <= 0}
+    assert zero == (set() if name == "rtx_2080_ti" else {"short_call_us"})
+    assert found.hbm_efficiency <= 1 and found.l2_usable_share <= 1 and found.hbm_gb_s < 3 * found.l2_gb_s
+    assert found.bag_hit_ns < found.bag_miss_ns, "the L2 is nearer than memory"
     assert link(found.link).bandwidth_gb_s > 0
     content = yaml.safe_load(profile_path(name).read_text())
+    assert set(content) | {"extrapolated_from"} == {field.name for field in fields(GpuProfile)}
     assert all(len(entry["source"]) > 10 for entry in content.values() if isinstance(entry, dict))
     assert "evidence" in content, "an empty list says that there is none"
+    assert found.extrapolated_from in ("", *profile_names()) and found.extrapolated_from != name
+
+
+@pytest.mark.parametrize(
+    ("driver", "name"),
+    [
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100_80gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100_40gb"),
+        ("A100-PG509-200", "a100_40gb"),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("NVIDIA GeForce RTX 2080 Ti", "rtx_2080_ti"),
+        ("NVIDIA GeForce RTX 2080", None),
+        ("NVIDIA GH200 480GB", None),
+        ("cpu", None),
+    ],
+)
+def test_a_gpu_has_the_profile_of_its_name(driver: str, name: str | None) -> None:
+    assert profile_of_gpu(driver) == name
 
 
 # A file of one's own -------------------------------------------------------------------------------------------------

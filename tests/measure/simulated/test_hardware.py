@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -12,12 +12,11 @@ import yaml
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, interquartile_range
-from evenshard.measure.evidence import DeviceError
+from evenshard.measure.evidence import EXTRAPOLATED_PERCENT, DeviceError
 from evenshard.measure.hardware import open_hardware
 from evenshard.measure.link import LINKS
-from evenshard.measure.profiles import profile_names, profile_path
+from evenshard.measure.profiles import profile_path
 from evenshard.measure.simulated.device_model import backward_ms, forward_ms
-from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
@@ -31,7 +30,6 @@ POOL = generate_tables(GeneratorConfig(120, (4, 8, 16, 64, 128), weight_bits=16)
 TASKS = tuple(
     make_task(POOL[first : first + 20], devices=4, task_id=f"t{first}", batch_size=BATCH) for first in (0, 60)
 )
-NAMES = ("a100_80gb", "h200", "rtx_2080_ti", "v100")
 
 
 def simulated(name: str = "a100_80gb", **settings: object) -> SimulatedHardware:
@@ -169,12 +167,14 @@ def test_provenance_says_that_it_was_simulated(tmp_path: Path) -> None:
 
 
 def test_every_measurement_carries_the_error_of_its_profile(tmp_path: Path) -> None:
-    """The file may be gone when somebody learns from the measurements."""
-    content = yaml.safe_load(profile_path("h200").read_text())
+    """The file may be gone when a model learns from the measurements. An extrapolated profile has a large error."""
+    content = yaml.safe_load(profile_path("v100").read_text())
     shards = {"points": "shards", "source": "a test", "fitted": 50, "held_out": 40}
     content["evidence"] = [{**shards, "median_error_percent": 5.0, "p90_error_percent": 12.0}]
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
     assert simulated(str(tmp_path / "mine.yaml")).provenance.device_error == DeviceError(12.0, 40)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content | {"extrapolated_from": "rtx_2080_ti"}))
+    assert simulated(str(tmp_path / "mine.yaml")).provenance.device_error == DeviceError(EXTRAPOLATED_PERCENT, 40)
     content["evidence"] = []
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
     found = simulated(str(tmp_path / "mine.yaml")).provenance.device_error
@@ -182,23 +182,6 @@ def test_every_measurement_carries_the_error_of_its_profile(tmp_path: Path) -> N
 
 
 # Profiles ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_profiles_are_known_by_name() -> None:
-    assert profile_names() == NAMES
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_profile_is_complete_and_every_number_has_a_source(name: str) -> None:
-    content = yaml.safe_load(profile_path(name).read_text())
-    assert set(content) | {"extrapolated_from"} == {field.name for field in fields(GpuProfile)}
-    assert content["link"] in LINKS
-    constants = [entry for entry in content.values() if isinstance(entry, dict)]
-    assert all(entry["value"] > 0 and len(entry["source"]) > 10 for entry in constants)
-    assert set(FREE_CONSTANTS) < set(content)
-    gpu = gpu_profile(name)
-    assert gpu.l2_latency_ns < gpu.hbm_latency_ns and gpu.hbm_gb_s < gpu.l2_gb_s
-    assert 0 < gpu.hbm_efficiency <= 1 and 0 < gpu.l2_usable_share <= 1
 
 
 def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
