@@ -13,15 +13,24 @@ import jsonschema
 import pytest
 
 from evenshard.cli import main
-from evenshard.measure.evidence import DeviceError, device_text, with_device_error
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.cost_dataset import load_costs, save_costs
+from evenshard.measure.costs import MeasuredPlacement
+from evenshard.measure.evidence import DeviceError, Evidence, device_text, with_device_error
+from evenshard.measure.hardware import open_hardware
+from evenshard.measure.profiles import profile_path, write_profile
+from evenshard.placement.parts import whole_tables
+from evenshard.placement.placement import Placement
 from evenshard.planner.diff.diff import diff
 from evenshard.planner.explain.explain import explain
 from evenshard.planner.explain.text import print_explanation
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
+from evenshard.planner.highlights import device_error_text
 from evenshard.planner.page.page import page
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.summary import print_answer
 from evenshard.sharders.models import load_model
+from evenshard.sharders.trained_on import TrainedOn
 from support.answer_builders import answer
 from support.request_builders import QUICK, request, untrained
 
@@ -76,6 +85,23 @@ def test_it_comes_from_what_the_model_was_trained_on() -> None:
     one = place_request(request(8, 16), learned, PlaceConfig(QUICK))
     assert one.device_error == CONFIRMED and one.low_ms < one.model_low_ms < one.model_high_ms < one.high_ms
     assert one.lineage["model"]["trained_on"]["device_error"] == {"percent": 12.0, "points": 40}
+
+
+def test_it_travels_from_a_profile_whose_file_is_gone_into_the_answer(tmp_path: Path) -> None:
+    profile, costs = tmp_path / "mine.yaml", tmp_path / "costs.parquet"
+    evidence = Evidence("shards", "a laboratory", 50, 40, 5.0, 12.0)
+    write_profile(profile_path("v100"), {}, "", [evidence], profile)
+    asked = request(8, 16, hardware=f"simulated:{profile}")
+    task = asked.task(whole_tables(asked.tables))
+    hardware, placement = open_hardware(MeasureConfig(f"simulated:{profile}")), Placement((0, 1), 2)
+    cost = hardware.measure(task, placement)
+    save_costs([MeasuredPlacement("a", 1, "random", task, placement, cost, hardware.provenance)], costs)
+    profile.unlink()
+    TrainedOn.of(load_costs(costs, task.tables)).save(tmp_path / "trained_on.json")
+    learned = replace(untrained(), trained_on=TrainedOn.load(tmp_path / "trained_on.json"))
+    one = place_request(asked, learned, PlaceConfig(QUICK))
+    assert one.device_error == CONFIRMED
+    assert device_error_text(one) == "simulated mine: 90 % of times within 12 %, by 40 held-out measurements"
 
 
 # In words ------------------------------------------------------------------------------------------------------------

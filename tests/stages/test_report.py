@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from evenshard.measure.costs import CONTROL, RANDOM_SHARD, DeviceCost, PlacementCost
+from evenshard.measure.evidence import DeviceError
 from evenshard.measure.noise import Noise
 from evenshard.stages.report import (
     CSV_COLUMNS,
@@ -55,7 +56,7 @@ def test_the_csv_has_a_row_per_device_and_keeps_what_was_infeasible(tmp_path: Pa
     assert (first["task_id"], first["sharder"], first["status"], first["reason"]) == (
         "test-000",
         "random",
-        "measured",
+        "simulated",
         "",
     )
     assert [float(first[part]) for part in TIME_PARTS] == [1.0, 2.0, 3.0, 4.0]
@@ -133,6 +134,12 @@ def test_simulated_times_are_not_called_measured() -> None:
     for hardware, word, other in ((CPU, "measured", "simulated"), (H200, "simulated", "measured")):
         text = standings_text(STANDINGS, 48, NOISE, hardware)
         assert f"mean {word} ms" in text and f"it has {word} every table" in text and other not in text
+
+
+def test_the_table_says_what_confirms_a_simulated_device() -> None:
+    said = standings_text(STANDINGS, 48, NOISE, H200, DeviceError(12.0, 40)).splitlines()[-1]
+    assert said == "simulated h200: 90 % of times within 12 %, by 40 held-out measurements"
+    assert "no measurement confirms this profile" in standings_text(STANDINGS, 48, NOISE, H200, DeviceError())
 
 
 def test_simulated_pictures_are_not_those_of_measured_times(tmp_path: Path) -> None:
@@ -248,7 +255,7 @@ def test_a_device_that_ran_out_of_memory_is_a_row_without_times(tmp_path: Path) 
     write_csv([result], tmp_path / "evaluation.csv")
     with (tmp_path / "evaluation.csv").open(newline="") as file:
         first, second = csv.DictReader(file)
-    assert (first["status"], second["status"]) == ("out_of_memory", "measured")
+    assert (first["status"], second["status"]) == ("out_of_memory", "simulated")
     assert first["fwd_compute_ms"] == first["max_device_ms"] == second["max_device_ms"] == ""
     assert second["bwd_compute_ms"] == "4.0"
     plot_predicted_vs_measured([result, MEASURED], ACCURACY, CPU, tmp_path / "predicted.png")

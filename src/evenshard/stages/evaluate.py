@@ -8,7 +8,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def run(
             if answer.placement is None:
                 log.warning("%s is infeasible for %s", answer.reason, answer.sharder)
         measured = _measure(answers, split.train, hardware, measure, journal)
-        origin = _origin(hardware, measured)
+        origin, device_error = _origin(hardware, measured), hardware.provenance.device_error
     by_id = {one.measurement_id: one for one in measured}
     results = [Result(answer, by_id.get(_measurement_id(number))) for number, answer in enumerate(answers)]
     noise = noise_of([controls_of(run) for run in (*rounds, measured)])
@@ -112,7 +112,7 @@ def run(
     report.plot_predicted_vs_measured(results, accuracy, origin["hardware"], folder / "predicted_vs_measured.png")
     report.plot_cost_per_round([one for run in rounds for one in run], folder / "cost_per_round.png")
     _plot_one_task(results, ranking, [one.name for one in takes_part if one.is_learned], folder / "device_costs.png")
-    table = report.standings_text(ranking, len(split.test), noise, origin["hardware"])
+    table = report.standings_text(ranking, len(split.test), noise, origin["hardware"], device_error)
     report.write_text(table, folder / "table.txt")
     report.write_text(json.dumps(metrics, indent=1), folder / "metrics.json")
     report.write_text(json.dumps(report.summary(ranking), indent=1), folder / "summary.json")
@@ -196,6 +196,7 @@ def _origin(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[s
         "hardware": hardware.provenance.hardware,
         "driver": hardware.provenance.driver,
         "versions": hardware.provenance.versions,
+        "device_error": None if hardware.provenance.device_error is None else asdict(hardware.provenance.device_error),
         "all_to_all": sorted({one.cost.all_to_all for one in measured}),
         "link": hardware.provenance.link,
         "kernel_share_of_wall_time": round(hardware.time_share.kernel_share, 3),

@@ -18,6 +18,7 @@ from evenshard.measure.costs import (
     MeasuredPlacement,
     PlacementCost,
 )
+from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.noise import Noise
 from evenshard.stages.standings import Interval, NetworkAccuracy, Result, Standing
@@ -86,7 +87,7 @@ def _csv_rows(result: Result) -> list[dict[str, object]]:
             "device_id": device_id,
             "num_tables": len(shards[device_id]),
             **({name: value for name, value in asdict(cost).items() if name in TIMES} if cost.status == OK else {}),
-            "status": "measured" if cost.status == OK else cost.status,
+            "status": measured_or_simulated(one.provenance.hardware) if cost.status == OK else cost.status,
             "all_to_all": one.cost.all_to_all,
             "hardware": one.provenance.hardware,
         }
@@ -156,11 +157,18 @@ def _json_interval(interval: Interval) -> list[float | None]:
     return [_json_number(interval.low), _json_number(interval.high)]
 
 
-def standings_text(standings: Sequence[Standing], num_tasks: int, noise: Noise, hardware: str) -> str:
+def standings_text(
+    standings: Sequence[Standing],
+    num_tasks: int,
+    noise: Noise,
+    hardware: str,
+    device_error: DeviceError | None = None,
+) -> str:
     """The standings as a table for the terminal, fastest first.
 
     Args:
         hardware: hardware of the times.
+        device_error: how far simulated hardware is from the real one.
     """
     timed = measured_or_simulated(hardware)
     rows = [("sharder", f"mean {timed} ms", "to the best heuristic", "verdict")]
@@ -189,6 +197,8 @@ def standings_text(standings: Sequence[Standing], num_tasks: int, noise: Noise, 
             f"noise: repeated placements spread by {noise.within_run_pct:.1f} % within a run{between} (standard "
             f"deviation); differences below {equal_below:.1f} % are called equal"
         )
+    if device_error is not None:
+        lines.append(device_text(hardware, device_error))
     return "\n".join(lines)
 
 

@@ -20,6 +20,7 @@ COSTS_SHA256, COSTS_DVC_MD5 = "evenshard.costs_sha256", "evenshard.costs_dvc_md5
 SHA256 = "evenshard.model_sha256"
 TABLES_SHA256 = "evenshard.tables_sha256"
 NUM_MEASURED = "evenshard.num_measured"
+DEVICE_ERROR = "evenshard.device_error"
 _LISTED = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "mlflow")
 
 
@@ -70,6 +71,7 @@ def network_tags(folder: Path) -> dict[str, str]:
     seen = TrainedOn.load(path)
     tags = {HARDWARE: seen.hardware, VERSIONS: seen.versions, NUM_MEASURED: str(seen.num_measured)}
     tags[COSTS_SHA256] = ",".join(seen.costs_sha256)
+    tags[DEVICE_ERROR] = "" if seen.device_error is None else str(seen.device_error)
     return {key: value for key, value in tags.items() if value}
 
 

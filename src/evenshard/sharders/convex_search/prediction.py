@@ -39,7 +39,7 @@ class PredictedPlacement:
         placement: the placement of the tables.
         devices: predicted times, by device id.
         predicted_ms: predicted time of the slowest device.
-        low_ms, high_ms: the 90 % interval of that.
+        low_ms, high_ms: the 90 % interval of that by the cost model alone; a simulated device has an error of its own.
         lower_bound_ms: no placement of the task is predicted to cost less (memory left aside).
     """
 
@@ -66,10 +66,3 @@ class PredictedPlacement:
     def gap_pct(self) -> float:
         """How much worse than the best possible placement it is at most, by the model, per cent."""
         return (self.predicted_ms / self.lower_bound_ms - 1) * 100
-
-    def summary(self) -> str:
-        """One line for a person."""
-        return (
-            f"{self.predicted_ms:.3f} ms predicted (90 %: {self.low_ms:.3f} to {self.high_ms:.3f}), "
-            f"within {self.gap_pct:.1f} % of the best possible"
-        )
