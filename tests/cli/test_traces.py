@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +149,21 @@ def test_what_is_missing_is_said_in_a_line(training: Path, tmp_path: Path, capsy
     compared = observed(capsys, *both, "--placement", str(tmp_path / "wider.json"))["comparison"]
     assert "is this the placement" in compared["notes"][0]
     assert not (tmp_path / "costs.parquet").exists()
+
+
+def test_a_cpu_s_traces_fit_no_device_model(training: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the placement, or with the plan and its table file, each rank's tables are known."""
+    argv = ["calibrate-device", "--trace", *traces(training), "--profile", "h200", "--out", str(tmp_path / "mine.yaml")]
+    plan = ["--placement", str(training / PLAN)]
+    for flags, problem in (
+        (["--placement", str(training / "placement.json")], "rank 0: it has no kernels of a GPU"),
+        ([*plan, "--tables", str(training / "tables.json")], "rank 0: it has no kernels of a GPU"),
+        (plan, "Add the table file: --tables"),
+        (["--tables", str(training / "tables.json")], "which tables its rank holds"),
+    ):
+        assert main([*argv, *flags]) == 2
+        assert re.search(problem, capsys.readouterr().err)
+    assert not (tmp_path / "mine.yaml").exists()
 
 
 def test_the_help_shows_how_to_record(capsys: pytest.CaptureFixture[str]) -> None:

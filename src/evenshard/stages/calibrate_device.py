@@ -1,25 +1,42 @@
-"""The fit of a simulated device's free constants to measured costs, and how well it predicts before and after."""
+"""The fit of a simulated device's free constants to measured costs or to traces, and its errors before and after."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenshard.measure.calibrate.constants import CALLS
 from evenshard.measure.calibrate.device import DeviceCalibration, fit_profile, save_profile
+from evenshard.measure.calibrate.trace import TraceCalibration, TracedShard, fit_to_calls, shard_of
 from evenshard.measure.cost_dataset import load_costs
-from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, gpu_profile
+from evenshard.measure.profiles import profile_path, write_profile
+from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
+from evenshard.measure.traces.fused_calls import fused_calls, median_calls, without_calls
+from evenshard.measure.traces.ranks import training_traces
+from evenshard.stages.observe import placed_tables
 from evenshard.tables.files import load_tables
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig, BadFile, BadInput
 from evenshard.utils.text_table import text_table
 
 
 @dataclass(frozen=True)
 class CalibrateDeviceInputs:
-    """``costs``: measured on one hardware with ``tables``; ``profile``: name or file of the profile to start from."""
+    """What to fit to: ``costs``, or ``traces``.
 
-    tables: Path
+    Attributes:
+        tables: that the costs were measured with; of traces, those of a TorchRec plan, or of the one rank.
+        costs: measured on one hardware.
+        profile: name or file of the profile to start from.
+        traces: of ranks of one training.
+        placement: that it ran with: placement.json, or evenshard's plan for TorchRec.
+    """
+
+    tables: Path | None
     costs: tuple[Path, ...]
     profile: str
+    traces: tuple[Path, ...] = ()
+    placement: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -33,27 +50,80 @@ def run(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
     """Fits, saves the profile, and returns the table of errors and constants to print.
 
     Raises:
-        BadInput: if an input cannot be read, or too few shards were measured.
+        BadInput: if an input cannot be read or is missing, or too few shards were measured.
     """
+    if bool(inputs.costs) == bool(inputs.traces):
+        raise BadConfig("calibrating fits to costs or to traces. Name either: --costs or --trace.")
+    return _fit_to_traces(inputs, outputs) if inputs.traces else _fit_to_costs(inputs, outputs)
+
+
+def _fit_to_costs(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
+    if inputs.tables is None:
+        raise BadConfig("the tables of the costs are missing. Name their file: --tables.")
     start = gpu_profile(inputs.profile)
     pool = load_tables(inputs.tables)
     calibration = fit_profile(start, [one for path in inputs.costs for one in load_costs(path, pool)])
     save_profile(calibration, inputs.profile, outputs.profile)
-    errors = [["absolute error, %", "median", "p90", "fitted: median", "p90"]]
-    for name in CALLS:
-        before, after = calibration.before[name], calibration.after[name]
-        percents = (before.median_percent, before.p90_percent, after.median_percent, after.p90_percent)
-        errors.append([name, *(f"{percent:.1f}" for percent in percents)])
-    constants = [["constant", inputs.profile, "fitted", ""]]
-    for name in FREE_CONSTANTS:
-        remark = "at its bound: the model misses something" if name in calibration.at_bound else ""
-        values = (getattr(start, name), getattr(calibration.profile, name))
-        constants.append([name, *(f"{value:.5g}" for value in values), remark])
-    return "\n".join([_title(calibration), text_table(errors, "<>", "  "), text_table(constants, "<>><", "  ")])
-
-
-def _title(calibration: DeviceCalibration) -> str:
-    return (
+    title = (
         f"{calibration.num_fitted} shards of {calibration.hardware} fitted, {calibration.num_held_out} others "
         f"held out; errors on those:"
     )
+    return "\n".join([title, *_report(start, inputs.profile, calibration, FREE_CONSTANTS)])
+
+
+def _fit_to_traces(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
+    calls = median_calls([call for trace in training_traces(inputs.traces) for call in fused_calls(trace)])
+    if not calls:
+        raise without_calls(inputs.traces[0])
+    ranks = sorted({call.rank for call in calls})
+    tables_of = _tables_of_ranks(inputs, ranks)
+    of_rank = {rank: shard_of([call for call in calls if call.rank == rank], tables_of[rank]) for rank in ranks}
+    shards = [shard for shard in of_rank.values() if isinstance(shard, TracedShard)]
+    reasons = [f"rank {rank}: {reason}" for rank, reason in of_rank.items() if isinstance(reason, str)]
+    if not shards:
+        raise BadInput(
+            f"no trace says what its tables take. {reasons[0]}. Name the placement that the training ran with."
+        )
+    start = gpu_profile(inputs.profile)
+    calibration = fit_to_calls(start, shards)
+    values = {name: float(getattr(calibration.profile, name)) for name in calibration.constants}
+    template = profile_path(inputs.profile)
+    source = f"calibrated on {calibration.num_fitted} fused calls in traces of {calibration.gpu}"
+    write_profile(template, values, source, (calibration.evidence,), outputs.profile, template.stem)
+    judged = f"{calibration.num_held_out} others held out; errors on those" if calibration.num_held_out else (
+        "none held out (that takes 4), so that nothing confirms the fit; errors on those fitted"
+    )  # fmt: skip
+    title = f"{calibration.num_fitted} calls on {calibration.gpu} fitted, {judged}:"
+    notes = [f"Note: left out, {reason}." for reason in reasons]
+    return "\n".join([title, *_report(start, inputs.profile, calibration, calibration.constants), *notes])
+
+
+def _tables_of_ranks(inputs: CalibrateDeviceInputs, ranks: Sequence[int]) -> Mapping[int, Sequence[Table]]:
+    """The tables of each of the ranks."""
+    if inputs.placement is None:
+        if inputs.tables is None or len(ranks) > 1:
+            raise BadConfig("a trace does not say which tables its rank holds. Name the file that does: --placement.")
+        return {ranks[0]: load_tables(inputs.tables)}
+    task, placement = placed_tables(inputs.placement, inputs.tables)
+    shards = placement.shards()
+    if ranks[-1] >= len(shards):
+        problem = f"it places tables on {len(shards)} devices, a trace is of rank {ranks[-1]}"
+        raise BadFile(inputs.placement, problem, "Name the placement that the training ran with.")
+    return {rank: [task.tables[position] for position in shards[rank]] for rank in ranks}
+
+
+def _report(
+    start: GpuProfile, name: str, calibration: DeviceCalibration | TraceCalibration, fitted: Sequence[str]
+) -> list[str]:
+    """Tables of the errors and of the constants."""
+    errors = [["absolute error, %", "median", "p90", "fitted: median", "p90"]]
+    for time, after in calibration.after.items():
+        before = calibration.before[time]
+        percents = (before.median_percent, before.p90_percent, after.median_percent, after.p90_percent)
+        errors.append([time, *(f"{percent:.1f}" for percent in percents)])
+    constants = [["constant", name, "fitted", ""]]
+    for constant in fitted:
+        remark = "at its bound: the model misses something" if constant in calibration.at_bound else ""
+        values = (getattr(start, constant), getattr(calibration.profile, constant))
+        constants.append([constant, *(f"{value:.5g}" for value in values), remark])
+    return [text_table(errors, "<>", "  "), text_table(constants, "<>><", "  ")]

@@ -11,7 +11,7 @@ from evenshard.measure.hardware import AUTO, HardwareName
 from evenshard.measure.profiles import profile_of_gpu
 from evenshard.measure.traces.ranks import ObservedTraining, RankTimes, observe
 from evenshard.placement.optimizer_state import NUMBERS
-from evenshard.placement.parts import TablePart, column_parts
+from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.file import load_answer, read_json
@@ -22,6 +22,7 @@ from evenshard.planner.torchrec.plan_file import load_plan_parts
 from evenshard.sharders.convex_search.prediction import PredictedDevice, PredictedPlacement
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.files import load_tables
+from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.provenance import Lineage
 from evenshard.utils.units import BYTES_PER_GB
@@ -113,19 +114,16 @@ def run(inputs: ObserveInputs, outputs: ObserveOutputs) -> tuple[ObservedTrainin
 
 
 def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) -> _Placed:
-    content = read_json(source, "JSON", "Check the file.") if source.suffix == ".json" else None
-    keys = content.keys() if isinstance(content, dict) else set()
+    keys = _keys_of(source)
     if "request" in keys:
         return _of_answer(source, observation)
-    parts: tuple[TablePart, ...] | None = None
     if "world_size" in keys:
-        if inputs.tables is None:
-            raise BadConfig(f"{source} is a TorchRec plan, which knows no lookups. Add the table file: --tables.")
-        parts, world_size = load_plan_parts(source)
+        parts, tables, world_size = _of_plan(source, inputs.tables)
         _require_world(source, world_size, observation)
-    tables = load_tables(source if parts is None else inputs.tables or source)
-    if observation.world_size == 1 and parts is None:
-        parts = tuple(replace(part, devices=(0,)) for table in tables for part in column_parts(table))
+    else:
+        tables, parts = load_tables(source), ()
+        if observation.world_size == 1:
+            parts = tuple(replace(part, devices=(0,)) for part in whole_tables(tables))
     if observation.batch_size is None:
         raise BadConfig("the traces do not say the batch size. Record them with record_shapes=True.")
     request = PlacementRequest(
@@ -136,12 +134,39 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
         hardware=AUTO,
     )
     model = _model(inputs.model, observation)
-    if parts is None:
+    if not parts:
         answer = place_request(request, model)
         prediction = PredictedPlacement.of(model.cost_model, answer.task, answer)
         return _Placed(source, answer.task, prediction, model.source, known=False)
     task, placement = request.task_and_placement(parts)
     return _Placed(source, task, PredictedPlacement.of(model.cost_model, task, placement), model.source, known=True)
+
+
+def placed_tables(source: Path, tables: Path | None) -> tuple[PlacementTask, Placement]:
+    """The tables of a placement, or of a plan for TorchRec with its table file, and where they live.
+
+    Raises:
+        BadInput: if a file cannot be used, or a plan comes without a table file.
+    """
+    if "world_size" not in _keys_of(source):
+        answer = load_answer(source)
+        return answer.task, answer
+    parts, known, world_size = _of_plan(source, tables)
+    return PlacementRequest(known, (_UNKNOWN_MEMORY,) * world_size, batch_size=1).task_and_placement(parts)
+
+
+def _keys_of(source: Path) -> set[str]:
+    """What tells a placement and a plan from a table file."""
+    content = read_json(source, "JSON", "Check the file.") if source.suffix == ".json" else None
+    return {*content} if isinstance(content, dict) else set()
+
+
+def _of_plan(source: Path, tables: Path | None) -> tuple[tuple[TablePart, ...], tuple[Table, ...], int]:
+    """Parts, whole tables and number of ranks."""
+    if tables is None:
+        raise BadConfig(f"{source} is a TorchRec plan, which knows no lookups. Add the table file: --tables.")
+    parts, world_size = load_plan_parts(source)
+    return parts, load_tables(tables), world_size
 
 
 def _of_answer(source: Path, observation: ObservedTraining) -> _Placed:

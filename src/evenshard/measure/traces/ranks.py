@@ -135,7 +135,7 @@ def observe(paths: Sequence[Path]) -> ObservedTraining:
     Raises:
         BadInput: if a file cannot be read, has no training step or no fused module, or is of another training.
     """
-    traces = _of_one_training([trace for path in paths for trace in read_traces(path)])
+    traces = training_traces(paths)
     calls = {trace.rank: [call for call in fused_calls(trace) if call.optimizer != DENSE] for trace in traces}
     if not any(calls.values()):
         raise without_calls(paths[0])
@@ -161,7 +161,13 @@ def observe(paths: Sequence[Path]) -> ObservedTraining:
     )
 
 
-def _of_one_training(traces: Sequence[Trace]) -> list[Trace]:
+def training_traces(paths: Sequence[Path]) -> list[Trace]:
+    """The traces of a training, by rank.
+
+    Raises:
+        BadInput: if a file cannot be read, or the traces are not one for each rank of one training with steps.
+    """
+    traces = [trace for path in paths for trace in read_traces(path)]
     by_rank: dict[int, Trace] = {}
     for trace in traces:
         if not trace.steps:
