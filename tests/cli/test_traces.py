@@ -17,6 +17,7 @@ from evenshard.measure.traces import RECORDING
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.api import place
 from evenshard.planner.file import save_answer
+from evenshard.planner.highlights import device_error_text
 from evenshard.planner.torchrec import save_plan
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
@@ -98,15 +99,20 @@ def test_the_placement_s_prediction_stands_beside_what_happened(
     assert [one["predicted_fwd_compute_ms"] for one in compared["devices"]] == pytest.approx(
         [one.predicted_fwd_compute_ms for one in answer.devices]
     )
+    assert (compared["low_ms"], compared["high_ms"]) == (answer.low_ms, answer.high_ms), "with the device's error"
+    assert compared["device"] == device_error_text(answer) != ""
     plan = ["--placement", str(training / PLAN), "--tables", str(training / "tables.json"), "--model", BUNDLED]
     of_plan = observed(capsys, *traces(training), *plan)["comparison"]
     assert of_plan["predicted_ms"] == pytest.approx(compared["predicted_ms"], rel=1e-5)
+    told = pytest.approx((compared["low_ms"], compared["high_ms"]), rel=1e-5)
+    assert (of_plan["low_ms"], of_plan["high_ms"]) == told and of_plan["device"] == compared["device"]
     assert of_plan["observed_ms"] == compared["observed_ms"] > 0
     of_tables = ["--placement", str(training / "tables.json"), "--model", BUNDLED]
     best = observed(capsys, *traces(training), *of_tables)["comparison"]
     assert best["devices"] is None and best["predicted_ms"] <= compared["predicted_ms"] * 1.0001
     assert main(["observe", *traces(training), "--placement", str(training / "placement.json")]) == 0
-    assert "Observed / predicted" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Observed / predicted" in printed and f"{compared['device']}." in printed
 
 
 def test_what_was_observed_is_a_cost_dataset(

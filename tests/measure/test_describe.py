@@ -98,3 +98,16 @@ def test_a_broken_dataset_is_named(tmp_path: Path) -> None:
     (tmp_path / "costs.parquet").write_text("no parquet")
     with pytest.raises(BadFile, match=r"costs\.parquet"):
         describe([tmp_path / "costs.parquet"])
+
+
+def test_what_confirms_a_simulated_device_is_said_below_its_name(tmp_path: Path) -> None:
+    one = placed("m0", 4.0, 0.0)
+    confirmed = replace(PROVENANCE, device_error_percent=12.0, device_error_points=40)
+    for provenance, said in (
+        (PROVENANCE, ["simulated adds up: no measurement confirms this profile; a time may be a factor of 3.5 off"]),
+        (confirmed, ["simulated adds up: 90 % of times within 12 %, by 40 held-out measurements"]),
+        (replace(PROVENANCE, hardware="cpu: a core"), []),
+    ):
+        save_costs([replace(one, provenance=provenance)], tmp_path / "costs.parquet")
+        found = describe([tmp_path / "costs.parquet"])
+        assert found["datasets"][0]["device_error"] == said and all(line in text(found) for line in said)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from evenshard.measure.cost_dataset import CostRows, read_rows
-from evenshard.measure.costs import OK
+from evenshard.measure.costs import OK, Provenance
+from evenshard.measure.evidence import device_text
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.noise import controls_of_rows, drift_pct, noise_of
 from evenshard.utils.text_table import text_table
@@ -50,6 +51,7 @@ def _one(path: Path, dataset: CostRows) -> dict[str, Any]:
         "num_devices": _measurements_by(rows, "num_devices"),
         "batch_size": _measurements_by(rows, "batch_size"),
         "link": _measurements_by(rows, "link"),
+        "device_error": _device_errors(rows),
         "all_to_all": _measurements_by(rows, "all_to_all"),
         "status": dict(Counter(row["status"] for row in rows)),
         "tables_per_shard": _percentiles([len(row["tables"]) for row in ran]),
@@ -67,6 +69,14 @@ def _one(path: Path, dataset: CostRows) -> dict[str, Any]:
             "drift_pct": drift_pct(controls),
         },
     }
+
+
+def _device_errors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What stands behind the times of each simulated device; empty for real hardware."""
+    names = [field.name for field in fields(Provenance)]
+    origins = {tuple(row[name] for name in names) for row in rows}
+    provenances = [Provenance(**dict(zip(names, origin, strict=True))) for origin in origins]
+    return sorted({text for one in provenances if (text := device_text(one.hardware, one.device_error))})
 
 
 def _times(ran: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float] | None]:
@@ -120,6 +130,7 @@ def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
     return [
         one["file"],
         f"  hardware       {listed('hardware')}",
+        *(f"                 {text}" for text in one["device_error"]),
         f"  driver         {listed('driver')}",
         f"  versions       {listed('versions')}",
         f"  git commit     {one.get('git_commit', 'unknown')}",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
+from evenshard.measure.evidence import device_text, with_device_error
 from evenshard.measure.hardware import AUTO, HardwareName
 from evenshard.measure.profiles import profile_of_gpu
 from evenshard.measure.traces.ranks import ObservedTraining, RankTimes, observe
@@ -15,6 +16,7 @@ from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.file import load_answer, read_json
+from evenshard.planner.highlights import device_error_text
 from evenshard.planner.model import model_of
 from evenshard.planner.place import place_request
 from evenshard.planner.request import PlacementRequest
@@ -66,7 +68,8 @@ class ObservedAndPredicted:
         devices: predicted times by rank; None where the source does not say where the tables live: then the total is
             that of the placement which evenshard would choose.
         predicted_ms: of the slowest rank.
-        low_ms, high_ms: 90 % interval of that.
+        low_ms, high_ms: 90 % interval of that, the error of a simulated device included.
+        device: what stands behind the times of the simulated device; empty for a model of real hardware.
         observed_ms: forward, all-to-alls and backward of the slowest rank in the traces.
         notes: why they may not be comparable, a sentence each.
     """
@@ -77,18 +80,25 @@ class ObservedAndPredicted:
     predicted_ms: float
     low_ms: float
     high_ms: float
+    device: str
     observed_ms: float
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Placed:
-    """A placement with its prediction; ``known``: whether the training ran with it, as far as its file says."""
+    """A placement with its prediction.
+
+    Attributes:
+        device: see ``ObservedAndPredicted``.
+        known: whether the training ran with it, as far as its file says.
+    """
 
     source: Path
     task: PlacementTask
     prediction: PredictedPlacement
     predicted_by: str
+    device: str
     known: bool
 
 
@@ -137,9 +147,19 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
     if not parts:
         answer = place_request(request, model)
         prediction = PredictedPlacement.of(model.cost_model, answer.task, answer)
-        return _Placed(source, answer.task, prediction, model.source, known=False)
+        return _predicted(source, answer.task, prediction, model, known=False)
     task, placement = request.task_and_placement(parts)
-    return _Placed(source, task, PredictedPlacement.of(model.cost_model, task, placement), model.source, known=True)
+    return _predicted(source, task, PredictedPlacement.of(model.cost_model, task, placement), model, known=True)
+
+
+def _predicted(
+    source: Path, task: PlacementTask, prediction: PredictedPlacement, model: PlacementModel, known: bool
+) -> _Placed:
+    learned = model.trained_on
+    ends = (prediction.low_ms, prediction.high_ms)
+    low_ms, high_ms = with_device_error(learned.device_error, prediction.predicted_ms, *ends)
+    told = replace(prediction, low_ms=low_ms, high_ms=high_ms)
+    return _Placed(source, task, told, model.source, device_text(learned.hardware, learned.device_error), known)
 
 
 def placed_tables(source: Path, tables: Path | None) -> tuple[PlacementTask, Placement]:
@@ -188,7 +208,7 @@ def _of_answer(source: Path, observation: ObservedTraining) -> _Placed:
     )
     model = answer.lineage.get("model")
     by = str(model.get("source", "")) if isinstance(model, dict) else ""
-    return _Placed(source, answer.task, prediction, by, known=True)
+    return _Placed(source, answer.task, prediction, by, device_error_text(answer), known=True)
 
 
 def _require_world(source: Path, num_devices: int, observation: ObservedTraining) -> None:
@@ -219,6 +239,7 @@ def _comparison(placed: _Placed, observation: ObservedTraining) -> ObservedAndPr
         predicted_ms=prediction.predicted_ms,
         low_ms=prediction.low_ms,
         high_ms=prediction.high_ms,
+        device=placed.device,
         observed_ms=observation.slowest.embedding_ms,
         notes=tuple(_differences(placed, observation)) if placed.known else (),
     )

@@ -84,10 +84,12 @@ def _waits(observation: ObservedTraining) -> list[str]:
 def _compared(observation: ObservedTraining, comparison: ObservedAndPredicted) -> list[str]:
     observed, predicted = comparison.observed_ms, comparison.predicted_ms
     interval = f"90 %: {comparison.low_ms:.3f} to {comparison.high_ms:.3f}"
+    of_device = [f"{comparison.device}."] if comparison.device else []
     if comparison.devices is None:
         return [
             f"The slowest rank's embedding tables take {observed:.3f} ms. Placed by evenshard, those of "
-            f"{comparison.source} are predicted to take {predicted:.3f} ms ({interval}) by {comparison.predicted_by}."
+            f"{comparison.source} are predicted to take {predicted:.3f} ms ({interval}) by {comparison.predicted_by}.",
+            *of_device,
         ]
     inside = "inside" if comparison.low_ms <= observed <= comparison.high_ms else "outside"
     rows = [[*_HEADS, "together"]]
@@ -105,5 +107,6 @@ def _compared(observation: ObservedTraining, comparison: ObservedAndPredicted) -
         f"Observed / predicted for {comparison.source} by {comparison.predicted_by}, ms:",
         text_table(rows, ">", "  "),
         f"The slowest rank takes {observed:.3f} ms, {predicted:.3f} predicted ({interval}): {inside} the interval.",
+        *of_device,
         *(f"Note: {note}" for note in comparison.notes),
     ]

@@ -61,8 +61,3 @@ class PredictedPlacement:
         (mean,), (low,), (high,) = (column.tolist() for column in model.placement_ms(task, [placement]))
         devices = tuple(PredictedDevice(*times) for times in parts)
         return PredictedPlacement(placement, devices, mean, low, high, model.lower_bound_ms(task))
-
-    @property
-    def gap_pct(self) -> float:
-        """How much worse than the best possible placement it is at most, by the model, per cent."""
-        return (self.predicted_ms / self.lower_bound_ms - 1) * 100
