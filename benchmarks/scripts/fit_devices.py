@@ -31,6 +31,7 @@ from evenshard.measure.calibrate.constants import (
 )
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.profiles import profile_path, write_profile
+from evenshard.measure.simulated.device_model import BACKWARD_KERNELS, FORWARD_KERNELS
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
 from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.tables.reuse import NUM_REUSE_BINS, ReuseBins, power_law_reuse_bins
@@ -130,6 +131,7 @@ KERNEL_ROWS = {
     "kernels: radix sort": "sort",
     "kernels: gradient": "gradient",
 }
+FORWARD, BACKWARD = (*FORWARD_KERNELS, "forward"), (*BACKWARD_KERNELS, "backward")
 NO_BOUNDS_CHECK = ("fwd kernel", "fwd, bwd+SGD", "TorchRec/FBGEMM")
 
 
@@ -333,7 +335,14 @@ def fit_points(start: GpuProfile, points: Sequence[Point], fit: Fit) -> Fitted:
             ]
             ratios = [f"x {ms / point.ms:.2f}" for ms in (_predicted_ms(profile, point), held_out[point])]
             lines.append([point.time, *map(str, shape), point.optimizer, f"{point.ms:.3f}", *ratios])
-    errors = Errors.of(np.array(list(held_out.values())), np.array([point.ms for point in held_out]))
+    errors = _errors_of(held_out)
+    summary = [["held out", "times", "median ratio", "median error, %", "90 % below"]]
+    for label, names in (("forward", FORWARD), ("backward", BACKWARD)):
+        own_ms = {point: ms for point, ms in held_out.items() if point.time in names}
+        if own_ms:
+            error, ratio = _errors_of(own_ms), float(np.median([ms / point.ms for point, ms in own_ms.items()]))
+            shown = (f"{ratio:.2f}", f"{error.median_percent:.1f}", f"{error.p90_percent:.1f}")
+            summary.append([label, str(len(own_ms)), *shown])
     evidence = Evidence(
         "kernels and calls of published configurations, each predicted by a fit to the others",
         POINTS_SOURCE,
@@ -342,7 +351,12 @@ def fit_points(start: GpuProfile, points: Sequence[Point], fit: Fit) -> Fitted:
         round(errors.median_percent, 2),
         round(errors.p90_percent, 2),
     )
-    return Fitted(profile, evidence, text_table(lines, "<" + ">" * 5 + "<>>>", "  "))
+    tables = (text_table(summary, "<>>>>", "  "), text_table(lines, "<" + ">" * 5 + "<>>>", "  "))
+    return Fitted(profile, evidence, "\n\n".join(tables))
+
+
+def _errors_of(predicted: dict[Point, float]) -> Errors:
+    return Errors.of(np.array(list(predicted.values())), np.array([point.ms for point in predicted]))
 
 
 def _fitted(start: GpuProfile, points: Sequence[Point], fit: Fit) -> GpuProfile:
