@@ -430,7 +430,8 @@ def _write(name: str, fit: Fit, fitted: Fitted) -> None:
     values = {one: float(getattr(fitted.profile, one)) for one in FREE_CONSTANTS}
     moved = {one for one in fit.free if abs(values[one] - getattr(start, one)) > MOVED * getattr(start, one)}
     own = {one: value for one, value in values.items() if one in moved}
-    others = {one: getattr(start, one) for one in FREE_CONSTANTS if one not in moved and one != "hbm_efficiency"}
+    measured = set() if fit.takes_from else {"hbm_efficiency"}  # its source is not the fit's
+    others = {one: getattr(start, one) for one in FREE_CONSTANTS if one not in moved | measured}
     evidence = () if fitted.evidence is None else (fitted.evidence,)
     for constants, source in ((others, other_source), (own, fitted_source)):
         write_profile(path, constants, source, evidence, path, fit.extrapolated_from)
