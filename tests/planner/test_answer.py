@@ -57,7 +57,11 @@ def test_what_a_table_adds_is_what_its_device_saves_without_it() -> None:
         there = [table for table, where in enumerate(one.device_of_table) if where == device and table != position]
         represented_TH = MODEL.represent(one.task.tables, one.task.batch_size)
         without_H = represented_TH[there].sum(dim=0)
-        left_ms = float(MODEL.device_ms(without_H, float(represented_TH[:, 0].sum()), 3, one.task.batch_size))
+        dims = [0] * 3
+        for table, where in enumerate(one.device_of_table):
+            dims[where] += one.task.tables[table].embedding_dim * (table != position)
+        total = float(represented_TH[:, 0].sum())
+        left_ms = float(MODEL.device_ms(without_H, total, 3, one.task.batch_size, max(dims)))
         saved_ms = one.devices[device].predicted_total_ms - left_ms
         assert one.adds_ms[position] == pytest.approx(saved_ms, abs=1e-4)
 

@@ -313,7 +313,7 @@ def test_moving_as_explained_costs_what_was_explained(seed: int) -> None:
     def predicted_at(moved: tuple[int, ...]) -> tuple[bool, list[float], float]:
         placement = items.placement(moved)
         sums_DH = torch.stack([represented_TH[list(shard)].sum(dim=0) for shard in placement.shards()])
-        device_ms = model.cost_model.device_ms(sums_DH, *context).tolist()
+        device_ms = model.cost_model.device_ms(sums_DH, *context, sums_DH[:, 0].max()).tolist()
         return is_legal(task, placement), device_ms, max(device_ms)
 
     def predicted(moved: list[int]) -> tuple[bool, list[float], float]:

@@ -12,7 +12,7 @@ from support.builders import BATCH_SIZE, some_tables
 
 TABLES = some_tables(12)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
-EXCHANGE = ExchangeTime(latency_ms=0.3, ms_per_byte=2e-5)
+EXCHANGE = ExchangeTime(latency_ms=0.3, ms_per_byte=2e-5, slowest_ms_per_byte=1e-5, total_ms_per_byte=5e-6)
 
 
 def random_model(seed: int = 0, exchange: ExchangeTime = EXCHANGE) -> CostModel:

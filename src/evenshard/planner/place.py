@@ -127,6 +127,10 @@ def _part_ms(
     others_TH[torch.bincount(device_of_T, minlength=task.num_devices)[device_of_T] == 1] = 0.0
     total_dims = float(alone_TH[:, 0].sum())
     context = (total_dims, task.num_devices, task.batch_size)
-    adds_T = model.device_ms(sums_DH, *context)[device_of_T] - model.device_ms(others_TH, *context)
+    dims_D = sums_DH[:, 0]
+    rest_D = torch.where(torch.eye(len(dims_D), dtype=torch.bool), 0.0, dims_D).amax(dim=1)
+    most_T = torch.maximum(others_TH[:, 0], rest_D[device_of_T])
+    adds_T = model.device_ms(sums_DH, *context, dims_D.max())[device_of_T]
+    adds_T -= model.device_ms(others_TH, *context, most_T)
     alone_TH[:, 0].clamp_(min=total_dims / task.num_devices)
     return tuple(model.device_ms(alone_TH, *context).tolist()), tuple(adds_T.tolist())

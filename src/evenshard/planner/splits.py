@@ -144,7 +144,7 @@ def _trials(request: PlacementRequest, found: Found, quick: EvenshardSharder) ->
     """Placements with more cuts, the most promising first, as many as the time for a round allows."""
     task, best = found.task, found.result.best
     cost_model = FastCostModel(quick.model, task)
-    alone_ms = cost_model.device_ms(cost_model.empty_H + cost_model.columns_TH).tolist()
+    alone_ms = (cost_model.device_ms(cost_model.empty_H + cost_model.columns_TH) + cost_model.wait_T).tolist()
     by_cost = sorted(zip(alone_ms, found.parts, strict=True), key=lambda pair: -pair[0])
     costliest = [part for _, part in by_cost if _may_halve(request, part)]
     device_ms = [device.predicted_total_ms for device in best.devices]

@@ -20,6 +20,7 @@ class Pairs:
 
     columns_TH = torch.tensor([[float(one.num_rows), float(one.embedding_dim)] for one in TABLES])
     empty_H = torch.tensor([1.0, 2.0])
+    wait_T = torch.tensor([float(one.embedding_dim) for one in TABLES])
 
     def device_ms(self, sums: torch.Tensor) -> torch.Tensor:
         return sums[..., 0] + 3 * sums[..., 1]
@@ -33,7 +34,7 @@ def chains_at(device_SI: torch.Tensor) -> Chains:
 
 
 def assert_same(found: Chains, expected: Chains) -> None:
-    for name in ("device_SI", "sums_SDH", "over_RSD", "ms_SD"):
+    for name in ("device_SI", "sums_SDH", "over_RSD", "ms_SD", "wait_SD"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=0)
 
 

@@ -17,6 +17,7 @@ from evenshard.placement.placement import Placement
 from evenshard.sharders.convex_search.additive import QUANTITIES, additive_work_TA
 from evenshard.sharders.convex_search.cost_model import Calibration, CostModel, ExchangeTime
 from evenshard.sharders.convex_search.fast_cost_model import FastCostModel
+from evenshard.sharders.convex_search.prediction import PredictedPlacement
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadFile, TrainingFailed
@@ -190,11 +191,15 @@ def test_one_device_exchanges_nothing() -> None:
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 5])
 def test_the_exchange_is_that_of_the_link_models(devices: int) -> None:
-    link = Link(latency_us=300.0, bandwidth_gb_s=0.05, source="by hand")
+    link = Link(latency_us=300.0, source="by hand", bandwidth_gb_s=0.05, slowest_gb_s=0.2, shared_gb_s=0.1)
     dims = [4, 128, 32, 8, 0][:devices]
     own = torch.tensor(dims, dtype=torch.float64)
-    found = ExchangeTime(0.3, 1e3 / 0.05e9).ms(own, sum(dims), devices, BATCH_SIZE)
+    exchange = ExchangeTime(0.3, 1e3 / 0.05e9, 1e3 / 0.2e9, 1e3 / 0.1e9)
+    found = exchange.ms(own, sum(dims), devices, BATCH_SIZE, max(dims))
     assert found.tolist() == pytest.approx(link.all_to_all_ms(dims, BATCH_SIZE))
+    as_if_most = exchange.ms(own, sum(dims), devices, BATCH_SIZE)
+    assert as_if_most.max() == found.max()
+    assert (as_if_most[own < max(dims)] < found[own < max(dims)]).all() or devices == 1
 
 
 def test_tasks_of_several_sizes_are_predicted_at_once_as_alone() -> None:
@@ -215,8 +220,26 @@ def test_a_placement_costs_as_much_as_its_slowest_device() -> None:
     represented = model.represent(TABLES[:5], BATCH_SIZE)
     sums = torch.stack([represented[[1, 2, 4]].sum(0), represented[[0, 3]].sum(0)])
     total = float(represented[:, 0].sum())
-    torch.testing.assert_close(mean[0], model.device_ms(sums, total, 3, BATCH_SIZE).max())
+    torch.testing.assert_close(mean[0], model.device_ms(sums, total, 3, BATCH_SIZE, sums[:, 0].max()).max())
     assert low < mean < high
+
+
+def test_the_slowest_device_waits_for_the_one_that_exchanges_most() -> None:
+    """Two devices: the one with the most lookups is the slowest, the one with the most dims sends the most."""
+    tables = [replace(TABLES[0], embedding_dim=4, pooling_factor=500.0), replace(TABLES[1], embedding_dim=64)]
+    tables[1] = replace(tables[1], pooling_factor=0.1)
+    model, of_task = random_model(exchange=EXCHANGE), task(tables, devices=2)
+    (mean,) = model.placement_ms(of_task, [Placement((0, 1), 2)])[0].tolist()
+    represented = model.represent(tables, BATCH_SIZE)
+    alone = model.device_ms(represented, 68.0, 2, BATCH_SIZE)
+    assert alone[0] > alone[1]
+    late_ms = 2 * (64 - 4) * BATCH_SIZE / 2 * 4 * EXCHANGE.slowest_ms_per_byte
+    assert mean == pytest.approx(float(alone[0]) + late_ms, rel=1e-5)
+    cost_model = FastCostModel(model, of_task)
+    slowest = cost_model.device_ms(cost_model.empty_H + cost_model.columns_TH).max() + cost_model.wait_T.max()
+    assert mean == pytest.approx(float(slowest), rel=1e-5)
+    parts = PredictedPlacement.of(model, of_task, Placement((0, 1), 2))
+    assert max(device.predicted_total_ms for device in parts.devices) == pytest.approx(mean, rel=1e-5)
 
 
 def test_neither_the_order_of_tables_nor_that_of_devices_matters() -> None:
@@ -251,9 +274,10 @@ def test_a_wider_calibration_gives_wider_intervals() -> None:
     assert float((high / mean).log()) >= 0.2
 
 
-def test_a_search_scores_devices_as_the_model_does() -> None:
+@pytest.mark.parametrize("exchange", [EXCHANGE, ExchangeTime(0.3, 1e-5)])
+def test_a_search_scores_devices_as_the_model_does(exchange: ExchangeTime) -> None:
     """From columns that only add up, also where a table's rows bring another pass; an empty device costs nothing."""
-    model = random_model()
+    model = random_model(exchange=exchange)
     tables = [replace(one, num_rows=one.num_rows * 40) for one in TABLES]
     of_task = task(tables, devices=3)
     cost_model, represented = FastCostModel(model, of_task), model.represent(tables, BATCH_SIZE)
@@ -261,8 +285,8 @@ def test_a_search_scores_devices_as_the_model_does() -> None:
     weights[7] = 0
     expected = model.device_ms(weights @ represented, float(represented[:, 0].sum()), 3, BATCH_SIZE)
     found = cost_model.device_ms(cost_model.empty_H + weights @ cost_model.columns_TH)
-    torch.testing.assert_close(found, expected)
-    assert found[7] == 0
+    torch.testing.assert_close(found + weights @ cost_model.wait_T, expected)
+    assert found[7] == 0 and bool(cost_model.wait_T.any()) == (exchange is EXCHANGE)
 
 
 def test_no_interval_is_narrower_than_half_a_per_cent_to_either_side() -> None:
@@ -275,10 +299,10 @@ def test_no_interval_is_narrower_than_half_a_per_cent_to_either_side() -> None:
 
 # Lower bounds --------------------------------------------------------------------------------------------------------
 
-EXCHANGES = (ExchangeTime(), EXCHANGE, ExchangeTime(0.0, 1e-3))
+EXCHANGES = (ExchangeTime(), EXCHANGE, ExchangeTime(0.0, 1e-3), ExchangeTime(0.0, 0.0, 1e-3))
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES, ids=["none", "short", "dominant"])
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=["none", "short", "dominant", "all of the slowest"])
 @pytest.mark.parametrize(("num_tables", "devices"), [(6, 2), (6, 3), (5, 4), (3, 5), (1, 2), (4, 1)])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_placement_is_below_the_bound(seed: int, num_tables: int, devices: int, exchange: ExchangeTime) -> None:
@@ -360,6 +384,15 @@ def test_what_is_no_saved_model_is_refused_by_name(tmp_path: Path) -> None:
         CostModel.load(folder)
 
 
+def test_a_model_that_was_saved_without_the_terms_of_other_devices_still_loads(tmp_path: Path) -> None:
+    random_model().save(tmp_path / "model")
+    path = tmp_path / "model/config.json"
+    config = json.loads(path.read_text())
+    del config["exchange"]["slowest_ms_per_byte"], config["exchange"]["total_ms_per_byte"]
+    path.write_text(json.dumps(config))
+    assert CostModel.load(tmp_path / "model").exchange == ExchangeTime(EXCHANGE.latency_ms, EXCHANGE.ms_per_byte)
+
+
 @pytest.mark.parametrize(
     ("path", "value", "why"),
     [
@@ -369,6 +402,7 @@ def test_what_is_no_saved_model_is_refused_by_name(tmp_path: Path) -> None:
         ("sizes.across_batches", 0, "across_batches is 0, not true or false"),
         ("exchange.latency_ms", "0", "latency_ms is '0', not a number"),
         ("exchange.ms_per_byte", -1.0, "an exchange takes"),
+        ("exchange.slowest_ms_per_byte", -1.0, "an exchange takes"),
         ("calibration.factor", -1.0, "its intervals are -1 deviations"),
         ("calibration.floor", 0, "its intervals are"),
         ("calibration.floor", None, "floor is None, not a number"),

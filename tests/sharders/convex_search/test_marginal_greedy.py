@@ -17,6 +17,7 @@ class Weights:
     def __init__(self, weights: list[float], rows: list[int] | None = None) -> None:
         self.columns_TH = torch.tensor([weights, rows or [0] * len(weights)], dtype=torch.float32).T
         self.empty_H = torch.zeros(2)
+        self.wait_T = torch.zeros(len(weights))
 
     def device_ms(self, sums: torch.Tensor) -> torch.Tensor:
         return sums[..., 0] * (1 + (sums[..., 1] >= 2**16).float())

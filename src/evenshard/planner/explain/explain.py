@@ -74,9 +74,8 @@ def _close(table: str, parts: tuple[TablePart, ...]) -> str:
 def _explained(answer: PlacementAnswer, now: _Now, number: int) -> PartExplanation:
     part, item, task = answer.parts[number], int(now.items.item_of_T[number]), answer.task
     as_table, device = task.tables[number], answer.device_of_table[number]
-    left_1H = now.sums_DH[device] - now.columns_TH[number]
-    left_ms = float(now.device_ms(left_1H[None])[0])
-    others_ms = np.delete(now.ms_D, device).max(initial=0.0)
+    left_1H = (now.sums_DH[device] - now.columns_TH[number])[None]
+    (left_ms,), _, (without_ms,) = (ms.tolist() for ms in now.step(device, left_1H, np.array([device]), left_1H))
     return PartExplanation(
         name=as_table.name,
         rows=part.rows,
@@ -89,7 +88,7 @@ def _explained(answer: PlacementAnswer, now: _Now, number: int) -> PartExplanati
         adds_ms=float(now.ms_D[device]) - left_ms,
         device_ms=float(now.ms_D[device]),
         on_slowest=bool(now.ms_D[device] >= now.step_ms),
-        without_ms=max(left_ms, float(others_ms)),
+        without_ms=without_ms,
         options=tuple(_options(answer, now, item)),
         best=_best(now, item),
     )
@@ -122,13 +121,39 @@ class _Now:
         self.used_DR = np.zeros_like(self.items.room_DR)
         np.add.at(self.used_DR, self.device_of_I, self.items.needs_IR)
         self._model, self._task, self._total_dims = model, task, float(self.columns_TH[:, 0].sum())
-        self.ms_D = self.device_ms(self.sums_DH)
+        self.dims_D = self.sums_DH[:, 0].numpy()
+        self.ms_D = self.device_ms(self.sums_DH, self.dims_D.max())
         self.step_ms = float(self.ms_D.max())
 
-    def device_ms(self, sums_NH: torch.Tensor) -> Floats:
-        """[N] predicted times of devices with these sums of columns; 0 for an empty one."""
-        context = (self._total_dims, self._task.num_devices, self._task.batch_size)
+    def device_ms(self, sums_NH: torch.Tensor, most_dims: Floats | None = None) -> Floats:
+        """[N] predicted times of devices with these sums of columns; 0 for an empty one.
+
+        Args:
+            most_dims: dims of the device that then holds most; None takes each device for that one.
+        """
+        most = None if most_dims is None else torch.as_tensor(most_dims)
+        context = (self._total_dims, self._task.num_devices, self._task.batch_size, most)
         return np.asarray(self._model.device_ms(sums_NH.float(), *context).double().numpy())
+
+    def step(
+        self, home: int, home_NH: torch.Tensor, there_N: Ints, there_NH: torch.Tensor
+    ) -> tuple[Floats, Floats, Floats]:
+        """[N] predicted times of two devices with other sums of columns, and of the slowest of all devices then.
+
+        Args:
+            home: the first device.
+            home_NH: its sums.
+            there_N: the second device; the first one where it is the only one that changes.
+            there_NH: the second's sums.
+        """
+        most_N = np.maximum(home_NH[:, 0].numpy(), there_NH[:, 0].numpy())
+        most_N = np.maximum(most_N, _highest_of_rest(self.dims_D, home)[there_N])
+        home_ms_N, there_ms_N = self.device_ms(home_NH, most_N), self.device_ms(there_NH, most_N)
+        waits = torch.from_numpy(np.append(most_N, self.dims_D.max()))
+        *wait_N, wait = self._model.wait_ms(waits, self._task.num_devices, self._task.batch_size).tolist()
+        rest_N = _highest_of_rest(self.ms_D, home)[there_N]
+        rest_N = np.where(rest_N > 0, rest_N + np.array(wait_N) - wait, 0.0)
+        return home_ms_N, there_ms_N, np.maximum(np.maximum(home_ms_N, there_ms_N), rest_N)
 
     def alone_ms(self, number: int) -> float:
         """What a device takes at least that holds a part. An exchange is shortest at the even share of the dims."""
@@ -136,11 +161,12 @@ class _Now:
         column_1H[:, 0].clamp_(min=self._total_dims / self._task.num_devices)
         return float(self.device_ms(column_1H)[0])
 
-    def rest_ms_D(self, device: int) -> Floats:
-        """[D] the slowest of all devices but ``device`` and each; 0 where there is no other."""
-        rest_DD = np.where(np.eye(len(self.ms_D), dtype=bool), 0.0, self.ms_D)
-        rest_DD[:, device] = 0.0
-        return np.asarray(rest_DD.max(axis=1))
+
+def _highest_of_rest(values_D: Floats, device: int) -> Floats:
+    """[D] the highest value of all devices but ``device`` and each; 0 where there is no other."""
+    rest_DD = np.where(np.eye(len(values_D), dtype=bool), 0.0, values_D)
+    rest_DD[:, device] = 0.0
+    return np.asarray(rest_DD.max(axis=1))
 
 
 def _options(answer: PlacementAnswer, now: _Now, item: int) -> Iterator[DeviceOption]:
@@ -149,10 +175,9 @@ def _options(answer: PlacementAnswer, now: _Now, item: int) -> Iterator[DeviceOp
     column_H = now.columns_IH[item]
     with_it_DH = now.sums_DH + column_H
     with_it_DH[home] = now.sums_DH[home]
-    ms_D = now.device_ms(with_it_DH)
-    left_ms = now.device_ms(now.sums_DH[home : home + 1] - column_H)[0]
-    step_D = np.maximum(np.maximum(ms_D, left_ms), now.rest_ms_D(home))
-    step_D[home] = now.step_ms
+    left_DH = (now.sums_DH[home] - column_H).expand_as(with_it_DH)
+    _, ms_D, step_D = now.step(home, left_DH, np.arange(len(now.ms_D)), with_it_DH)
+    ms_D[home], step_D[home] = now.ms_D[home], now.step_ms
     used_DR = now.used_DR.copy()
     used_DR[home] -= now.items.needs_IR[item]
     legal_D = now.items.legal_D(item, used_DR)
@@ -216,9 +241,9 @@ def _best(now: _Now, item: int) -> Move | None:
         return None
 
     back_NH = torch.cat([now.columns_IH, zero_H])[torch.from_numpy(back_N)]
-    from_ms_N = now.device_ms(now.sums_DH[home] - now.columns_IH[item] + back_NH)
-    to_ms_N = now.device_ms(now.sums_DH[torch.from_numpy(there_N)] - back_NH + now.columns_IH[item])
-    step_ms_N = np.maximum(np.maximum(from_ms_N, to_ms_N), now.rest_ms_D(home)[there_N])
+    from_NH = now.sums_DH[home] - now.columns_IH[item] + back_NH
+    to_NH = now.sums_DH[torch.from_numpy(there_N)] - back_NH + now.columns_IH[item]
+    from_ms_N, to_ms_N, step_ms_N = now.step(home, from_NH, there_N, to_NH)
     # Two devices that trade what they hold, or parts that are alike: nothing but names would change.
     home_ms, there_ms_N = now.ms_D[home], now.ms_D[there_N]
     same_N = np.isclose(np.maximum(from_ms_N, to_ms_N), np.maximum(home_ms, there_ms_N), ROUNDING, atol=0)

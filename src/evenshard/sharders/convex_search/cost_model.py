@@ -15,7 +15,10 @@ The mean over the ensemble has this form as its members have. The network itself
 
 The bounds hold for the model's own predictions. They say nothing sure about hardware where the model is wrong.
 
-All-to-all times need no network: latency plus bytes over bandwidth, with two fitted numbers.
+All-to-all times need no network: a latency and three counts of bytes over bandwidths, with four fitted numbers. The
+bytes of the device that moves most are the only time that a device's own tables do not tell: all wait for it. Where the
+other devices are not known, a device is taken for that one, which never makes the slowest device of a placement slower
+than it is: the bounds hold.
 
 Ours; DreamShard's network (``dreamshard/cost_net.py``) is neither convex nor bounded.
 
@@ -28,7 +31,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -59,32 +62,57 @@ ROUNDING = 1e-5  # sums of float32 in another order differ by less, relatively
 
 @dataclass(frozen=True)
 class ExchangeTime:
-    """An all-to-all as a latency and the bytes of a device's busier direction over a bandwidth.
+    """An all-to-all as a latency and three counts of bytes over bandwidths, as in ``measure.link.Link``.
 
     Attributes:
-        latency_ms: time before the first byte arrives.
-        ms_per_byte: the inverse of the bandwidth.
+        latency_ms: time that an exchange takes besides its bytes.
+        ms_per_byte: of the busier direction of the device itself; the inverse of a bandwidth.
+        slowest_ms_per_byte: of the busier direction of the device that moves most.
+        total_ms_per_byte: of all that the devices send.
     """
 
     latency_ms: float = 0.0
     ms_per_byte: float = 0.0
+    slowest_ms_per_byte: float = 0.0
+    total_ms_per_byte: float = 0.0
 
     def problem(self) -> str | None:
         """Says in one clause what makes it impossible, or None."""
-        fine = 0 <= self.latency_ms < math.inf and 0 <= self.ms_per_byte < math.inf
-        return None if fine else f"an exchange takes {self.latency_ms:g} ms and {self.ms_per_byte:g} ms per byte"
+        fine = all(0 <= number < math.inf for number in astuple(self))
+        return None if fine else f"an exchange takes {', '.join(f'{k} {v:g}' for k, v in asdict(self).items())}"
 
-    def ms(self, own_dims: _Number, total_dims: _Number, num_devices: _Number, batch_size: int) -> torch.Tensor:
-        """One all-to-all of a device that holds ``own_dims`` of ``total_dims``, ms; 0 where there is one device."""
+    def ms(
+        self,
+        own_dims: _Number,
+        total_dims: _Number,
+        num_devices: _Number,
+        batch_size: int,
+        most_dims: _Number | None = None,
+    ) -> torch.Tensor:
+        """One all-to-all of a device that holds ``own_dims`` of ``total_dims``, ms; 0 where there is one device.
+
+        Args:
+            most_dims: dims of the device that holds most; None takes each device for that one.
+        """
         own, devices = torch.as_tensor(own_dims), torch.as_tensor(num_devices)
-        num_bytes = exchanged_bytes(own, total_dims, devices, batch_size)
-        return torch.where(devices > 1, self.latency_ms + num_bytes * self.ms_per_byte, 0.0)
+        own_bytes, slowest_bytes, total_bytes = exchanged_bytes(own, total_dims, devices, batch_size, most_dims)
+        fixed_ms = self.latency_ms + total_bytes * self.total_ms_per_byte
+        ms = own_bytes * self.ms_per_byte + slowest_bytes * self.slowest_ms_per_byte + fixed_ms
+        return torch.where(devices > 1, ms, 0.0)
 
 
-def exchanged_bytes(own_dims: torch.Tensor, total_dims: _Number, num_devices: _Number, batch_size: int) -> torch.Tensor:
-    """Bytes that a device sends or receives, whichever is more; convex in ``own_dims``."""
-    busier = torch.maximum(own_dims * (num_devices - 1), total_dims - own_dims)
-    return busier * (batch_size / num_devices) * BYTES_PER_VALUE
+def exchanged_bytes(
+    own_dims: torch.Tensor,
+    total_dims: _Number,
+    num_devices: _Number,
+    batch_size: int,
+    most_dims: _Number | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, _Number]:
+    """Bytes of the busier direction of a device, and of the one that moves most, both convex; and what all send."""
+    peers, bytes_per_dim = num_devices - 1, (batch_size / num_devices) * BYTES_PER_VALUE
+    own = torch.maximum(own_dims * peers, total_dims - own_dims)
+    slowest = (own_dims if most_dims is None else torch.as_tensor(most_dims, dtype=own_dims.dtype)) * peers
+    return own * bytes_per_dim, slowest * bytes_per_dim, total_dims * (peers * bytes_per_dim)
 
 
 @dataclass(frozen=True)
@@ -145,7 +173,14 @@ class CostModel(nn.Module):
     # Devices ---------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def device_ms(self, sums: torch.Tensor, total_dims: _Number, num_devices: _Number, batch_size: int) -> torch.Tensor:
+    def device_ms(
+        self,
+        sums: torch.Tensor,
+        total_dims: _Number,
+        num_devices: _Number,
+        batch_size: int,
+        most_dims: _Number | None = None,
+    ) -> torch.Tensor:
         """Predicted total time of devices, [...] ms from sums of representations [..., H]: the members' mean.
 
         0 where a device is empty: all it does is receive, which takes no longer than what some other device sends.
@@ -155,31 +190,49 @@ class CostModel(nn.Module):
             total_dims: dims of all the task's tables; a number, or a tensor that broadcasts with [...].
             num_devices: number of devices of the task; likewise.
             batch_size: global batch, samples.
+            most_dims: dims of the device of the placement that holds most; None takes each device for that one.
         """
         mix_O1 = self.net.sum_of_parts_OK().mean(dim=1, keepdim=True)
         compute = self.net.mixed_ms(sums[..., 2:], sums[..., 1], mix_O1).squeeze(-1)
-        exchange = 2 * self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size)
+        exchange = 2 * self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size, most_dims)
         return torch.where(sums[..., 0] > 0, compute + exchange, 0.0)
 
     @torch.no_grad()
     def member_device_ms(
-        self, sums: torch.Tensor, total_dims: _Number, num_devices: _Number, batch_size: int
+        self,
+        sums: torch.Tensor,
+        total_dims: _Number,
+        num_devices: _Number,
+        batch_size: int,
+        most_dims: _Number | None = None,
     ) -> torch.Tensor:
         """Each member's ``device_ms``, [K, ...]."""
         compute = self.net.mixed_ms(sums[..., 2:], sums[..., 1], self.net.sum_of_parts_OK()).movedim(-1, 0)
-        exchange = 2 * self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size)
+        exchange = 2 * self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size, most_dims)
         return torch.where(sums[..., 0] > 0, compute + exchange, 0.0)
 
     @torch.no_grad()
-    def parts_ms(self, sums: torch.Tensor, total_dims: _Number, num_devices: _Number, batch_size: int) -> torch.Tensor:
+    def parts_ms(
+        self,
+        sums: torch.Tensor,
+        total_dims: _Number,
+        num_devices: _Number,
+        batch_size: int,
+        most_dims: _Number | None = None,
+    ) -> torch.Tensor:
         """The four times of devices, [..., 4] ms: forward compute, forward and backward all-to-all, backward compute.
 
         They add up to ``device_ms``.
         """
         forward, backward = self.net.member_ms(sums[..., 2:], sums[..., 1]).mean(dim=-2).unbind(-1)
-        exchange = self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size).expand_as(forward)
+        exchange = self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size, most_dims).expand_as(forward)
         parts = torch.stack([forward, exchange, exchange, backward], dim=-1)
         return torch.where(sums[..., :1] > 0, parts, 0.0)
+
+    def wait_ms(self, most_dims: torch.Tensor, num_devices: int, batch_size: int) -> torch.Tensor:
+        """What every device of a placement waits, in both exchanges, for the bytes of the one that holds most, ms."""
+        wait = ExchangeTime(slowest_ms_per_byte=self.exchange.slowest_ms_per_byte)
+        return 2 * wait.ms(most_dims, 0.0, num_devices, batch_size)
 
     # Placements ------------------------------------------------------------------------------------------------------
 
@@ -202,7 +255,9 @@ class CostModel(nn.Module):
         for first in range(0, len(placements), chunk):
             where_NT = torch.tensor([one.device_of_table for one in placements[first : first + chunk]])
             holds_NDT = (where_NT[:, None, :] == torch.arange(task.num_devices)[:, None]).float()
-            context = (holds_NDT @ table_TH, total_dims, task.num_devices, task.batch_size)
+            sums_NDH = holds_NDT @ table_TH
+            most_N1 = sums_NDH[..., 0].amax(dim=1, keepdim=True)
+            context = (sums_NDH, total_dims, task.num_devices, task.batch_size, most_N1)
             means_N.append(self.device_ms(*context).amax(dim=-1))
             members_KN.append(self.member_device_ms(*context).amax(dim=-1))
         return torch.cat(means_N), torch.cat(members_KN, dim=1)

@@ -9,6 +9,8 @@ Legend: T tables, H = 4 + pieces * units columns, U units of all members.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from evenshard.placement.task import PlacementTask
@@ -17,15 +19,11 @@ from evenshard.sharders.convex_search.network import LOOKUPS
 
 
 class FastCostModel:
-    """Device costs of one task; the same numbers as ``CostModel.device_ms`` but for rounding.
-
-    Attributes:
-        columns_TH: columns of the task's tables.
-        empty_H: columns of a device without tables.
-    """
+    """Device costs of one task; the same numbers as ``CostModel.device_ms`` but for rounding. See ``TaskCostModel``."""
 
     columns_TH: torch.Tensor
     empty_H: torch.Tensor
+    wait_T: torch.Tensor
 
     @torch.no_grad()
     def __init__(self, model: CostModel, task: PlacementTask) -> None:
@@ -38,11 +36,14 @@ class FastCostModel:
         self.empty_H = torch.cat([torch.zeros(3), net.overhead @ mix_O1, net.piece_bias])
         self._output_U = (net.output_weight @ mix_O1).squeeze(1)
         self._net, self._mix_O1 = net, mix_O1
-        self._exchange, self._task, self._total_dims = model.exchange, task, float(plain_T2[:, 0].sum())
+        # The bytes of the device that moves most stand apart: they are the same time on all devices.
+        self._exchange = replace(model.exchange, slowest_ms_per_byte=0.0)
+        self._task, self._total_dims = task, float(plain_T2[:, 0].sum())
+        self.wait_T = model.wait_ms(plain_T2[:, 0], task.num_devices, task.batch_size)
 
     @torch.no_grad()
     def device_ms(self, sums: torch.Tensor) -> torch.Tensor:
-        """Predicted total time of devices, [...] ms from sums of columns [..., H]; 0 where a device is empty."""
+        """Predicted time of devices without that wait, [...] ms from sums of columns [..., H]; 0 where one is empty."""
         dims, num_rows, lookups, linear = sums[..., :4].unbind(-1)
         hidden = torch.relu(_highest(sums[..., 4:], self._net.sizes.pieces))
         compute = linear + hidden @ self._output_U + lookups * self._net.pass_ms(num_rows, self._mix_O1).squeeze(-1)

@@ -297,34 +297,36 @@ def _share_of_rate(progress: float) -> float:
 
 
 def fit_exchange(measured: Sequence[MeasuredPlacement]) -> tuple[ExchangeTime, float]:
-    """Latency and time per byte with the least squared relative errors, and their median absolute error in per cent.
+    """Latency and times per byte with the least squared relative errors, and their median absolute error in per cent.
 
+    None is negative; where counts of bytes say the same in these placements, the first of them explains the times.
     Without any all-to-all time above 0, an exchange takes no time, and the error is NaN.
     """
-    pairs = [
-        (num_bytes, time_ms)
+    from scipy.optimize import nnls
+
+    rows = [
+        (*num_bytes, 1.0, time_ms)  # where all exchange alike, bytes rather than a latency take the time
         for one in measured
         for num_bytes, cost in zip(_device_bytes(one), one.cost.devices, strict=True)
         for time_ms in _exchange_times(one, cost)
     ]
-    if not pairs:
+    if not rows:
         return ExchangeTime(), math.nan
-    num_bytes, times = np.array(pairs).T
-    scale = max(float(num_bytes.mean()), 1.0)
-    columns = np.stack([1 / times, num_bytes / scale / times], axis=1)
-    latency, slope = np.linalg.lstsq(columns, np.ones(len(times)))[0].tolist()
-    if latency < 0:  # noise, or few different devices: neither number can be negative
-        latency, slope = 0.0, float(columns[:, 1].sum() / (columns[:, 1] ** 2).sum())
-    elif slope < 0:
-        latency, slope = float(columns[:, 0].sum() / (columns[:, 0] ** 2).sum()), 0.0
-    errors = np.abs((latency + slope * num_bytes / scale) / times - 1)
-    return ExchangeTime(latency, slope / scale), float(np.median(errors)) * 100
+    *counts, times = np.array(rows).T
+    columns = np.stack(counts, axis=1) / times[:, None]
+    scale = np.maximum(columns.max(axis=0), np.finfo(np.float64).tiny)
+    fitted = nnls(columns / scale, np.ones(len(times)))[0] / scale
+    *per_byte, latency = fitted.tolist()
+    errors = np.abs(columns @ fitted - 1)
+    return ExchangeTime(latency, *per_byte), float(np.median(errors)) * 100
 
 
-def _device_bytes(one: MeasuredPlacement) -> list[float]:
+def _device_bytes(one: MeasuredPlacement) -> list[tuple[float, ...]]:
+    """The three counts of bytes of each device, as ``exchanged_bytes`` has them."""
     dims = [float(sum(one.task.tables[p].embedding_dim for p in shard)) for shard in one.placement.shards()]
-    own = torch.tensor(dims, dtype=torch.float64)
-    return list(exchanged_bytes(own, sum(dims), one.task.num_devices, one.task.batch_size).tolist())
+    own_D = torch.tensor(dims, dtype=torch.float64)
+    own, slowest, total = exchanged_bytes(own_D, sum(dims), one.task.num_devices, one.task.batch_size, max(dims))
+    return [(num_bytes, float(slowest), float(total)) for num_bytes in own.tolist()]
 
 
 def _exchange_times(one: MeasuredPlacement, cost: DeviceCost) -> list[float]:

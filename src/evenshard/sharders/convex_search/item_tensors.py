@@ -16,11 +16,15 @@ from evenshard.placement.task import PlacementTask
 
 
 class TaskCostModel(Protocol):
-    """What a device costs, as a function of the sum of its tables' columns.
+    """What a device costs: a function of the sum of its tables' columns, and a wait that all devices share.
+
+    All wait for the device that exchanges most. Its wait is the sum of those of its tables, so a placement costs
+    the slowest device of all and the longest wait of all.
 
     Attributes:
         columns_TH: columns of the task's tables.
         empty_H: columns of a device without tables.
+        wait_T: what all devices wait for a table's bytes if its device exchanges most, ms.
     """
 
     @property
@@ -29,8 +33,11 @@ class TaskCostModel(Protocol):
     @property
     def empty_H(self) -> torch.Tensor: ...
 
+    @property
+    def wait_T(self) -> torch.Tensor: ...
+
     def device_ms(self, sums: torch.Tensor) -> torch.Tensor:
-        """Cost of devices, [...] ms from ``empty_H`` plus their tables' columns [..., H]."""
+        """Cost of devices without that wait, [...] ms from ``empty_H`` plus their tables' columns [..., H]."""
         ...
 
 
@@ -41,6 +48,7 @@ class ItemTensors:
     Attributes:
         items: the items.
         columns_IH: sums of their tables' columns.
+        wait_I: sums of their tables' waits.
         needs_RI: room that they take, int64.
         room_RD: room of the devices, int64.
         allowed_ID: False where an item may not go; None where all may go everywhere.
@@ -48,6 +56,7 @@ class ItemTensors:
 
     items: Items
     columns_IH: torch.Tensor
+    wait_I: torch.Tensor
     needs_RI: torch.Tensor
     room_RD: torch.Tensor
     allowed_ID: torch.Tensor | None
@@ -57,10 +66,12 @@ class ItemTensors:
         """The items of a task whose tables have the cost model's columns."""
         items = Items.of(task)
         columns_IH = cost_model.columns_TH.new_zeros(len(items.members), cost_model.columns_TH.shape[1])
-        columns_IH.index_add_(0, torch.from_numpy(items.item_of_T), cost_model.columns_TH)
+        item_of_T = torch.from_numpy(items.item_of_T)
+        columns_IH.index_add_(0, item_of_T, cost_model.columns_TH)
         return ItemTensors(
             items=items,
             columns_IH=columns_IH,
+            wait_I=torch.zeros(len(items.members)).index_add_(0, item_of_T, cost_model.wait_T),
             needs_RI=torch.from_numpy(items.needs_IR).t().contiguous(),
             room_RD=torch.from_numpy(items.room_DR).t().contiguous(),
             allowed_ID=torch.from_numpy(items.allowed_ID) if items.restricted_I.any() else None,

@@ -20,7 +20,7 @@ import torch
 
 from evenshard.placement.placement import Placement, legal_mask
 from evenshard.placement.task import PlacementTask
-from evenshard.sharders.convex_search.chains import LEAST_GAIN, Chains, Steps
+from evenshard.sharders.convex_search.chains import LEAST_GAIN, Chains, OtherDevices, Steps
 from evenshard.sharders.convex_search.item_tensors import ItemTensors, TaskCostModel, has_room
 
 CHUNK_NUMBERS = 2**18  # columns of the candidates scored at a time: 1 MB, which a core keeps close
@@ -124,12 +124,14 @@ class LocalSearch:
             device_S: the device of each.
         """
         columns_IH, needs_RI, allowed_ID = self._items.columns_IH, self._items.needs_RI, self._items.allowed_ID
-        goal_S = chains.ms_SD[row_S, device_S] * (1 - LEAST_GAIN)
+        wait_I, wait_SD = self._items.wait_I, chains.wait_SD
+        goal_S = chains.total_SD[row_S, device_S] * (1 - LEAST_GAIN)
         own_N, item_N = (chains.device_SI[row_S] == device_S[:, None]).nonzero().unbind(1)  # own: index into row_S
         chain_N, home_N = row_S[own_N], device_S[own_N]
         without_NH = chains.sums_SDH[chain_N, home_N] - columns_IH[item_N]
         without_ms_N = self._score(len(item_N), 1, lambda part: without_NH[part])
-        goal_N1 = goal_S[own_N, None]
+        without_wait_N = wait_SD[chain_N, home_N] - wait_I[item_N]
+        others, goal_N1 = OtherDevices.of(chains, row_S, device_S).select(own_N), goal_S[own_N, None]
 
         # Moves: to every other device.
         num_devices, num_items = chains.ms_SD.shape[1], len(columns_IH)
@@ -138,7 +140,8 @@ class LocalSearch:
             num_devices,
             lambda part: chains.sums_SDH[chain_N[part]] + columns_IH[item_N[part], None],
         )
-        slower_ND = torch.maximum(arrived_ND, without_ms_N[:, None])
+        wait_ND = torch.maximum(wait_SD[chain_N] + wait_I[item_N, None], without_wait_N[:, None])
+        slower_ND, _ = others.after_step(torch.maximum(arrived_ND, without_ms_N[:, None]), wait_ND)
         legal_ND = has_room(chains.over_RSD[:, chain_N], needs_RI[:, item_N, None])
         if allowed_ID is not None:
             legal_ND &= allowed_ID[item_N]
@@ -148,6 +151,9 @@ class LocalSearch:
         # Swaps: with every item elsewhere; first the device itself, and only where that helps the other one.
         home_NI = self._score(len(item_N), num_items, lambda part: without_NH[part, None] + columns_IH)
         device_NI = chains.device_SI[chain_N]
+        away_wait_NI = wait_SD[chain_N].gather(1, device_NI) - wait_I + wait_I[item_N, None]
+        wait_NI = torch.maximum(without_wait_N[:, None] + wait_I, away_wait_NI)
+        home_NI, wait_NI = others.towards(device_NI).after_step(home_NI, wait_NI)
         # Memory is looked at for all pairs at once; the other limits, which few pairs break, for those that remain.
         over_home_N1 = chains.over_RSD[0, chain_N, home_N, None] - needs_RI[0, item_N, None]
         over_away_NI = chains.over_RSD[0, chain_N].gather(1, device_NI) - needs_RI[0]
@@ -162,7 +168,7 @@ class LocalSearch:
             without_other_NH = chains.sums_SDH[chain_N[n[part]], away[part]] - columns_IH[other[part]]
             return without_other_NH + columns_IH[item_N[n[part]]]
 
-        slower = torch.maximum(home_NI[n, other], self._score(len(n), 1, away_sums))
+        slower = torch.maximum(home_NI[n, other], self._score(len(n), 1, away_sums) + wait_NI[n, other])
         good = slower < goal_N1[n, 0]
         n = n[good]
         swaps = Steps(chain_N[n], item_N[n], away[good], other[good], slower[good])

@@ -27,7 +27,7 @@ MAX_SPLITS = 8  # numbers of devices with few rows that are tried, per limit and
 def marginal_greedy(task: PlacementTask, cost_model: TaskCostModel, max_splits: int = MAX_SPLITS) -> list[Placement]:
     """The placements that found room for all tables, without the limit on rows first; none if there is none."""
     items = ItemTensors.of(task, cost_model)
-    alone_ms_I = cost_model.device_ms(cost_model.empty_H + items.columns_IH)
+    alone_ms_I = cost_model.device_ms(cost_model.empty_H + items.columns_IH) + items.wait_I
     rows_I = torch.tensor(
         [float(sum(task.tables[position].num_rows for position in one)) for one in items.items.members]
     )
@@ -43,6 +43,7 @@ def marginal_greedy(task: PlacementTask, cost_model: TaskCostModel, max_splits: 
 
     way_S = torch.arange(num_ways)
     sums_SDH = cost_model.empty_H.expand(num_ways, num_devices, -1).clone()
+    wait_SD = torch.zeros(num_ways, num_devices)
     over_RSD = -items.room_RD[:, None].repeat(1, num_ways, 1)
     held_rows_SD = torch.zeros(num_ways, num_devices)
     device_SI = torch.zeros(num_ways, num_items, dtype=torch.int64)
@@ -52,10 +53,13 @@ def marginal_greedy(task: PlacementTask, cost_model: TaskCostModel, max_splits: 
         legal_SD = has_room(over_RSD, needs_RS[..., None]) & allowed_SID[way_S, item_S]
         legal_SD &= held_rows_SD + rows_I[item_S, None] < limit_SD
         with_it_SDH = sums_SDH + items.columns_IH[item_S, None]
-        device_S = cost_model.device_ms(with_it_SDH).masked_fill(~legal_SD, torch.inf).argmin(dim=1)
+        with_it_SD = torch.maximum(wait_SD + items.wait_I[item_S, None], wait_SD.amax(dim=1, keepdim=True))
+        with_it_SD += cost_model.device_ms(with_it_SDH)
+        device_S = with_it_SD.masked_fill(~legal_SD, torch.inf).argmin(dim=1)
         placed_S &= legal_SD.any(dim=1)
         device_SI[way_S, item_S] = device_S
         sums_SDH[way_S, device_S] = with_it_SDH[way_S, device_S]
+        wait_SD[way_S, device_S] += items.wait_I[item_S]
         over_RSD[:, way_S, device_S] += needs_RS
         held_rows_SD[way_S, device_S] += rows_I[item_S]
     return [items.items.placement(row) for row in device_SI[placed_S].tolist()]
