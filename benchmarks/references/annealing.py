@@ -143,17 +143,19 @@ class Population:
                 self._members_QS[chain * devices + device, : len(found)] = found
                 self._count_Q[chain * devices + device] = len(found)
         self._sums_QC = np.concatenate([self._times.sums(start.device_of_T) for start in starts])
-        self._ms_Q = self._times.device_ms(self._sums_QC)
+        self._ms_Q, self._wait_Q = self._times.device_ms(self._sums_QC), self._times.wait_ms(self._sums_QC)
         self._row_limit_Q = np.concatenate([start.row_limit_D for start in starts])
 
     def _slowest_ms(self) -> FloatArray:
         shape = (self._chains, self._num_devices)
-        return self._times.overall_ms(self._sums_QC.reshape(*shape, -1), self._ms_Q.reshape(shape))
+        return np.asarray(self._ms_Q.reshape(shape).max(axis=1) + self._wait_Q.reshape(shape).max(axis=1))
 
     def _measure_energy(self) -> None:
-        """The energy relative to each chain's slowest device now."""
+        """The energy relative to each chain's slowest device now, the wait that its devices share included."""
         self._scale_Q = np.repeat(1 / self._slowest_ms(), self._num_devices)
-        self._energy_Q = (self._ms_Q * self._scale_Q) ** self._config.power
+        longest_M = self._wait_Q.reshape(self._chains, -1).max(axis=1)
+        total_Q = self._ms_Q + np.repeat(longest_M, self._num_devices)
+        self._energy_Q = (total_Q * self._scale_Q) ** self._config.power
 
     def _step(self, temperature_N: FloatArray) -> None:
         """One proposal for each pair of devices: table ``i`` of device ``a`` and ``j`` of ``b`` change places.
@@ -178,18 +180,35 @@ class Population:
             self._sums_QC[both], np.concatenate([i, j]), np.concatenate([j, i]), self._members_QS[both, :width]
         )
         ms = times.device_ms(sums)
-        energy = (ms * self._scale_Q[both]) ** self._config.power
+        wait = times.wait_ms(sums)
+        longest_N, change_N = self._longest_wait(a, b, np.maximum(wait[: len(a)], wait[len(a) :]))
+        energy = ((ms + np.tile(longest_N, 2)) * self._scale_Q[both]) ** self._config.power
         rise = energy - self._energy_Q[both]
         pair_rise = rise[: len(a)] + rise[len(a) :]
+        if change_N.any():  # the other devices wait as much longer; those that count are about as slow as the slowest
+            of_chain_N = self._energy_Q.reshape(self._chains, -1).sum(axis=1)[a // self._num_devices]
+            of_others_N = of_chain_N - self._energy_Q[a] - self._energy_Q[b]
+            pair_rise += of_others_N * ((1 + change_N * self._scale_Q[a]) ** self._config.power - 1)
         fits = times.fits(sums) & (times.rows(sums) <= self._row_limit_Q[both])
         accepted = fits[: len(a)] & fits[len(a) :] & (pair_rise <= -temperature_N * np.log1p(-drawn[3]))
 
         taken = np.flatnonzero(accepted)
         twice = np.concatenate([taken, taken + len(a)])
         changed = both[twice]
-        self._sums_QC[changed], self._ms_Q[changed], self._energy_Q[changed] = sums[twice], ms[twice], energy[twice]
+        self._sums_QC[changed], self._ms_Q[changed], self._wait_Q[changed] = sums[twice], ms[twice], wait[twice]
+        self._energy_Q[changed] = energy[twice]
         self._exchange(a[taken], at_a[taken], i[taken], b[taken], at_b[taken], j[taken])
         self._remember()
+
+    def _longest_wait(self, a: IntArray, b: IntArray, wait_N: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """[N] the longest wait in the chains of pairs whose own is ``wait_N`` then, and how much longer that is."""
+        wait_MD = self._wait_Q.reshape(self._chains, self._num_devices)
+        chain_N, rows = a // self._num_devices, np.arange(len(a))
+        others_ND = wait_MD[chain_N]
+        now_N = others_ND.max(axis=1)
+        others_ND[rows, a % self._num_devices] = others_ND[rows, b % self._num_devices] = 0.0
+        longest_N = np.maximum(wait_N, others_ND.max(axis=1))
+        return longest_N, longest_N - now_N
 
     def _exchange(self, a: IntArray, at_a: IntArray, i: IntArray, b: IntArray, at_b: IntArray, j: IntArray) -> None:
         """Writes accepted proposals down."""
@@ -223,5 +242,5 @@ class Population:
         devices = np.arange(self._num_devices)
         source = (order[:culled, None] * self._num_devices + devices).ravel()
         target = (order[-culled:, None] * self._num_devices + devices).ravel()
-        for state in (self._members_QS, self._count_Q, self._sums_QC, self._ms_Q, self._row_limit_Q):
+        for state in (self._members_QS, self._count_Q, self._sums_QC, self._ms_Q, self._wait_Q, self._row_limit_Q):
             state[target] = state[source]

@@ -10,11 +10,12 @@ Legend: T tables of the task, N shards, C columns of a table's work, M of them m
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.link import BYTES_PER_VALUE
+from evenshard.measure.link import BYTES_PER_VALUE, Link
 from evenshard.measure.simulated.device_model import ROW_LIMITS, backward_ms, forward_ms
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.measure.simulated.shard_work import MAXIMA, NUM_ROWS, NUM_WORK_COLUMNS, OUTPUT_BYTES, SIZE_BYTES
@@ -40,7 +41,9 @@ class ShardTimes:
     """
 
     def __init__(self, hardware: SimulatedHardware, task: PlacementTask) -> None:
-        self._profile, self._link, self._counter = hardware.profile, hardware.link, hardware.counter
+        self._profile, self._counter = hardware.profile, hardware.counter
+        self._link = replace(hardware.link, slowest_gb_s=math.inf)
+        self._slowest_gb_s = hardware.link.slowest_gb_s
         columns_TC = self._counter.columns(task.tables, task.batch_size)
         if self._counter.tables_in_flight(task.batch_size) < FEW_IN_FLIGHT:
             columns_TC = columns_TC[:, :NUM_WORK_COLUMNS]
@@ -56,24 +59,20 @@ class ShardTimes:
     def device_ms(self, sums_NC: FloatArray) -> FloatArray:
         """[N] the four times of a device together: compute, and its exchanges with the other devices of the task.
 
-        As if no other device held more dims, which does not depend on the others; ``overall_ms`` knows them.
+        Without the wait for the device that exchanges most, which all devices share.
         """
         work = self._counter.work_of_sums(sums_NC)
-        exchange_N = self._both_exchanges_ms(sums_NC[:, OUTPUT_BYTES])
+        exchange_N = self._exchanges_ms(self._link, sums_NC, self._total_dims)
         return np.asarray(forward_ms(self._profile, work) + backward_ms(self._profile, work) + exchange_N)
 
-    def overall_ms(self, sums: FloatArray, device_ms: FloatArray) -> FloatArray:
-        """[...] ms of the slowest device of placements, from sums [..., D, C] and ``device_ms`` [..., D]."""
-        bytes_ = sums[..., OUTPUT_BYTES]
-        with_others = self._both_exchanges_ms(bytes_, bytes_.max(axis=-1, keepdims=True))
-        return np.asarray((device_ms + with_others - self._both_exchanges_ms(bytes_)).max(axis=-1))
+    def wait_ms(self, sums_NC: FloatArray) -> FloatArray:
+        """[N] what all devices wait for a device's bytes if it exchanges most."""
+        return self._exchanges_ms(Link(0.0, "wait", slowest_gb_s=self._slowest_gb_s), sums_NC, 0.0)
 
-    def _both_exchanges_ms(self, bytes_: FloatArray, most_bytes: FloatArray | None = None) -> FloatArray:
-        """A device's two exchanges, from the bytes of its pooled embeddings; see ``Link.exchange_ms``."""
-        to_dims = 1 / (self._batch_size * BYTES_PER_VALUE)
-        most = None if most_bytes is None else most_bytes * to_dims
-        context = (self._total_dims, self._num_devices, self._batch_size)
-        return (1 + self._link.forward_share) * self._link.exchange_ms(bytes_ * to_dims, *context, most)
+    def _exchanges_ms(self, link: Link, sums_NC: FloatArray, total_dims: float) -> FloatArray:
+        dims_N = sums_NC[:, OUTPUT_BYTES] / (self._batch_size * BYTES_PER_VALUE)
+        both = 1 + self._link.forward_share
+        return both * link.exchange_ms(dims_N, total_dims, self._num_devices, self._batch_size)
 
     def fits(self, sums_NC: FloatArray) -> npt.NDArray[np.bool_]:
         """[N] whether the device has room."""
@@ -86,7 +85,9 @@ class ShardTimes:
     def slowest_ms(self, device_of_T: IntArray) -> float:
         """The slowest device of a placement; infinite if one of its devices has no room for its shard."""
         sums_DC = self.sums(device_of_T)
-        return float(self.overall_ms(sums_DC, self.device_ms(sums_DC))) if self.fits(sums_DC).all() else math.inf
+        if not self.fits(sums_DC).all():
+            return math.inf
+        return float(self.device_ms(sums_DC).max() + self.wait_ms(sums_DC).max())
 
     def sums(self, device_of_T: IntArray) -> FloatArray:
         """[D, C] sums of the shards of a placement."""
