@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from evenshard.measure.evidence import UNCONFIRMED_PERCENT, DeviceError, Evidence, evidence_of
+from evenshard.measure.evidence import EXTRAPOLATED_PERCENT, UNCONFIRMED_PERCENT, DeviceError, Evidence, evidence_of
 
 SHARDS = Evidence("shards of real tables", "a paper", 6000, 2000, 5.1, 14.2)
 KERNELS = Evidence("kernels of traces", "a repository", 30, 12, 8.0, 40.0)
@@ -53,6 +53,14 @@ def test_without_enough_held_out_points_the_error_is_wide() -> None:
     assert DeviceError.of([FITTED]) == DeviceError(UNCONFIRMED_PERCENT, 0)
     assert DeviceError.of([FITTED, FEW]) == DeviceError(UNCONFIRMED_PERCENT, 9)
     assert not DeviceError.of([FEW]).is_confirmed
+
+
+def test_a_profile_that_takes_from_another_is_at_least_as_wrong_as_kernels_that_nothing_else_is_like() -> None:
+    assert DeviceError.of([SHARDS], is_extrapolated=True) == DeviceError(EXTRAPOLATED_PERCENT, 2000)
+    assert DeviceError.of([replace(SHARDS, p90_error_percent=60.0)], is_extrapolated=True).percent == 60.0
+    few = DeviceError.of([FITTED, FEW], is_extrapolated=True)
+    assert few == DeviceError(EXTRAPOLATED_PERCENT, 9) and not few.is_confirmed
+    assert DeviceError.of([FITTED], is_extrapolated=True) == DeviceError(UNCONFIRMED_PERCENT, 0)
 
 
 def test_it_says_what_confirms_the_profile() -> None:

@@ -111,6 +111,8 @@ class DeviceError:
     def of(evidence: Sequence[Evidence], is_extrapolated: bool = False) -> DeviceError:
         """The error by the first evidence with enough held-out measurements: profiles list the most relevant first.
 
+        A few of them count where the rest comes from another profile: then nothing has to be known from data sheets.
+
         Args:
             evidence: the profile's.
             is_extrapolated: whether much of the profile comes from another one.
@@ -119,7 +121,10 @@ class DeviceError:
         for one in evidence:
             if one.held_out >= MIN_HELD_OUT and one.p90_error_percent is not None:
                 return DeviceError(max(one.p90_error_percent, least), one.held_out)
-        return DeviceError(points=max((one.held_out for one in evidence), default=0))
+        few = next((one for one in evidence if one.p90_error_percent is not None), None)
+        if is_extrapolated and few is not None and few.p90_error_percent is not None:
+            return DeviceError(max(few.p90_error_percent, least), few.held_out)
+        return DeviceError(points=few.held_out if few is not None else 0)
 
     @property
     def is_confirmed(self) -> bool:
