@@ -205,6 +205,18 @@ def test_batches_and_devices_far_beyond() -> None:
     assert wide == ("dims of 192 on a mean device are far more than the 88 the model was trained on",)
 
 
+def test_what_shards_alone_do_not_tell_is_said() -> None:
+    """Others publish one time of a shard alone: neither its parts nor an exchange."""
+    total = PlacementCost((DeviceCost.of_total(5.0),), "modelled")
+    shard = measured(task(TABLES, 1), (0, 0, 0), total)
+    trained_on = TrainedOn.of([shard])
+    sum_only = "forward and backward compute were timed as one: how they share their sum is a guess"
+    alone = "the model was trained on shards alone: its times leave out the exchange between devices"
+    assert trained_on.outside(task(TABLES, 1)) == (sum_only,)
+    assert trained_on.outside(task(TABLES, 2)) == (sum_only, alone)
+    assert TrainedOn.of([shard, *seen()]).outside(task(TABLES, 2)) == ()
+
+
 # Folders -------------------------------------------------------------------------------------------------------------
 
 

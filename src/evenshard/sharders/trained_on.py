@@ -54,6 +54,7 @@ class TrainedOn:
             histogram.
         device_error: how far the simulated device is from the real one, the furthest of several; None for real
             hardware.
+        timed_apart: whether forward and backward compute of any device were timed apart.
     """
 
     hardware: str
@@ -77,6 +78,7 @@ class TrainedOn:
     pooling_factor_quantiles: tuple[float, ...] = ()
     reuse_quantiles: tuple[float, ...] = ()
     device_error: DeviceError | None = None
+    timed_apart: bool = True
 
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement], git_commit: str = UNKNOWN, costs: Sequence[Path] = ()) -> TrainedOn:
@@ -118,6 +120,7 @@ class TrainedOn:
             pooling_factor_quantiles=_quantiles([table.pooling_factor for table in tables]),
             reuse_quantiles=_quantiles(reuse),
             device_error=max(device_errors, key=lambda error: error.percent, default=None),
+            timed_apart=any(cost.fwd_compute_ms is not None for one in measured for cost in one.cost.devices),
         )
 
     def problem(self) -> str | None:
@@ -144,6 +147,7 @@ class TrainedOn:
             *self.batch_outside(task.batch_size),
             *self.tables_outside(task.tables),
             *self.devices_outside(task.tables, task.num_devices),
+            *self.unmeasured(task.num_devices),
         )
 
     def batch_outside(self, batch_size: int) -> list[str]:
@@ -187,6 +191,15 @@ class TrainedOn:
                 found.append(f"{what.format(value)} far more than the {high:,.0f} the model was trained on")
         return found
 
+    def unmeasured(self, num_devices: int) -> list[str]:
+        """The part of ``outside`` that nothing was measured of: the parts of a sum, and exchanges."""
+        found = []
+        if not self.timed_apart:
+            found.append("forward and backward compute were timed as one: how they share their sum is a guess")
+        if num_devices > 1 and self.num_devices == (1, 1):
+            found.append("the model was trained on shards alone: its times leave out the exchange between devices")
+        return found
+
     def save(self, path: Path) -> None:
         """Writes JSON, as a whole or not at all."""
         with atomic_path(path) as draft:
@@ -213,7 +226,7 @@ class TrainedOn:
 
 
 _QUANTILES = ("num_rows_quantiles", "embedding_dim_quantiles", "pooling_factor_quantiles", "reuse_quantiles")
-_LATER = (*_QUANTILES, "device_error")
+_LATER = (*_QUANTILES, "device_error", "timed_apart")
 """The first files do not have them."""
 _RANGES = tuple(field.name for field in fields(TrainedOn) if field.type == "SeenRange")
 

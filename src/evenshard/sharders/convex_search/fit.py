@@ -235,7 +235,8 @@ def _learn(
     of_known_R3 = known_R3 * 3 / known_R3.sum(dim=1, keepdim=True)
     weight_RK3 = (learns_RK * (weight_R / weight_R.mean())[:, None])[..., None] * of_known_R3[:, None]
 
-    minibatches = _Minibatches(rows, only_used=config.across_batches)
+    held_per_minibatch = config.minibatch_size * len(rows.held) / len(rows.times_R3)
+    minibatches = _Minibatches(rows, only_used=len(rows.tables) > held_per_minibatch)
     optimizer = torch.optim.Adam(net.parameters(), lr=config.learning_rate, fused=True)
     losses = []
     for update in track(range(config.num_updates)):
@@ -263,7 +264,7 @@ class _Minibatches:
 
     Args:
         rows: all devices.
-        only_used: leave out the tables that no device of the minibatch holds: many batch sizes make many pairs.
+        only_used: leave out the tables that no device of the minibatch holds, as pays where there are many.
     """
 
     def __init__(self, rows: DeviceRows, only_used: bool) -> None:
