@@ -46,7 +46,7 @@ def greedy_starts(times: ShardTimes, num_devices: int) -> list[Start]:
         before_NC = sums_SDC.reshape(starts * devices, -1)
         after_NC = times.after_exchange(before_NC, nothing_N, came_N, nothing_N[:, None])
         room_N = times.fits(after_NC) & (times.rows(after_NC) <= limit_SD.ravel()) & allowed_STD[every, table_S].ravel()
-        ms_SD = np.where(room_N, times.device_ms(after_NC), np.inf).reshape(starts, devices)
+        ms_SD = np.where(room_N, times.alone_with_wait_ms(after_NC), np.inf).reshape(starts, devices)
         device_S = ms_SD.argmin(axis=1)
         placed_S &= np.isfinite(ms_SD[every, device_S])
         device_of_ST[every, table_S] = device_S

@@ -69,6 +69,10 @@ class ShardTimes:
         """[N] what all devices wait for a device's bytes if it exchanges most."""
         return self._exchanges_ms(Link(0.0, "wait", slowest_gb_s=self._slowest_gb_s), sums_NC, 0.0)
 
+    def alone_with_wait_ms(self, sums_NC: FloatArray) -> FloatArray:
+        """[N] both, as if each device were the one that exchanges most."""
+        return self.device_ms(sums_NC) + self.wait_ms(sums_NC)
+
     def _exchanges_ms(self, link: Link, sums_NC: FloatArray, total_dims: float) -> FloatArray:
         dims_N = sums_NC[:, OUTPUT_BYTES] / (self._batch_size * BYTES_PER_VALUE)
         both = 1 + self._link.forward_share

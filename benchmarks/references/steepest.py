@@ -16,7 +16,7 @@ def descend(times: ShardTimes, num_devices: int, device_of_T: IntArray) -> IntAr
     none = len(device_of_T)
     while True:
         sums_DC = times.sums(device_of_T)
-        ms_D = times.device_ms(sums_DC)
+        ms_D = times.alone_with_wait_ms(sums_DC)
         slowest = int(ms_D.argmax())
         own = np.flatnonzero(device_of_T == slowest)
         others = np.flatnonzero(device_of_T != slowest)
@@ -35,7 +35,7 @@ def descend(times: ShardTimes, num_devices: int, device_of_T: IntArray) -> IntAr
         source_P = np.full(len(leaves_P), slowest)
         lighter_PC = times.after_exchange(sums_DC[source_P], leaves_P, comes_P, members_DS[source_P])
         heavier_PC = times.after_exchange(sums_DC[target_P], comes_P, leaves_P, members_DS[target_P])
-        ms_P = np.maximum(times.device_ms(lighter_PC), times.device_ms(heavier_PC))
+        ms_P = np.maximum(times.alone_with_wait_ms(lighter_PC), times.alone_with_wait_ms(heavier_PC))
         ms_P = np.where(times.fits(lighter_PC) & times.fits(heavier_PC), ms_P, np.inf)
         best = int(ms_P.argmin())
         if not ms_P[best] < ms_D[slowest]:
