@@ -19,7 +19,7 @@ from evenshard.planner.api import place
 from evenshard.planner.file import save_answer
 from evenshard.planner.highlights import device_error_text
 from evenshard.planner.torchrec import save_plan
-from evenshard.tables.files import save_tables
+from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.table import Table
 from support.traced_training import LOCAL_BATCH, LOOKUPS, PLAN, TABLES, WORLD_SIZE, record
 from support.truth import truth_file
@@ -120,9 +120,9 @@ def test_what_was_observed_is_a_cost_dataset(
 ) -> None:
     costs = tmp_path / "costs.parquet"
     argv = [*traces(training), "--placement", str(training / "placement.json")]
-    ranks = observed(capsys, *argv, "--costs-out", str(costs))["ranks"]
-    pool = [Table(name, rows, dim, float(LOOKUPS)) for name, (rows, dim) in TABLES.items()]
-    (measured,) = load_costs(costs, pool)
+    written = ["--costs-out", str(costs), "--tables-out", str(tmp_path / "tables.json")]
+    ranks = observed(capsys, *argv, *written)["ranks"]
+    (measured,) = load_costs(costs, load_tables(tmp_path / "tables.json"))
     assert [*map(list, measured.placement.shards())] == [[0, 1], [2]]
     for one, device in zip(ranks, measured.cost.devices, strict=True):
         assert device.fwd_compute_ms == one["forward_ms"] and device.bwd_compute_ms == one["backward_ms"]
@@ -137,6 +137,7 @@ def test_what_is_missing_is_said_in_a_line(training: Path, tmp_path: Path, capsy
     both, placement = traces(training), str(training / "placement.json")
     costs = ["--costs-out", str(tmp_path / "costs.parquet")]
     assert "which rank holds which tables" in refused(capsys, *both, *costs)
+    assert "Add --costs-out" in refused(capsys, *both, "--tables-out", str(tmp_path / "costs.json"))
     assert "missing: 0" in refused(capsys, both[1], "--placement", placement, *costs)
     assert "it is of rank 0" in refused(capsys, both[0], both[0])
     assert "Add the table file: --tables" in refused(capsys, *both, "--placement", str(training / PLAN))

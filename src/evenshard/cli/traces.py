@@ -19,7 +19,7 @@ def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages.observe_text import observation_text
 
     inputs = stage.ObserveInputs(tuple(args.traces), args.placement, args.tables, args.model)
-    observation, comparison = stage.run(inputs, stage.ObserveOutputs(args.costs_out))
+    observation, comparison = stage.run(inputs, stage.ObserveOutputs(args.costs_out, args.tables_out))
     if args.json:
         compared = None if comparison is None else asdict(comparison)
         print(json.dumps({**asdict(observation), "comparison": compared}, indent=1))
@@ -59,4 +59,5 @@ def add_commands(commands: Commands) -> None:
         help="predicts for a plan or a table file (default: the one that comes with evenshard for the GPU)",
     )
     add("--costs-out", **OUTPUT, help="cost dataset to write (.parquet): needs all ranks, and --placement")
+    add("--tables-out", **OUTPUT, help="tables of that dataset to write; parts of split tables are tables of their own")
     add("--json", action="store_true", help="print JSON")

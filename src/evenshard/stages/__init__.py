@@ -7,6 +7,7 @@
     generate_tables, benchmark, merge_costs, train_cost, train_policy, evaluate   the stages themselves: ``run`` of each
     propose               what benchmark measures; standings, report, report_page: what evaluate compares and shows
     import_costs, record_outcome, calibrate_device   beside the loop: costs that others measured; how a pipeline
-                          ended; a device model fitted to costs
+                          ended; a device model fitted to costs or traces
+    observe, observe_text what the traces of a training say, beside predictions
     decisions/            promote a model, compare loops, retrain or not
 """

@@ -11,8 +11,8 @@ from evenshard.measure.calibrate.trace import TraceCalibration, TracedShard, fit
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.profiles import profile_path, write_profile
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
-from evenshard.measure.traces.fused_calls import fused_calls, median_calls, without_calls
-from evenshard.measure.traces.ranks import training_traces
+from evenshard.measure.traces.fused_calls import median_calls, without_calls
+from evenshard.measure.traces.ranks import training_ranks
 from evenshard.stages.observe import placed_tables
 from evenshard.tables.files import load_tables
 from evenshard.tables.table import Table
@@ -72,7 +72,7 @@ def _fit_to_costs(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs
 
 
 def _fit_to_traces(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
-    calls = median_calls([call for trace in training_traces(inputs.traces) for call in fused_calls(trace)])
+    calls = median_calls([call for one in training_ranks(inputs.traces) for call in one.calls])
     if not calls:
         raise without_calls(inputs.traces[0])
     ranks = sorted({call.rank for call in calls})

@@ -23,7 +23,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.plan_file import load_plan_parts
 from evenshard.sharders.convex_search.prediction import PredictedDevice, PredictedPlacement
 from evenshard.sharders.models import PlacementModel
-from evenshard.tables.files import load_tables
+from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.provenance import Lineage
@@ -53,9 +53,10 @@ class ObserveInputs:
 
 @dataclass(frozen=True)
 class ObserveOutputs:
-    """``costs``: the cost dataset to write, if any."""
+    """``costs``: the cost dataset to write, if any; ``tables``: its tables, where parts of tables are tables too."""
 
     costs: Path | None = None
+    tables: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ def run(inputs: ObserveInputs, outputs: ObserveOutputs) -> tuple[ObservedTrainin
     Raises:
         BadInput: if an input cannot be used, or something that the costs need is missing.
     """
+    if outputs.tables is not None and outputs.costs is None:
+        raise BadConfig("--tables-out writes the tables of a cost dataset. Add --costs-out.")
     observation = observe(inputs.traces)
     source = inputs.placement or inputs.tables
     if outputs.costs is not None and source is None:
@@ -117,6 +120,8 @@ def run(inputs: ObserveInputs, outputs: ObserveOutputs) -> tuple[ObservedTrainin
     placed = _placed(source, inputs, observation)
     if outputs.costs is not None:
         save_costs([_measured(placed, observation)], outputs.costs, Lineage.here({}))
+        if outputs.tables is not None:
+            save_tables(placed.task.tables, outputs.tables)
     return observation, _comparison(placed, observation)
 
 

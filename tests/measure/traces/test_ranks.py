@@ -10,7 +10,7 @@ from evenshard.measure.traces.collectives import CollectiveKind, collectives
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.measure.traces.ranks import observe
 from evenshard.utils.errors import BadFile, BadInput
-from support.trace_builders import AUTOGRAD, MAIN, NCCL_KERNEL, TraceBuilder, step
+from support.trace_builders import AUTOGRAD, LOOKUP_KERNEL, MAIN, NCCL_KERNEL, TraceBuilder, step
 from support.truth import truth_file
 
 KIND_OF_OPERATOR: dict[str, CollectiveKind] = {
@@ -62,6 +62,26 @@ def test_one_rank_of_several_has_its_waiting_in_its_exchanges(tmp_path: Path) ->
     (only,) = found.ranks
     assert only.waiting_ms is None and only.exchange_ms["forward"] == pytest.approx(0.35)
     assert found.waits_for is None and found.balance is None and "cannot be told apart" in found.notes[0]
+
+
+def test_without_shapes_there_are_times_and_a_word_about_recording(tmp_path: Path) -> None:
+    trace = TraceBuilder(shapes=False)
+    step(trace, 5, 0, 100, 200)
+    found = observe([trace.save(tmp_path / "trace.json")])
+    (only,) = found.ranks
+    assert (only.num_tables, only.sum_of_dims, only.forward_ms, only.backward_ms) == (None, None, 0.1, 0.2)
+    assert only.exchange_ms["forward"] > 0 and only.exchange_ms["backward"] > 0 and only.exchange_ms["input"] > 0
+    (note,) = found.notes
+    assert "record_shapes=True is missing" in note and "evenshard observe --help" in note
+
+
+def test_data_parallel_tables_are_left_out(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    step(trace, 5, 0, 100, 200)
+    trace.op("fbgemm::dense_embedding_codegen_lookup_function", 50_150, 10)
+    trace.kernel(LOOKUP_KERNEL, 50_155, 50_300, 77)
+    (only,) = observe([trace.save(tmp_path / "trace.json")]).ranks
+    assert only.forward_ms == 0.1 and only.num_tables == 2
 
 
 def test_traces_of_one_training_alone_are_compared(tmp_path: Path) -> None:

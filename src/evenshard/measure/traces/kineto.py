@@ -96,6 +96,7 @@ class Trace:
         memory_bytes: memory of that GPU; 0 where the trace does not say.
         backend: of its process group, such as "nccl"; "" where the trace does not say.
         started_at: begin of its first operator, seconds since 1970 UTC.
+        has_shapes: whether operators say the sizes of their inputs (``record_shapes=True``).
         steps: (number, start, end) of each training step, in order; empty without ``prof.step()``.
         ops: operators in the order of their start.
         gpu_work: what operators of this trace started, in the order of its start. What was started before the trace
@@ -109,6 +110,7 @@ class Trace:
     memory_bytes: int
     backend: str
     started_at: float
+    has_shapes: bool
     steps: tuple[tuple[int, float, float], ...]
     ops: tuple[Op, ...]
     gpu_work: tuple[GpuWork, ...]
@@ -122,19 +124,15 @@ class Trace:
     def _step_starts(self) -> list[float]:
         return [start for _, start, _ in self.steps]
 
-    @cached_property
-    def has_shapes(self) -> bool:
-        """Whether operators say the sizes of their inputs (``record_shapes=True``)."""
-        return any(op.input_dims for op in self.ops)
 
-
-def read_traces(path: Path) -> list[Trace]:
-    """The traces of a file: .json, .json.gz, or an archive of several (.tar, .tar.gz).
+def read_traces(path: Path) -> Iterator[Trace]:
+    """The traces of a file, one after the other: .json, .json.gz, or an archive of several (.tar, .tar.gz).
 
     Raises:
         BadFile: if it is missing, torn, or not of ``torch.profiler``.
     """
-    return [_trace(path, source, content) for source, content in _contents(path)]
+    for source, content in _contents(path):
+        yield _trace(path, source, content)
 
 
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -249,6 +247,7 @@ def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, 
         memory_bytes=int(gpu.get("totalGlobalMem", 0)),
         backend=str(info.get("backend", "")),
         started_at=int(document.get("baseTimeNanoseconds", 0)) / 1e9 + (ops[0].start_us / 1e6 if ops else 0.0),
+        has_shapes=any(op.input_dims for op in ops),
         steps=tuple((number, op.start_us, op.end_us) for number, op in steps.items()),
         ops=tuple(ops),
         gpu_work=tuple(sorted(work, key=lambda one: one.start_us)),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
 from evenshard.measure.costs import interquartile_range
 from evenshard.measure.traces.collectives import (
     COLLECTIVES,
+    Collective,
     CollectiveKind,
     StepCollectives,
     apart_from_waiting,
@@ -135,25 +136,25 @@ def observe(paths: Sequence[Path]) -> ObservedTraining:
     Raises:
         BadInput: if a file cannot be read, has no training step or no fused module, or is of another training.
     """
-    traces = training_traces(paths)
-    calls = {trace.rank: [call for call in fused_calls(trace) if call.optimizer != DENSE] for trace in traces}
-    if not any(calls.values()):
+    traced = training_ranks(paths)
+    if not any(one.placed_calls for one in traced):
         raise without_calls(paths[0])
-    steps = sorted(set.intersection(*({number for number, _, _ in trace.steps} for trace in traces)))
+    steps = sorted(set.intersection(*({number for number, _, _ in one.trace.steps} for one in traced)))
     if not steps:
         raise BadInput(
             "the ranks' traces have no training step (ProfilerStep#...) in common. Record all ranks with one schedule."
         )
-    shared = apart_from_waiting({trace.rank: collectives(trace) for trace in traces}, steps)
-    ranks = tuple(_rank(trace, calls[trace.rank], shared[trace.rank], steps) for trace in traces)
+    shared = apart_from_waiting({one.trace.rank: one.collectives for one in traced}, steps)
+    ranks = tuple(_rank(one, shared[one.trace.rank], steps) for one in traced)
     waiting = {one.rank: one.all_waiting_ms for one in ranks if one.all_waiting_ms is not None}
+    traces = [one.trace for one in traced]
     return ObservedTraining(
         ranks=ranks,
         world_size=traces[0].world_size,
         step_ms=median(one.step_ms for one in ranks),
         waits_for=min(waiting, key=waiting.__getitem__) if waiting and max(waiting.values()) > 0 else None,
-        balance=_balance(ranks, calls, steps) if len(ranks) > 1 else None,
-        optimizer=next(call.optimizer for of_rank in calls.values() for call in of_rank),
+        balance=_balance(ranks, traced, steps) if len(ranks) > 1 else None,
+        optimizer=next(call.optimizer for one in traced for call in one.placed_calls),
         memory_bytes=min(trace.memory_bytes for trace in traces),
         backend=traces[0].backend,
         started_at=min(trace.started_at for trace in traces),
@@ -161,30 +162,45 @@ def observe(paths: Sequence[Path]) -> ObservedTraining:
     )
 
 
-def training_traces(paths: Sequence[Path]) -> list[Trace]:
-    """The traces of a training, by rank.
+@dataclass(frozen=True)
+class TracedRank:
+    """What a rank's trace says of its embedding tables: its calls and collectives; ``trace`` has no events any more."""
+
+    trace: Trace
+    calls: Sequence[FusedCall]
+    collectives: Sequence[Collective]
+
+    @property
+    def placed_calls(self) -> Sequence[FusedCall]:
+        """Without those of data parallel tables."""
+        return [call for call in self.calls if call.optimizer != DENSE]
+
+
+def training_ranks(paths: Sequence[Path]) -> list[TracedRank]:
+    """The ranks of one training in their order. One trace is in memory at a time: each may have a million events.
 
     Raises:
         BadInput: if a file cannot be read, or the traces are not one for each rank of one training with steps.
     """
-    traces = [trace for path in paths for trace in read_traces(path)]
-    by_rank: dict[int, Trace] = {}
-    for trace in traces:
+    by_rank: dict[int, TracedRank] = {}
+    for trace in (trace for path in paths for trace in read_traces(path)):
         if not trace.steps:
             problem = "it has no training step (ProfilerStep#...)"
             raise BadFile(trace.source, problem, f"Call prof.step() after each step. {HOW_TO_RECORD}.")
-        if trace.world_size != traces[0].world_size:
-            problem = f"it is of {trace.world_size} ranks, {traces[0].source} of {traces[0].world_size}"
-            raise BadFile(trace.source, problem, "Give the traces of one training.")
-        if (other := by_rank.setdefault(trace.rank, trace)) is not trace:
-            problem = f"it is of rank {trace.rank}, as {other.source} is"
+        if trace.rank in by_rank:
+            problem = f"it is of rank {trace.rank}, as {by_rank[trace.rank].trace.source} is"
             raise BadFile(trace.source, problem, "Give one trace of each rank of one training.")
+        without_events = replace(trace, ops=(), gpu_work=())
+        by_rank[trace.rank] = TracedRank(without_events, fused_calls(trace), collectives(trace))
+        first = next(iter(by_rank.values())).trace
+        if trace.world_size != first.world_size:
+            problem = f"it is of {trace.world_size} ranks, {first.source} of {first.world_size}"
+            raise BadFile(trace.source, problem, "Give the traces of one training.")
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def _rank(
-    trace: Trace, calls: Sequence[FusedCall], shared: Mapping[int, StepCollectives], steps: Sequence[int]
-) -> RankTimes:
+def _rank(traced: TracedRank, shared: Mapping[int, StepCollectives], steps: Sequence[int]) -> RankTimes:
+    trace, calls = traced.trace, traced.placed_calls
     forward = _per_step(calls, steps, "forward")
     backward = _per_step(calls, steps, "backward")
     exchange = {kind: median(shared[step].exchange_us[kind] for step in steps) / _US_PER_MS for kind in COLLECTIVES}
@@ -223,9 +239,9 @@ def _sum(numbers: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(numbers) else None
 
 
-def _balance(ranks: Sequence[RankTimes], calls: Mapping[int, Sequence[FusedCall]], steps: Sequence[int]) -> Balance:
+def _balance(ranks: Sequence[RankTimes], traced: Sequence[TracedRank], steps: Sequence[int]) -> Balance:
     def above_mean(which: str) -> float:
-        of_ranks = [_per_step(calls[one.rank], steps, which) for one in ranks]
+        of_ranks = [_per_step(one.placed_calls, steps, which) for one in traced]
         above: list[float] = [max(of_step) - fmean(of_step) for of_step in zip(*of_ranks, strict=True)]
         return median(above)
 
