@@ -118,6 +118,7 @@ def test_a_kernel_belongs_to_the_operator_that_launched_it_however_late_it_runs(
     trace.step(7, 0, 1000)
     trace.lookup(100, tables=2)
     trace.kernel(LOOKUP_KERNEL, launched=105, start=500, duration=40)
+    trace.kernel("cat", launched=150, start=545, duration=8)  # between two operators: of neither
     trace.lookup(200, tables=3)
     trace.kernel(LOOKUP_KERNEL, launched=205, start=540, duration=60)
     trace.op("aten::mm", 495, 100)

@@ -29,7 +29,6 @@ _BOUNDS_CHECK = re.compile(r"fbgemm::bounds_check_indices")
 _FORWARD = re.compile(r"fbgemm::(?:split|ssd|(dense))_embedding_(?:nobag_)?codegen_lookup_(?:(\w+)_)?function(?:_\w+)?")
 _BACKWARD = re.compile(r"torch::autograd::CppNode<(?:Split|SSD|Dense)(?:NoBag)?LookupFunction_\w+>")
 _CLASS_OF_KERNEL: Sequence[tuple[re.Pattern[str], str]] = (
-    (re.compile(r"find_long_segments"), "index"),
     (re.compile(r"RadixSort"), "sort"),
     (re.compile(r"grad_indice_weights"), WEIGHTS_GRADIENT),
     (re.compile(r"(?:cta|warp)_per_row"), "gradient"),
