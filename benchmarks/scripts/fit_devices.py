@@ -45,7 +45,7 @@ LARGE_SHARD, LARGE_COUNTS = 6, 6  # shards with so many tables count so much mor
 MOVED = 0.02  # constants that the fit moves by less stay estimates
 STARTS, START_ORDER = Path(__file__).with_suffix(".yaml"), ("v100", "a100_80gb", "h100", "rtx_2080_ti")
 ONCE = (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
-SHORT_CALL = "short_call_us"
+SHORT_CALL, MEMORY = "short_call_us", "hbm_efficiency"
 POINTS_SOURCE = (
     "public traces and benchmarks: facebookresearch/HolisticTraceAnalysis and param, meta-pytorch, NVIDIA, owensgroup"
 )
@@ -79,7 +79,7 @@ FITS = {
     "rtx_2080_ti": Fit((), FREE_CONSTANTS, prior=2.0),
     "v100": Fit(
         ("V100", "V100-16GB", "V100-32GB", "unnamed (V100 likely, Jan 2021)"),
-        tuple(name for name in _KERNEL_CONSTANTS if name != "hbm_efficiency"),  # else it ends at the peak
+        tuple(name for name in _KERNEL_CONSTANTS if name != MEMORY),  # else it ends at the peak
     ),
     "a100_80gb": Fit(_A100, _KERNEL_CONSTANTS),
     "a100_40gb": Fit(_A100, (), "a100_80gb"),
@@ -433,7 +433,7 @@ def _write(name: str, fit: Fit, fitted: Fitted) -> None:
     values = {one: float(getattr(fitted.profile, one)) for one in FREE_CONSTANTS}
     moved = {one for one in fit.free if abs(values[one] - getattr(start, one)) > MOVED * getattr(start, one)}
     own = {one: value for one, value in values.items() if one in moved}
-    measured = set() if fit.takes_from else {"hbm_efficiency"}  # its source is not the fit's
+    measured = set() if fit.takes_from else {MEMORY}  # its source is not the fit's
     others = {one: getattr(start, one) for one in FREE_CONSTANTS if one not in moved | measured}
     evidence = () if fitted.evidence is None else (fitted.evidence,)
     for constants, source in ((others, other_source), (own, fitted_source)):

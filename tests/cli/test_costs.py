@@ -14,6 +14,8 @@ import yaml
 
 from evenshard.cli import main
 from evenshard.measure.__main__ import main as bare_main
+from evenshard.measure.profiles import profile_path
+from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS
 from evenshard.tracking import StageRun
 
 POOL = ["--tables", "t.parquet", "--tasks", "tasks.json"]
@@ -169,3 +171,53 @@ def test_describe_in_words_and_as_json(pool: Path, capsys: pytest.CaptureFixture
     assert one["measurements"] == 12 and len(one["params_hash"]) == 64
     assert main(["describe", "none.parquet"]) == 2
     assert "none.parquet: no such file" in capsys.readouterr().err
+
+
+# Calibrating ---------------------------------------------------------------------------------------------------------
+
+
+def a_profile(name: str, **constants: float) -> Path:
+    """The profile of the A100 with other constants, as a file."""
+    content = yaml.safe_load(profile_path("a100_80gb").read_text())
+    content.update({one: {"value": value, "source": "made up for a test"} for one, value in constants.items()})
+    Path(name).write_text(yaml.safe_dump(content))
+    return Path(name)
+
+
+def test_a_device_is_calibrated_to_its_costs_and_then_simulated(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a_profile("truth.yaml", fwd_overhead_us=100, bwd_overhead_us=500)
+    settings(lambda p: p["measure"].update(hardware="simulated:truth.yaml"))
+    assert main([*BENCHMARK, "--placements", "0", "--shards", "60"]) == 0
+    capsys.readouterr()
+    words = ["calibrate-device", "--costs", "costs.parquet", "--tables", "t.parquet", "--out", "mine.yaml"]
+    assert main([*words, "--profile", "a100_80gb"]) == 0
+    said = capsys.readouterr().out
+    assert "shards of simulated: truth fitted" in said and "saved: mine.yaml" in said
+    lines = {line.split()[0]: line.split() for line in said.splitlines() if line.strip()}
+    for call in ("forward", "backward"):
+        before, _, after, _ = (float(number) for number in lines[call][1:])
+        assert before > 20 and after < 2
+    assert set(FREE_CONSTANTS) <= set(lines)
+    assert main(["hardware", "mine.yaml"]) == 0
+    assert "simulated: truth" in capsys.readouterr().out
+    assert main([*BENCHMARK, "--hardware", "simulated:mine.yaml", "--placements", "0", "--shards", "3"]) == 0
+
+
+def test_a_profile_of_an_older_version_is_refused_in_one_line_that_says_what_to_do(
+    pool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = yaml.safe_load(a_profile("old.yaml").read_text())
+    for name in ("bounds_floor_us", "hot_lookup_ns"):
+        del content[name]
+    old = {"clock_ghz": 1.5, "fwd_loads_per_warp": 2.0, "hot_row_ns": 700.0}
+    content |= {name: {"value": value, "source": "an older version"} for name, value in old.items()}
+    Path("old.yaml").write_text(yaml.safe_dump(content))
+    assert main([*BENCHMARK, *SIMULATED]) == 0
+    capsys.readouterr()
+    from_old = ["calibrate-device", "--costs", "costs.parquet", "--tables", "t.parquet", "--profile", "old.yaml"]
+    for words in ([*from_old, "--out", "new.yaml"], [*BENCHMARK, "--hardware", "simulated:old.yaml"]):
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "old.yaml: constant 'clock_ghz' is unknown and bounds_floor_us is missing" in line
+        assert "If an older version of evenshard wrote the file, calibrate again, starting from a profile" in line
+    assert not Path("new.yaml").exists()

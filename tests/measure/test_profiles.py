@@ -105,6 +105,10 @@ def test_whole_numbers_are_numbers_too(tmp_path: Path) -> None:
         ({name: SOUND[name] for name in ("maker", "litres")}, "constant watts is missing"),
         ({name: SOUND[name] for name in ("litres", "watts")}, "constant maker is missing"),
         ({**SOUND, "colour": "red"}, "constant 'colour' is unknown"),
+        (
+            {"maker": "Acme", "pints": {"value": 3, "source": "an older version"}},
+            "constant 'pints' is unknown and litres is missing. If an older version .* calibrate again",
+        ),
         ({**SOUND, "watts": 2200}, "constant watts needs value and source"),
         ({**SOUND, "watts": {"value": 2200}}, "constant watts needs value and source"),
         ({**SOUND, "watts": {"value": 2200, "source": ""}}, "constant watts needs value and source"),

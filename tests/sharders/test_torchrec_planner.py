@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.placement import broken_constraints, check_placement
 from evenshard.sharders.torchrec_planner import Bandwidths, TorchRecSharder, bandwidths_of
 from evenshard.tables.table import Table
@@ -118,7 +119,9 @@ def test_what_is_left_out_is_torchrecs_own() -> None:
 
 def test_bandwidths_of_hardware() -> None:
     h200 = bandwidths_of(MeasureConfig(hardware="simulated:h200"))
-    assert h200 == Bandwidths(pytest.approx(4800 * 0.81), 450.0, 450.0)
+    reached = gpu_profile("h200").hbm_efficiency
+    assert 0.5 < reached < 1
+    assert h200 == Bandwidths(pytest.approx(4800 * reached), 327.0, 327.0)
     slow = bandwidths_of(MeasureConfig(hardware="simulated:a100_80gb", link="ethernet_25g"))
     assert (slow.intra_node_gb_s, slow.inter_node_gb_s) == (3.125, 3.125)
     assert bandwidths_of(MeasureConfig(hardware="cpu", link="ethernet_25g")) == Bandwidths()

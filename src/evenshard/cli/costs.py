@@ -152,8 +152,8 @@ def add_commands(commands: Commands) -> None:
         "calibrate-device",
         _calibrate_device,
         "Fit a simulated device's free constants to measured costs, or to a training's traces.",
-        "Half of the shards are fitted, the other half judges: errors per cost component, or of traces per kernel, "
-        "before and after.",
+        "Half of the shards are fitted, the other half judges: errors of forward and backward, or of traces per "
+        "kernel, before and after.",
     )
     sub.add_argument("--costs", **PATH, nargs="+", default=[], help="cost datasets of one hardware (.parquet)")
     sub.add_argument(
@@ -169,6 +169,6 @@ def add_commands(commands: Commands) -> None:
         "--profile",
         type=SOURCE,
         required=True,
-        help="where to start: h200, a100_80gb, v100, rtx_2080_ti or a YAML file",
+        help="where to start: a simulated device (`evenshard hardware` lists them) or a YAML file of one",
     )
     sub.add_argument("--out", **OUTPUT, required=True, help="profile to write (.yaml)")

@@ -25,6 +25,9 @@ Profile = TypeVar("Profile")
 CONSTANTS = Range(0, 1e18)
 """In the units of the profiles, whose largest numbers are some thousands of GB per second."""
 _REMEDY = "Start from one of the profiles that come with evenshard, or calibrate again."
+_OTHER_VERSION = (
+    "If an older version of evenshard wrote the file, calibrate again, starting from a profile that comes with it."
+)
 _HEADER = "# A simulated device or a link; what its constants mean stands in evenshard/measure/, where they are read\n"
 
 _PROFILE_OF_GPU = {
@@ -73,14 +76,17 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
     known = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
     optional = {field.name for field in fields(kind) if field.default is not MISSING}  # type: ignore[arg-type]
     unknown = next((name for name in content if name not in known), None)
+    missing = next((name for name in known if name not in content and name not in optional), None)
+    if unknown is not None and missing is not None:
+        raise BadFile(path, f"constant {brief(unknown)} is unknown and {missing} is missing", _OTHER_VERSION)
     if unknown is not None:
         raise BadFile(path, f"constant {brief(unknown)} is unknown", _REMEDY)
+    if missing is not None:
+        raise BadFile(path, f"constant {missing} is missing", _REMEDY)
     values: dict[str, Any] = {}
     for name, kind_of_value in known.items():
-        if name not in content and name in optional:
-            continue
         if name not in content:
-            raise BadFile(path, f"constant {name} is missing", _REMEDY)
+            continue
         entry = content[name]
         if str(kind_of_value) == "str":
             values[name] = str(entry)
