@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.references import others_measurements
 from evenshard.measure.calibrate.constants import (
     TIMES,
     Errors,
@@ -40,12 +40,12 @@ from evenshard.utils.text_table import text_table
 from evenshard.utils.yaml_files import load_yaml
 
 US_PER_MS = 1e3
-SHARD_BATCH = 65536
 LARGE_SHARD, LARGE_COUNTS = 6, 6  # shards with so many tables count so much more: devices hold rarely fewer
 MOVED = 0.02  # constants that the fit moves by less stay estimates
 STARTS, START_ORDER = Path(__file__).with_suffix(".yaml"), ("v100", "a100_80gb", "h100", "rtx_2080_ti")
 ONCE = (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
 SHORT_CALL, MEMORY = "short_call_us", "hbm_efficiency"
+POINTS = "gpu_points.csv"
 POINTS_SOURCE = (
     "public traces and benchmarks: facebookresearch/HolisticTraceAnalysis and param, meta-pytorch, NVIDIA, owensgroup"
 )
@@ -138,7 +138,7 @@ NO_BOUNDS_CHECK = ("fwd kernel", "fwd, bwd+SGD", "TorchRec/FBGEMM")
 
 def published_points(truth: Path) -> list[Point]:
     """Every row of gpu_points.csv that tells a shape and a time of kernels or calls that the model has."""
-    with (truth / "gpu_points.csv").open(newline="") as file:
+    with (truth / POINTS).open(newline="") as file:
         rows = list(csv.DictReader(file))
     return [point for row in rows for point in _points_of(row)]
 
@@ -239,32 +239,14 @@ def measured_points(profile: GpuProfile, points: Sequence[Point]) -> list[Measur
 
 
 def shards_of_2080_ti(truth: Path, profile: GpuProfile) -> MeasuredShards:
-    """The shards of rtx_2080_ti_shards.csv, of which forward and backward together are known."""
-    with (truth / "dlrm_2021_tables.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    known: dict[tuple[int, int], Table] = {}
-
-    def table(number: int, dim: int) -> Table:
-        if (number, dim) not in known:
-            row = rows[number]
-            bins = np.array([float(row[f"bin_{k}"]) for k in range(NUM_REUSE_BINS)])
-            reuse = tuple((bins / bins.sum()).tolist()) if bins.sum() > 0 else None
-            pooling = float(row["pooling_factor"])
-            known[number, dim] = Table(f"t{number}", int(float(row["num_rows"])), dim, pooling, reuse, 32)
-        return known[number, dim]
-
-    with (truth / "rtx_2080_ti_shards.csv").open(newline="") as file:
-        shards = list(csv.DictReader(file))
+    """The measured shards of the RTX 2080 Ti, of which forward and backward together are known."""
+    measured = others_measurements.read(truth)
     counter = WorkCounter(profile)
-    columns, owners, total_ms = [], [], []
-    for number, shard in enumerate(shards):
-        pairs = zip(shard["tables"].split(), shard["dims"].split(), strict=True)
-        tables = [table(int(one), int(dim)) for one, dim in pairs]
-        columns.append(counter.columns(tables, SHARD_BATCH))
-        owners += [number] * len(tables)
-        total_ms.append(float(shard["fwd_bwd_ms"]))
-    work = counter.shard_work(np.concatenate(columns), np.array(owners), len(shards))
-    return MeasuredShards(work, measured_times(len(shards), both=np.array(total_ms)), np.arange(len(shards)))
+    columns = [counter.columns(tables, others_measurements.BATCH_SIZE) for tables in measured.shards]
+    num_shards = len(columns)
+    owners = np.repeat(np.arange(num_shards), [len(tables) for tables in measured.shards])
+    work = counter.shard_work(np.concatenate(columns), owners, num_shards)
+    return MeasuredShards(work, measured_times(num_shards, both=measured.shard_ms), np.arange(num_shards))
 
 
 # Fits ----------------------------------------------------------------------------------------------------------------
@@ -377,13 +359,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profiles", nargs="*", help="profiles to fit; all without one")
     parser.add_argument(
-        "--truth", type=Path, default=os.environ.get("EVENSHARD_TRUTH"), help="folder of the measurements"
+        "--truth", type=Path, default=others_measurements.default_folder(), help="folder of the measurements"
     )
     parser.add_argument("--write", action="store_true", help="write the fitted constants into the profiles")
     arguments = parser.parse_args()
-    if arguments.truth is None or not Path(arguments.truth).is_dir():
-        parser.error("--truth: name the folder of the measurements")
-    truth = Path(arguments.truth)
+    truth = arguments.truth
+    if not (truth / POINTS).is_file():
+        parser.error(f"{truth / POINTS}: no such file. Name the folder of the measurements (--truth).")
+    if unknown := sorted(set(arguments.profiles) - set(FITS)):
+        parser.error(f"{unknown[0]} is not a profile. Use some of {', '.join(FITS)}.")
     points = published_points(truth)
     for name in arguments.profiles or FITS:
         fit, start = FITS[name], _start(name)
