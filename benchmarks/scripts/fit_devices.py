@@ -40,7 +40,6 @@ from evenshard.utils.text_table import text_table
 from evenshard.utils.yaml_files import load_yaml
 
 US_PER_MS = 1e3
-LARGE_SHARD, LARGE_COUNTS = 6, 6  # shards with so many tables count so much more: devices hold rarely fewer
 MOVED = 0.02  # constants that the fit moves by less stay estimates
 STARTS, START_ORDER = Path(__file__).with_suffix(".yaml"), ("v100", "a100_80gb", "h100", "rtx_2080_ti")
 ONCE = (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
@@ -265,9 +264,7 @@ def fit_shards(start: GpuProfile, truth: Path, fit: Fit) -> Fitted:
     """Fits half of the shards; the other half says how well."""
     shards = shards_of_2080_ti(truth, start)
     fitted_N = np.random.default_rng(0).permutation(len(shards)) % 2 == 0
-    fitted = shards.select(fitted_N)
-    large = fitted.select(fitted.work.num_tables >= LARGE_SHARD)
-    profile, _ = fit_constants(start, [fitted, *[large] * LARGE_COUNTS], fit.free, fit.prior)
+    profile, _ = fit_constants(start, [shards.select(fitted_N)], fit.free, fit.prior)
     held_out = shards.select(~fitted_N)
     measured_ms = held_out.times_ms_NM[:, TIMES.index("both")]
     predicted = predicted_ms(profile, held_out.work)[:, TIMES.index("both")]
