@@ -41,7 +41,7 @@ class ShardTimes:
     """
 
     def __init__(self, hardware: SimulatedHardware, task: PlacementTask) -> None:
-        self._profile, self._counter = hardware.profile, hardware.counter
+        self._profile, self._counter, self._optimizer = hardware.profile, hardware.counter, hardware.optimizer
         self._link = replace(hardware.link, slowest_gb_s=math.inf)
         self._slowest_gb_s = hardware.link.slowest_gb_s
         columns_TC = self._counter.columns(task.tables, task.batch_size)
@@ -54,7 +54,7 @@ class ShardTimes:
         self.row_limits = tuple(limit for limit in ROW_LIMITS if limit < rows)
         self._total_dims = float(sum(table.embedding_dim for table in task.tables))
         work = self._counter.work_of_sums(self.columns_TC[:-1])
-        self.alone_ms_T = forward_ms(self._profile, work) + backward_ms(self._profile, work)
+        self.alone_ms_T = forward_ms(self._profile, work) + backward_ms(self._profile, work, self._optimizer)
 
     def device_ms(self, sums_NC: FloatArray) -> FloatArray:
         """[N] the four times of a device together: compute, and its exchanges with the other devices of the task.
@@ -63,7 +63,9 @@ class ShardTimes:
         """
         work = self._counter.work_of_sums(sums_NC)
         exchange_N = self._exchanges_ms(self._link, sums_NC, self._total_dims)
-        return np.asarray(forward_ms(self._profile, work) + backward_ms(self._profile, work) + exchange_N)
+        return np.asarray(
+            forward_ms(self._profile, work) + backward_ms(self._profile, work, self._optimizer) + exchange_N
+        )
 
     def wait_ms(self, sums_NC: FloatArray) -> FloatArray:
         """[N] what all devices wait for a device's bytes if it exchanges most."""

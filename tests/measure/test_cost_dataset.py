@@ -281,6 +281,7 @@ def test_a_shard_that_did_not_fit_must_not_have_times(tmp_path: Path, column: st
         (setting("measured_at", -1.0, 3), r"row 3: measured_at is -1\.0, not a moment"),
         (setting("measured_at", math.nan, 3), "row 3: measured_at is nan, not a moment"),
         (setting("device_error_percent", -1.0, 6), r"row 6: device_error_percent is -1\.0, not a number from 0"),
+        (setting("optimizer", "lion", 6), "row 6: optimizer is 'lion', which is none of sgd, rowwise_adagrad, adagrad"),
         (setting("device_error_points", -1, 6), "row 6: device_error_points is -1, not a whole number from 0"),
         (setting("device_id", 1, 6), "row 6: measurement_id 'b' with device_id 1 is there twice"),
     ],
@@ -338,6 +339,7 @@ OF_THE_PLACEMENT = {
     "repeats": 4,
     "device_error_percent": 14.0,
     "device_error_points": 40,
+    "optimizer": "adam",
     "measured_at": 5.0,
 }
 
@@ -357,7 +359,7 @@ def test_a_table_that_the_pool_does_not_hold_is_named(tmp_path: Path) -> None:
 # Broken files --------------------------------------------------------------------------------------------------------
 
 
-LATER = ("device_error_percent", "device_error_points")
+LATER = ("device_error_percent", "device_error_points", "optimizer")
 
 
 @pytest.mark.parametrize("column", [name for name in COLUMNS if name not in LATER])
@@ -368,12 +370,13 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
         read_rows(path)
 
 
-def test_files_from_before_device_errors_were_kept_are_read(tmp_path: Path) -> None:
+def test_files_from_before_device_errors_and_optimizers_were_kept_are_read(tmp_path: Path) -> None:
     path = tampered(tmp_path / "costs.parquet")
     before = load_costs(path, POOL)
     pq.write_table(pq.read_table(path).drop_columns(LATER), path)
     assert load_costs(path, POOL) == before
     assert before[0].provenance.device_error == DeviceError(), "simulated, and nothing confirms it"
+    assert before[0].provenance.optimizer == "sgd"
 
 
 def test_a_column_that_nobody_knows_is_named(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from evenshard.measure import fbgemm
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import (
+    NOT_ON_CPU,
     LoadedShard,
     OutOfDeviceMemory,
     ShardKernels,
@@ -25,8 +26,9 @@ from evenshard.measure.fbgemm import (
     library_versions,
     real_device,
 )
-from evenshard.measure.hardware import HardwareName
+from evenshard.measure.hardware import open_hardware
 from evenshard.measure.workload import draw_lookups
+from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.utils.units import BYTES_PER_GB
@@ -370,7 +372,7 @@ def test_the_cpu_says_what_it_is() -> None:
 
 
 def device_of(hardware: str) -> torch.device:
-    return real_device(HardwareName.parse(hardware))
+    return real_device(MeasureConfig(hardware))
 
 
 def test_auto_is_the_cpu_where_there_is_no_gpu_and_cuda_is_refused_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,3 +395,41 @@ def test_each_process_has_its_own_gpu_and_cpu_is_the_cpu_even_beside_one(monkeyp
     monkeypatch.setenv("LOCAL_RANK", "4")
     with pytest.raises(BadConfig, match="more processes than the 4 GPUs"):
         device_of("cuda")
+
+
+# Optimizers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", [name for name in NUMBERS if name not in NOT_ON_CPU])
+def test_the_backward_pass_takes_a_step_of_the_optimizer(optimizer: str) -> None:
+    """The first step by hand, from weights of 0 and so large enough to be seen."""
+    one = SHARD[0]
+    gradient = torch.randn(BATCH_SIZE, one.embedding_dim, generator=torch.Generator().manual_seed(0))
+    with kernels(replace(CONFIG, optimizer=optimizer)).loaded([one], BATCH_SIZE) as shard:
+        (weights,) = weights_of(shard)
+        weights.zero_()
+        replace(shard, gradient=gradient).backward(shard.forward(0))
+        lookups = draw_lookups(one, BATCH_SIZE, CONFIG.seed, 0)
+        sums = torch.zeros_like(weights)
+        sums.index_add_(0, lookups.indices, gradient.repeat_interleave(lookups.lengths, dim=0))
+        kept = {"sgd": torch.ones(1), "rowwise_adagrad": (sums**2).mean(dim=1, keepdim=True), "adagrad": sums**2}
+        expected = -1e-6 * sums / (kept[optimizer].sqrt() + 1e-8)
+        torch.testing.assert_close(weights, expected, atol=1e-12, rtol=1e-4)
+
+
+def test_an_optimizer_that_the_cpu_lacks_is_refused_before_anything_is_measured() -> None:
+    with pytest.raises(BadConfig, match=r"CPU kernels have no adam\. Use sgd, rowwise_adagrad, adagrad, or measure on"):
+        open_hardware(MeasureConfig("cpu", optimizer="adam"))
+
+
+def test_the_state_must_fit_into_the_memory_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    borrowed = kernels(replace(CONFIG, optimizer="adagrad"))
+    with borrowed.loaded(SHARD, BATCH_SIZE):
+        pass
+    size = sum(one.size_bytes for one in SHARD)  # of FP32 weights, and of what adagrad keeps
+    for free, optimizer, fits in ((size, "adagrad", True), (size - 1, "adagrad", False), (size - 1, "sgd", True)):
+        monkeypatch.setattr(fbgemm, "_free_host_memory", lambda free=free: free)
+        measuring = kernels(replace(CONFIG, optimizer=optimizer))
+        measuring._weights = borrowed._weights  # its pages are touched already
+        with nullcontext() if fits else pytest.raises(OutOfDeviceMemory), measuring.loaded(SHARD, BATCH_SIZE):
+            pass

@@ -126,6 +126,7 @@ def test_a_torn_file_is_a_bad_file_on_one_line(tmp_path: Path, content: str | No
         ({"num_rows_quantiles": [1.0]}, "num_rows_quantiles is not 11 finite numbers"),
         ({"num_measured": None}, "num_measured is None, not a whole number"),
         ({"device_error": {"percent": -1.0, "points": 40}}, r"device_error\.percent is -1\.0, not a number from 0"),
+        ({"optimizer": "lion"}, "optimizer is 'lion', which is none of sgd"),
         ({"device_error": 14.2}, "device_error is 14.2, not an object with fields or null"),
         ({"mood": "good"}, "'mood' is unknown"),
         ({"embedding_dim": [4, math.nan]}, "'NaN' is not a valid number"),
@@ -138,14 +139,17 @@ def test_other_types_and_impossible_ranges_are_refused(tmp_path: Path, change: d
         TrainedOn.load(path)
 
 
-def test_files_from_before_quantiles_and_device_errors_were_kept_are_read_and_no_others(tmp_path: Path) -> None:
+def test_files_from_before_quantiles_device_errors_and_optimizers_were_kept_are_read_and_no_others(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "trained_on.json"
     content = {name: value for name, value in asdict(TRAINED_ON).items() if not name.endswith("_quantiles")}
     path.write_text(json.dumps(content))
     assert TrainedOn.load(path).num_rows == TRAINED_ON.num_rows and TrainedOn.load(path).reuse_quantiles == ()
-    del content["device_error"]
+    del content["device_error"], content["optimizer"]
     path.write_text(json.dumps(content))
     assert TrainedOn.load(path).device_error == DeviceError(), "simulated, and nothing confirms it"
+    assert TrainedOn.load(path).optimizer == "sgd"
     path.write_text(json.dumps({**content, "hardware": "cuda: NVIDIA H200"}))
     assert TrainedOn.load(path).device_error is None
     del content["evenshard_version"]

@@ -75,6 +75,14 @@ def test_bits_are_those_of_every_table(files: Path) -> None:
     assert {table.weight_bits for table in load_tables("tables.parquet")} == {16}
 
 
+def test_the_optimizer_of_the_costs_is_kept(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*IMPORT, *OUT, "--optimizer", "adam"]) == 0
+    found = load_costs(Path("costs.parquet"), load_tables(Path("tables.parquet")))
+    assert {one.provenance.optimizer for one in found} == {"adam"}
+    assert main([*IMPORT, *OUT, "--optimizer", "lion"]) == 2
+    assert "optimizer is 'lion', which is none of sgd, rowwise_adagrad" in capsys.readouterr().err
+
+
 def test_a_table_file_with_dims_needs_no_column_of_them(files: Path) -> None:
     lines = ["name,num_rows,embedding_dim,pooling_factor", "clicks,100,8,2", "views,50,16,1"]
     Path("t.csv").write_text("\n".join(lines) + "\n")

@@ -107,12 +107,14 @@ def test_a_part_twice_is_refused(pool: Pool) -> None:
         merged(one, copy)
 
 
-@pytest.mark.parametrize("name", ["hardware", "versions", "link"])
-def test_parts_of_different_machines_are_refused(pool: Pool, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("hardware", "cpu: another"), ("versions", "torch 1"), ("link", "gloo"), ("optimizer", "adam")]
+)
+def test_parts_measured_differently_are_refused(pool: Pool, name: str, value: str) -> None:
     one, other = pool.part(1, 2), pool.folder / "other.parquet"
     found = read_rows(pool.part(2, 2))
-    save_rows([{**row, name: "cpu: another"} for row in found.rows], found.lineage, other)
-    with pytest.raises(BadFile, match=f"{name} is 'cpu: another'"):
+    save_rows([{**row, name: value} for row in found.rows], found.lineage, other)
+    with pytest.raises(BadFile, match=f"{name} is '{value}'"):
         merged(one, other)
 
 

@@ -23,7 +23,7 @@ from evenshard.sharders.random import random_placement
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.stages import loop, train_cost, train_policy
 from evenshard.tables.files import save_tables
-from evenshard.utils.errors import BadFile, TrainingFailed
+from evenshard.utils.errors import BadFile, BadInput, TrainingFailed
 from evenshard.utils.provenance import Lineage
 from support.builders import PROVENANCE, FakeHardware, measured, some_tables, task
 from support.convex_builders import TABLES, random_model
@@ -219,3 +219,16 @@ def test_the_widening_by_hand() -> None:
     right = replace(own, cost=PlacementCost((device, DeviceCost(0.0, 0.0, 0.0, 0.0)), ""))
     calibrate_for_chosen(model, first, [right])
     assert model.calibration == wide  # never narrower
+
+
+def test_costs_of_two_optimizers_are_refused_before_a_training(stage: Stage) -> None:
+    adam = replace(PROVENANCE, optimizer="adam")
+    later = [replace(one, provenance=adam) for one in placements(round_number=2)]
+    with pytest.raises(
+        BadInput, match=r"several optimizers \(adam, sgd\), whose backward passes differ. Use those of one"
+    ):
+        stage.run("both", placements(), later)
+    assert not (stage.folder / "both").exists()
+    stage.run("adam", later)
+    for part in ("cost_net", "cost_model"):
+        assert TrainedOn.load(stage.folder / "adam" / part / "trained_on.json").optimizer == "adam"

@@ -65,6 +65,7 @@ def measure(
     slower: float = 1.0,
     noise: float = 0.0,
     driver: str = "none",
+    optimizer: str = "sgd",
 ) -> tuple[Path, Path]:
     """Writes costs and tables: five placements, and a control four times.
 
@@ -75,7 +76,7 @@ def measure(
     """
     folder.mkdir(parents=True, exist_ok=True)
     task = builders.task(builders.some_tables(8))
-    of = replace(builders.PROVENANCE, hardware=hardware, driver=driver)
+    of = replace(builders.PROVENANCE, hardware=hardware, driver=driver, optimizer=optimizer)
     measured = []
     for number in range(9):
         placed = max(0, number - 3)  # the first four are one placement

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,10 +92,11 @@ def test_a_new_version_says_what_changed(
     [
         ({"at": 5000.0, "slower": 1.2}, r"refused: \d+ shards .* now take \+20.0 % time"),
         ({"at": 5000.0, "slower": 0.8}, r"refused: \d+ shards .* now take -20.0 % time"),
+        ({"at": 5000.0, "optimizer": "adam"}, "the version before is of sgd, this one of adam. Add it as another"),
         ({"at": 5000.0, "noise": 0.3}, "refused: repeats of one placement spread by"),
     ],
 )
-def test_drift_and_noise_are_refused(root: Path, measuring: dict[str, float], why: str) -> None:
+def test_drift_noise_and_other_optimizers_are_refused(root: Path, measuring: dict[str, Any], why: str) -> None:
     wanted, before = request(root, **measuring), state(root)
     with pytest.raises(DatasetRefused, match=why):
         add(wanted, root)

@@ -74,7 +74,7 @@ def _merge_costs(args: argparse.Namespace) -> Mapping[str, Any]:
 def _import_costs(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages import import_costs as stage
 
-    config = stage.ImportCostsConfig(args.hardware, args.batch_size, args.weight_bits)
+    config = stage.ImportCostsConfig(args.hardware, args.batch_size, args.weight_bits, args.optimizer)
     inputs = stage.ImportCostsInputs(args.shards, args.tables)
     found = stage.run(config, inputs, stage.ImportCostsOutputs(args.out, args.tables_out))
     print(f"saved: {args.out} ({found['num_shards']:,.0f} shards), {args.tables_out}")
@@ -97,6 +97,7 @@ def add_commands(commands: Commands) -> None:
     )
     sub.add_argument("--batch-size", type=at_least(1), required=True, metavar="N", help="samples of one step")
     sub.add_argument("--weight-bits", type=int, default=32, choices=WEIGHT_BITS, help="per weight (default: 32)")
+    sub.add_argument("--optimizer", default="sgd", metavar="NAME", help="of the backward passes (default: sgd)")
     sub.add_argument("--out", **OUTPUT, required=True, help="cost dataset to write (.parquet)")
     sub.add_argument("--tables-out", **OUTPUT, required=True, help="the tables of the dataset to write")
 

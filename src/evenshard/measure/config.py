@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evenshard.measure.hardware import AUTO, CHOICES, HardwareName
+from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
@@ -17,6 +18,8 @@ class MeasureConfig:
         hardware: auto, cpu, cuda, or simulated:<profile> (a name in ``measure/profiles/`` or a YAML file).
         link: the link model behind the all-to-all times: a name of ``measure/link.py``, a YAML file that
             ``evenshard calibrate-link`` wrote, or auto: a simulated device's own, else ethernet_25g.
+        optimizer: sgd, rowwise_adagrad, adagrad or adam: the backward pass updates the weights with it. FBGEMM's CPU
+            kernels lack adam.
         num_batches: distinct input batches that the repeats cycle through.
         warmup: untimed forward and backward passes at the start of a visit.
         repeats: timed ones after them; their median counts.
@@ -37,6 +40,7 @@ class MeasureConfig:
 
     hardware: str = AUTO
     link: str = AUTO
+    optimizer: str = SGD
     num_batches: int = 4
     warmup: int = 2
     repeats: int = 3
@@ -55,6 +59,8 @@ class MeasureConfig:
                 raise BadConfig(f"measure.{name} is {getattr(self, name)}. Make it at least {least}.")
         if str(self.hardware_name) != self.hardware:  # a provenance may name another device than the one here
             raise BadConfig(f"hardware is {brief(self.hardware)}. Use one of {CHOICES}.")
+        if problem := optimizer_problem(self.optimizer):
+            raise BadConfig(f"measure.{problem}. Choose one of these.")
         if self.noise and self.hardware_name.kind.times == "measured":
             raise BadConfig(f"measure.noise is {self.noise}, but {self.hardware} has its own. Make it 0.")
 

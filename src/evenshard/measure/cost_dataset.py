@@ -26,6 +26,7 @@ from evenshard.measure.costs import (
 )
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import provenance_problem
+from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
 from evenshard.tables.table import Table
@@ -78,8 +79,9 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "measured_at": (_NUMBER, "seconds since 1970-01-01 UTC"),
     "device_error_percent": (_NUMBER, "%"),
     "device_error_points": (_WHOLE, ""),
+    "optimizer": (_TEXT, ""),
 }
-_LATER: Mapping[str, float] = {"device_error_percent": 0.0, "device_error_points": 0}
+_LATER: Mapping[str, Any] = {"device_error_percent": 0.0, "device_error_points": 0, "optimizer": SGD}
 """Columns that the first files do not have, and what stands for them."""
 _TYPES: Mapping[str, Any] = {_TEXT: str, _WHOLE: int, _NUMBER: float, _TEXTS: tuple[str, ...]}
 TIMES = tuple(name for name in COLUMNS if name.endswith("_ms"))
@@ -281,7 +283,7 @@ def _row_problem(row: Mapping[str, Any]) -> str | None:
                 return problem
             if not ran:
                 return f"{column} is {value}, but status is {row['status']}"
-    if problem := provenance_problem(row["hardware"]):
+    if problem := provenance_problem(row["hardware"]) or optimizer_problem(row["optimizer"]):
         return problem
     if problem := DeviceError(row["device_error_percent"], row["device_error_points"]).problem():
         return f"device_error_{problem}"

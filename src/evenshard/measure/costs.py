@@ -7,7 +7,7 @@ with MeasurementFailed. A time that was not taken is None, never a guess.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -15,9 +15,10 @@ import numpy as np
 
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import measured_or_simulated, provenance_problem
+from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
-from evenshard.utils.errors import MeasurementFailed
+from evenshard.utils.errors import BadInput, MeasurementFailed
 from evenshard.utils.messages import brief
 
 OK = "ok"
@@ -218,9 +219,10 @@ class Provenance:
         repeats: timed repeats behind each median; 0 where that is not known.
         device_error_percent, device_error_points: the two numbers of a simulated device's ``DeviceError``; 0 for real
             hardware, and where a file does not state them.
+        optimizer: optimizer of the backward passes.
 
     Raises:
-        MeasurementFailed: if the hardware is of no known kind.
+        MeasurementFailed: if the hardware is of no known kind, or the optimizer is unknown.
     """
 
     hardware: str
@@ -231,9 +233,10 @@ class Provenance:
     repeats: int
     device_error_percent: float = 0.0
     device_error_points: int = 0
+    optimizer: str = SGD
 
     def __post_init__(self) -> None:
-        problem = provenance_problem(self.hardware)
+        problem = provenance_problem(self.hardware) or optimizer_problem(self.optimizer)
         problem = problem or DeviceError(self.device_error_percent, self.device_error_points).problem()
         if problem:
             raise MeasurementFailed(problem)
@@ -271,3 +274,17 @@ class MeasuredPlacement:
     def is_control(self) -> bool:
         """True for a repeated control placement, which tells about the noise and not about a sharder."""
         return self.proposed_by == CONTROL
+
+
+def optimizer_of(measured: Iterable[MeasuredPlacement]) -> str:
+    """The optimizer behind all of the costs; that of none at all is sgd.
+
+    Raises:
+        BadInput: if there are several.
+    """
+    found = sorted({one.provenance.optimizer for one in measured}) or [SGD]
+    if len(found) > 1:
+        raise BadInput(
+            f"The costs are of several optimizers ({', '.join(found)}), whose backward passes differ. Use those of one."
+        )
+    return found[0]

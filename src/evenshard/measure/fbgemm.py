@@ -1,6 +1,7 @@
 """A shard on the real kernels: FBGEMM's fused table-batched embedding on one device, CPU or CUDA.
 
-One shard is one fused call: ``SplitTableBatchedEmbeddingBagsCodegen`` with fused EXACT_SGD, as DLRM training runs it.
+One shard is one fused call: ``SplitTableBatchedEmbeddingBagsCodegen`` with a fused
+optimizer, as DLRM training runs it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.workload import RecordedLookups, draw_lookups
+from evenshard.placement.optimizer_state import state_bytes
 from evenshard.tables.dlrm_batch import read_dlrm_batch
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed, MissingPackage
@@ -30,6 +32,14 @@ from evenshard.utils.process import one_thread
 from evenshard.utils.units import BYTES_PER_GB
 
 MEASURABLE_WEIGHT_BITS = {16: torch.float16, 32: torch.float32}
+EMB_OPT_TYPES = {
+    "sgd": "EXACT_SGD",
+    "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD",
+    "adagrad": "EXACT_ADAGRAD",
+    "adam": "ADAM",
+}
+"""FBGEMM's names of the optimizers."""
+NOT_ON_CPU = {"adam"}
 MAX_INT32 = 2**31 - 1
 LOOKUP_CACHE_SHARE = 0.2  # of the device's memory; a table recurs in many shards, so its drawn lookups are kept
 CONTROL_GROUP = Path("/sys/fs/cgroup")
@@ -128,11 +138,13 @@ class ShardKernels:
             if on_gpu
             else {"preallocated_host_buffers": {"weights": self._weights.borrow(num_weights, dtype)}}
         )
+        if not on_gpu and sum(state_bytes(table, self._config.optimizer) for table in shard) > _free_host_memory():
+            raise OutOfDeviceMemory  # FBGEMM makes the state itself, and Linux would kill the process
         if options.keys() - signature(SplitTableBatchedEmbeddingBagsCodegen).parameters.keys():
             raise MissingPackage(f"Measuring kernels needs a newer FBGEMM: {install_command('fbgemm_gpu')}")
         return SplitTableBatchedEmbeddingBagsCodegen(
             [(table.num_rows, table.embedding_dim, location, compute) for table in shard],
-            optimizer=EmbOptimType.EXACT_SGD,
+            optimizer=EmbOptimType[EMB_OPT_TYPES[self._config.optimizer]],
             learning_rate=1e-6,  # keeps the borrowed weights where they are
             weights_precision=SparseType.from_dtype(dtype),
             device=self.device,
@@ -266,18 +278,21 @@ def _named_failures(shard: Sequence[Table]) -> Iterator[None]:
         raise MeasurementFailed(f"FBGEMM failed on the shard [{names}]: {reason_of(error)}") from error
 
 
-def real_device(hardware: HardwareName) -> torch.device:
+def real_device(config: MeasureConfig) -> torch.device:
     """The device that auto, cpu or cuda means here; under torchrun, this process's own GPU.
 
     Raises:
-        BadConfig: if CUDA is asked for where there is none.
+        BadConfig: if CUDA is asked for where there is none, or an optimizer that the device's kernels lack.
     """
-    has_gpu = torch.cuda.is_available()
+    hardware, has_gpu = config.hardware_name, torch.cuda.is_available()
     if hardware.kind.name == "cuda" and not has_gpu:
         raise BadConfig(
             "hardware is cuda, but torch finds no CUDA GPU here. Use cpu or auto, or install the cuda extra."
         )
     if hardware.kind.name == "cpu" or not has_gpu:
+        if config.optimizer in NOT_ON_CPU:
+            others = ", ".join(name for name in EMB_OPT_TYPES if name not in NOT_ON_CPU)
+            raise BadConfig(f"FBGEMM's CPU kernels have no {config.optimizer}. Use {others}, or measure on a GPU.")
         return torch.device("cpu")
     number, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= num_gpus:

@@ -92,7 +92,7 @@ def _open_kernels(config: MeasureConfig) -> Hardware:
     from evenshard.measure.fbgemm import real_device
     from evenshard.measure.in_turn import OneDeviceInTurn
 
-    device = real_device(config.hardware_name)
+    device = real_device(config)
     return collective.lead(config, device) if collective.world_size() > 1 else OneDeviceInTurn(config, device)
 
 

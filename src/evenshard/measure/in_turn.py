@@ -40,6 +40,7 @@ class OneDeviceInTurn:
             link=link_of(config),
             seed=config.seed,
             repeats=config.repeats,
+            optimizer=config.optimizer,
         )
 
     @property

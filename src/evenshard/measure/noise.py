@@ -19,7 +19,8 @@ class ControlCost:
     """One measurement of a control placement.
 
     Attributes:
-        placement: equal for measurements of the same placement on the same hardware, in whichever run.
+        placement: equal for measurements of the same placement on the same hardware with the same optimizer, in
+            whichever run.
         cost_ms: ``max_device_ms``, above 0.
         measured_at: seconds since 1970 UTC.
     """
@@ -34,7 +35,8 @@ def controls_of(measured: Iterable[MeasuredPlacement]) -> list[ControlCost]:
 
     def identity(one: MeasuredPlacement) -> Hashable:
         placed = zip((table.name for table in one.task.tables), one.placement.device_of_table, strict=True)
-        return _identity(one.provenance.hardware, one.task.task_id, one.task.batch_size, placed)
+        origin = one.provenance
+        return _identity(origin.hardware, origin.optimizer, one.task.task_id, one.task.batch_size, placed)
 
     return [
         ControlCost(identity(one), one.cost.max_device_ms, one.measured_at)
@@ -53,6 +55,7 @@ def controls_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
         ControlCost(
             _identity(
                 group[0]["hardware"],
+                group[0]["optimizer"],
                 group[0]["task_id"],
                 group[0]["batch_size"],
                 ((name, row["device_id"]) for row in group for name in row["tables"]),
@@ -65,8 +68,10 @@ def controls_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
     ]
 
 
-def _identity(hardware: str, task_id: str, batch_size: int, placed: Iterable[tuple[str, int]]) -> Hashable:
-    return hardware, task_id, batch_size, frozenset(placed)
+def _identity(
+    hardware: str, optimizer: str, task_id: str, batch_size: int, placed: Iterable[tuple[str, int]]
+) -> Hashable:
+    return hardware, optimizer, task_id, batch_size, frozenset(placed)
 
 
 @dataclass(frozen=True)

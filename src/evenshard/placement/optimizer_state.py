@@ -1,4 +1,4 @@
-"""Memory that an optimizer keeps beside the weights, as FBGEMM's fused optimizers do, in FP32."""
+"""The optimizers, and the memory that each keeps beside the weights, as FBGEMM's fused ones do, in FP32."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
 STATE_BYTES = 4  # of one number; FBGEMM keeps states in FP32 whatever the weights' precision
-NUMBERS = {"sgd": (0, 0), "rowwise_adagrad": (1, 0), "adagrad": (0, 1), "adam": (0, 2)}
-"""What an optimizer keeps: numbers for each row, and for each weight."""
+SGD = "sgd"
+NUMBERS = {SGD: (0, 0), "rowwise_adagrad": (1, 0), "adagrad": (0, 1), "adam": (0, 2)}
+"""What an optimizer keeps: numbers for each row, and for each weight. The more it keeps, the slower its update."""
+
+
+def optimizer_problem(optimizer: str) -> str | None:
+    """Says in one clause that it is none of ``NUMBERS``, or None."""
+    return None if optimizer in NUMBERS else f"optimizer is {brief(optimizer)}, which is none of {', '.join(NUMBERS)}"
 
 
 def state_bytes(table: Table, optimizer: str) -> int:
@@ -17,8 +23,8 @@ def state_bytes(table: Table, optimizer: str) -> int:
     Raises:
         BadConfig: if the optimizer is none of ``NUMBERS``.
     """
-    if optimizer not in NUMBERS:
-        raise BadConfig(f"optimizer is {brief(optimizer)}. Choose one of {', '.join(NUMBERS)}.")
+    if problem := optimizer_problem(optimizer):
+        raise BadConfig(f"{problem}. Choose one of these.")
     per_row, per_weight = NUMBERS[optimizer]
     return table.num_rows * (per_row + per_weight * table.embedding_dim) * STATE_BYTES
 

@@ -63,7 +63,7 @@ def place(
             models:/evenshard-cost@champion, or a loaded model; where left out, the one that comes with evenshard for
             the hardware.
         batch_size: samples of a training step over all devices together.
-        optimizer: sgd, rowwise_adagrad, adagrad or adam: its state takes memory.
+        optimizer: sgd, rowwise_adagrad, adagrad or adam: its state takes memory, and candidates are timed with it.
         weight_bits: 8, 16 or 32 bits for the weights of all tables; where left out, each table's own.
         traffic: a sample of lookups with the pooling factors and histograms of the tables of a file or public set.
         embedding_dim: dim of all tables, where the tables are a sample of traffic.
@@ -116,7 +116,7 @@ def place(
     origin = str(tables) if isinstance(tables, str | Path) else None
     if not num_measured:
         return place_request(request, loaded, config, tables_from=origin)
-    with closing(open_hardware(MeasureConfig(hardware))) as opened:
+    with closing(open_hardware(MeasureConfig(hardware, optimizer=optimizer))) as opened:
         return place_request(request, loaded, config, partial(_measure, opened), origin)
 
 

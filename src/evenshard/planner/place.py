@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from evenshard.measure.hardware import Measure
 from evenshard.measure.link import beyond_span
+from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
@@ -98,9 +100,19 @@ def place_request(
         measured=cost,
         lineage=json.loads(json.dumps(lineage)),  # as a file gives it back
         link=model.trained_on.link,
-        notes=tuple(note for note in [beyond_span(model.trained_on.link, request.num_devices)] if note),
+        notes=tuple(note for note in _notes(request, model) if note),
         device_error=model.trained_on.device_error,
     )
+
+
+def _notes(request: PlacementRequest, model: PlacementModel) -> Iterator[str | None]:
+    """How far the model's times are those of the request."""
+    learned, asked = model.trained_on.optimizer, request.optimizer
+    if learned != asked:
+        order = list(NUMBERS)
+        word = "slower" if order.index(asked) > order.index(learned) else "faster"
+        yield f"Predicted times are of {learned}; {asked}'s memory is counted, its {word} backward pass is not."
+    yield beyond_span(model.trained_on.link, request.num_devices)
 
 
 def _found(request: PlacementRequest, sharder: EvenshardSharder, config: PlaceConfig) -> Found:

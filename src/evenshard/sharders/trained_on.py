@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from evenshard.measure.costs import MeasuredPlacement
+from evenshard.measure.costs import MeasuredPlacement, optimizer_of
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import measured_or_simulated
+from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.task import PlacementTask, distinct_tables
 from evenshard.tables.reuse import mean_counts
 from evenshard.tables.table import Table
@@ -55,6 +56,7 @@ class TrainedOn:
         device_error: how far the simulated device is from the real one, the furthest of several; None for real
             hardware.
         timed_apart: whether forward and backward compute of any device were timed apart.
+        optimizer: optimizer of the measured backward passes.
     """
 
     hardware: str
@@ -79,6 +81,7 @@ class TrainedOn:
     reuse_quantiles: tuple[float, ...] = ()
     device_error: DeviceError | None = None
     timed_apart: bool = True
+    optimizer: str = SGD
 
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement], git_commit: str = UNKNOWN, costs: Sequence[Path] = ()) -> TrainedOn:
@@ -87,6 +90,9 @@ class TrainedOn:
         Args:
             git_commit: commit of the code (``lineage.git_commit``).
             costs: the files it was read from, if it was.
+
+        Raises:
+            BadInput: if they are of several optimizers.
         """
         # Memory may have left a shard unmeasured; a search may still ask for it.
         tables = distinct_tables([one.task for one in measured])
@@ -121,6 +127,7 @@ class TrainedOn:
             reuse_quantiles=_quantiles(reuse),
             device_error=max(device_errors, key=lambda error: error.percent, default=None),
             timed_apart=any(cost.fwd_compute_ms is not None for one in measured for cost in one.cost.devices),
+            optimizer=optimizer_of(measured),
         )
 
     def problem(self) -> str | None:
@@ -135,6 +142,8 @@ class TrainedOn:
                 return f"{name} is not {len(QUANTILES)} finite numbers"
         if self.device_error is not None and (problem := self.device_error.problem()):
             return f"device_error.{problem}"
+        if problem := optimizer_problem(self.optimizer):
+            return problem
         return None if self.weight_bits else "weight_bits is empty"
 
     def outside(self, task: PlacementTask) -> tuple[str, ...]:
@@ -226,7 +235,7 @@ class TrainedOn:
 
 
 _QUANTILES = ("num_rows_quantiles", "embedding_dim_quantiles", "pooling_factor_quantiles", "reuse_quantiles")
-_LATER = (*_QUANTILES, "device_error", "timed_apart")
+_LATER = (*_QUANTILES, "device_error", "timed_apart", "optimizer")
 """The first files do not have them."""
 _RANGES = tuple(field.name for field in fields(TrainedOn) if field.type == "SeenRange")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost, Provenance, time_problem
 from evenshard.measure.hardware import provenance_problem
+from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.placement import alone
 from evenshard.placement.task import PlacementTask, distinct_tables
 from evenshard.tables.files import load_numbered_tables, save_tables
@@ -37,6 +38,7 @@ class ImportCostsConfig:
         hardware: kind of hardware, a colon and its name, such as "cuda: RTX 2080 Ti".
         batch_size: samples of one step.
         weight_bits: bits per weight.
+        optimizer: sgd, rowwise_adagrad, adagrad or adam, which the backward passes updated the weights with.
 
     Raises:
         BadConfig: one of them makes no sense.
@@ -45,12 +47,15 @@ class ImportCostsConfig:
     hardware: str
     batch_size: int
     weight_bits: int = 32
+    optimizer: str = SGD
 
     def __post_init__(self) -> None:
         if problem := provenance_problem(self.hardware):
             raise BadConfig(f"{problem}. Write it as 'cuda: RTX 2080 Ti'.")
         if problem := RANGES["batch_size"].problem(self.batch_size):
             raise BadConfig(f"batch_size {problem}. Correct it.")
+        if problem := optimizer_problem(self.optimizer):
+            raise BadConfig(f"{problem}. Choose one of these.")
         if self.weight_bits not in WEIGHT_BITS:
             raise BadConfig(f"weight_bits is {self.weight_bits}, not one of {WEIGHT_BITS}. Correct it.")
 
@@ -175,5 +180,5 @@ def _measured(
         task=task,
         placement=alone(task),
         cost=PlacementCost((DeviceCost.of_total(total_ms),), "modelled"),
-        provenance=Provenance(config.hardware, UNKNOWN, UNKNOWN, "none", seed=0, repeats=0),
+        provenance=Provenance(config.hardware, UNKNOWN, UNKNOWN, "none", seed=0, repeats=0, optimizer=config.optimizer),
     )

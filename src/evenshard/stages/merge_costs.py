@@ -12,7 +12,7 @@ from evenshard.utils.messages import brief
 from evenshard.utils.params import require
 
 log = logging.getLogger(__name__)
-_SAME = ("hardware", "versions", "link")
+_SAME = ("hardware", "versions", "link", "optimizer")
 """What the parts of a round must have in common: their costs are compared with each other."""
 
 
@@ -67,4 +67,4 @@ def _check_alike(path: Path, of_rows: list[dict[str, str]]) -> None:
         for name in _SAME:
             if found[name] != of_rows[0][name]:
                 problem = f"{name} is {brief(found[name], 300)}, but {brief(of_rows[0][name], 300)} in the first part"
-                raise BadFile(path, problem, "Measure all parts of a round on the same kind of device.")
+                raise BadFile(path, problem, "Measure all parts of a round alike, on the same kind of device.")

@@ -15,7 +15,7 @@ from statistics import fmean
 import torch
 
 from evenshard.measure.cost_dataset import load_costs
-from evenshard.measure.costs import MeasuredPlacement
+from evenshard.measure.costs import MeasuredPlacement, optimizer_of
 from evenshard.placement.task import PlacementTask, load_tasks
 from evenshard.sharders.checkpoint import Round, load_checkpoint, save_checkpoint
 from evenshard.sharders.convex_search.cost_model import CostModel
@@ -50,6 +50,7 @@ def run(
         require(getattr(config, name) > 0, f"train_cost.{name} is {getattr(config, name)}. Make it above 0.")
     pool = load_tables(inputs.tables)
     ran = [one for path in inputs.costs for one in load_costs(path, pool) if one.cost.fits]
+    optimizer_of(ran)  # refuses several, before a training
     whole = whole_placements(ran)
     if not whole:
         problem = "no placement that fits its devices, so there is nothing to learn from"

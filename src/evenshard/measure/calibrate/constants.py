@@ -14,13 +14,13 @@ import numpy.typing as npt
 from evenshard.measure.simulated.device_model import (
     KERNELS,
     NS_PER_MS,
-    SGD,
     backward_ms,
     forward_ms,
     kernel_times,
 )
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile
 from evenshard.measure.simulated.shard_work import ShardWork
+from evenshard.placement.optimizer_state import SGD
 from evenshard.tables.reuse import FloatArray
 
 CALLS = ("forward", "backward")

@@ -23,7 +23,7 @@ from evenshard.measure.calibrate.constants import (
     measured_times,
     prediction_errors,
 )
-from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement
+from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement, optimizer_of
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.profiles import profile_path, write_profile
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile
@@ -83,7 +83,7 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
         seed: seed of the split into fitted and held-out shards.
 
     Raises:
-        BadInput: fewer than ``MIN_SHARDS`` different shards, or several kinds of hardware.
+        BadInput: fewer than ``MIN_SHARDS`` different shards, or several kinds of hardware or optimizers.
     """
     origins = sorted({(one.provenance.hardware, one.provenance.versions) for one in measured})
     if len(origins) > 1:
@@ -151,7 +151,7 @@ def measured_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) 
     work = counter.shard_work(np.concatenate(columns), shard_of_T, len(columns))
     forward_N, backward_N = np.array(times).T
     times_NM = measured_times(len(columns), forward=forward_N, backward=backward_N)
-    return MeasuredShards(work, times_NM, np.array(group_of))
+    return MeasuredShards(work, times_NM, np.array(group_of), optimizer_of(measured))
 
 
 def errors_markdown(rows: Mapping[str, Mapping[str, Errors]]) -> str:

@@ -115,7 +115,7 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> LinkFit:
         raise BadConfig(f"--out is {out}. Name a file that ends with .yaml, as measure.link expects it.")
     if not LEAST_MB <= max_mb < float("inf"):
         raise BadConfig(f"--max-mb is {max_mb:g}. Make it at least {LEAST_MB:.3f}.")
-    with closing(collective.lead(config, real_device(config.hardware_name))) as hardware:
+    with closing(collective.lead(config, real_device(config))) as hardware:
         points = measure_all_to_all(hardware, int(max_mb * MB))
         provenance = hardware.provenance
     origin = (

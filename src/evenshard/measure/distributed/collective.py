@@ -166,6 +166,7 @@ class CollectiveHardware:
             link=self._worker.ranks.backend,
             seed=config.seed,
             repeats=config.repeats,
+            optimizer=config.optimizer,
         )
 
     @property
@@ -340,7 +341,7 @@ def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
     """
     if not config.hardware_name.kind.runs_kernels:
         return  # a device model needs one process
-    device = real_device(config.hardware_name)
+    device = real_device(config)
     store, rank, size = _join(PLANNING_S)
     store.set(f"here/{rank}", _settings(config))
     try:

@@ -22,7 +22,7 @@ import numpy as np
 
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.shard_work import PLAIN_BYTES, SECTOR_BYTES, ShardWork
-from evenshard.placement.optimizer_state import NUMBERS
+from evenshard.placement.optimizer_state import NUMBERS, SGD
 from evenshard.tables.reuse import FloatArray
 
 RADIX_BITS = 8
@@ -30,7 +30,6 @@ ROW_LIMITS = tuple(2.0 ** (RADIX_BITS * passes) - 1 for passes in range(1, 6))  
 OVERLAP = 3.0  # 1: what a kernel waits for adds up; infinite: the longest hides all others
 SHORT_LOOKUPS = 2.0**18  # below these, see ``short_call_us``
 NS_PER_MS, US_PER_MS, NS_PER_US = 1e6, 1e3, 1e3
-SGD = "sgd"
 
 
 @dataclass(frozen=True)
@@ -124,18 +123,25 @@ def gradient_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> F
 
     However idle the rest of the GPU is, the hottest row of the shard takes its time.
     """
-    instructions_ns = profile.gradient_ns_per_request * work.row_requests + profile.gradient_ns_per_row * work.uniques
-    updated_bytes = work.unique_bytes + state_bytes(work, optimizer)
+    requests = work.row_requests + updated_state_requests(work, optimizer)
+    instructions_ns = profile.gradient_ns_per_request * requests + profile.gradient_ns_per_row * work.uniques
+    updated_bytes = work.unique_bytes + updated_state_bytes(work, optimizer)
     l2_ns = (work.grad_bytes + 2 * updated_bytes) / profile.l2_gb_s
     memory_ns = (work.grad_miss_bytes + 2 * updated_bytes) / profile.hbm_bytes_per_ns
     chain_ns = profile.hot_lookup_ns * work.hottest
     return np.asarray(profile.gradient_floor_us * NS_PER_US + overlapped(instructions_ns, l2_ns, memory_ns, chain_ns))
 
 
-def state_bytes(work: ShardWork, optimizer: str) -> FloatArray:
+def updated_state_bytes(work: ShardWork, optimizer: str) -> FloatArray:
     """[N] bytes of optimizer state of the distinct rows; one number of a row takes a sector."""
     per_row, per_weight = NUMBERS[optimizer]
     return np.asarray(per_row * SECTOR_BYTES * work.uniques + per_weight * work.unique_values * PLAIN_BYTES)
+
+
+def updated_state_requests(work: ShardWork, optimizer: str) -> FloatArray:
+    """[N] requests that read and write the states of each weight; one of a row is part of what the row takes."""
+    _, per_weight = NUMBERS[optimizer]
+    return np.asarray(2 * per_weight * work.unique_requests)
 
 
 def overlapped(*parts_ns: FloatArray) -> FloatArray:

@@ -63,7 +63,8 @@ class SimulatedHardware:
         self.profile: GpuProfile = gpu_profile(config.hardware_name.device)
         link_name = link_of(config, self.profile.link)
         self.link: Link = link(link_name)
-        self.counter = WorkCounter(self.profile)
+        self.optimizer = config.optimizer
+        self.counter = WorkCounter(self.profile, self.optimizer)
         self._tasks: OrderedDict[int, _TaskTables] = OrderedDict()
         self._times_measured: dict[bytes, int] = {}
         self._seed = config.seed
@@ -78,6 +79,7 @@ class SimulatedHardware:
             repeats=config.repeats * config.visits,
             device_error_percent=self.profile.error.percent,
             device_error_points=self.profile.error.points,
+            optimizer=self.optimizer,
         )
 
     @property
@@ -110,7 +112,8 @@ class SimulatedHardware:
     def _measure_chunk(self, jobs: Sequence[PlacementJob]) -> list[PlacementCost]:
         work = self.shard_work(jobs)
         fits_N = work.size_bytes <= self.profile.memory_bytes
-        times_N2 = np.stack([forward_ms(self.profile, work), backward_ms(self.profile, work)], axis=1)
+        backward_N = backward_ms(self.profile, work, self.optimizer)
+        times_N2 = np.stack([forward_ms(self.profile, work), backward_N], axis=1)
         if self._sigma:
             times_N2 *= np.concatenate([self._noise(task, placement) for task, placement in jobs])
         spread = math.exp(self._sigma * QUARTILE_Z) - math.exp(-self._sigma * QUARTILE_Z)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.l2_cache import missed_bytes
+from evenshard.placement.optimizer_state import SGD, state_bytes
 from evenshard.tables.reuse import BIN_MEAN_COUNTS, NUM_REUSE_BINS, FloatArray, ReuseBins, feasible_reuse_bins
 from evenshard.tables.table import Table
 
@@ -34,7 +35,7 @@ class ShardWork:
 
     Attributes:
         num_tables: tables.
-        size_bytes: weights.
+        size_bytes: weights and optimizer state.
         num_rows: rows of all tables, which decide the bits to sort.
         lookups: lookups in the batch.
         bags: pooled lookups, samples times tables.
@@ -47,6 +48,7 @@ class ShardWork:
         grad_bytes: gradient rows read in the backward pass, one for each lookup, in whole sectors.
         grad_miss_bytes: part of ``grad_bytes`` that the L2 misses.
         unique_values: values of the distinct rows, which some optimizers keep states of.
+        unique_requests: requests for the distinct rows.
         hottest: lookups of the row that is looked up most.
         longest_bag: lookups of a bag of the table with the most.
     """
@@ -65,6 +67,7 @@ class ShardWork:
     grad_bytes: FloatArray
     grad_miss_bytes: FloatArray
     unique_values: FloatArray
+    unique_requests: FloatArray
     hottest: FloatArray
     longest_bag: FloatArray
 
@@ -92,9 +95,10 @@ _ROW_MISSES, _TABLES, _BAGS = (_FIELDS.index(name) for name in ("row_miss_bytes"
 class WorkCounter:
     """Counts the work of shards on one GPU; remembers what it found out about a table."""
 
-    def __init__(self, profile: GpuProfile) -> None:
+    def __init__(self, profile: GpuProfile, optimizer: str = SGD) -> None:
         self._l2_bytes = profile.l2_bytes
         self._resident_warps = profile.resident_warps
+        self._optimizer = optimizer
         self._known: dict[tuple[Table, int], FloatArray] = {}
 
     def columns(self, tables: Sequence[Table], batch_size: int) -> FloatArray:
@@ -104,7 +108,7 @@ class WorkCounter:
             if len(self._known) + len(missing) > MAX_CACHED_TABLES:
                 self._known.clear()
                 missing = list(dict.fromkeys(tables))
-            found_TC = _table_columns(missing, batch_size, self._l2_bytes)
+            found_TC = _table_columns(missing, batch_size, self._l2_bytes, self._optimizer)
             self._known.update({(table, batch_size): row for table, row in zip(missing, found_TC, strict=True)})
         return np.array([self._known[table, batch_size] for table in tables])
 
@@ -157,7 +161,7 @@ class WorkCounter:
         return self._resident_warps / batch_size
 
 
-def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float) -> FloatArray:
+def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float, optimizer: str) -> FloatArray:
     """[T, C] work of tables that have the GPU to themselves; see ``ShardWork`` for the columns."""
     rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
     dims_T = np.array([table.embedding_dim for table in tables], dtype=np.int64)
@@ -168,25 +172,29 @@ def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float) ->
     uniques_TK, counts_TK = _rows_and_counts(bins_TK, rows_T, lookups_T)
     uniques_T = uniques_TK.sum(axis=1)
     row_bytes_T = sector_bytes(dims_T * bits_T // 8)
+    requests_T = -(-dims_T // REQUEST_VALUES)
     unique_bytes_TK = uniques_TK * row_bytes_T[:, None]
     looked_up_bytes_TK = unique_bytes_TK * counts_TK
     capacity_T = np.full(len(tables), l2_bytes)
     grad_row_bytes_T = sector_bytes(dims_T * PLAIN_BYTES)
     columns = {
         "num_tables": np.ones(len(tables)),
-        "size_bytes": np.array([table.size_bytes for table in tables], dtype=np.float64),
+        "size_bytes": np.array(
+            [table.size_bytes + state_bytes(table, optimizer) for table in tables], dtype=np.float64
+        ),
         "num_rows": rows_T,
         "lookups": lookups_T,
         "bags": np.full(len(tables), float(batch_size)),
         "uniques": uniques_T,
         "unique_bytes": uniques_T * row_bytes_T,
         "row_bytes": lookups_T * row_bytes_T,
-        "row_requests": lookups_T * -(-dims_T // REQUEST_VALUES),
+        "row_requests": lookups_T * requests_T,
         "row_miss_bytes": missed_bytes(unique_bytes_TK, looked_up_bytes_TK, counts_TK, capacity_T),
         "output_bytes": batch_size * dims_T * float(PLAIN_BYTES),
         "grad_bytes": lookups_T * grad_row_bytes_T,
         "grad_miss_bytes": _grad_misses(lookups_T, grad_row_bytes_T, batch_size, l2_bytes),
         "unique_values": uniques_T * dims_T,
+        "unique_requests": uniques_T * requests_T,
         "hottest": _hottest(uniques_TK, counts_TK),
         "longest_bag": lookups_T / batch_size,
     }

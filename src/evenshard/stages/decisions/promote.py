@@ -172,11 +172,14 @@ def _contested(
         raise BadFile(inputs.tasks, "has no test tasks", "Write some with `evenshard generate-tables`.")
     earlier = [load_costs(path, pool) for path in inputs.costs]
     with closing(open_hardware(measure)) as hardware, Journal(outputs.report / JOURNAL) as journal:
-        if model.trained_on.hardware != hardware.provenance.hardware:
+        learned, timed = model.trained_on, hardware.provenance
+        if (learned.hardware, learned.optimizer) != (timed.hardware, timed.optimizer):
             log.warning(
-                "the candidate was trained on %s and is compared on %s",
-                model.trained_on.hardware,
-                hardware.provenance.hardware,
+                "the candidate was trained on %s with %s and is compared on %s with %s",
+                learned.hardware,
+                learned.optimizer,
+                timed.hardware,
+                timed.optimizer,
             )
         found = contest(model, held, split, search, hardware, measure, journal, earlier)
     save_costs(found.measured, outputs.report / COSTS, lineage)

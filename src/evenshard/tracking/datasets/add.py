@@ -7,7 +7,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from evenshard.measure.costs import MeasuredPlacement
+from evenshard.measure.costs import MeasuredPlacement, optimizer_of
 from evenshard.placement.task import load_tasks
 from evenshard.tables.files import load_tables
 from evenshard.tracking.datasets.checks import (
@@ -86,7 +86,7 @@ def add(request: AddRequest, root: Path) -> AddedDataset:
 
     Raises:
         BadInput: a file cannot be used, is of other hardware, or is in another collection already.
-        DatasetRefused: it is too noisy, or has drifted too far.
+        DatasetRefused: it is too noisy, has drifted too far, or is of another optimizer than the version before.
     """
     partition = request.partition
     folder = root / partition.folder
@@ -110,6 +110,11 @@ def add(request: AddRequest, root: Path) -> AddedDataset:
     sha256 = {name: sha256_of(path) for name, path in files.items()}
     if previous is not None and sha256 == {one.name: sha256_of(one) for one in folder.iterdir() if one.name != ABOUT}:
         return AddedDataset(partition, len(content.all), noise, None, changed=False)
+    optimizer = optimizer_of(content.all)
+    if previous is not None and (before := optimizer_of(previous)) != optimizer:
+        raise DatasetRefused(
+            f"refused: the version before is of {before}, this one of {optimizer}. Add it as another collection."
+        )
     drift = None if previous is None else changes_since(previous, content.all)
     if drift is not None and abs(drift.cost_pct or 0.0) > request.max_drift_pct:
         raise DatasetRefused(
