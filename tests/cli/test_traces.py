@@ -130,6 +130,7 @@ def test_what_was_observed_is_a_cost_dataset(
         assert device.fwd_wait_ms == one["waiting_ms"]["forward"]
     row = read_rows(costs).rows[0]
     assert (row["hardware"], row["link"], row["repeats"], row["all_to_all"]) == ("cpu: unknown", "gloo", 3, "measured")
+    assert row["optimizer"] == "sgd"
     assert main(["describe", str(costs)]) == 0
 
 

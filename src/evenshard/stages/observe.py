@@ -11,7 +11,7 @@ from evenshard.measure.evidence import device_text, with_device_error
 from evenshard.measure.hardware import AUTO, HardwareName
 from evenshard.measure.profiles import profile_of_gpu
 from evenshard.measure.traces.ranks import ObservedTraining, RankTimes, observe
-from evenshard.placement.optimizer_state import NUMBERS
+from evenshard.placement.optimizer_state import NUMBERS, optimizer_problem
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import PlacementTask
@@ -268,7 +268,8 @@ def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlaceme
     """The observation as one measured placement.
 
     Raises:
-        BadInput: if ranks are missing, waiting is not known, or other tables ran than the placement says.
+        BadInput: if ranks are missing, waiting is not known, other tables ran than the placement says, or the optimizer
+            is none of ``NUMBERS``.
     """
     if not placed.known:
         problem = "it does not say which rank holds which tables"
@@ -280,6 +281,8 @@ def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlaceme
         raise BadConfig("the ranks have recorded different collectives. Record all of them with one schedule.")
     if differences := _differences(placed, observation):
         raise BadFile(placed.source, differences[0].rstrip("?"), "Name the placement that it ran with.")
+    if unknown := optimizer_problem(observation.optimizer):
+        raise BadConfig(f"costs need an optimizer that evenshard knows: {unknown}. Leave --costs-out out.")
     gpu = observation.ranks[0].gpu
     name = f"{OBSERVED}-{round(observation.started_at * 1e6)}"
     return MeasuredPlacement(
@@ -296,6 +299,7 @@ def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlaceme
             link=observation.backend or "none",
             seed=0,
             repeats=min(one.num_steps for one in observation.ranks),
+            optimizer=observation.optimizer,
         ),
         measured_at=observation.started_at,
     )
