@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evenshard.sharders.convex_search.chains import Chains, Steps
+from evenshard.sharders.convex_search.chains import Chains, OtherDevices, Steps
 from evenshard.sharders.convex_search.item_tensors import ItemTensors
 from support.builders import some_tables, task
 from support.constraint_builders import limited
@@ -75,3 +75,11 @@ def test_a_copy_changes_by_itself() -> None:
     step = Steps(*(torch.tensor([value]) for value in (0, 3, 1, -1)), torch.zeros(1))
     chains.clone().apply(ITEMS, Pairs(), step)
     assert_same(chains, chains_at(torch.zeros(1, 7, dtype=torch.int64)))
+
+
+@pytest.mark.parametrize(("wait", "slower", "longest"), [(4.0, 10 + 4, 4.0), (2.0, 3 + 2, 2.0), (0.5, 3 + 1, 1.0)])
+def test_the_other_devices_count_where_a_step_lets_them_wait_longer(wait: float, slower: float, longest: float) -> None:
+    """They take 10 and cause a wait of 1; before the step all waited 2."""
+    others = OtherDevices(torch.tensor([[10.0]]), torch.tensor([[1.0]]), torch.tensor([[2.0]]))
+    found = others.after_step(torch.tensor([[3.0]]), torch.tensor([[wait]]))
+    assert [one.item() for one in found] == [slower, longest]
