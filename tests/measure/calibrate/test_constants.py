@@ -9,7 +9,7 @@ import pytest
 
 from evenshard.measure.calibrate.constants import (
     BOUNDS,
-    TIMES,
+    SHARD_TIMES,
     Errors,
     MeasuredShards,
     fit_constants,
@@ -47,7 +47,7 @@ def work() -> ShardWork:
 def shards(truth: GpuProfile, work: ShardWork, times: tuple[str, ...], optimizer: str = "sgd") -> MeasuredShards:
     """The times of ``truth``, as if only some of them had been measured."""
     all_NM = predicted_ms(truth, work, optimizer)
-    known = {name: all_NM[:, TIMES.index(name)] for name in times}
+    known = {name: all_NM[:, SHARD_TIMES.index(name)] for name in times}
     num_shards = len(all_NM)
     return MeasuredShards(work, measured_times(num_shards, **known), np.arange(num_shards), optimizer)
 
@@ -133,7 +133,7 @@ def test_predicted_times_are_those_of_the_device_model(work: ShardWork) -> None:
     found = predicted_ms(START, work, "adam")
     forward, backward = forward_ms(START, work), backward_ms(START, work, "adam")
     for name, expected in (("forward", forward), ("backward", backward), ("both", forward + backward)):
-        assert found[:, TIMES.index(name)].tolist() == expected.tolist()
+        assert found[:, SHARD_TIMES.index(name)].tolist() == expected.tolist()
     assert (found[:, : len(KERNELS)] > 0).all()
 
 

@@ -21,7 +21,7 @@ from evenshard.measure.simulated.device_model import (
     kernel_times,
     overlapped,
     sort_passes,
-    state_bytes,
+    updated_state_bytes,
 )
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, RATES, GpuProfile, gpu_profile
 from evenshard.measure.simulated.l2_cache import missed_bytes
@@ -300,7 +300,7 @@ def test_gradients_rows_and_states_from_the_l2_and_from_memory_by_hand(
     of_16_rows = Table("t", 16, 64, 4.0, all_in_bin(2), 16)
     updated = 2 * 16 * (128 + state_bytes_per_row)
     l2_ns, memory_ns = (64 * 256 + updated) / 2, (16 * 256 + updated) / 1.5
-    assert state_bytes(work_of(of_16_rows, batch_size=16), optimizer)[0] == 16 * state_bytes_per_row
+    assert updated_state_bytes(work_of(of_16_rows, batch_size=16), optimizer)[0] == 16 * state_bytes_per_row
     for constants, expected in (
         ({"l2_gb_s": 2.0}, l2_ns),
         ({"hbm_gb_s": 3.0}, memory_ns),

@@ -24,7 +24,7 @@ from evenshard.placement.optimizer_state import SGD
 from evenshard.tables.reuse import FloatArray
 
 CALLS = ("forward", "backward")
-TIMES = (*KERNELS, *CALLS, "both")
+SHARD_TIMES = (*KERNELS, *CALLS, "both")
 """What may be measured of a shard: the kernels, the two calls, and both calls together."""
 
 # What is physically conceivable; a constant that ends at such a bound shows that the model lacks something.
@@ -81,7 +81,7 @@ class MeasuredShards:
 
     Attributes:
         work: their work, as the device model counts it.
-        times_ms_NM: [N, M] the measured ``TIMES``; NaN what was not measured.
+        times_ms_NM: [N, M] the measured ``SHARD_TIMES``; NaN what was not measured.
         group_N: [N] the same number where the same tables were measured again.
         optimizer: the optimizer of their backward calls.
     """
@@ -103,9 +103,9 @@ class MeasuredShards:
 
 def measured_times(num_shards: int, **times_ms: FloatArray) -> FloatArray:
     """[N, M] from the times by name, each [N] ms; all others were not measured."""
-    result_NM = np.full((num_shards, len(TIMES)), np.nan)
+    result_NM = np.full((num_shards, len(SHARD_TIMES)), np.nan)
     for name, times_N in times_ms.items():
-        result_NM[:, TIMES.index(name)] = times_N
+        result_NM[:, SHARD_TIMES.index(name)] = times_N
     return result_NM
 
 
@@ -157,13 +157,15 @@ def fit_constants(
     return with_constants(found.x), tuple(np.array(free)[at_bound_P].tolist())
 
 
-def prediction_errors(profile: GpuProfile, measured: MeasuredShards, times: Sequence[str] = TIMES) -> dict[str, Errors]:
+def prediction_errors(
+    profile: GpuProfile, measured: MeasuredShards, times: Sequence[str] = SHARD_TIMES
+) -> dict[str, Errors]:
     """Errors of a profile on measured shards, by what was measured of them."""
     predicted_NM = predicted_ms(profile, measured.work, measured.optimizer)
     errors = {}
     for name in times:
-        times_N = measured.times_ms_NM[:, TIMES.index(name)]
+        times_N = measured.times_ms_NM[:, SHARD_TIMES.index(name)]
         known_N = np.isfinite(times_N)
         if known_N.any():
-            errors[name] = Errors.of(predicted_NM[known_N, TIMES.index(name)], times_N[known_N])
+            errors[name] = Errors.of(predicted_NM[known_N, SHARD_TIMES.index(name)], times_N[known_N])
     return errors
