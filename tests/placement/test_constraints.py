@@ -214,6 +214,7 @@ class Additive:
     def __init__(self, of_task: PlacementTask, seed: int = 0) -> None:
         weights = torch.rand(len(of_task.tables), generator=torch.Generator().manual_seed(seed)) * 9 + 0.1
         self.columns_TH, self.empty_H = weights[:, None], torch.full((1,), 0.5)
+        self.wait_T = torch.zeros(len(of_task.tables))  # no exchange
 
     def device_ms(self, sums: torch.Tensor) -> torch.Tensor:
         return sums[..., 0]

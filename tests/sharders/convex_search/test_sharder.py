@@ -76,9 +76,7 @@ def test_small_tasks_are_solved_and_the_bound_holds() -> None:
     best = float(MODEL.overall_ms(of_task, every_placement(of_task))[0].min())
     answer = EvenshardSharder(MODEL, None, QUICK).search(of_task).best
     assert answer.predicted_ms == pytest.approx(best, rel=1e-5)
-    assert answer.lower_bound_ms <= best and answer.gap_pct == pytest.approx(
-        (best / answer.lower_bound_ms - 1) * 100, abs=1e-2
-    )
+    assert answer.lower_bound_ms <= best
 
 
 def test_candidates_are_distinct_and_ordered_by_prediction() -> None:
