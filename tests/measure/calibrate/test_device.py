@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from evenshard.measure.calibrate.constants import CALLS, Errors
+from evenshard.measure.calibrate.constants import CALLS
 from evenshard.measure.calibrate.device import (
     DeviceCalibration,
-    errors_markdown,
     fit_profile,
     measured_shards,
     save_profile,
@@ -179,10 +178,16 @@ def test_a_missing_template_is_refused_and_nothing_is_written(fitted: DeviceCali
     assert list(tmp_path.iterdir()) == []
 
 
-def test_errors_as_a_table() -> None:
-    errors = {"forward": Errors(1.04, 5.0), "backward": Errors(20.0, 30.25)}
-    assert errors_markdown({"fitted": errors}).splitlines() == [
-        "| absolute error, % | forward, median | 90 % below | backward, median | 90 % below |",
-        "|---|---:|---:|---:|---:|",
-        "| fitted | 1.0 | 5.0 | 20.0 | 30.2 |",
-    ]
+def test_shards_of_which_only_the_sum_was_timed_calibrate_too(directory: Path) -> None:
+    """As `import-costs` makes them of other people's measurements."""
+    alone = []
+    for one in measured(directory)[:40]:
+        for device, positions in enumerate(one.placement.shards()):
+            if not positions:
+                continue
+            task = replace(one.task, tables=tuple(one.task.tables[i] for i in positions), num_devices=1)
+            cost = PlacementCost((DeviceCost.of_total(one.cost.devices[device].compute_ms),), "modelled")
+            alone.append(replace(one, task=task, placement=Placement((0,) * len(positions), 1), cost=cost))
+    found = fit_profile(gpu_profile(START), alone)
+    assert set(found.after) == {"both"} and found.num_fitted + found.num_held_out == len(alone)
+    assert found.after["both"].median_percent < 3 < found.before["both"].median_percent

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from evenshard.measure.calibrate.constants import (
-    CALLS,
     Errors,
     MeasuredShards,
     fit_constants,
@@ -105,8 +104,8 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
         profile=result,
         num_fitted=len(fitted),
         num_held_out=len(held_out),
-        before=prediction_errors(profile, held_out, CALLS),
-        after=prediction_errors(result, held_out, CALLS),
+        before=prediction_errors(profile, held_out),
+        after=prediction_errors(result, held_out),
         at_bound=at_bound,
         hardware=origins[0][0],
         versions=origins[0][1],
@@ -143,26 +142,17 @@ def measured_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) 
                 continue
             tables = [one.task.tables[position] for position in positions]
             columns.append(counter.columns(tables, one.task.batch_size))
-            times.append(device.split_ms)
+            times.append((*device.split_ms, device.compute_ms))
             group_of.append(groups.setdefault((frozenset(tables), one.task.batch_size), len(groups)))
     if not columns:
         raise BadInput("No nonempty shard with finite times was measured. Measure more placements.")
     shard_of_T = np.repeat(np.arange(len(columns)), [len(tables) for tables in columns])
     work = counter.shard_work(np.concatenate(columns), shard_of_T, len(columns))
-    forward_N, backward_N = np.array(times).T
-    times_NM = measured_times(len(columns), forward=forward_N, backward=backward_N)
+    forward_N, backward_N, both_N = np.array(times).T
+    both_N[np.isfinite(forward_N)] = np.nan  # their sum tells nothing new
+    times_NM = measured_times(len(columns), forward=forward_N, backward=backward_N, both=both_N)
     return MeasuredShards(work, times_NM, np.array(group_of), optimizer_of(measured))
 
 
-def errors_markdown(rows: Mapping[str, Mapping[str, Errors]]) -> str:
-    """A table of errors: one line per profile (or whatever the rows are), median and 90th percentile by component."""
-    head = "".join(f" {name}, median | 90 % below |" for name in CALLS)
-    lines = [f"| absolute error, % |{head}", "|---|" + "---:|" * 2 * len(CALLS)]
-    for label, errors in rows.items():
-        cells = [f" {errors[name].median_percent:.1f} | {errors[name].p90_percent:.1f} |" for name in CALLS]
-        lines.append(f"| {label} |" + "".join(cells))
-    return "\n".join(lines)
-
-
 def _has_times(device: DeviceCost) -> bool:
-    return device.status == OK and min(device.split_ms) > 0  # not a shard of which only the sum is known
+    return device.status == OK and device.compute_ms > 0 and not min(device.split_ms) <= 0
