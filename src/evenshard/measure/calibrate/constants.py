@@ -152,7 +152,7 @@ def fit_constants(
     found = least_squares(
         residuals, start_P, bounds=(low_P, high_P), diff_step=1e-4, loss="soft_l1", f_scale=OUTLIER, max_nfev=300
     )
-    moved_P = np.abs(found.x - start_P) > 1e-6
+    moved_P = np.abs(found.x - start_P) > 1e-2
     at_bound_P = moved_P & (np.minimum(found.x - low_P, high_P - found.x) < 1e-3)
     return with_constants(found.x), tuple(np.array(free)[at_bound_P].tolist())
 
