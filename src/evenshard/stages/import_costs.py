@@ -18,11 +18,11 @@ from evenshard.measure.hardware import provenance_problem
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.placement import alone
 from evenshard.placement.task import PlacementTask, distinct_tables
-from evenshard.tables.files import load_numbered_tables, save_tables
+from evenshard.tables.files import load_numbered_tables, records_in, save_tables
 from evenshard.tables.formats import read_csv
 from evenshard.tables.table import WEIGHT_BITS, Table
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.limits import MAX_TABLES, RANGES
+from evenshard.utils.limits import RANGES
 from evenshard.utils.messages import brief, reason_of
 from evenshard.utils.provenance import UNKNOWN, Lineage, git_commit
 
@@ -97,16 +97,8 @@ def read_shards(path: Path, tables: Path, config: ImportCostsConfig) -> tuple[Me
     Raises:
         BadFile: if a file cannot be read or holds an impossible value; the message names the line.
     """
-    if not path.is_file():
-        raise BadFile(path, "is not a file" if path.exists() else "no such file", "Check the path.")
-    try:
-        records = read_csv(path)
-    except OSError as error:
-        raise BadFile(path, f"cannot be read: {reason_of(error)}", "Check the file and its permissions.") from error
-    if not records:
-        raise BadFile(path, "holds no shard", f"Its columns are {_COLUMNS}, one shard per line.")
-    if len(records) > MAX_TABLES:
-        raise BadFile(path, f"holds more than {MAX_TABLES:,} shards", "Import it in parts.")
+    if_none = f"Its columns are {_COLUMNS}, one shard per line."
+    records = records_in(path, read_csv, "shard", if_none, "Import it in parts.")
     _check_columns(path, records[0])
     numbered = load_numbered_tables(tables, dims_known=_DIMS in records[0])
     pool = [replace(table, weight_bits=config.weight_bits) for table in numbered]

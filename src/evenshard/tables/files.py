@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from os import PathLike
@@ -133,6 +133,23 @@ def save_tables(tables: Sequence[Table], path: str | PathLike[str]) -> None:
 
 def _records(path: Path) -> list[Any]:
     read, _ = format_of(path)
+    columns = ", ".join(REQUIRED_COLUMNS)
+    return records_in(path, read, "table", f"Add one record per table, with {columns}.", "Give fewer.")
+
+
+def records_in(path: Path, read: Callable[[Path], list[Any]], what: str, if_none: str, if_many: str) -> list[Any]:
+    """The records of a file, at least one.
+
+    Args:
+        path: the file.
+        read: reads it, as the readers in ``formats`` do.
+        what: the thing that a record is, in the singular.
+        if_none: what to do where there is none.
+        if_many: what to do where there are more than ``MAX_TABLES``.
+
+    Raises:
+        BadFile: if it cannot be read, or holds none or too many.
+    """
     if not path.is_file():
         raise BadFile(path, "is not a file" if path.exists() else "no such file", "Check the path.")
     try:
@@ -140,9 +157,9 @@ def _records(path: Path) -> list[Any]:
     except OSError as error:
         raise BadFile(path, f"cannot be read: {reason_of(error)}", "Check the file and its permissions.") from error
     if not records:
-        raise BadFile(path, "holds no table", f"Add one record per table, with {', '.join(REQUIRED_COLUMNS)}.")
+        raise BadFile(path, f"holds no {what}", if_none)
     if len(records) > MAX_TABLES:
-        raise BadFile(path, f"holds more than {MAX_TABLES:,} tables", "Give fewer.")
+        raise BadFile(path, f"holds more than {MAX_TABLES:,} {what}s", if_many)
     return records
 
 
