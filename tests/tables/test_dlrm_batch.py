@@ -163,5 +163,5 @@ def test_senseless_settings_are_refused() -> None:
     for dims in ([], [16, 0]):
         with pytest.raises(BadConfig, match="embedding_dims"):
             tables_from_batch(DlrmBatch(*GOOD), dims, seed=0)
-    with pytest.raises(BadConfig, match="weight_bits is 4"):
-        tables_from_batch(DlrmBatch(*GOOD), [16], seed=0, weight_bits=4)
+    with pytest.raises(BadConfig, match="weight_bits is 5"):
+        tables_from_batch(DlrmBatch(*GOOD), [16], seed=0, weight_bits=5)

@@ -49,6 +49,7 @@ class DeviceCost:
             No part of the device's four times (docs/decisions/0009).
         status: "ok", or "out_of_memory" for a shard that the device could not hold; its times are infinite then.
         fwd_bwd_compute_ms: forward and backward compute together, where they were timed as one; else None.
+        input_dist_ms: exchange of the indices before the lookups; 0 where it was not taken, as in DreamShard.
     """
 
     fwd_compute_ms: float | None
@@ -60,6 +61,7 @@ class DeviceCost:
     fwd_wait_ms: float = 0.0
     status: str = OK
     fwd_bwd_compute_ms: float | None = None
+    input_dist_ms: float = 0.0
 
     @staticmethod
     def of_total(fwd_bwd_compute_ms: float) -> DeviceCost:
@@ -107,8 +109,8 @@ class DeviceCost:
 
     @property
     def total_ms(self) -> float:
-        """The device's four times together."""
-        return self.compute_ms + self.fwd_all_to_all_ms + self.bwd_all_to_all_ms
+        """The device's times together, waiting left aside."""
+        return self.input_dist_ms + self.compute_ms + self.fwd_all_to_all_ms + self.bwd_all_to_all_ms
 
 
 _TOTAL = "fwd_bwd_compute_ms"

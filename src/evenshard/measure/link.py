@@ -96,8 +96,19 @@ class Link:
         peers = num_devices - 1
         own = np.maximum(own_dims * peers, total_dims - own_dims)
         slowest = (own_dims if most_dims is None else most_dims) * peers  # no device receives more than this one sends
-        s_per_value = own / self.bandwidth_gb_s + slowest / self.slowest_gb_s + total_dims * peers / self.shared_gb_s
-        seconds = self.latency_us * 1e-6 + s_per_value * (batch_size / num_devices) * BYTES_PER_VALUE / 1e9
+        bytes_per_dim = (batch_size / num_devices) * BYTES_PER_VALUE
+        moved_ms = self.bytes_ms(own * bytes_per_dim, slowest * bytes_per_dim, total_dims * peers * bytes_per_dim)
+        return np.asarray(self.latency_us / 1e3 + moved_ms)
+
+    def bytes_ms(self, own: FloatArray | float, slowest: FloatArray | float, shared: FloatArray | float) -> FloatArray:
+        """Time that bytes take, without the latency, [any shape] ms.
+
+        Args:
+            own: of the device's own busier direction.
+            slowest: of the device that moves most.
+            shared: of all that the devices send.
+        """
+        seconds = (own / self.bandwidth_gb_s + slowest / self.slowest_gb_s + shared / self.shared_gb_s) / 1e9
         return np.asarray(seconds * seconds_to_ms(1.0))
 
     def even_gb_s(self, num_devices: int) -> float:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
+from evenshard.tables.reuse import thinned_reuse_bins
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
@@ -59,7 +62,7 @@ class TablePart:
 
     @property
     def extent(self) -> str:
-        """What of the table it has, such as 0:64; its name as a table ends in this."""
+        """The columns that it has, such as 0:64."""
         return str(self.columns)
 
     def halves(self) -> tuple[TablePart, ...]:
@@ -87,21 +90,56 @@ def tables_of_parts(parts: Sequence[TablePart], tables: Iterable[Table]) -> tupl
     """What is placed, measured and predicted in place of each part: a table with its columns, called after them.
 
     Args:
-        parts: of whole rows.
+        parts: of tables.
         tables: that they are parts of.
 
     Raises:
         BadConfig: if a part would be called as another table is.
     """
     by_name = {table.name: table for table in tables}
-    found = tuple(_as_table(part, by_name[part.table]) for part in parts)
+    found = tuple(part_table(part, by_name[part.table]) for part in parts)
     twice = next((name for name, count in Counter(table.name for table in found).items() if count > 1), None)
     if twice is not None:
         raise BadConfig(f"a table is called {brief(twice)}, as a part of a split table would be. Rename it.")
     return found
 
 
-def _as_table(part: TablePart, whole: Table) -> Table:
-    if part.columns == (0, whole.embedding_dim):
-        return whole
-    return replace(whole, name=f"{whole.name}[{part.extent}]", embedding_dim=part.columns.size)
+def part_table(part: TablePart, whole: Table) -> Table:
+    """A part as a table: with its rows, its columns, and the lookups that go to its rows.
+
+    Its rows are drawn from those of the whole table, so that the histogram of reuse stays.
+    """
+    if part.rows == (0, whole.num_rows):
+        if part.columns == (0, whole.embedding_dim):
+            return whole
+        return replace(whole, name=f"{whole.name}[{part.extent}]", embedding_dim=part.columns.size)
+    share = lookup_share(whole, part.rows)
+    return replace(
+        whole,
+        name=f"{whole.name}[rows {part.rows}, {part.extent}]",
+        num_rows=part.rows.size,
+        embedding_dim=part.columns.size,
+        pooling_factor=whole.pooling_factor * share,
+        feature_pooling_factors=tuple(share * one for one in whole.feature_pooling_factors),
+        row_shares=None,
+    )
+
+
+def lookup_share(table: Table, rows: Span) -> float:
+    """Share of a table's lookups that go to some of its rows: as counted in traffic, or even over the rows."""
+    if table.row_shares is None:
+        return rows.size / table.num_rows
+    edges = np.linspace(0, table.num_rows, len(table.row_shares) + 1)
+    running = np.concatenate([[0.0], np.cumsum(table.row_shares)])
+    start, stop = np.interp([rows.start, rows.stop], edges, running / running[-1])
+    return float(stop - start)
+
+
+def replica_table(table: Table, num_devices: int) -> Table:
+    """A replicated table as one device sees it, which looks it up for its own samples only.
+
+    A row that is looked up c times in the global batch is looked up about c / N times here, as a Poisson variable.
+    """
+    if table.reuse_bins is None or num_devices == 1:
+        return table
+    return replace(table, reuse_bins=thinned_reuse_bins(table.reuse_bins, 1 / num_devices))

@@ -200,6 +200,25 @@ def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> Reu
     return tuple((uniques_K / uniques_K.sum()).tolist())
 
 
+def thinned_reuse_bins(bins: ReuseBins, share: float) -> ReuseBins:
+    """The histogram of a random part of a batch's samples: an index with count c has a Poisson count of mean c * share.
+
+    Args:
+        bins: of the whole batch.
+        share: part of its samples, above 0 and at most 1.
+    """
+    import torch  # for the incomplete gamma function, P(Poisson(rate) >= n), which numpy lacks
+
+    if share >= 1:
+        return bins
+    rates_K1 = torch.from_numpy(BIN_MEAN_COUNTS * share)[:, None].expand(-1, NUM_REUSE_BINS)
+    at_least_KK = torch.special.gammainc(torch.tensor(MIN_COUNT_OF_BIN, dtype=torch.float64)[None], rates_K1).numpy()
+    uniques_K = np.asarray(bins) @ at_least_KK
+    uniques_K[:-1] -= uniques_K[1:]
+    uniques_K = np.maximum(uniques_K, 0.0)
+    return tuple((uniques_K / uniques_K.sum()).tolist())
+
+
 def _power_integral(low: FloatArray, high: FloatArray, alpha: float) -> FloatArray:
     """Integral of ``x**-alpha`` from low to high, also at and near alpha = 1."""
     logs = np.log(high / low)

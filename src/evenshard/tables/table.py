@@ -10,13 +10,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.utils.limits import MAX_TABLE_BYTES, RANGES
 from evenshard.utils.messages import brief
 
-WEIGHT_BITS = (8, 16, 32)
+WEIGHT_BITS = (4, 8, 16, 32)
+DATA_TYPES = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
+"""Data types of weights, and the bits of each; the first one of so many bits is meant where only those are known."""
+SUM, MEAN, SEQUENCE = "sum", "mean", "none"
+POOLINGS = (SUM, MEAN, SEQUENCE)
+"""What becomes of the lookups of a bag; TorchRec's words. With none, every lookup's embedding is an output."""
+MAX_FEATURES = 10_000
+MAX_ROW_SHARES = 4_096
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,16 @@ class Table:
         reuse_bins: 17 shares, adding up to 1, of the UNIQUE indices of a batch that are looked up
             (0,1], (1,2], (2,4], ... (16384,32768], >32768 times; None if not counted.
             They hold for the batch size of the task the table is used in.
-        weight_bits: 8, 16 or 32 bits per weight.
+        weight_bits: 4, 8, 16 or 32 bits per weight.
+        data_type: one of ``DATA_TYPES``; empty for the first one of so many bits.
+        pooling: one of ``POOLINGS``.
+        is_weighted: every lookup has a weight of its own.
+        feature_pooling_factors: mean lookups per sample of each feature, where several look the table up. They add up
+            to ``pooling_factor``; each feature has a bag and an output of its own. Empty for one feature.
+        is_deduplicated: a device sends each distinct index of its samples once (TorchRec: ``use_index_dedup``).
+        module: path of its collection in a model; tables of different modules share no kernel call.
+        row_shares: shares of the lookups, adding up to 1, that go to equal runs of rows in their order, as counted in
+            traffic; None if not counted: lookups are assumed to be even over the rows.
     """
 
     name: str
@@ -40,6 +56,48 @@ class Table:
     pooling_factor: float
     reuse_bins: tuple[float, ...] | None = None
     weight_bits: int = 32
+    data_type: str = ""
+    pooling: str = SUM
+    is_weighted: bool = False
+    feature_pooling_factors: tuple[float, ...] = ()
+    is_deduplicated: bool = False
+    module: str = ""
+    row_shares: tuple[float, ...] | None = None
+
+    def __repr__(self) -> str:
+        """Without later fields that are as usual: measurements are told apart by this text."""
+        usual = {one.name: one.default for one in fields(self)[_NUM_PLAIN_FIELDS:]}
+        shown = {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if one.name not in usual or getattr(self, one.name) != usual[one.name]
+        }
+        return f"Table({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    @property
+    def dtype(self) -> str:
+        """One of ``DATA_TYPES``."""
+        return self.data_type or next(name for name, bits in DATA_TYPES.items() if bits == self.weight_bits)
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether every lookup's embedding is an output, as in TorchRec's ``EmbeddingCollection``."""
+        return self.pooling == SEQUENCE
+
+    @property
+    def feature_lookups(self) -> tuple[float, ...]:
+        """Mean lookups per sample of each feature."""
+        return self.feature_pooling_factors or (self.pooling_factor,)
+
+    @property
+    def num_features(self) -> int:
+        """Features that look the table up."""
+        return len(self.feature_lookups)
+
+    @property
+    def outputs_per_sample(self) -> float:
+        """Embeddings that a sample gets of the table: one for each feature, or one for each lookup of a sequence."""
+        return self.pooling_factor if self.is_sequence else float(self.num_features)
 
     @property
     def size_bytes(self) -> int:
@@ -57,6 +115,10 @@ class Table:
                 return f"{column} {problem}"
         if self.weight_bits not in WEIGHT_BITS:
             return f"weight_bits is {brief(self.weight_bits)}, not one of {WEIGHT_BITS}"
+        if self.data_type and DATA_TYPES.get(self.data_type) != self.weight_bits:
+            return f"data_type is {brief(self.data_type)}, which is not of {self.weight_bits} bits"
+        if self.pooling not in POOLINGS:
+            return f"pooling is {brief(self.pooling)}, not one of {', '.join(POOLINGS)}"
         if self.size_bytes > MAX_TABLE_BYTES:
             return f"num_rows x embedding_dim is {self.size_bytes:,} bytes, more than {MAX_TABLE_BYTES:,}"
         if self.reuse_bins is not None:
@@ -66,7 +128,31 @@ class Table:
                 return "reuse_bins holds a negative or non-finite share"
             if abs(sum(self.reuse_bins) - 1) > 1e-3:
                 return f"reuse_bins add up to {sum(self.reuse_bins):.4f}, not 1"
+        return self._feature_problem() or self._row_share_problem()
+
+    def _feature_problem(self) -> str | None:
+        own = self.feature_pooling_factors
+        if len(own) > MAX_FEATURES:
+            return f"feature_pooling_factors has {len(own):,} values, more than {MAX_FEATURES:,}"
+        for one in own:
+            if problem := RANGES["pooling_factor"].problem(one):
+                return f"feature_pooling_factors holds a number that {problem}"
+        if own and abs(sum(own) - self.pooling_factor) > 1e-6 * max(self.pooling_factor, 1.0):
+            return f"feature_pooling_factors add up to {sum(own):g}, pooling_factor is {self.pooling_factor:g}"
         return None
+
+    def _row_share_problem(self) -> str | None:
+        shares = self.row_shares
+        if shares is None:
+            return None
+        if not 1 <= len(shares) <= min(MAX_ROW_SHARES, self.num_rows):
+            return f"row_shares has {len(shares):,} values, not 1 to {min(MAX_ROW_SHARES, self.num_rows):,}"
+        if not all(math.isfinite(share) and share >= 0 for share in shares) or abs(sum(shares) - 1) > 1e-3:
+            return "row_shares are not shares that add up to 1"
+        return None
+
+
+_NUM_PLAIN_FIELDS = 6
 
 
 def duplicate_name(tables: Sequence[Table]) -> str | None:

@@ -1,0 +1,286 @@
+"""What the devices of a machine exchange in a training step, and how long that takes.
+
+Forward, and backward the other way round:
+
+- whole tables and columns: an all-to-all of pooled embeddings. A device sends B * dims, less its own samples'.
+- rows on all devices: a reduce-scatter of partial sums, B * dims on each, in every domain first, then between them.
+- rows on a node: a reduce-scatter in it, then an all-to-all of the sums with the other nodes.
+- replicas: nothing forward; an all-reduce of dense gradients, twice rows * dim, backward.
+
+Rows of sequences are exchanged as whole sequences are: nothing is summed up. Before all of that the indices of every
+part travel to its device: for each sample its lookups, and for each bag a length.
+
+Within a domain bytes go over the fast link, between domains over the slow one; the two tiers are taken one after the
+other. Each kind of exchange of each module is a collective with a latency of its own.
+
+Legend: D devices, B samples of the global batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from evenshard.measure.link import Link
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import TablePart, lookup_share
+from evenshard.placement.sharding import (
+    DATA_PARALLEL,
+    GRID_SHARD,
+    ROW_WISE,
+    TABLE_ROW_WISE,
+    Communication,
+    ShardingTask,
+    sharding_type,
+)
+from evenshard.tables.reuse import FloatArray, feasible_reuse_bins, mean_counts, thinned_reuse_bins
+from evenshard.tables.table import Table
+
+INDEX_BYTES, LENGTH_BYTES, WEIGHT_BYTES = 8, 4, 4
+"""Of an index, of the length of a bag, and of the weight of a lookup."""
+GRADIENT_BYTES = 4
+"""Of one value of a dense gradient."""
+
+
+@dataclass
+class Volumes:
+    """What each device holds that decides what it exchanges, [D] each; a sample is one of the global batch.
+
+    Attributes:
+        sent: values that it makes for each sample, which others get whole.
+        summed: values of partial sums for each sample, of tables whose rows are on all devices.
+        summed_in_node: likewise, of tables whose rows are on one node.
+        input_bytes: bytes of indices, lengths and weights that it gets for each sample.
+        replicated_values: values of dense gradients; the same number for all.
+        collectives: (module, sharding type) of what is exchanged.
+    """
+
+    sent: FloatArray
+    summed: FloatArray
+    summed_in_node: FloatArray
+    input_bytes: FloatArray
+    replicated_values: float = 0.0
+    collectives: set[tuple[str, str]] = field(default_factory=set)
+
+    @staticmethod
+    def empty(num_devices: int) -> Volumes:
+        """Of devices that hold nothing."""
+        nothing = np.zeros(num_devices)
+        return Volumes(nothing, nothing.copy(), nothing.copy(), nothing.copy())
+
+
+@dataclass(frozen=True)
+class PartVolume:
+    """What a part adds to the volumes of its device; values and bytes for each sample."""
+
+    sent: float = 0.0
+    summed: float = 0.0
+    summed_in_node: float = 0.0
+    input_bytes: float = 0.0
+
+
+def part_volume(table: Table, way: str, columns: int, share: float, num_devices: int) -> PartVolume:
+    """What a part of a table adds to its device.
+
+    Args:
+        table: the whole one.
+        way: its sharding type, not data_parallel.
+        columns: of the part.
+        share: of the table's lookups that go to the rows of the part.
+        num_devices: of the machine: a device sends each distinct index of its own samples once, where asked to.
+    """
+    distinct = distinct_share(table, num_devices)
+    lookups = table.pooling_factor * share * distinct
+    input_bytes = lookups * (INDEX_BYTES + WEIGHT_BYTES * table.is_weighted) + table.num_features * LENGTH_BYTES
+    if table.is_sequence:
+        return PartVolume(sent=lookups * columns, input_bytes=input_bytes)
+    values = float(table.num_features * columns)
+    if way == ROW_WISE:
+        return PartVolume(summed=values, input_bytes=input_bytes)
+    if way in (TABLE_ROW_WISE, GRID_SHARD):
+        return PartVolume(summed_in_node=values, input_bytes=input_bytes)
+    return PartVolume(sent=values, input_bytes=input_bytes)
+
+
+def distinct_share(table: Table, num_devices: int) -> float:
+    """Indices that a device sends for each lookup of its samples: 1, or less where each distinct one goes once."""
+    if not table.is_deduplicated:
+        return 1.0
+    bins = table.reuse_bins or feasible_reuse_bins(table.num_rows, 1e6)
+    counts = mean_counts(np.array([thinned_reuse_bins(bins, 1 / num_devices)]), np.array([np.inf]))
+    return float(1 / max(counts[0], 1.0))
+
+
+def volumes_of(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> Volumes:
+    """The volumes of a placement's parts."""
+    found = Volumes.empty(task.num_devices)
+    for table in task.tables:
+        parts = by_table[table.name]
+        way = sharding_type(parts, table, task.machine)
+        found.collectives.add((table.module, way))
+        if way == DATA_PARALLEL:
+            found.replicated_values += float(table.num_rows * table.embedding_dim)
+            continue
+        for part in parts:
+            one = part_volume(table, way, part.columns.size, lookup_share(table, part.rows), task.num_devices)
+            found.sent[part.device] += one.sent
+            found.summed[part.device] += one.summed
+            found.summed_in_node[part.device] += one.summed_in_node
+            found.input_bytes[part.device] += one.input_bytes
+    return found
+
+
+# Bytes over the two tiers ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TierBytes:
+    """Bytes that each device moves in its busier direction, [D], within its domain and between domains."""
+
+    intra: FloatArray
+    inter: FloatArray
+
+    def __add__(self, other: TierBytes) -> TierBytes:
+        return TierBytes(self.intra + other.intra, self.inter + other.inter)
+
+    def __mul__(self, factor: float) -> TierBytes:
+        return TierBytes(self.intra * factor, self.inter * factor)
+
+
+def all_to_all_bytes(machine: Machine, per_device: FloatArray) -> TierBytes:
+    """An exchange in which each device sends ``per_device`` bytes to every other one.
+
+    Args:
+        per_device: [D].
+    """
+    size, devices = machine.domain_size, machine.num_devices
+    domain_sums = per_device.reshape(-1, size).sum(axis=1).repeat(size)
+    received_intra, received_inter = domain_sums - per_device, per_device.sum() - domain_sums
+    return TierBytes(
+        np.maximum(per_device * (size - 1), received_intra),
+        np.maximum(per_device * (devices - size), received_inter),
+    )
+
+
+def reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
+    """A reduce-scatter of a buffer on every device, [D] bytes: in each domain first, then between them."""
+    size, domains = machine.domain_size, machine.num_domains
+    return TierBytes(buffers * ((size - 1) / size), buffers * ((domains - 1) / domains / size))
+
+
+def node_reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
+    """A reduce-scatter in each node, then an all-to-all of the sums, which are those of all nodes' samples."""
+    size = machine.devices_per_node
+    in_node = TierBytes(buffers * ((size - 1) / size), np.zeros_like(buffers))
+    return in_node + _between_nodes(machine, buffers / machine.num_devices)
+
+
+def _between_nodes(machine: Machine, per_device: FloatArray) -> TierBytes:
+    """An exchange between the devices of all nodes that have the same number in their node."""
+    size, nodes = machine.devices_per_node, machine.num_nodes
+    of_domain = machine.domain_size // size
+    by_node = per_device.reshape(nodes, size)
+    all_nodes = by_node.sum(axis=0)
+    domain = by_node.reshape(-1, of_domain, size).sum(axis=1).repeat(of_domain, axis=0)
+    intra = np.maximum(by_node * (of_domain - 1), domain - by_node)
+    inter = np.maximum(by_node * (nodes - of_domain), all_nodes - domain)
+    return TierBytes(intra.reshape(-1), inter.reshape(-1))
+
+
+# Times ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExchangeTimes:
+    """What each device takes for its exchanges in a step, [D] ms each."""
+
+    input_dist: FloatArray
+    forward: FloatArray
+    backward: FloatArray
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links of a machine's two tiers; without a second one there is one domain."""
+
+    intra: Link
+    inter: Link | None = None
+
+    @property
+    def widest(self) -> Link:
+        """The link that bounds the latency of what all devices take part in."""
+        return self.inter or self.intra
+
+
+def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> ExchangeTimes:
+    """How long the exchanges of a placement take on each device."""
+    machine, local = task.machine, task.local_batch
+    if machine.num_devices == 1:
+        nothing = np.zeros(1)
+        return ExchangeTimes(nothing, nothing, nothing)
+    outputs = (
+        all_to_all_bytes(machine, volumes.sent * local)
+        + reduced_bytes(machine, volumes.summed * task.batch_size)
+        + node_reduced_bytes(machine, volumes.summed_in_node * task.batch_size)
+    )
+    gradients = np.full(machine.num_devices, 2.0 * GRADIENT_BYTES * volumes.replicated_values)
+    way: Communication = task.communication
+    # What a device gets, the others send: an all-to-all with both sides swapped.
+    inputs = all_to_all_bytes(machine, volumes.input_bytes * local)
+    latencies = latencies_ms(machine, volumes.collectives, links)
+    forward_ms = links.intra.forward_share * moved_ms(machine, outputs * way.forward_bytes, links)
+    backward_ms = moved_ms(machine, outputs * way.backward_bytes + reduced_bytes(machine, gradients), links)
+    return ExchangeTimes(
+        latencies.input_dist + moved_ms(machine, inputs, links),
+        latencies.forward + forward_ms,
+        latencies.backward + backward_ms,
+    )
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Of all collectives of a step, ms."""
+
+    input_dist: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+
+    def __add__(self, other: Latencies) -> Latencies:
+        return Latencies(
+            self.input_dist + other.input_dist, self.forward + other.forward, self.backward + other.backward
+        )
+
+
+def latencies_ms(machine: Machine, collectives: set[tuple[str, str]], links: Links) -> Latencies:
+    """The latencies of what is exchanged; collectives are (module, sharding type)."""
+    total = Latencies()
+    for _, way in collectives:
+        total += latency_ms(machine, way, links)
+    return total
+
+
+def latency_ms(machine: Machine, way: str, links: Links) -> Latencies:
+    """The latencies that a sharding type adds to a module's step.
+
+    The input takes two exchanges, of lengths and of what they count.
+    """
+    one = links.widest.latency_us / 1e3
+    if way == DATA_PARALLEL:
+        return Latencies(backward=one)
+    out = one
+    if way in (TABLE_ROW_WISE, GRID_SHARD) and machine.num_nodes > 1:
+        out += links.intra.latency_us / 1e3
+    return Latencies(2 * one, links.intra.forward_share * out, out)
+
+
+def moved_ms(machine: Machine, moved: TierBytes, links: Links) -> FloatArray:
+    """[D] time that bytes take on both tiers."""
+    size = machine.domain_size
+    by_domain = moved.intra.reshape(-1, size)
+    most, together = by_domain.max(axis=1).repeat(size), by_domain.sum(axis=1).repeat(size)
+    intra = links.intra.bytes_ms(moved.intra, most, together)
+    if links.inter is None:
+        return intra
+    return np.asarray(intra + links.inter.bytes_ms(moved.inter, moved.inter.max(), moved.inter.sum()))

@@ -1,0 +1,91 @@
+"""Which parts of tables share a kernel call, and what each call looks up.
+
+TorchRec makes one fused call on a device for each module, sharding type, data type of the weights, pooling, and for
+weighted lookups apart; replicated tables are looked up by a dense call. A part is looked up as one table or more: one
+for each feature, and a sequence as bags of one lookup each.
+
+Legend: B samples of the global batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from evenshard.placement.parts import TablePart, part_table, replica_table
+from evenshard.placement.sharding import DATA_PARALLEL, ShardingTask, sharding_type
+from evenshard.tables.table import Table
+
+
+class KernelCall(NamedTuple):
+    """What the parts that share a call have in common; of dense calls ``sharding_type`` is data_parallel."""
+
+    module: str
+    sharding_type: str
+    data_type: str
+    pooling: str
+    is_weighted: bool
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it leaves dense gradients, that are reduced over all devices before an optimizer takes them."""
+        return self.sharding_type == DATA_PARALLEL
+
+
+@dataclass(frozen=True)
+class HeldPart:
+    """A part on a device, as its kernel call sees it.
+
+    Attributes:
+        call: the call that looks it up.
+        device: its device; -1 for every one, each with a replica.
+        looked_up: tables to look up, each with the samples of its bags.
+    """
+
+    call: KernelCall
+    device: int
+    looked_up: tuple[tuple[Table, int], ...]
+
+
+EVERY_DEVICE = -1
+
+
+def kernel_call(table: Table, way: str) -> KernelCall:
+    """The call that looks up the parts of a table that is sharded this way."""
+    return KernelCall(table.module, way, table.dtype, table.pooling, table.is_weighted)
+
+
+def held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> Iterator[HeldPart]:
+    """Every part, table after table; replicas once for all devices."""
+    for table in task.tables:
+        parts = by_table[table.name]
+        call = kernel_call(table, sharding_type(parts, table, task.machine))
+        if call.is_dense:
+            yield HeldPart(call, EVERY_DEVICE, replica_lookups(table, task))
+            continue
+        for part in parts:
+            yield HeldPart(call, part.device, lookups_of(part_table(part, table), task.batch_size))
+
+
+def replica_lookups(table: Table, task: ShardingTask) -> tuple[tuple[Table, int], ...]:
+    """What a device looks up of a replicated table: its own samples."""
+    return lookups_of(replica_table(table, task.num_devices), max(round(task.local_batch), 1))
+
+
+def lookups_of(table: Table, batch_size: int) -> tuple[tuple[Table, int], ...]:
+    """A table, or a part of one, as tables of one pooled feature, each with the samples of its bags."""
+    plain = replace(table, feature_pooling_factors=(), pooling="sum", row_shares=None) if _is_special(table) else table
+    if table.is_sequence:
+        bags = max(round(table.pooling_factor * batch_size), 1)
+        return ((replace(plain, pooling_factor=table.pooling_factor * batch_size / bags), bags),)
+    if table.num_features == 1:
+        return ((plain, batch_size),)
+    return tuple(
+        (replace(plain, name=f"{table.name}#{number}", pooling_factor=one), batch_size)
+        for number, one in enumerate(table.feature_lookups)
+    )
+
+
+def _is_special(table: Table) -> bool:
+    return table.is_sequence or table.num_features > 1 or table.row_shares is not None

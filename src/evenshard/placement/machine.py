@@ -1,0 +1,112 @@
+"""The machine of a placement: hosts with devices, and the two tiers of links between them.
+
+Devices have the ids 0, 1, 2, ..., host after host. Those of a domain reach each other over the fast link: a domain is a
+host, or several where NVLink spans them (TorchRec: a pod). Between domains there is the slow one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evenshard.utils.limits import RANGES
+
+
+@dataclass(frozen=True)
+class DeviceGroup:
+    """Devices of one kind with consecutive ids.
+
+    Attributes:
+        hardware: such as simulated:h100.
+        num_devices: how many.
+    """
+
+    hardware: str
+    num_devices: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Hosts, devices and links.
+
+    Attributes:
+        num_devices: on all hosts.
+        devices_per_node: on each host; the last one may have fewer.
+        nodes_per_domain: hosts whose devices share the fast link.
+        intra: link within a domain, as ``measure.link`` names it; empty for that of the hardware.
+        inter: link between domains; empty where there is one domain.
+        groups: kinds of devices, where they are not all of one kind.
+    """
+
+    num_devices: int
+    devices_per_node: int
+    nodes_per_domain: int = 1
+    intra: str = ""
+    inter: str = ""
+    groups: tuple[DeviceGroup, ...] = ()
+
+    @staticmethod
+    def one_node(num_devices: int) -> Machine:
+        """A host with all devices."""
+        return Machine(num_devices, num_devices)
+
+    @property
+    def num_nodes(self) -> int:
+        """Hosts."""
+        return -(-self.num_devices // self.devices_per_node)
+
+    @property
+    def domain_size(self) -> int:
+        """Devices of a domain."""
+        return min(self.devices_per_node * self.nodes_per_domain, self.num_devices)
+
+    @property
+    def num_domains(self) -> int:
+        """Groups of devices that only the slow link connects."""
+        return -(-self.num_devices // self.domain_size)
+
+    def node_of(self, device: int) -> int:
+        """The host of a device."""
+        return device // self.devices_per_node
+
+    def devices_of_node(self, node: int) -> range:
+        """The devices of a host."""
+        first = node * self.devices_per_node
+        return range(first, min(first + self.devices_per_node, self.num_devices))
+
+    def hardware_of(self, device: int) -> str:
+        """What a device is; empty where all are of one kind."""
+        for group in self.groups:
+            if device < group.num_devices:
+                return group.hardware
+            device -= group.num_devices
+        return ""
+
+    def problem(self) -> str | None:
+        """Says in one sentence what makes it impossible and what to do, or None."""
+        for what in ("num_devices", "devices_per_node", "nodes_per_domain"):
+            limits = RANGES["num_devices"]
+            if problem := limits.problem(getattr(self, what)):
+                return f"{what} {problem}. Correct it."
+        if self.devices_per_node > self.num_devices:
+            return (
+                f"devices_per_node is {self.devices_per_node}, but there are {self.num_devices} devices. Lower it, or "
+                f"raise num_devices."
+            )
+        if self.num_devices % self.devices_per_node:
+            return (
+                f"{self.num_devices} devices do not fill nodes of {self.devices_per_node}. Choose a number of devices "
+                f"that does."
+            )
+        if self.num_nodes % self.nodes_per_domain:
+            return (
+                f"{self.num_nodes} nodes do not fill domains of {self.nodes_per_domain}. Choose nodes_per_domain that "
+                f"divides the nodes."
+            )
+        if self.num_domains > 1 and not self.inter:
+            return (
+                f"there are {self.num_domains} nodes and no link between them. Name it, such as --inter infiniband_ndr "
+                f"(`evenshard hardware` lists the links)."
+            )
+        if self.groups and sum(group.num_devices for group in self.groups) != self.num_devices:
+            return "the devices of all kinds together are not those of the machine. Correct the groups."
+        return None
