@@ -144,7 +144,7 @@ def test_every_generated_table_is_possible(
         ({"embedding_dims": ()}, "embedding_dims"),
         ({"embedding_dims": (16, 0)}, "embedding_dims"),
         ({"max_rows": 0}, "max_rows is 0"),
-        ({"weight_bits": 4}, "weight_bits is 4"),
+        ({"weight_bits": 5}, "weight_bits is 5"),
         ({"reuse_spread": -0.1}, "reuse_spread is -0.1"),
     ],
 )

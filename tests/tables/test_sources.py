@@ -106,8 +106,15 @@ def test_weight_bits_override_every_table_and_are_no_assumption(tmp_path: Path) 
     found = tables_from(write_records(tmp_path, ADS, USER), 2, weight_bits=8)
     assert [one.weight_bits for one in found.tables] == [8, 8]
     assert {one.column for one in found.assumptions} == {"pooling_factor", "reuse_bins"}
-    with pytest.raises(BadConfig, match="weight_bits is 4"):
-        with_weight_bits(found, 4)
+    with pytest.raises(BadConfig, match="weight_bits is 5"):
+        with_weight_bits(found, 5)
+
+
+def test_another_precision_keeps_a_data_type_of_so_many_bits() -> None:
+    found = with_weight_bits(TableSet((Table("a", 9, 4, 2.0, None, 16, "bf16"), Table("b", 9, 4, 2.0, None, 8))), 16)
+    assert [one.dtype for one in found.tables] == ["bf16", "fp16"]
+    assert [one.dtype for one in with_weight_bits(found, 4).tables] == ["int4", "int4"]
+    assert [one.problem() for one in found.tables] == [None, None]
 
 
 def test_tables_made_in_python_can_only_lack_a_histogram() -> None:
@@ -260,8 +267,8 @@ def test_traffic_for_tables_made_in_python(tmp_path: Path) -> None:
 def test_senseless_settings_are_refused(tmp_path: Path) -> None:
     path, traffic = write_records(tmp_path, ADS), write_parquet(tmp_path / "traffic", TRAFFIC)
     assert "batch_size is 0" in refused(path, batch_size=0)
-    assert "weight_bits is 4. Choose one of (8, 16, 32)" in refused(path, weight_bits=4)
-    assert "weight_bits is 4" in refused(path, weight_bits=4, traffic=tmp_path / "absent")  # before a sample is read
+    assert "weight_bits is 5. Choose one of (4, 8, 16, 32)" in refused(path, weight_bits=5)
+    assert "weight_bits is 5" in refused(path, weight_bits=5, traffic=tmp_path / "absent")  # before a sample is read
     assert "Leave embedding_dim (8) out" in refused(path, embedding_dim=8)
     assert "is a sample of traffic itself. Leave traffic" in refused(traffic, traffic=traffic, embedding_dim=8)
     assert "embedding_dim is 0" in refused(traffic, embedding_dim=0)

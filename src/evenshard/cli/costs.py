@@ -95,7 +95,7 @@ def add_commands(commands: Commands) -> None:
         "--hardware", required=True, metavar="NAME", help="what they were measured on: 'cuda: NVIDIA H200'"
     )
     sub.add_argument("--batch-size", type=at_least(1), required=True, metavar="N", help="samples of one step")
-    sub.add_argument("--weight-bits", type=int, default=32, help="8, 16 or 32 per weight (default: 32)")
+    sub.add_argument("--weight-bits", type=int, default=32, help="4, 8, 16 or 32 per weight (default: 32)")
     sub.add_argument("--optimizer", default="sgd", metavar="NAME", help="of the backward passes (default: sgd)")
     sub.add_argument("--out", **OUTPUT, required=True, help="cost dataset to write (.parquet)")
     sub.add_argument("--tables-out", **OUTPUT, required=True, help="the tables of the dataset to write")

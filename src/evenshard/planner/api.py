@@ -64,7 +64,7 @@ def place(
             the hardware.
         batch_size: samples of a training step over all devices together.
         optimizer: sgd, rowwise_adagrad, adagrad or adam: its state takes memory, and candidates are timed with it.
-        weight_bits: 8, 16 or 32 bits for the weights of all tables; where left out, each table's own.
+        weight_bits: 4, 8, 16 or 32 bits for the weights of all tables; where left out, each table's own.
         traffic: a sample of lookups with the pooling factors and histograms of the tables of a file or public set.
         embedding_dim: dim of all tables, where the tables are a sample of traffic.
         default_pooling_factor: lookups per sample of a table that has no pooling factor; reported as assumed.

@@ -121,7 +121,7 @@ def tables_from_batch(
         batch: a batch from ``read_dlrm_batch``.
         embedding_dims: dims to draw from, each equally likely.
         seed: seed of the draw.
-        weight_bits: 8, 16 or 32, the same for all tables.
+        weight_bits: 4, 8, 16 or 32, the same for all tables.
         task_batch_size: samples of the tasks the tables are for, where that is fewer than recorded: pooling factor and
             reuse histogram are then those of the first so many samples. None takes the whole batch.
 

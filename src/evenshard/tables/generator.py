@@ -46,7 +46,7 @@ class GeneratorConfig:
         num_tables: number of tables in the pool.
         embedding_dims: drawn from uniformly.
         max_rows: row counts above it are cut to it; None for the published ones (up to 12.5 million).
-        weight_bits: 8, 16 or 32, the same for all tables.
+        weight_bits: 4, 8, 16 or 32, the same for all tables.
         reuse_spread: standard deviation of the tables' own tilts of the reuse histogram; 0 makes them as alike as
             their row counts allow.
 

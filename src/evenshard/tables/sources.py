@@ -96,7 +96,7 @@ def tables_from(
             that it does not hold keep what they have; what it holds beyond the tables is not read.
         embedding_dim: dim of all tables: required with a sample of traffic alone, allowed with a public set that has
             one dim for all.
-        weight_bits: 8, 16 or 32, in place of what the source says; None keeps that.
+        weight_bits: 4, 8, 16 or 32, in place of what the source says; None keeps that.
         default_pooling_factor: lookups per sample where neither file nor traffic tells.
 
     Raises:
@@ -147,13 +147,16 @@ def with_traffic(table_set: TableSet, traffic: str | PathLike[str], batch_size: 
 
 
 def with_weight_bits(table_set: TableSet, weight_bits: int) -> TableSet:
-    """The tables in another precision.
+    """The tables in another precision; a data type of so many bits stays.
 
     Raises:
-        BadConfig: none of 8, 16 and 32 bits.
+        BadConfig: none of 4, 8, 16 and 32 bits.
     """
     _check_weight_bits(weight_bits)
-    tables = tuple(replace(table, weight_bits=weight_bits) for table in table_set.tables)
+    tables = tuple(
+        table if table.weight_bits == weight_bits else replace(table, weight_bits=weight_bits, data_type="")
+        for table in table_set.tables
+    )
     return TableSet(tables, tuple(one for one in table_set.assumptions if one.column != "weight_bits"))
 
 

@@ -16,9 +16,9 @@ from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.utils.limits import MAX_TABLE_BYTES, RANGES
 from evenshard.utils.messages import brief
 
-WEIGHT_BITS = (4, 8, 16, 32)
 DATA_TYPES = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
 """Data types of weights, and the bits of each; the first one of so many bits is meant where only those are known."""
+WEIGHT_BITS = tuple(sorted(set(DATA_TYPES.values())))
 SUM, MEAN, SEQUENCE = "sum", "mean", "none"
 POOLINGS = (SUM, MEAN, SEQUENCE)
 """What becomes of the lookups of a bag; TorchRec's words. With none, every lookup's embedding is an output."""

@@ -59,7 +59,7 @@ def test_tables_of_lists_and_of_one_collection() -> None:
         (USER, {"click": 1.0}, "'click', which is neither a table nor a feature"),
         (USER, {"clicks": -1.0}, "table 'clicks': pooling_factor is -1.0"),
         ([*USER, *ITEM], {}, "two tables are called 'id'. Give the model itself"),
-        ([replace(USER[0], data_type=DataType.INT4)], {}, "table 'id': weight_bits is 4.*INT4"),
+        ([replace(USER[0], data_type=DataType.INT2)], {}, "table 'id': weight_bits is 2.*INT2"),
         ([replace(USER[0], name="clicks"), replace(USER[1], name="x")], {"clicks": 1.0}, "Name table 'x' too"),
     ],
 )

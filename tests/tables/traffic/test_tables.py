@@ -168,7 +168,7 @@ def test_senseless_settings_are_refused(tmp_path: Path) -> None:
         ("does not state the dims", {}),
         ("embedding_dim is 0", {"embedding_dim": 0}),
         ("embedding_dim is -4", {"embedding_dim": {"ads": 8, "user": -4}}),
-        ("weight_bits is 4", {"embedding_dim": 8, "weight_bits": 4}),
+        ("weight_bits is 5", {"embedding_dim": 8, "weight_bits": 5}),
         ("come with the tables", {"embedding_dim": 8, "tables": [table("ads")]}),
         ("come with the tables", {"weight_bits": 8, "tables": [table("ads")]}),
         ("Several tables are called 'ads'", {"tables": [table("ads")] * 2}),

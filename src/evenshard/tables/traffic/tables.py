@@ -68,7 +68,7 @@ def tables_from_traffic(
         tables: the tables whose pooling factors and histograms are to be replaced, as ``load_tables`` reads them. None
             makes tables of all that the sample holds, with as many rows as the largest index tells.
         embedding_dim: without ``tables``: one for all, or one for each.
-        weight_bits: without ``tables``: 8, 16 or 32; 32 is assumed where left out.
+        weight_bits: without ``tables``: 4, 8, 16 or 32; 32 is assumed where left out.
         ignore_unmatched: tables without traffic stay as they are, traffic without a table is not read.
 
     Raises:
