@@ -19,12 +19,14 @@ class PredictedDevice:
     predicted_fwd_all_to_all_ms: float
     predicted_bwd_all_to_all_ms: float
     predicted_bwd_compute_ms: float
+    predicted_input_dist_ms: float = 0.0
 
     @property
     def predicted_total_ms(self) -> float:
-        """The four times together."""
+        """Its times together."""
         return (
-            self.predicted_fwd_compute_ms
+            self.predicted_input_dist_ms
+            + self.predicted_fwd_compute_ms
             + self.predicted_fwd_all_to_all_ms
             + self.predicted_bwd_all_to_all_ms
             + self.predicted_bwd_compute_ms

@@ -1,0 +1,136 @@
+"""What a placement of parts costs, predicted: compute by cost networks, exchanges by the links of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from evenshard.measure.collectives import ExchangeTimes, Links, exchange_times, volumes_of
+from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, held_parts
+from evenshard.measure.simulated.cluster import dense_ms
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import ShardingTask, parts_by_table
+from evenshard.sharders.convex_search.cost_model import CostModel, log_spread_N
+from evenshard.sharders.convex_search.prediction import PredictedDevice
+from evenshard.sharders.plan_search.networks import CallNetwork, Looked
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """Devices that are alike.
+
+    Attributes:
+        model: their cost model.
+        bytes_per_ns: that their memory moves, for dense gradients.
+    """
+
+    model: CostModel
+    bytes_per_ns: float
+
+
+@dataclass(frozen=True)
+class PredictedParts:
+    """What is predicted of a placement of parts.
+
+    Attributes:
+        parts: the placement.
+        devices: predicted times, by device id.
+        predicted_ms: predicted time of the slowest device.
+        low_ms, high_ms: the 90 % interval of that by the cost models alone.
+    """
+
+    parts: tuple[TablePart, ...]
+    devices: tuple[PredictedDevice, ...]
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+
+
+class PartCosts:
+    """Predicts any placement of the parts of a task's tables.
+
+    Args:
+        task: tables and machine.
+        kinds: kinds of its devices.
+        kind_of_D: [D] the kind of each device.
+        links: of its tiers.
+    """
+
+    def __init__(self, task: ShardingTask, kinds: Sequence[DeviceKind], kind_of_D: Sequence[int], links: Links) -> None:
+        self.task, self.links = task, links
+        self.kinds, self.kind_of_D = tuple(kinds), np.asarray(kind_of_D)
+        self.networks = tuple(CallNetwork(kind.model) for kind in kinds)
+
+    def predict(self, parts: Sequence[TablePart]) -> PredictedParts:
+        """Times of every device, and how sure the slowest one's is.
+
+        Raises:
+            BadConfig: if the parts are not those of the task's tables.
+        """
+        by_table = parts_by_table(self.task, parts)
+        exchanges = exchange_times(self.task, volumes_of(self.task, by_table), self.links)
+        compute_DM2 = self._member_ms(by_table)
+        mean_D2 = compute_DM2.mean(dim=1).numpy()
+        devices = tuple(
+            PredictedDevice(float(fwd), float(out), float(back), float(bwd), float(inputs))
+            for (fwd, bwd), out, back, inputs in zip(
+                mean_D2, exchanges.forward, exchanges.backward, exchanges.input_dist, strict=True
+            )
+        )
+        members_MN = (compute_DM2.sum(dim=2) + torch.from_numpy(exchange_ms(exchanges))[:, None]).amax(dim=0)[:, None]
+        spread_N = log_spread_N(members_MN)
+        half = max(float(kind.model.calibration.half_width_N(spread_N)) for kind in self.kinds)
+        predicted_ms = max(device.predicted_total_ms for device in devices)
+        return PredictedParts(
+            tuple(parts), devices, predicted_ms, predicted_ms * float(np.exp(-half)), predicted_ms * float(np.exp(half))
+        )
+
+    def _member_ms(self, by_table: Mapping[str, Sequence[TablePart]]) -> torch.Tensor:
+        """[D, M, 2] compute times, forward and backward, by each member of the ensembles."""
+        devices = self.task.num_devices
+        calls: dict[KernelCall, int] = {}
+        fused: list[Looked] = []
+        cells: list[int] = []
+        dense: dict[KernelCall, list[Looked]] = {}
+        for held in held_parts(self.task, by_table):
+            if held.device == EVERY_DEVICE:
+                dense.setdefault(held.call, []).extend(held.looked_up)
+                continue
+            cell = calls.setdefault(held.call, len(calls)) * devices + held.device
+            fused += held.looked_up
+            cells += [cell] * len(held.looked_up)
+        occupied = torch.zeros(max(len(calls), 1) * devices, dtype=torch.bool)
+        occupied[cells] = True
+        members = max(kind.model.net.sizes.num_members for kind in self.kinds)
+        total = torch.zeros(devices, members, 2)
+        values = self.replicated_values(by_table)
+        for number, (kind, network) in enumerate(zip(self.kinds, self.networks, strict=True)):
+            own_D = torch.from_numpy(self.kind_of_D == number)
+            of_calls = network.member_ms(fused, cells, len(occupied)) * occupied[:, None, None]
+            times = of_calls.reshape(-1, devices, *of_calls.shape[1:]).sum(dim=0)
+            for looked_up in dense.values():
+                times = times + network.member_ms(looked_up, [0] * len(looked_up), 1)
+            times[..., 1] += dense_ms(values, kind.bytes_per_ns, self.task.optimizer)
+            total[own_D] = times[own_D].expand(-1, members, 2)
+        return total
+
+    @staticmethod
+    def replicated_values(by_table: Mapping[str, Sequence[TablePart]]) -> float:
+        """Weights of all replicated tables."""
+        return float(
+            sum(
+                part.rows.size * part.columns.size
+                for parts in by_table.values()
+                for part in parts
+                if len(part.devices) > 1
+            )
+        )
+
+
+def exchange_ms(exchanges: ExchangeTimes) -> np.ndarray:
+    """[D] all exchanges of a device, ms."""
+    return np.asarray(exchanges.input_dist + exchanges.forward + exchanges.backward)
+

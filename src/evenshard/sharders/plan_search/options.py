@@ -1,0 +1,291 @@
+"""The ways in which a search may shard each table: what one piece of it takes, and on how many devices.
+
+A piece is what the search places as one: columns on a device, rows on all devices of a node or on all devices, a
+replica on each. Tables that stay together are one unit, with one piece.
+
+Legend: U units, P pieces, H columns of the cost network, K kinds of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.measure.collectives import PartVolume, part_volume
+from evenshard.measure.kernel_calls import KernelCall, kernel_call, lookups_of, replica_lookups
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share, part_table
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    GRID_SHARD,
+    ROW_WISE,
+    TABLE_COLUMN_WISE,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    ShardingTask,
+    part_bytes,
+)
+from evenshard.sharders.plan_search.costs import PartCosts
+from evenshard.sharders.plan_search.networks import Columns, Looked
+from evenshard.tables.reuse import FloatArray
+from evenshard.tables.table import Table
+
+DEVICE, NODE, EVERYWHERE, REPLICA = "device", "node", "everywhere", "replica"
+"""Where a piece lives: on a device, cut by rows on a node or on all devices, or whole on each."""
+SCOPES = {
+    TABLE_WISE: DEVICE,
+    COLUMN_WISE: DEVICE,
+    TABLE_COLUMN_WISE: DEVICE,
+    TABLE_ROW_WISE: NODE,
+    GRID_SHARD: NODE,
+    ROW_WISE: EVERYWHERE,
+    DATA_PARALLEL: REPLICA,
+}
+MAX_CUTS = 128
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one piece takes of each device that it lives on.
+
+    Attributes:
+        columns: its number of columns.
+        rows_of: devices that its rows are cut over.
+        cells: (kernel call, row of the matrix of columns) of what is looked up.
+        volume: what it adds to the exchanges.
+        size_bytes: memory.
+    """
+
+    columns: int
+    rows_of: int
+    cells: tuple[tuple[int, int], ...]
+    volume: PartVolume
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to shard a unit.
+
+    Attributes:
+        sharding_type: the type.
+        scope: where its pieces live.
+        pieces: in the order of their columns.
+        values: weights of a replica.
+    """
+
+    sharding_type: str
+    scope: str
+    pieces: tuple[Piece, ...]
+    values: float = 0.0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Tables that are placed as one: a table, or those that stay together.
+
+    Attributes:
+        tables: positions in the task.
+        ways: the ways to shard it, the whole one first where it is allowed.
+        allowed_D: devices that it may live on; None for all.
+    """
+
+    tables: tuple[int, ...]
+    ways: tuple[Way, ...]
+    allowed_D: npt.NDArray[np.bool_] | None
+
+
+class Options:
+    """All units of a task with their ways, and the columns of all their pieces.
+
+    Attributes:
+        units: the units.
+        calls: kernel calls by number.
+        columns_KPH: columns of what is looked up, for each kind of device.
+    """
+
+    def __init__(self, costs: PartCosts) -> None:
+        self.costs, self.task = costs, costs.task
+        self.calls: dict[KernelCall, int] = {}
+        self._looked_up: dict[tuple[Looked, ...], int] = {}
+        self._even_share: dict[int, float] = {}
+        self.units = tuple(self._units())
+        self.columns_KPH: list[Columns] = [
+            _summed(network.columns([one for group in self._looked_up for one in group]), list(self._looked_up))
+            for network in costs.networks
+        ]
+        self.dense = np.array([call.is_dense for call in self.calls], dtype=bool)
+        self.collective_of_call = tuple((call.module, call.sharding_type) for call in self.calls)
+
+    def add_ways(self, unit: int, ways: Sequence[Way]) -> None:
+        """More ways for a unit, whose pieces were made by ``column_way``."""
+        old = self.units[unit]
+        units = list(self.units)
+        units[unit] = Unit(old.tables, (*old.ways, *ways), old.allowed_D)
+        self.units = tuple(units)
+        known = len(self.columns_KPH[0])
+        new = list(self._looked_up)[known:]
+        if new:
+            self.columns_KPH = [
+                np.concatenate([old_PH, _summed(network.columns([one for group in new for one in group]), new)])
+                for old_PH, network in zip(self.columns_KPH, self.costs.networks, strict=True)
+            ]
+
+    def _units(self) -> Iterator[Unit]:
+        task = self.task
+        inside = {position for group in task.together for position in group}
+        groups = [(position,) for position in range(len(task.tables)) if position not in inside]
+        for members in [*groups, *_joined(task.together)]:
+            yield Unit(members, self._ways(members), self._allowed(members))
+
+    def _allowed(self, members: Sequence[int]) -> npt.NDArray[np.bool_] | None:
+        sets = [self.task.limits_of(position).devices for position in members]
+        if all(one is None for one in sets):
+            return None
+        allowed_D = np.ones(self.task.num_devices, dtype=bool)
+        for one in sets:
+            if one is not None:
+                allowed_D &= np.isin(np.arange(self.task.num_devices), list(one))
+        return allowed_D
+
+    def _ways(self, members: Sequence[int]) -> tuple[Way, ...]:
+        if len(members) > 1:
+            wholes = [self._piece(position, TABLE_WISE, self._columns_of(position), 1) for position in members]
+            volumes = [piece.volume for piece in wholes]
+            whole = Piece(
+                columns=sum(piece.columns for piece in wholes),
+                rows_of=1,
+                cells=tuple(cell for piece in wholes for cell in piece.cells),
+                volume=PartVolume(
+                    *(sum(getattr(one, name) for one in volumes) for name in PartVolume.__dataclass_fields__)
+                ),
+                size_bytes=sum(piece.size_bytes for piece in wholes),
+            )
+            return (Way(TABLE_WISE, DEVICE, (whole,)),)
+        (position,) = members
+        limits, machine = self.task.limits_of(position), self.task.machine
+        if any(position in group for group in self.task.apart):
+            types = limits.types & {TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE}
+        else:
+            types = limits.types
+        allowed = machine.num_devices if limits.devices is None else len(limits.devices)
+        everywhere = allowed == machine.num_devices
+        whole_columns = self._columns_of(position)
+        found = []
+        if TABLE_WISE in types:
+            found.append(self._way(position, TABLE_WISE, (whole_columns,), 1))
+        by_columns = COLUMN_WISE if COLUMN_WISE in types else TABLE_COLUMN_WISE
+        if by_columns in types:
+            most = allowed if by_columns == COLUMN_WISE else min(allowed, machine.devices_per_node)
+            for widths in column_cuts(whole_columns, most, limits.min_columns):
+                found.append(self._way(position, by_columns, widths, 1))
+        if machine.num_devices > 1 and everywhere and ROW_WISE in types:
+            found.append(self._way(position, ROW_WISE, (whole_columns,), machine.num_devices))
+        if machine.num_nodes > 1 and not self.task.tables[position].is_sequence:
+            if TABLE_ROW_WISE in types and machine.devices_per_node > 1:
+                found.append(self._way(position, TABLE_ROW_WISE, (whole_columns,), machine.devices_per_node))
+            if GRID_SHARD in types:
+                for widths in column_cuts(whole_columns, machine.num_nodes, limits.min_columns):
+                    found.append(self._way(position, GRID_SHARD, widths, machine.devices_per_node))
+        if machine.num_devices > 1 and everywhere and DATA_PARALLEL in types:
+            found.append(self._replica(position))
+        return tuple(found)
+
+    def _columns_of(self, position: int) -> int:
+        return self.task.tables[position].embedding_dim
+
+    def column_way(self, unit: int, widths: Sequence[int]) -> Way:
+        """A table cut into parts of these widths."""
+        (position,) = self.units[unit].tables
+        return self._way(position, COLUMN_WISE if len(widths) > 1 else TABLE_WISE, tuple(widths), 1)
+
+    def _way(self, position: int, way: str, widths: Sequence[int], rows_of: int) -> Way:
+        by_width = {width: self._piece(position, way, width, rows_of) for width in set(widths)}
+        return Way(way, SCOPES[way], tuple(by_width[width] for width in widths))
+
+    def _piece(self, position: int, way: str, columns: int, rows_of: int) -> Piece:
+        """A piece of these columns; of rows, the part with the most lookups stands for all of them."""
+        table = self.task.tables[position]
+        rows = self._busiest_rows(table, rows_of)
+        part = TablePart(table.name, rows, Span(0, columns))
+        call = self.calls.setdefault(kernel_call(table, way), len(self.calls))
+        looked_up = lookups_of(part_table(part, table), self.task.batch_size)
+        cell = self._looked_up.setdefault(looked_up, len(self._looked_up))
+        volume = part_volume(table, way, columns, lookup_share(table, rows), self.task.num_devices)
+        return Piece(columns, rows_of, ((call, cell),), volume, part_bytes(self.task, table, part))
+
+    def _busiest_rows(self, table: Table, rows_of: int) -> Span:
+        spans = row_spans(table, rows_of)
+        if table.row_shares is None:
+            return spans[0]
+        return max(spans, key=lambda span: lookup_share(table, span))
+
+    def _replica(self, position: int) -> Way:
+        table = self.task.tables[position]
+        call = self.calls.setdefault(kernel_call(table, DATA_PARALLEL), len(self.calls))
+        cell = self._looked_up.setdefault(replica_lookups(table, self.task), len(self._looked_up))
+        whole = TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim))
+        size = part_bytes(self.task, table, whole)
+        piece = Piece(table.embedding_dim, 1, ((call, cell),), PartVolume(), size)
+        return Way(DATA_PARALLEL, REPLICA, (piece,), float(table.num_rows * table.embedding_dim))
+
+
+def row_spans(table: Table, devices: int) -> list[Span]:
+    """Rows in equal blocks, as TorchRec cuts them: ceil(rows / devices) each, the last one shorter, some empty."""
+    block = -(-table.num_rows // devices)
+    starts = range(0, table.num_rows, block)
+    return [Span(start, min(start + block, table.num_rows)) for start in starts]
+
+
+def column_cuts(columns: int, most: int, least_width: int) -> Iterator[tuple[int, ...]]:
+    """Even cuts of a table's columns into 2, 3, 4, 6, 8, ... parts of multiples of four columns.
+
+    Args:
+        columns: of the table.
+        most: parts.
+        least_width: columns of the narrowest.
+    """
+    steps, rest = divmod(columns, COLUMN_STEP)
+    if rest:
+        return
+    for parts in _COUNTS:
+        if parts > min(most, steps):
+            return
+        each, more = divmod(steps, parts)
+        if each * COLUMN_STEP < least_width:
+            return
+        yield (COLUMN_STEP * (each + 1),) * more + (COLUMN_STEP * each,) * (parts - more)
+
+
+_COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, MAX_CUTS)
+
+
+def _joined(groups: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Groups that share a table are one."""
+    found: list[set[int]] = []
+    for group in groups:
+        own = set(group)
+        for other in [one for one in found if one & own]:
+            found.remove(other)
+            own |= other
+        found.append(own)
+    return [tuple(sorted(one)) for one in found]
+
+
+def _summed(columns_PH: Columns, groups: Sequence[tuple[Looked, ...]]) -> Columns:
+    """[groups, H] sums over the tables that stand for one piece."""
+    if not groups:
+        return columns_PH
+    sizes = np.array([len(group) for group in groups])
+    if (sizes == 1).all():
+        return columns_PH
+    firsts = np.cumsum(sizes) - sizes
+    return np.asarray(np.add.reduceat(columns_PH, firsts, axis=0))
+
+
+def volume_numbers(volume: PartVolume) -> FloatArray:
+    """[4] what a piece adds to the volumes of a device."""
+    return np.array([volume.sent, volume.summed, volume.summed_in_node, volume.input_bytes])

@@ -1,0 +1,410 @@
+"""The search over all ways to shard: many constructions, the best of them improved step by step.
+
+A step looks at the slowest device: pieces on it may move, change places with others, or their tables may be sharded
+another way; tables that live on many devices may change too. What makes the score better is kept. Where nothing does, a
+kick changes a few tables at random and the descent starts over; it is undone if that ended worse. The same arguments
+give the same placement.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import SHARDING_TYPES
+from evenshard.sharders.plan_search.construction import Construction, Places, Works
+from evenshard.sharders.plan_search.costs import PartCosts, PredictedParts
+from evenshard.sharders.plan_search.options import DEVICE, NODE, Options, Way
+from evenshard.sharders.plan_search.state import Choice, State
+from evenshard.utils.errors import InfeasibleTask
+
+LIMITS = (8.0, 4.0, 2.0, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06, 0.04)
+"""Limits on the time of a piece that constructions try, in mean works of a device."""
+TYPE_SETS = (
+    ("table_wise",),
+    ("table_wise", "data_parallel"),
+    ("column_wise", "table_column_wise"),
+    ("column_wise", "table_column_wise", "data_parallel"),
+    ("table_wise", "column_wise", "table_column_wise"),
+    ("table_wise", "column_wise", "table_column_wise", "data_parallel"),
+    ("table_wise", "table_row_wise", "data_parallel"),
+    ("table_wise", "row_wise", "data_parallel"),
+    ("column_wise", "table_row_wise", "data_parallel"),
+    ("column_wise", "row_wise", "data_parallel"),
+    ("table_row_wise", "row_wise", "data_parallel"),
+    SHARDING_TYPES,
+)
+"""Sets of types that constructions use: each type that is used costs a kernel call and its collectives."""
+LEAST_GAIN = 1e-4
+"""Of the score, relatively: less is no step."""
+
+
+@dataclass(frozen=True)
+class SearchEffort:
+    """How long to look.
+
+    Attributes:
+        starts: constructions that are improved.
+        changes: changes that are tried out, all together, whatever becomes of them.
+        idle_kicks: kicks, one after the other, that made nothing better, until the search ends.
+        kicked: units that a kick changes at most.
+        time_limit_s: the search ends after so many seconds at the latest; None for no limit.
+    """
+
+    starts: int = 3
+    changes: int = 4_000
+    idle_kicks: int = 60
+    kicked: int = 3
+    time_limit_s: float | None = None
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What the search found.
+
+    Attributes:
+        best: the answer.
+        candidates: other placements that ended well, the best first, the answer among them.
+    """
+
+    best: PredictedParts
+    candidates: tuple[tuple[TablePart, ...], ...]
+
+
+Progress = Callable[[float], None]
+"""Takes the best cost so far, ms."""
+
+
+class PlanSearch:
+    """The search on one task.
+
+    Args:
+        costs: what placements cost.
+        effort: how long to look.
+        seed: of the kicks.
+        progress: called with the best cost so far.
+    """
+
+    def __init__(
+        self, costs: PartCosts, effort: SearchEffort | None = None, seed: int = 0, progress: Progress | None = None
+    ) -> None:
+        self.costs, self.effort = costs, effort or SearchEffort()
+        self.options = Options(costs)
+        self.room_D = np.array(costs.task.room_bytes, dtype=np.int64)
+        self.construction = Construction(self.options, Works.of(self.options), self.room_D)
+        self._rng = np.random.default_rng(seed)
+        self._changes_left = self.effort.changes
+        self._progress = progress
+        limit_s = self.effort.time_limit_s
+        self._deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
+
+    def run(self, known: Sequence[Sequence[Choice]] = ()) -> SearchResult:
+        """The best placement that was found.
+
+        Raises:
+            InfeasibleTask: if none was found.
+        """
+        starts = [*known, *self._constructed()]
+        if not starts:
+            raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
+        ended: list[tuple[float, list[Choice]]] = []
+        budget = self.effort.changes // max(len(starts), 1)
+        for number, start in enumerate(starts):
+            self._changes_left = budget
+            state = State(self.options, start)
+            self._improve(state)
+            ended.append((state.cost_ms, list(state.choices)))
+            if self._progress is not None:
+                self._progress(min(ended)[0] if number == 0 else min(cost for cost, _ in ended))
+        ended.sort(key=lambda one: one[0])
+        candidates = tuple(State(self.options, choices).parts() for _, choices in ended)
+        predicted = [self.costs.predict(parts) for parts in candidates]
+        order = sorted(range(len(predicted)), key=lambda number: predicted[number].predicted_ms)
+        return SearchResult(predicted[order[0]], tuple(candidates[number] for number in order))
+
+    # Starts -----------------------------------------------------------------------------------------------------------
+
+    def _constructed(self) -> list[list[Choice]]:
+        """The best constructions of different type sets."""
+        found: dict[tuple[Choice, ...], float] = {}
+        even_ms = self.construction.even_ms
+        for types in TYPE_SETS:
+            seen: set[bytes] = set()
+            best: tuple[float, tuple[Choice, ...]] | None = None
+            for limit in LIMITS:
+                ways_U = self.construction.ways(limit * even_ms, types)
+                if ways_U.tobytes() in seen:
+                    continue
+                seen.add(ways_U.tobytes())
+                choices = self.construction.place(ways_U) or self.construction.place(ways_U, by_memory=True)
+                if choices is None:
+                    continue
+                cost = State(self.options, choices).cost_ms
+                if best is None or cost < best[0]:
+                    best = (cost, tuple(choices))
+            if best is not None:
+                found[best[1]] = best[0]
+        ranked = sorted(found, key=lambda choices: found[choices])
+        return [list(choices) for choices in ranked[: self.effort.starts]]
+
+    # Improvement ------------------------------------------------------------------------------------------------------
+
+    def _over(self) -> bool:
+        return self._changes_left <= 0 or time.monotonic() >= self._deadline
+
+    def _improve(self, state: State) -> None:
+        """Descends, kicks and descends again; the state ends as the best that was seen."""
+        self._descend(state)
+        best, idle = state.score, 0
+        while not self._over() and idle < self.effort.idle_kicks:
+            undo = self._kick(state)
+            undo += self._descend(state)
+            if state.score < best * (1 - LEAST_GAIN):
+                best, idle = state.score, 0
+                continue
+            idle += 1
+            for unit, choice in reversed(undo):
+                state.replace(unit, choice)
+
+    def _descend(self, state: State) -> list[tuple[int, Choice]]:
+        """Takes steps until none helps; what it takes to undo them."""
+        undo: list[tuple[int, Choice]] = []
+        while not self._over():
+            steps = self._step(state)
+            if not steps:
+                break
+            undo += steps
+        return undo
+
+    def _step(self, state: State) -> list[tuple[int, Choice]]:
+        """One step that makes the score better, or none; what it takes to undo it."""
+        for changes in self._changes(state):
+            undo = self._try(state, changes)
+            if undo:
+                return undo
+            if self._over():
+                break
+        return []
+
+    def _try(self, state: State, changes: Sequence[tuple[int, Choice]]) -> list[tuple[int, Choice]]:
+        before = state.score
+        undo = [(unit, state.choices[unit]) for unit, _ in changes]
+        for unit, choice in changes:
+            state.replace(unit, choice)
+        self._changes_left -= 1
+        if state.score < before * (1 - LEAST_GAIN) and state.fits(self.room_D):
+            return undo
+        for unit, choice in reversed(undo):
+            state.replace(unit, choice)
+        return []
+
+    def _changes(self, state: State) -> Iterator[list[tuple[int, Choice]]]:
+        """Promising changes, the cheapest to find first."""
+        slow = int(state.device_ms_D.argmax())
+        movable, spread = self._units_on(state, slow)
+        yield from self._moves(state, slow, movable)
+        yield from self._swaps(state, slow, movable)
+        yield from self._other_ways(state, slow, [*movable, *spread])
+
+    def _units_on(self, state: State, device: int) -> tuple[list[int], list[int]]:
+        """Units with a piece on a device that can move, and those that live on many devices."""
+        movable, spread = [], []
+        node = self.costs.task.machine.node_of(device)
+        for unit, choice in enumerate(state.choices):
+            scope = state.way(unit).scope
+            if scope == DEVICE:
+                if device in choice.places:
+                    movable.append(unit)
+            elif scope != NODE or node in choice.places:
+                spread.append(unit)
+        return movable, spread
+
+    def _may_go(self, state: State, unit: int, device: int, leaves: int | None = None) -> bool:
+        """Whether rules let a piece of a unit go to a device; memory left aside.
+
+        Args:
+            leaves: a unit that leaves the device at the same time.
+        """
+        allowed_D = self.options.units[unit].allowed_D
+        if allowed_D is not None and not allowed_D[device]:
+            return False
+        if device in state.choices[unit].places:
+            return False
+        if state.way(unit).sharding_type == "table_column_wise":
+            return False
+        for group in self.construction.groups_of(unit):
+            for other, choice in enumerate(state.choices):
+                if other not in (unit, leaves) and group in self.construction.groups_of(other):
+                    if device in choice.places and state.way(other).scope == DEVICE:
+                        return False
+        return True
+
+    def _piece_on(self, state: State, unit: int, device: int) -> int:
+        return state.choices[unit].places.index(device)
+
+    def _gains(self, state: State, units: Sequence[int], device: int) -> list[float]:
+        """What the device saves in computing without each unit's piece, ms."""
+        found = []
+        kind = int(self.costs.kind_of_D[device])
+        network, columns_PH = self.costs.networks[kind], self.options.columns_KPH[kind]
+        for unit in units:
+            piece = state.way(unit).pieces[self._piece_on(state, unit, device)]
+            saved = 0.0
+            for call, row in piece.cells:
+                if state.held_CD[call, device] <= 1:
+                    saved += float(state.call_ms_CD[call, device])
+                    continue
+                without = state.sums_CDH[call, device] - columns_PH[row]
+                saved += float(state.call_ms_CD[call, device] - network.call_ms(without[None])[0])
+            found.append(saved)
+        return found
+
+    def _adds(self, state: State, unit: int, number: int, devices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """[N] what devices compute more with a piece of a unit, ms."""
+        piece = state.way(unit).pieces[number]
+        added = np.zeros(len(devices))
+        kinds = self.costs.kind_of_D[devices]
+        for kind, network in enumerate(self.costs.networks):
+            own = kinds == kind
+            if not own.any():
+                continue
+            for call, row in piece.cells:
+                sums = state.sums_CDH[call, devices[own]] + self.options.columns_KPH[kind][row]
+                added[own] += network.call_ms(sums) - state.call_ms_CD[call, devices[own]]
+        return added
+
+    def _moves(self, state: State, slow: int, movable: Sequence[int]) -> Iterator[list[tuple[int, Choice]]]:
+        """The most promising moves of a piece to a less busy device."""
+        if not movable:
+            return
+        targets = np.argsort(state.device_ms_D, kind="stable")[:MOVE_TARGETS]
+        gains = self._gains(state, movable, slow)
+        found = []
+        for unit, gain in zip(movable, gains, strict=True):
+            number = self._piece_on(state, unit, slow)
+            size = state.way(unit).pieces[number].size_bytes
+            may = np.array([self._may_go(state, unit, int(device)) for device in targets])
+            may &= state.used_D[targets] + size <= self.room_D[targets]
+            if not may.any():
+                continue
+            own = targets[may]
+            after = np.maximum(
+                state.device_ms_D[own] + self._adds(state, unit, number, own), state.device_ms_D[slow] - gain
+            )
+            best = int(after.argmin())
+            found.append((float(after[best]), unit, int(own[best])))
+        found.sort()
+        for expected, unit, device in found[:TRIED_MOVES]:
+            if expected >= state.device_ms_D[slow] * (1 + LEAST_GAIN):
+                return
+            yield [(unit, _moved(state.choices[unit], slow, device))]
+
+    def _swaps(self, state: State, slow: int, movable: Sequence[int]) -> Iterator[list[tuple[int, Choice]]]:
+        """The most promising exchanges of a piece for a smaller one of a less busy device."""
+        if not movable:
+            return
+        targets = np.argsort(state.device_ms_D, kind="stable")[:SWAP_TARGETS].tolist()
+        gains = self._gains(state, movable, slow)
+        slow_ms = float(state.device_ms_D[slow])
+        found = []
+        for device in targets:
+            if device == slow:
+                continue
+            theirs, _ = self._units_on(state, device)
+            their_gains = self._gains(state, theirs, device)
+            fast_ms = float(state.device_ms_D[device])
+            for unit, gain in zip(movable, gains, strict=True):
+                for other, other_gain in zip(theirs, their_gains, strict=True):
+                    if other == unit or other_gain >= gain:
+                        continue
+                    after = max(slow_ms - gain + other_gain, fast_ms + gain - other_gain)
+                    if after < slow_ms:
+                        found.append((after, unit, other, device))
+        found.sort()
+        for _, unit, other, device in found[:TRIED_SWAPS]:
+            if not self._may_go(state, unit, device, other) or not self._may_go(state, other, slow, unit):
+                continue
+            yield [
+                (unit, _moved(state.choices[unit], slow, device)),
+                (other, _moved(state.choices[other], device, slow)),
+            ]
+
+    def _other_ways(self, state: State, slow: int, units: Sequence[int]) -> Iterator[list[tuple[int, Choice]]]:
+        """Other ways to shard the units of the slow device, each placed where least is to do."""
+        if len(units) > MOST_OTHER_WAYS:
+            units = [units[number] for number in self._rng.permutation(len(units))[:MOST_OTHER_WAYS].tolist()]
+        for unit in units:
+            for number in range(len(self.options.units[unit].ways)):
+                if number == state.choices[unit].way:
+                    continue
+                choice = self._placed(state, unit, number)
+                if choice is not None:
+                    yield [(unit, choice)]
+
+    def _placed(self, state: State, unit: int, number: int) -> Choice | None:
+        """A unit in another way, where least is to do without it."""
+        way, old = self.options.units[unit].ways[number], state.way(unit)
+        free_D = self.room_D - state.used_D
+        load_D = state.device_ms_D.copy()
+        for device, size in self._own_bytes(state, unit, old):
+            free_D[device] += size
+        if old.scope == DEVICE:
+            for device in state.choices[unit].places:
+                load_D[device] -= self._gains(state, [unit], device)[0]
+        places = Places(self.construction, len(load_D))
+        places.load_D, places.free_D = load_D, free_D
+        for other, choice in enumerate(state.choices if self.construction.groups_of(unit) else ()):
+            if other != unit and state.way(other).scope == DEVICE:
+                for group in self.construction.groups_of(other):
+                    places.apart.setdefault(group, set()).update(choice.places)
+        assert way
+        return places.take(unit, number, 0.0)
+
+    def _own_bytes(self, state: State, unit: int, way: Way) -> Iterator[tuple[int | slice, int]]:
+        """Memory that a unit takes now, by devices."""
+        choice = state.choices[unit]
+        if way.scope == DEVICE:
+            for piece, device in zip(way.pieces, choice.places, strict=True):
+                yield device, piece.size_bytes
+        elif way.scope == NODE:
+            for piece, node in zip(way.pieces, choice.places, strict=True):
+                own = self.costs.task.machine.devices_of_node(node)
+                yield slice(own.start, own.stop), piece.size_bytes
+        else:
+            yield slice(None), way.pieces[0].size_bytes
+
+    # Kicks ------------------------------------------------------------------------------------------------------------
+
+    def _kick(self, state: State) -> list[tuple[int, Choice]]:
+        """Changes a few units at random; what it takes to undo it."""
+        undo: list[tuple[int, Choice]] = []
+        slow = int(state.device_ms_D.argmax())
+        movable, spread = self._units_on(state, slow)
+        near = [*movable, *spread]
+        for _ in range(1 + int(self._rng.integers(self.effort.kicked))):
+            if near and self._rng.random() < 0.5:
+                unit = near[int(self._rng.integers(len(near)))]
+            else:
+                unit = int(self._rng.integers(len(state.choices)))
+            number = int(self._rng.integers(len(self.options.units[unit].ways)))
+            choice = self._placed(state, unit, number)
+            if choice is None or choice == state.choices[unit]:
+                continue
+            undo.append((unit, state.choices[unit]))
+            state.replace(unit, choice)
+        return undo
+
+
+MOVE_TARGETS, SWAP_TARGETS = 16, 6
+"""Devices, the least busy ones, that pieces of the slowest one may move to, or change places with."""
+TRIED_MOVES, TRIED_SWAPS, MOST_OTHER_WAYS = 3, 4, 12
+"""Changes of each kind that a step tries out."""
+
+
+def _moved(choice: Choice, old: int, new: int) -> Choice:
+    return Choice(choice.way, tuple(new if place == old else place for place in choice.places))

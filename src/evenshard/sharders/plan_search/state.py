@@ -1,0 +1,209 @@
+"""A placement under search: the way and the places of every unit, and the sums that its cost is made of.
+
+Legend: U units, D devices, C kernel calls, H columns of the cost network, K kinds of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.measure.collectives import Volumes, exchange_times
+from evenshard.measure.simulated.cluster import dense_ms
+from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.sharding import ShardingTask
+from evenshard.sharders.plan_search.costs import PartCosts, exchange_ms
+from evenshard.sharders.plan_search.networks import Columns
+from evenshard.sharders.plan_search.options import (
+    DEVICE,
+    EVERYWHERE,
+    NODE,
+    REPLICA,
+    Options,
+    Way,
+    row_spans,
+    volume_numbers,
+)
+from evenshard.tables.reuse import FloatArray
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a unit is sharded: the number of its way, and the device or node of each piece that has one."""
+
+    way: int
+    places: tuple[int, ...] = ()
+
+
+class State:
+    """A complete placement with all its sums; changed one unit at a time, and cheap to change back."""
+
+    def __init__(self, options: Options, choices: Sequence[Choice]) -> None:
+        self.options = options
+        self._costs: PartCosts = options.costs
+        task = options.task
+        self.task: ShardingTask = task
+        devices, calls = task.num_devices, len(options.calls)
+        width = options.columns_KPH[0].shape[1]
+        self.choices = list(choices)
+        self.sums_CDH: Columns = np.zeros((calls, devices, width), dtype=np.float32)
+        self.held_CD = np.zeros((calls, devices), dtype=np.int32)
+        self.volumes_4D = np.zeros((4, devices))
+        self.used_D = np.zeros(devices, dtype=np.int64)
+        self.users_C = np.zeros(calls, dtype=np.int64)
+        self.replicated_values = 0.0
+        self.call_ms_CD = np.zeros((calls, devices))
+        for unit, choice in enumerate(choices):
+            self._add(unit, choice, 1)
+        self._refresh(np.arange(devices), range(calls))
+        self.device_ms_D = self._device_ms()
+
+    # Changes ----------------------------------------------------------------------------------------------------------
+
+    def way(self, unit: int) -> Way:
+        """How a unit is sharded now."""
+        return self.options.units[unit].ways[self.choices[unit].way]
+
+    def replace(self, unit: int, choice: Choice) -> None:
+        """Shards a unit another way, or elsewhere."""
+        old, old_way = self.choices[unit], self.way(unit)
+        self._add(unit, old, -1)
+        self.choices[unit] = choice
+        self._add(unit, choice, 1)
+        new_way = self.way(unit)
+        if DEVICE == old_way.scope == new_way.scope:
+            touched = np.array(sorted({*old.places, *choice.places}), dtype=np.int64)
+        else:
+            touched = np.union1d(self.touched(old_way, old), self.touched(new_way, choice))
+        calls = {call for way in (old_way, new_way) for piece in way.pieces for call, _ in piece.cells}
+        self._refresh(touched, sorted(calls))
+        self.device_ms_D = self._device_ms()
+
+    def touched(self, way: Way, choice: Choice) -> npt.NDArray[np.int64]:
+        """Devices that hold some of it."""
+        if way.scope in (EVERYWHERE, REPLICA):
+            return np.arange(self.task.num_devices)
+        if way.scope == NODE:
+            return np.concatenate([np.arange(self.task.num_devices)[_node(self.task, node)] for node in choice.places])
+        return np.array(choice.places, dtype=np.int64)
+
+    def _add(self, unit: int, choice: Choice, sign: int) -> None:
+        way = self.options.units[unit].ways[choice.way]
+        places: Sequence[int] = choice.places if way.scope in (DEVICE, NODE) else (0,) * len(way.pieces)
+        for piece, place in zip(way.pieces, places, strict=True):
+            where: slice | int
+            if way.scope == DEVICE:
+                where = place
+            elif way.scope == NODE:
+                where = _node(self.task, place)
+            else:
+                where = slice(None)
+            for call, row in piece.cells:
+                for kind, columns_PH in enumerate(self.options.columns_KPH):
+                    if len(self.options.columns_KPH) == 1:
+                        self.sums_CDH[call, where] += sign * columns_PH[row]
+                    else:
+                        mask = np.zeros(self.task.num_devices, dtype=bool)
+                        mask[where] = True
+                        self.sums_CDH[call, mask & (self._costs.kind_of_D == kind)] += sign * columns_PH[row]
+                self.held_CD[call, where] += sign
+                self.users_C[call] += sign
+            volume_4 = sign * volume_numbers(piece.volume)
+            self.volumes_4D[:, where] += volume_4[:, None] if isinstance(where, slice) else volume_4
+            self.used_D[where] += sign * piece.size_bytes
+        self.replicated_values += sign * way.values
+
+    def _refresh(self, devices: npt.NDArray[np.int64], calls: Sequence[int]) -> None:
+        """Times of some kernel calls on some devices."""
+        kinds = self._costs.kind_of_D[devices]
+        for kind, network in enumerate(self._costs.networks):
+            own = devices[kinds == kind] if len(self._costs.networks) > 1 else devices
+            for call in calls:
+                if not self.users_C[call]:
+                    self.call_ms_CD[call, own] = 0.0
+                    continue
+                times = network.call_ms(self.sums_CDH[call, own])
+                self.call_ms_CD[call, own] = np.where(self.held_CD[call, own] > 0, times, 0.0)
+
+    # Costs ------------------------------------------------------------------------------------------------------------
+
+    def _device_ms(self) -> FloatArray:
+        total = self.call_ms_CD.sum(axis=0) + self._dense_ms_D() + exchange_ms(self._exchanges())
+        return np.asarray(total)
+
+    def _dense_ms_D(self) -> FloatArray:
+        if not self.replicated_values:
+            return np.zeros(self.task.num_devices)
+        per_kind = [
+            dense_ms(self.replicated_values, kind.bytes_per_ns, self.task.optimizer) for kind in self._costs.kinds
+        ]
+        return np.asarray(np.array(per_kind)[self._costs.kind_of_D])
+
+    def _exchanges(self):  # type: ignore[no-untyped-def]
+        collectives = {
+            self.options.collective_of_call[call] for call in np.flatnonzero(self.users_C > 0).tolist()
+        }
+        volumes = Volumes(*np.maximum(self.volumes_4D, 0.0), self.replicated_values, collectives)
+        return exchange_times(self.task, volumes, self._costs.links)
+
+    @property
+    def cost_ms(self) -> float:
+        """Of the slowest device."""
+        return float(self.device_ms_D.max())
+
+    @property
+    def score(self) -> float:
+        """The cost, and a little of how slow the other slow devices are: what a search descends."""
+        slowest = self.device_ms_D.max()
+        if slowest <= 0:
+            return 0.0
+        rest = float(((self.device_ms_D / slowest) ** 16).mean())
+        return float(slowest) * (1 + 0.02 * rest)
+
+    def fits(self, room_D: npt.NDArray[np.int64]) -> bool:
+        """Whether the memory suffices."""
+        return bool((self.used_D <= room_D).all())
+
+    # Out --------------------------------------------------------------------------------------------------------------
+
+    def parts(self) -> tuple[TablePart, ...]:
+        """The placement, table after table."""
+        return parts_of(self.options, self.choices)
+
+
+def _node(task: ShardingTask, node: int) -> slice:
+    devices = task.machine.devices_of_node(node)
+    return slice(devices.start, devices.stop)
+
+
+def parts_of(options: Options, choices: Sequence[Choice]) -> tuple[TablePart, ...]:
+    """The parts that choices stand for, in the order of the task's tables."""
+    task, machine = options.task, options.task.machine
+    found: dict[int, list[TablePart]] = {}
+    for unit, choice in zip(options.units, choices, strict=True):
+        way = unit.ways[choice.way]
+        for position in unit.tables:
+            table = task.tables[position]
+            rows = Span(0, table.num_rows)
+            own = found.setdefault(position, [])
+            if way.scope == REPLICA:
+                own.append(TablePart(table.name, rows, Span(0, table.embedding_dim), tuple(range(task.num_devices))))
+                continue
+            widths = [piece.columns for piece in way.pieces] if len(unit.tables) == 1 else [table.embedding_dim]
+            stop = 0
+            for number, width in enumerate(widths):
+                columns, stop = Span(stop, stop + width), stop + width
+                if way.scope == DEVICE:
+                    own.append(TablePart(table.name, rows, columns, (choice.places[number],)))
+                    continue
+                devices = range(task.num_devices)
+                if way.scope == NODE:
+                    devices = machine.devices_of_node(choice.places[number])
+                spans = row_spans(table, len(devices))
+                own.extend(
+                    TablePart(table.name, span, columns, (device,)) for span, device in zip(spans, devices, strict=False)
+                )
+    return tuple(part for position in range(len(task.tables)) for part in found[position])
