@@ -282,6 +282,11 @@ def check_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> None:
     by_table = parts_by_table(task, parts)
     if (broken := broken_rule(task, by_table)) is not None:
         raise InfeasibleTask(f"{broken}. Place it again.")
+    check_memory(task, parts)
+
+
+def check_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
+    """Raises InfeasibleTask if a device would hold more than its room; rules are left aside."""
     for device, (used, room) in enumerate(zip(used_bytes(task, parts), task.room_bytes, strict=True)):
         if used > room:
             raise InfeasibleTask(

@@ -1,4 +1,4 @@
-"""The answer to a request: where every column lives, its predicted cost, and where the answer comes from."""
+"""The answer to a request: where every row and column lives, its predicted cost, and where the answer comes from."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.evidence import DeviceError, with_device_error
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import Placement, parts_on
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.sharding import TABLE_WISE, ShardingTask, part_bytes, parts_by_table, sharding_type
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.convex_search.prediction import PredictedDevice
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
 
 
 @dataclass(frozen=True)
@@ -34,21 +35,19 @@ class Rival:
 
 
 @dataclass(frozen=True)
-class PlacementAnswer(Placement):
-    """A placement of ``parts`` with all that is known about it. Times are milliseconds of one training step.
+class PlacementAnswer:
+    """A placement of parts of tables with all that is known about it. Times are milliseconds of one training step.
 
     Attributes:
-        device_of_table: device id of each of ``parts``.
-        num_devices: devices of the request.
         request: the request.
-        parts: the parts of tables and their devices: the tables in their order, those that are split in several parts.
-        alone_ms: time of each part alone: no device that holds it is predicted to take less, whatever else it holds.
+        parts: the parts and their devices: the tables in their order, each by columns, then rows.
+        alone_ms: time of each part alone on its device.
         adds_ms: time that each part adds: what its device would save without it.
         devices: predicted times, by device id.
         predicted_ms: predicted time of the slowest device.
         model_low_ms, model_high_ms: the 90 % interval of that by the cost model alone, to compare placements on the
             same hardware with.
-        lower_bound_ms: no placement of these parts is predicted to cost less (memory and rules left aside).
+        lower_bound_ms: no placement that the request allows is predicted to cost less.
         warnings: warnings where the request lies outside of what the model was trained on.
         comparison: placements of other sharders and their costs.
         measured: the cost on the hardware, where that was asked for.
@@ -76,26 +75,73 @@ class PlacementAnswer(Placement):
     device_error: DeviceError | None = None
 
     def __post_init__(self) -> None:
-        """The parts live where the placement says."""
-        object.__setattr__(self, "parts", parts_on(self.parts, self))
+        """The parts are in the order of tables, columns and rows."""
+        by_table = parts_by_table(self.request.sharding_task(), self.parts)
+        ordered = [part for parts in by_table.values() for part in parts]
+        if ordered != list(self.parts):
+            number = {part: position for position, part in enumerate(self.parts)}
+            order = [number[part] for part in ordered]
+            for name in ("parts", "alone_ms", "adds_ms"):
+                values = getattr(self, name)
+                object.__setattr__(self, name, tuple(values[position] for position in order))
 
     @property
-    def table_shards(self) -> tuple[TablePart, ...]:
-        """``parts``, by the word of TorchRec's plans."""
-        return self.parts
+    def num_devices(self) -> int:
+        """Devices of the request."""
+        return self.request.num_devices
 
     @cached_property
-    def task(self) -> PlacementTask:
-        """The task of placing the parts."""
-        return self.request.task(self.parts)
+    def task(self) -> ShardingTask:
+        """The task of sharding the tables."""
+        return self.request.sharding_task()
+
+    @cached_property
+    def parts_of_table(self) -> Mapping[str, tuple[TablePart, ...]]:
+        """The parts of each table."""
+        return parts_by_table(self.task, self.parts)
+
+    @cached_property
+    def type_of_table(self) -> Mapping[str, str]:
+        """The way in which each table is sharded, by its name."""
+        machine = self.request.nodes
+        return {
+            table.name: sharding_type(self.parts_of_table[table.name], table, machine) for table in self.request.tables
+        }
+
+    @property
+    def device_of_table(self) -> tuple[int, ...]:
+        """The device of each table, where all tables are whole.
+
+        Raises:
+            BadConfig: if a table is cut or replicated.
+        """
+        cut = next((name for name, way in self.type_of_table.items() if way != TABLE_WISE), None)
+        if cut is not None:
+            raise BadConfig(
+                f"table {brief(cut)} is sharded {self.type_of_table[cut]}: it has no device of its own. Use parts, or "
+                f"allow table_wise only (sharding_types)."
+            )
+        return tuple(part.device for part in self.parts)
+
+    @cached_property
+    def part_bytes(self) -> tuple[int, ...]:
+        """Memory that each part takes of each of its devices: weights and optimizer state."""
+        by_name = {table.name: table for table in self.request.tables}
+        return tuple(part_bytes(self.task, by_name[part.table], part) for part in self.parts)
+
+    @cached_property
+    def parts_on_device(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of the parts on each device, by device id."""
+        held: list[list[int]] = [[] for _ in range(self.num_devices)]
+        for number, part in enumerate(self.parts):
+            for device in part.devices:
+                held[device].append(number)
+        return tuple(tuple(numbers) for numbers in held)
 
     @cached_property
     def used_bytes(self) -> tuple[int, ...]:
         """Memory that the tables take on each device: weights and optimizer state."""
-        used = [0] * self.num_devices
-        for device, size in zip(self.device_of_table, self.task.table_bytes, strict=True):
-            used[device] += size
-        return tuple(used)
+        return tuple(sum(self.part_bytes[number] for number in numbers) for numbers in self.parts_on_device)
 
     @property
     def low_ms(self) -> float:

@@ -5,16 +5,11 @@ for a flag or a schema. That must not wait for torch: what is heavy is imported 
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evenshard.measure.costs import PlacementCost
-    from evenshard.measure.hardware import Hardware
-    from evenshard.placement.placement import Placement
-    from evenshard.placement.task import PlacementTask
     from evenshard.planner.answer import PlacementAnswer
     from evenshard.planner.torchrec.tables import Collections
     from evenshard.sharders.models import PlacementModel
@@ -39,6 +34,7 @@ def place(
     traffic: str | Path | None = None,
     embedding_dim: int | None = None,
     default_pooling_factor: float = 1.0,
+    sharding_types: Sequence[str] = (),
     allow_column_split: bool = False,
     pinned: Mapping[str, int | Sequence[int]] | None = None,
     forbidden: Mapping[str, int | Sequence[int]] | None = None,
@@ -68,7 +64,8 @@ def place(
         traffic: a sample of lookups with the pooling factors and histograms of the tables of a file or public set.
         embedding_dim: dim of all tables, where the tables are a sample of traffic.
         default_pooling_factor: lookups per sample of a table that has no pooling factor; reported as assumed.
-        allow_column_split: split tables by columns where that helps.
+        sharding_types: the ways in which tables may be sharded, by TorchRec's words; all seven where left out.
+        allow_column_split: short for sharding_types table_wise and column_wise.
         pinned: the device, or devices, that a table may live on.
         forbidden: the device, or devices, that a table may not live on.
         forbidden_devices: devices that no table may live on.
@@ -86,10 +83,9 @@ def place(
         BadInput: if an argument cannot be used; the message says what to do.
         InfeasibleTask: if there is no legal placement; the message says what is missing.
     """
-    from evenshard.measure.config import MeasureConfig
-    from evenshard.measure.hardware import open_hardware
     from evenshard.planner.model import model_of
     from evenshard.planner.place import PlaceConfig, place_request
+    from evenshard.planner.pricing import measured_parts
     from evenshard.planner.request import PlacementRequest, caps_of
     from evenshard.planner.rules import Rules
     from evenshard.sharders.convex_search.sharder import SearchConfig
@@ -107,25 +103,30 @@ def place(
         reserved_bytes=gb_to_bytes(reserved_gb),
         optimizer=optimizer,
         rules=Rules.of(pinned, forbidden, forbidden_devices, together, apart),
-        allow_column_split=allow_column_split,
+        sharding_types=_types(sharding_types, allow_column_split),
         hardware=hardware,
         assumptions=known.assumptions,
     )
     loaded = model if isinstance(model, PlacementModel) else model_of(model, hardware)
-    config = PlaceConfig(SearchConfig(seed=seed), tuple(compare), num_measured)
+    config = PlaceConfig(SearchConfig(seed=seed), compare=tuple(compare), num_measured=num_measured)
     origin = str(tables) if isinstance(tables, str | Path) else None
     if not num_measured:
         return place_request(request, loaded, config, tables_from=origin)
-    with closing(open_hardware(MeasureConfig(hardware, optimizer=optimizer))) as opened:
-        return place_request(request, loaded, config, partial(_measure, opened), origin)
+    with measured_parts(request, loaded, VISITS) as measure:
+        return place_request(request, loaded, config, measure, origin)
 
 
-def _measure(hardware: "Hardware", jobs: "Sequence[tuple[PlacementTask, Placement]]") -> "list[PlacementCost]":
-    """Costs of a few placements."""
-    from evenshard.measure.costs import combine_visits
+def _types(sharding_types: Sequence[str], allow_column_split: bool) -> tuple[str, ...]:
+    """The types that both arguments together allow."""
+    from evenshard.placement.sharding import BY_COLUMNS
+    from evenshard.utils.errors import BadConfig
 
-    visits = [[hardware.measure(task, placement) for task, placement in jobs] for _ in range(VISITS)]
-    return [combine_visits(of_one) for of_one in zip(*visits, strict=True)]
+    if not allow_column_split:
+        return tuple(sharding_types)
+    if sharding_types and set(sharding_types) != set(BY_COLUMNS):
+        both = ", ".join(BY_COLUMNS)
+        raise BadConfig(f"allow_column_split is short for sharding_types {both}. Give one of the two.")
+    return BY_COLUMNS
 
 
 def _tables(

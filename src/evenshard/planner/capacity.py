@@ -18,6 +18,7 @@ from evenshard.placement.items import Items
 from evenshard.placement.optimizer_state import state_bytes_of_rows
 from evenshard.placement.parts import COLUMN_STEP, TablePart, column_parts, whole_tables
 from evenshard.placement.placement import Placement
+from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.request import TASK_ID, PlacementRequest
 from evenshard.sharders.packing import TIME_LIMIT_S, Pieces, pack, packed_in_order
@@ -49,9 +50,10 @@ class Room:
             np.zeros(len(items.members), dtype=np.int64),
         )
         cut, wholes = [], whole_tables(request.tables)
+        kept_whole = {name for group in request.rules.together for name in group}
         for position, item in enumerate(items.item_of_T.tolist()):
             table, whole = request.tables[position], wholes[position]
-            if request.allow_column_split and table.name in request.splittable and whole.halves():
+            if COLUMN_WISE in request.types and table.name not in kept_whole and whole.halves():
                 cut.append(position)
                 blocks_I[item] = table.embedding_dim // COLUMN_STEP
                 part_bytes_I[item] = state_bytes_of_rows(table, request.optimizer)
@@ -106,7 +108,7 @@ def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
         enough.append(f"num_devices to {devices}{'' if alike else ' (the new ones as large as the largest)'}")
     if enough:
         remedies.append(f"Raise {' or '.join(enough)}{rest}")
-    for_parts = None if request.allow_column_split else _enough_devices_for_parts(request)
+    for_parts = None if COLUMN_WISE in request.types else _enough_devices_for_parts(request)
     if for_parts is not None and (devices is None or for_parts < devices):
         on = "" if for_parts == request.num_devices else f" on {for_parts} devices"
         remedies.append(f"Split by columns (--allow-column-split), the tables fit{on}.")
@@ -144,7 +146,7 @@ def _enough_devices(request: PlacementRequest) -> int | None:
 
 def _enough_devices_for_parts(request: PlacementRequest) -> int | None:
     """The same where tables may be split, beginning with the devices there are."""
-    in_parts = replace(request, allow_column_split=True)
+    in_parts = replace(request, sharding_types=BY_COLUMNS)
     return request.num_devices if _fits(in_parts) else _enough_devices(in_parts)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain, combinations, product
 
 from evenshard.placement.constraints import Constraints
+from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import state_bytes
-from evenshard.placement.parts import TablePart, tables_of_parts, whole_tables
-from evenshard.placement.placement import Placement, by_table
+from evenshard.placement.sharding import SHARDING_TYPES, Communication, ShardingTask, TableLimits
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.options import option_field
 from evenshard.planner.rules import Rules
@@ -35,7 +34,9 @@ class PlacementRequest:
         reserved_bytes: memory of each device kept for everything besides tables.
         optimizer: optimizer whose state is counted; see ``optimizer_state``.
         rules: rules of where tables may live.
-        allow_column_split: tables may be split by columns.
+        sharding_types: the ways in which tables may be sharded; empty for all.
+        machine: nodes and links; None for one node with all devices.
+        communication: data types in which embeddings and gradients travel.
         hardware: hardware that the answer is for, such as ``simulated:h200``.
         assumptions: assumptions about the tables.
 
@@ -49,7 +50,9 @@ class PlacementRequest:
     reserved_bytes: int = 0
     optimizer: str = option_field("optimizer")
     rules: Rules = field(default_factory=Rules)
-    allow_column_split: bool = option_field("allow_column_split")
+    sharding_types: tuple[str, ...] = ()
+    machine: Machine | None = None
+    communication: Communication = field(default_factory=Communication)
     hardware: str = option_field("hardware")
     assumptions: tuple[Assumption, ...] = ()
 
@@ -69,53 +72,70 @@ class PlacementRequest:
         state_bytes(self.tables[0], self.optimizer)
         if problem := self.rules.problem((table.name for table in self.tables), self.num_devices):
             raise BadConfig(problem)
+        unknown = next((way for way in self.sharding_types if way not in SHARDING_TYPES), None)
+        if unknown is not None:
+            raise BadConfig(f"sharding_types names {brief(unknown)}. Choose from {', '.join(SHARDING_TYPES)}.")
+        if self.machine is not None:
+            if problem := self.machine.problem():
+                raise BadConfig(problem)
+            if self.machine.num_devices != self.num_devices:
+                raise BadConfig(
+                    f"the machine has {self.machine.num_devices} devices, the request {self.num_devices}. Name one "
+                    f"number."
+                )
 
     @property
     def num_devices(self) -> int:
         """How many there are."""
         return len(self.caps_bytes)
 
-    def task(self, parts: Sequence[TablePart] | None = None) -> PlacementTask:
-        """The task of placing these parts, in their order; of placing the whole tables where none are given."""
-        parts = whole_tables(self.tables) if parts is None else parts
-        tables = tables_of_parts(parts, self.tables)
-        positions: dict[str, list[int]] = {}
-        for number, part in enumerate(parts):
-            positions.setdefault(part.table, []).append(number)
-        rooms = tuple(max(cap - self.reserved_bytes, 0) for cap in self.caps_bytes)
+    @property
+    def rooms_bytes(self) -> tuple[int, ...]:
+        """What the tables may take of each device."""
+        return tuple(max(cap - self.reserved_bytes, 0) for cap in self.caps_bytes)
 
-        state = tuple(state_bytes(table, self.optimizer) for table in tables)
-        allowed = tuple(self.rules.allowed_devices(part.table, self.num_devices) for part in parts)
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The ways in which tables may be sharded."""
+        return self.sharding_types or SHARDING_TYPES
+
+    @property
+    def nodes(self) -> Machine:
+        """The machine."""
+        return self.machine or Machine.one_node(self.num_devices)
+
+    def sharding_task(self) -> ShardingTask:
+        """The task of sharding the tables in every way that the request allows."""
+        number = {table.name: position for position, table in enumerate(self.tables)}
+        types = frozenset(self.types)
+        return ShardingTask(
+            tables=self.tables,
+            machine=self.nodes,
+            room_bytes=self.rooms_bytes,
+            batch_size=self.batch_size,
+            optimizer=self.optimizer,
+            communication=self.communication,
+            limits=tuple(
+                TableLimits(types=types, devices=self.rules.allowed_devices(table.name, self.num_devices))
+                for table in self.tables
+            ),
+            together=tuple(tuple(number[name] for name in group) for group in self.rules.together),
+            apart=tuple(tuple(number[name] for name in group) for group in self.rules.apart),
+        )
+
+    def task(self) -> PlacementTask:
+        """The task of placing whole tables."""
+        rooms, task = self.rooms_bytes, self.sharding_task()
+        state = tuple(state_bytes(table, self.optimizer) for table in self.tables)
+        allowed = tuple(limits.devices for limits in task.limits)
         constraints = Constraints(
             device_caps_bytes=rooms if len(set(rooms)) > 1 else None,
             state_bytes=state if any(state) else None,
             allowed=allowed if any(devices is not None for devices in allowed) else None,
-            together=tuple(tuple(positions[name][0] for name in group) for group in self.rules.together),
-            apart=tuple(one for group in self.rules.apart for one in _apart([positions[name] for name in group])),
+            together=task.together,
+            apart=task.apart,
         )
-        return PlacementTask(TASK_ID, tables, self.num_devices, max(rooms), self.batch_size, constraints)
-
-    def task_and_placement(self, parts: Sequence[TablePart]) -> tuple[PlacementTask, Placement]:
-        """Task and placement that put rows and columns where these parts, from any plan, say.
-
-        Raises:
-            BadConfig: if the parts are not those of these tables on these devices.
-        """
-        ordered = [*chain.from_iterable(by_table(parts, self.tables, self.num_devices).values())]
-        return self.task(ordered), Placement(tuple(part.device for part in ordered), self.num_devices)
-
-    @property
-    def splittable(self) -> frozenset[str]:
-        """Tables that may be split: none of those that a rule keeps together."""
-        kept_whole = {name for group in self.rules.together for name in group}
-        return frozenset(table.name for table in self.tables if table.name not in kept_whole)
-
-
-def _apart(parts_of_table: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Groups that keep the parts of different tables apart; parts of one table may share a device."""
-    if all(len(parts) == 1 for parts in parts_of_table):
-        return (tuple(parts[0] for parts in parts_of_table),)
-    return tuple(pair for one, other in combinations(parts_of_table, 2) for pair in product(one, other))
+        return PlacementTask(TASK_ID, self.tables, self.num_devices, max(rooms), self.batch_size, constraints)
 
 
 def caps_of(memory_cap_gb: float | Sequence[float], num_devices: int) -> tuple[int, ...]:

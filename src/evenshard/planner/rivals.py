@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.hardware import Measure
 from evenshard.placement.optimizer_state import state_bytes
-from evenshard.placement.parts import COLUMN_STEP
-from evenshard.placement.placement import Placement, broken_constraints, check_memory
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.parts import COLUMN_STEP, TablePart, whole_tables
+from evenshard.placement.placement import parts_on
+from evenshard.placement.sharding import COLUMN_WISE, broken_rule, check_memory, parts_by_table
 from evenshard.planner.answer import Rival
+from evenshard.planner.pricing import MeasureParts
 from evenshard.planner.request import TASK_ID, PlacementRequest
 from evenshard.sharders.catalog import SHARDERS, Resources, entry, sharder
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.torchrec_planner import TorchRecSharder
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
@@ -34,11 +34,12 @@ MOST_SPLIT = 100
 
 
 def rivals(
-    request: PlacementRequest, model: PlacementModel, names: Sequence[str], measure: Measure | None = None
+    request: PlacementRequest, costs: PartCosts, names: Sequence[str], measure: MeasureParts | None = None
 ) -> tuple[Rival, ...]:
     """Each rival's answer, in the order of ``names``; without ``SPLITTING`` where that cannot be asked.
 
     Args:
+        costs: what placements of the request's tables cost.
         names: names from ``RIVALS``.
         measure: measures their placements too, where there is one.
 
@@ -58,27 +59,25 @@ def rivals(
             found.append(Rival(name, None, None, str(error).removeprefix(f"{TASK_ID}: ")))
             continue
         judged = []
-        for task, placement in candidates:
-            broken = "; ".join(broken_constraints(task, placement))
-            predicted_ms = float(model.cost_model.overall_ms(task, [placement])[0])
-            judged.append((bool(broken), predicted_ms, broken, (task, placement)))
+        for parts in candidates:
+            broken = broken_rule(costs.task, parts_by_table(costs.task, parts)) or ""
+            judged.append((bool(broken), costs.predict(parts).predicted_ms, broken, parts))
         _, predicted_ms, broken, best = min(judged, key=lambda one: one[:2])
-        measured_ms = None if measure is None else measure([best])[0].max_device_ms
+        measured_ms = None if measure is None else measure(costs.task, [best])[0].max_device_ms
         found.append(Rival(name, predicted_ms, measured_ms, broken))
     return tuple(found)
 
 
 def asked_to_split(request: PlacementRequest) -> bool:
     """Whether TorchRec's planner can be asked to split tables."""
-    return request.allow_column_split and len(request.tables) <= MOST_SPLIT
+    return COLUMN_WISE in request.types and len(request.tables) <= MOST_SPLIT
 
 
-def _whole(name: str, request: PlacementRequest) -> Iterator[tuple[PlacementTask, Placement]]:
-    task = request.task()
-    yield task, sharder(name, _resources(request)).place(task)
+def _whole(name: str, request: PlacementRequest) -> Iterator[tuple[TablePart, ...]]:
+    yield parts_on(whole_tables(request.tables), sharder(name, _resources(request)).place(request.task()))
 
 
-def _split(request: PlacementRequest) -> Iterator[tuple[PlacementTask, Placement]]:
+def _split(request: PlacementRequest) -> Iterator[tuple[TablePart, ...]]:
     """TorchRec's plans, one for each of ``MIN_PARTITIONS`` with which it finds one.
 
     Raises:
@@ -88,18 +87,19 @@ def _split(request: PlacementRequest) -> Iterator[tuple[PlacementTask, Placement
     def size_of(part: Table) -> int:
         return part.size_bytes + state_bytes(part, request.optimizer)
 
-    whole = request.task()
-    names = {table.name for table in request.tables if table.embedding_dim % COLUMN_STEP == 0} & request.splittable
+    whole, task = request.task(), request.sharding_task()
+    names = {table.name for table in request.tables if table.embedding_dim % COLUMN_STEP == 0}
+    names -= {table.name for group in request.rules.together for table in request.tables if table.name in group}
     torchrec: TorchRecSharder = entry(SPLITTING).build(_resources(request))
     failures = []
     for columns in MIN_PARTITIONS:
         try:
-            task, placement = request.task_and_placement(torchrec.split(whole, names, columns, size_of))
-            check_memory(task, placement)
+            parts = torchrec.split(whole, names, columns, size_of)
+            check_memory(task, parts)
         except InfeasibleTask as error:
             failures.append(error)
             continue
-        yield task, placement
+        yield parts
     if len(failures) == len(MIN_PARTITIONS):
         raise failures[0]
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.model import chosen_model
 from evenshard.planner.torchrec.plans import shards_of
-from evenshard.sharders.convex_search.prediction import PredictedPlacement
 from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.plan_search.costs import PredictedParts
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingPlan
@@ -27,21 +28,17 @@ def predicted(
     plan: ShardingPlan,
     asked: PlacementAnswer | PlacementRequest,
     model: PlacementModel | str | Path | None = None,
-) -> PredictedPlacement:
+) -> PredictedParts:
     """What the cost model says about a plan, whether it keeps memory and rules or not.
 
     Args:
-        plan: TorchRec's or evenshard's; tables whole or split by columns.
+        plan: TorchRec's or evenshard's, sharded in any way.
         asked: an answer for the same tables and devices, or its request. Tables are called as ``tables_of`` calls them.
         model: model as in ``evenshard.place``, the one that answered; None: the one that comes with evenshard.
 
-    Returns:
-        Its placement is one of parts where the plan splits tables; each part is counted as a table.
-
     Raises:
-        BadInput: if the plan shards another way than by whole columns, is of other tables, or if there is no model.
+        BadInput: if the plan is of other tables, or if there is no model.
     """
     request = asked.request if isinstance(asked, PlacementAnswer) else asked
-    task, placement = request.task_and_placement(shards_of(plan, request.tables))
     loaded, _ = chosen_model(model, request.hardware, "cuda")
-    return PredictedPlacement.of(loaded.cost_model, task, placement)
+    return part_costs(request, loaded).predict(shards_of(plan, request.tables))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import check_placement, parts_on
+from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
@@ -195,7 +196,7 @@ class EvenshardPlanner:
             reserved_bytes=machine.reserved_bytes,
             optimizer=self._optimizer,
             rules=self._rules,
-            allow_column_split=self._allow_column_split,
+            sharding_types=BY_COLUMNS if self._allow_column_split else (TABLE_WISE,),
             hardware=self._hardware or DEFAULT_HARDWARE,
             assumptions=(
                 *assumed_pooling(collections, self._pooling_factors, self._default_pooling_factor),

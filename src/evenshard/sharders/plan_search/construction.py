@@ -15,9 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import Volumes, exchange_times
 from evenshard.measure.simulated.cluster import dense_ms
-from evenshard.sharders.plan_search.costs import exchange_ms
 from evenshard.sharders.plan_search.options import DEVICE, NODE, REPLICA, Options, Way, volume_numbers
 from evenshard.sharders.plan_search.state import Choice
 from evenshard.tables.reuse import FloatArray
@@ -47,10 +45,9 @@ class Works:
     def of(options: Options) -> Works:
         """By what pieces add to a device that holds an even share of everything, whole."""
         costs, task = options.costs, options.task
-        devices = task.num_devices
         added_PW = _added_ms(options)
-        slopes_4 = _slopes(options)
-        replica_slope = _replica_slope(options)
+        slopes_4, replica_slope = costs.exchange_slopes
+        replica_slope += max(dense_ms(1.0, kind.bytes_per_ns, task.optimizer) for kind in costs.kinds)
         most = max(len(unit.ways) for unit in options.units)
         shape = (len(options.units), most)
         piece_UW, total_UW, bytes_UW = (np.full(shape, np.inf) for _ in range(3))
@@ -69,7 +66,6 @@ class Works:
                 total_UW[number, column] = sum(piece_ms) * copies
                 bytes_UW[number, column] = float(sum(piece.size_bytes for piece in way.pieces)) * copies
                 types_UW[number, column] = names.setdefault(way.sharding_type, len(names))
-        assert devices and costs
         return Works(piece_UW, total_UW, bytes_UW, types_UW, tuple(names))
 
 
@@ -90,27 +86,6 @@ def _added_ms(options: Options) -> FloatArray:
         base = float(network.call_ms(mean_H[None])[0])
         found.append(np.maximum(network.call_ms(columns_PH + mean_H) - base, 1e-9))
     return np.asarray(np.max(found, axis=0))
-
-
-def _slopes(options: Options) -> FloatArray:
-    """[4] time of exchanges for each number of the volumes, if all devices have as much."""
-    task, devices = options.task, options.task.num_devices
-    slopes = []
-    for number in range(4):
-        volumes = Volumes.empty(devices)
-        numbers = (volumes.sent, volumes.summed, volumes.summed_in_node, volumes.input_bytes)
-        numbers[number][:] = 1.0
-        slopes.append(float(exchange_ms(exchange_times(task, volumes, options.costs.links))[0]))
-    return np.array(slopes)
-
-
-def _replica_slope(options: Options) -> float:
-    """Time that a device takes for each weight of a replica, dense gradients and their all-reduce together, ms."""
-    task = options.task
-    volumes = Volumes.empty(task.num_devices)
-    volumes.replicated_values = 1.0
-    reduced = float(exchange_ms(exchange_times(task, volumes, options.costs.links))[0])
-    return reduced + max(dense_ms(1.0, kind.bytes_per_ns, task.optimizer) for kind in options.costs.kinds)
 
 
 class Construction:
@@ -231,7 +206,7 @@ class Places:
             load_N = self.load_D.reshape(machine.num_nodes, -1).max(axis=1)
             allowed_D = options.units[unit].allowed_D
             may_N = None if allowed_D is None else allowed_D.reshape(machine.num_nodes, -1).all(axis=1)
-            nodes = []
+            nodes: list[int] = []
             for piece in way.pieces:
                 fits_N = free_N >= piece.size_bytes
                 fits_N[nodes] = False
@@ -255,9 +230,7 @@ class Places:
             self.apart.setdefault(group, set()).update(devices)
         return Choice(number, tuple(devices))
 
-    def devices_for(
-        self, unit: int, way: Way, load_D: FloatArray, free_D: npt.NDArray[np.int64]
-    ) -> list[int] | None:
+    def devices_for(self, unit: int, way: Way, load_D: FloatArray, free_D: npt.NDArray[np.int64]) -> list[int] | None:
         """Devices for the pieces of a unit, each on one of its own."""
         size = max(piece.size_bytes for piece in way.pieces)
         fits_D = free_D >= size
@@ -274,12 +247,11 @@ class Places:
             return [device] if np.isfinite(load_D[device]) else None
         if int(fits_D.sum()) < len(way.pieces):
             return None
-        return np.argsort(load_D, kind="stable")[: len(way.pieces)].tolist()
+        order: list[int] = np.argsort(load_D, kind="stable")[: len(way.pieces)].tolist()
+        return order
 
 
-def _one_node(
-    fits_D: npt.NDArray[np.bool_], load_D: FloatArray, count: int, options: Options
-) -> npt.NDArray[np.bool_]:
+def _one_node(fits_D: npt.NDArray[np.bool_], load_D: FloatArray, count: int, options: Options) -> npt.NDArray[np.bool_]:
     """The devices of the least busy node that has room for so many pieces."""
     nodes = options.task.machine.num_nodes
     by_node = fits_D.reshape(nodes, -1)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
-from evenshard.measure.collectives import ExchangeTimes, Links, exchange_times, volumes_of
+from evenshard.measure.collectives import ExchangeTimes, Links, Volumes, exchange_times, part_volume, volumes_of
 from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, held_parts
 from evenshard.measure.simulated.cluster import dense_ms
-from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import ShardingTask, parts_by_table
+from evenshard.placement.parts import TablePart, lookup_share
+from evenshard.placement.sharding import ShardingTask, parts_by_table, sharding_type
 from evenshard.sharders.convex_search.cost_model import CostModel, log_spread_N
 from evenshard.sharders.convex_search.prediction import PredictedDevice
 from evenshard.sharders.plan_search.networks import CallNetwork, Looked
@@ -88,6 +89,64 @@ class PartCosts:
             tuple(parts), devices, predicted_ms, predicted_ms * float(np.exp(-half)), predicted_ms * float(np.exp(half))
         )
 
+    def part_ms(self, parts: Sequence[TablePart]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Of each part: what it takes alone on its device, and what the device would save without it, ms.
+
+        Exchanges count as if all devices had as much to exchange.
+        """
+        by_table = parts_by_table(self.task, parts)
+        slopes_4, replica_ms = self.exchange_slopes
+        calls: dict[KernelCall, int] = {}
+        held = list(held_parts(self.task, by_table))
+        devices = self.task.num_devices
+        cell_of = np.array(
+            [calls.setdefault(one.call, len(calls)) * devices + max(one.device, 0) for one in held], dtype=np.int64
+        )
+        kind_of = self.kind_of_D[cell_of % devices]
+        flat = [table_and_batch for one in held for table_and_batch in one.looked_up]
+        firsts = np.cumsum([0, *(len(one.looked_up) for one in held)])[:-1]
+        alone, adds = np.zeros(len(held)), np.zeros(len(held))
+        for kind, network in enumerate(self.networks):
+            columns_PH = np.add.reduceat(network.columns(flat), firsts, axis=0)
+            cells, cell_of_P = np.unique(cell_of, return_inverse=True)
+            sums_NH = np.zeros((len(cells), columns_PH.shape[1]), dtype=np.float32)
+            np.add.at(sums_NH, cell_of_P, columns_PH)
+            full_N, counts_N = network.call_ms(sums_NH), np.bincount(cell_of_P)
+            rest_P = np.where(counts_N[cell_of_P] > 1, network.call_ms(sums_NH[cell_of_P] - columns_PH), 0.0)
+            own = kind_of == kind
+            alone[own] = network.call_ms(columns_PH)[own]
+            adds[own] = (full_N[cell_of_P] - rest_P)[own]
+        number_of = {table.name: table for table in self.task.tables}
+        ordered = [part for of_table in by_table.values() for part in of_table]
+        for number, part in enumerate(ordered):
+            table = number_of[part.table]
+            if len(part.devices) > 1:
+                kind_ms = self.kinds[0].bytes_per_ns
+                more = table.num_rows * table.embedding_dim * replica_ms
+                more += dense_ms(table.num_rows * table.embedding_dim, kind_ms, self.task.optimizer)
+            else:
+                way = sharding_type(by_table[part.table], table, self.task.machine)
+                share = lookup_share(table, part.rows)
+                one = part_volume(table, way, part.columns.size, share, self.task.num_devices)
+                more = float(slopes_4 @ np.array([one.sent, one.summed, one.summed_in_node, one.input_bytes]))
+            alone[number] += more
+            adds[number] += more
+        position = {part: number for number, part in enumerate(ordered)}
+        order = [position[part] for part in parts]
+        return tuple(alone[order].tolist()), tuple(adds[order].tolist())
+
+    @cached_property
+    def exchange_slopes(self) -> tuple[np.ndarray, float]:
+        """[4] time of exchanges for each of the volumes, if all devices have as much; and of a weight of a replica."""
+        slopes = []
+        for number in range(4):
+            volumes = Volumes.empty(self.task.num_devices)
+            (volumes.sent, volumes.summed, volumes.summed_in_node, volumes.input_bytes)[number][:] = 1.0
+            slopes.append(float(exchange_ms(exchange_times(self.task, volumes, self.links))[0]))
+        volumes = Volumes.empty(self.task.num_devices)
+        volumes.replicated_values = 1.0
+        return np.array(slopes), float(exchange_ms(exchange_times(self.task, volumes, self.links))[0])
+
     def _member_ms(self, by_table: Mapping[str, Sequence[TablePart]]) -> torch.Tensor:
         """[D, M, 2] compute times, forward and backward, by each member of the ensembles."""
         devices = self.task.num_devices
@@ -133,4 +192,3 @@ class PartCosts:
 def exchange_ms(exchanges: ExchangeTimes) -> np.ndarray:
     """[D] all exchanges of a device, ms."""
     return np.asarray(exchanges.input_dist + exchanges.forward + exchanges.backward)
-

@@ -1,7 +1,6 @@
 """Cost networks in the form that a search evaluates: columns that add up over the tables of a kernel call.
 
-Devices of one kind share a network. Legend: P parts, N kernel calls on devices, H columns, K kinds of devices, M members
-of the ensemble.
+Devices of one kind share a network. Legend: P parts, N kernel calls on devices, H columns, M members of the ensemble.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ class CallNetwork:
         net = model.net
         mix_O1 = net.sum_of_parts_OK().mean(dim=1, keepdim=True)
         self._linear_I1 = net.linear_weight @ mix_O1
-        self._output_U = (net.output_weight @ mix_O1).squeeze(1).numpy().astype(np.float32)
-        self._overhead = float(net.overhead @ mix_O1)
-        self._bias_H = net.piece_bias.numpy().astype(np.float32)
-        self._pass_ms = (net.pass_weight @ mix_O1).flatten().numpy().astype(np.float32)
-        self._pieces = net.sizes.pieces
-        self.width = FIRST_PIECE + len(self._bias_H)
+        self.output_U = (net.output_weight @ mix_O1).squeeze(1).numpy().astype(np.float32)
+        self.overhead = float(net.overhead @ mix_O1)
+        self.bias_H = net.piece_bias.numpy().astype(np.float32)
+        self.pass_ms = (net.pass_weight @ mix_O1).flatten().numpy().astype(np.float32)
+        self.pieces = net.sizes.pieces
+        self.width = FIRST_PIECE + len(self.bias_H)
 
     def columns(self, looked_up: Sequence[Looked]) -> Columns:
         """[P, H] of tables that are looked up: rows, lookups, the linear part, and what the bent units see."""
@@ -63,11 +62,11 @@ class CallNetwork:
 
     def call_ms(self, sums: Columns) -> FloatArray:
         """[N] time of kernel calls, forward and backward, from the sums of their tables' columns [N, H]."""
-        bent = (sums[:, FIRST_PIECE:] + self._bias_H).reshape(len(sums), self._pieces, -1)
+        bent = (sums[:, FIRST_PIECE:] + self.bias_H).reshape(len(sums), self.pieces, -1)
         hidden = np.maximum(bent.max(axis=1), 0)
-        passes = (sums[:, ROWS, None] >= _PASS_ROWS) @ self._pass_ms
+        passes = (sums[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self.pass_ms
         return np.asarray(
-            self._overhead + sums[:, LINEAR] + hidden @ self._output_U + sums[:, LOOKED_UP] * passes, dtype=np.float64
+            self.overhead + sums[:, LINEAR] + hidden @ self.output_U + sums[:, LOOKED_UP] * passes, dtype=np.float64
         )
 
     @torch.no_grad()
@@ -91,7 +90,7 @@ class CallNetwork:
         return self.model.net.member_ms(sums[:, 2:], sums[:, 1])
 
 
-_PASS_ROWS = np.array(PASS_ROWS, dtype=np.float32)
+PASS_ROWS_ARRAY = np.array(PASS_ROWS, dtype=np.float32)
 
 
 def _by_batch(looked_up: Sequence[Looked]) -> dict[int, list[int]]:

@@ -25,7 +25,6 @@ from evenshard.placement.sharding import (
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
-    ShardingTask,
     part_bytes,
 )
 from evenshard.sharders.plan_search.costs import PartCosts

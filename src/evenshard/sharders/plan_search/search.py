@@ -20,7 +20,7 @@ from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.sharders.plan_search.construction import Construction, Places, Works
 from evenshard.sharders.plan_search.costs import PartCosts, PredictedParts
 from evenshard.sharders.plan_search.options import DEVICE, NODE, Options, Way
-from evenshard.sharders.plan_search.state import Choice, State
+from evenshard.sharders.plan_search.state import Choice, State, choices_of
 from evenshard.utils.errors import InfeasibleTask
 
 LIMITS = (8.0, 4.0, 2.0, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06, 0.04)
@@ -103,13 +103,17 @@ class PlanSearch:
         limit_s = self.effort.time_limit_s
         self._deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
 
-    def run(self, known: Sequence[Sequence[Choice]] = ()) -> SearchResult:
+    def run(self, known: Sequence[Sequence[TablePart]] = ()) -> SearchResult:
         """The best placement that was found.
+
+        Args:
+            known: legal placements to begin with, too.
 
         Raises:
             InfeasibleTask: if none was found.
         """
-        starts = [*known, *self._constructed()]
+        begun = [choices_of(self.options, parts) for parts in known]
+        starts = [*(choices for choices in begun if choices is not None), *self._constructed()]
         if not starts:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
         ended: list[tuple[float, list[Choice]]] = []
@@ -237,12 +241,12 @@ class PlanSearch:
             return False
         if state.way(unit).sharding_type == "table_column_wise":
             return False
-        for group in self.construction.groups_of(unit):
-            for other, choice in enumerate(state.choices):
-                if other not in (unit, leaves) and group in self.construction.groups_of(other):
-                    if device in choice.places and state.way(other).scope == DEVICE:
-                        return False
-        return True
+        groups = set(self.construction.groups_of(unit))
+        return not groups or not any(
+            device in choice.places and groups & set(self.construction.groups_of(other))
+            for other, choice in enumerate(state.choices)
+            if other not in (unit, leaves) and state.way(other).scope == DEVICE
+        )
 
     def _piece_on(self, state: State, unit: int, device: int) -> int:
         return state.choices[unit].places.index(device)

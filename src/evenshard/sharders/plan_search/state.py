@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import Volumes, exchange_times
+from evenshard.measure.collectives import ExchangeTimes, Volumes, exchange_times
 from evenshard.measure.simulated.cluster import dense_ms
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import ShardingTask
+from evenshard.placement.sharding import ShardingTask, parts_by_table, sharding_type
 from evenshard.sharders.plan_search.costs import PartCosts, exchange_ms
 from evenshard.sharders.plan_search.networks import Columns
 from evenshard.sharders.plan_search.options import (
@@ -22,6 +22,7 @@ from evenshard.sharders.plan_search.options import (
     EVERYWHERE,
     NODE,
     REPLICA,
+    SCOPES,
     Options,
     Way,
     row_spans,
@@ -142,11 +143,10 @@ class State:
         ]
         return np.asarray(np.array(per_kind)[self._costs.kind_of_D])
 
-    def _exchanges(self):  # type: ignore[no-untyped-def]
-        collectives = {
-            self.options.collective_of_call[call] for call in np.flatnonzero(self.users_C > 0).tolist()
-        }
-        volumes = Volumes(*np.maximum(self.volumes_4D, 0.0), self.replicated_values, collectives)
+    def _exchanges(self) -> ExchangeTimes:
+        collectives = {self.options.collective_of_call[call] for call in np.flatnonzero(self.users_C > 0).tolist()}
+        sent, summed, in_node, inputs = np.maximum(self.volumes_4D, 0.0)
+        volumes = Volumes(sent, summed, in_node, inputs, self.replicated_values, collectives)
         return exchange_times(self.task, volumes, self._costs.links)
 
     @property
@@ -202,8 +202,45 @@ def parts_of(options: Options, choices: Sequence[Choice]) -> tuple[TablePart, ..
                 devices = range(task.num_devices)
                 if way.scope == NODE:
                     devices = machine.devices_of_node(choice.places[number])
-                spans = row_spans(table, len(devices))
-                own.extend(
-                    TablePart(table.name, span, columns, (device,)) for span, device in zip(spans, devices, strict=False)
-                )
+                cut = zip(row_spans(table, len(devices)), devices, strict=False)  # the last devices may have no rows
+                own.extend(TablePart(table.name, span, columns, (device,)) for span, device in cut)
     return tuple(part for position in range(len(task.tables)) for part in found[position])
+
+
+def choices_of(options: Options, parts: Sequence[TablePart]) -> list[Choice] | None:
+    """The choices that stand for a placement; None where a table is sharded in a way that the options do not have.
+
+    Rows that are cut unevenly are taken for even ones.
+    """
+    task, machine = options.task, options.task.machine
+    by_table = parts_by_table(task, parts)
+    found = []
+    for number, unit in enumerate(options.units):
+        of_table = by_table[task.tables[unit.tables[0]].name]
+        way_name = sharding_type(of_table, task.tables[unit.tables[0]], machine)
+        widths = [part.columns.size for part in of_table] if len(unit.tables) == 1 else None
+        scope = SCOPES[way_name]
+        if scope == DEVICE:
+            places = tuple(part.device for part in of_table)
+        elif scope == NODE:
+            firsts = {part.columns: machine.node_of(part.device) for part in of_table}
+            widths, places = [columns.size for columns in firsts], tuple(firsts.values())
+        else:
+            widths, places = None, ()
+        way = _way_like(options, number, way_name, widths)
+        if way is None:
+            return None
+        found.append(Choice(way, places))
+    return found
+
+
+def _way_like(options: Options, unit: int, name: str, widths: Sequence[int] | None) -> int | None:
+    """The number of a unit's way of this type and these widths, in this order; a new one where columns are cut so."""
+    for number, way in enumerate(options.units[unit].ways):
+        same = way.sharding_type == name if widths is None else [one.columns for one in way.pieces] == list(widths)
+        if same and way.scope == SCOPES[name]:
+            return number
+    if SCOPES[name] != DEVICE or widths is None or not options.units[unit].ways:
+        return None
+    options.add_ways(unit, [options.column_way(unit, widths)])
+    return len(options.units[unit].ways) - 1

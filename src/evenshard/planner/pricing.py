@@ -1,0 +1,119 @@
+"""What placements of a request cost: the cost models of its devices, and the links of its machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+
+from evenshard.measure.collectives import Links
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.costs import PlacementCost, combine_visits
+from evenshard.measure.hardware import HardwareName, open_hardware
+from evenshard.measure.link import LINKS, Link, link
+from evenshard.measure.parts_in_turn import parts_in_turn
+from evenshard.measure.simulated.cluster import SimulatedCluster
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import ShardingTask
+from evenshard.planner.request import PlacementRequest
+from evenshard.sharders.models import PlacementModel, load_model
+from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
+from evenshard.utils.errors import BadConfig
+
+CPU_BYTES_PER_NS = 5.0
+"""Of the memory of real hardware that no profile describes, for the dense gradients of replicas: one core of a CPU."""
+
+MeasureParts = Callable[[ShardingTask, Sequence[Sequence[TablePart]]], list[PlacementCost]]
+"""Measures placements of parts."""
+
+
+def hardware_of_devices(request: PlacementRequest) -> tuple[str, ...]:
+    """The hardware of each device, by device id."""
+    machine = request.nodes
+    return tuple(machine.hardware_of(device) or request.hardware for device in range(request.num_devices))
+
+
+def links_of_request(request: PlacementRequest, model: PlacementModel) -> Links:
+    """The links of both tiers. Within a domain, where none is named: the one that the model's training data went over.
+
+    Raises:
+        BadConfig, BadFile: if a named one is unknown or cannot be read.
+    """
+    machine = request.nodes
+    inter = link(machine.inter) if machine.num_domains > 1 else None
+    return Links(link(machine.intra) if machine.intra else _learned_link(model), inter)
+
+
+def _learned_link(model: PlacementModel) -> Link:
+    name = model.trained_on.link
+    if name in LINKS:
+        return LINKS[name]
+    learned = model.cost_model.exchange
+
+    def gb_s(ms_per_byte: float) -> float:
+        return 1e-6 / ms_per_byte if ms_per_byte > 0 else float("inf")
+
+    return Link(
+        latency_us=learned.latency_ms * 1e3,
+        source=f"fitted to {name or 'the exchanges of the training data'}",
+        bandwidth_gb_s=gb_s(learned.ms_per_byte),
+        slowest_gb_s=gb_s(learned.slowest_ms_per_byte),
+        shared_gb_s=gb_s(learned.total_ms_per_byte),
+    )
+
+
+def part_costs(
+    request: PlacementRequest, model: PlacementModel, others: Mapping[str, PlacementModel] | None = None
+) -> PartCosts:
+    """What placements of parts of the request's tables are predicted to cost.
+
+    Args:
+        model: of the request's hardware.
+        others: models of other hardware in the machine, by its name; the bundled ones where left out.
+    """
+    names = hardware_of_devices(request)
+    kinds: dict[str, DeviceKind] = {}
+    for name in names:
+        if name not in kinds:
+            own = model if name == request.hardware else (others or {}).get(name) or load_model(None, name)
+            kinds[name] = DeviceKind(own.cost_model, bytes_per_ns(name))
+    order = list(kinds)
+    return PartCosts(
+        request.sharding_task(),
+        list(kinds.values()),
+        [order.index(name) for name in names],
+        links_of_request(request, model),
+    )
+
+
+def bytes_per_ns(hardware: str) -> float:
+    """What the memory of a device moves."""
+    name = HardwareName.parse(hardware)
+    if name.kind.times == "measured":
+        return CPU_BYTES_PER_NS
+    return gpu_profile(name.device).hbm_bytes_per_ns
+
+
+@contextmanager
+def measured_parts(request: PlacementRequest, model: PlacementModel, visits: int) -> Iterator[MeasureParts]:
+    """Measures placements of the request on its hardware; on simulated hardware, simulates them.
+
+    Args:
+        visits: moments at which each is measured.
+    """
+    links, names = links_of_request(request, model), hardware_of_devices(request)
+    kinds = {HardwareName.parse(name) for name in names}
+    if all(kind.kind.times != "measured" for kind in kinds):
+        profiles = [gpu_profile(HardwareName.parse(name).device) for name in names]
+        cluster = SimulatedCluster(request.nodes, profiles, links, request.optimizer)
+        yield lambda task, placements: [cluster.cost(task, parts) for parts in placements]
+        return
+    if len(kinds) > 1:
+        raise BadConfig("devices of several kinds cannot be measured here. Leave num_measured out.")
+    with closing(open_hardware(MeasureConfig(request.hardware, optimizer=request.optimizer))) as opened:
+
+        def measure(task: ShardingTask, placements: Sequence[Sequence[TablePart]]) -> list[PlacementCost]:
+            rounds = [[parts_in_turn(opened, task, parts, links) for parts in placements] for _ in range(visits)]
+            return [combine_visits(of_one) for of_one in zip(*rounds, strict=True)]
+
+        yield measure

@@ -1,0 +1,180 @@
+"""What no placement that a task allows is predicted to take less than: over all types, all cuts and all places.
+
+A step takes the slowest device, which takes at least the mean. Compute times are convex, so that a straight line below
+them holds for any sum of pieces; along such a line the work of a table is one number for each way to shard it, however
+fine it is cut: cutting columns repeats lookups, cutting rows repeats bags, replicas repeat rows. Each table takes the
+way with the least work whose pieces, alone on their device, are below the time in question; the least time for which
+this fits into all devices is the bound. Memory counts with a price (Lagrange) that the bound is largest for.
+
+The bound counts the radix passes that a table's own rows need. It leaves out the latencies of exchanges, and what whole
+parts cannot share out evenly. Of all cuts by columns the one into two even parts stands for the rest: more parts repeat
+more lookups.
+
+Legend: U units, W ways of a unit, D devices, H columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenshard.placement.sharding import COLUMN_WISE, GRID_SHARD, TABLE_COLUMN_WISE
+from evenshard.sharders.plan_search.construction import copies_of
+from evenshard.sharders.plan_search.networks import (
+    FIRST_PIECE,
+    LINEAR,
+    LOOKED_UP,
+    PASS_ROWS_ARRAY,
+    ROWS,
+    CallNetwork,
+    Columns,
+)
+from evenshard.sharders.plan_search.options import REPLICA, Options, Way, volume_numbers
+from evenshard.tables.reuse import FloatArray
+
+ROUNDING = 1e-4
+"""Sums of float32 differ by less, relatively."""
+SCALES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)
+"""Shares of a device's even load at which lines touch the compute times."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A straight line below the compute time of a call: ``at_0 + slopes @ columns``, for columns that are sums."""
+
+    at_0: float
+    slopes_H: FloatArray
+
+    def works(self, columns_PH: Columns) -> FloatArray:
+        """[P] work of pieces along the line."""
+        return np.asarray(columns_PH @ self.slopes_H)
+
+
+def line_at(network: CallNetwork, sums_H: FloatArray) -> Line:
+    """The line that touches the compute time at these sums, radix passes left out."""
+    bent = (sums_H[FIRST_PIECE:] + network.bias_H).reshape(network.pieces, -1)
+    piece_U = bent.argmax(axis=0)
+    active_U = bent.max(axis=0) > 0
+    slopes_H = np.zeros(len(sums_H))
+    slopes_H[LINEAR] = 1.0
+    units = bent.shape[1]
+    for unit in np.flatnonzero(active_U):
+        slopes_H[FIRST_PIECE + piece_U[unit] * units + unit] += network.output_U[unit]
+    value = network.overhead + sums_H[LINEAR] + float(np.maximum(bent.max(axis=0), 0) @ network.output_U)
+    return Line(value - float(slopes_H @ sums_H), slopes_H)
+
+
+def lower_bound_ms(options: Options) -> float:
+    """The bound, ms; 0 where nothing can be said."""
+    task, costs = options.task, options.costs
+    devices = task.num_devices
+    whole = [row for unit in options.units for _, row in unit.ways[0].pieces[0].cells]
+    best = 0.0
+    room = float(sum(task.room_bytes))
+    for scale in SCALES:
+        works, at_0 = [], []
+        for network, columns_PH in zip(costs.networks, options.columns_KPH, strict=True):
+            mean_H = scale * columns_PH[whole].sum(axis=0, dtype=np.float64) / devices
+            line = line_at(network, mean_H)
+            works.append(line.works(columns_PH) + _own_passes(network, columns_PH))
+            at_0.append(line.at_0)
+        table = _ways(options, np.min(works, axis=0))
+        # A line that starts below 0 may do so once for each call of a device.
+        start = min(at_0)
+        calls = max(1, len({call for unit in options.units for call in _calls(unit.ways)}))
+        offset = start if start >= 0 else start * calls
+        best = max(best, _bound(table, offset, room, devices))
+    return best * (1 - ROUNDING)
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """[U, W] of the ways of all units: work of all devices together, of the slowest piece alone, and memory."""
+
+    total_UW: FloatArray
+    alone_UW: FloatArray
+    bytes_UW: FloatArray
+
+
+def _ways(options: Options, work_P: FloatArray) -> _Ways:
+    alone_P = np.min(
+        [
+            network.call_ms(columns_PH)
+            for network, columns_PH in zip(options.costs.networks, options.columns_KPH, strict=True)
+        ],
+        axis=0,
+    )
+    slopes_4, replica_ms = options.costs.exchange_slopes
+    most = max(len(unit.ways) for unit in options.units)
+    total, alone, size = (np.full((len(options.units), most), np.inf) for _ in range(3))
+    for number, unit in enumerate(options.units):
+        for column, way in enumerate(unit.ways):
+            copies = copies_of(way, options)
+            work = [
+                sum(float(work_P[row]) for _, row in piece.cells) + float(slopes_4 @ volume_numbers(piece.volume))
+                for piece in way.pieces
+            ]
+            longest = max(sum(float(alone_P[row]) for _, row in piece.cells) for piece in way.pieces)
+            if way.scope == REPLICA:
+                work[0] += way.values * replica_ms
+                longest += way.values * replica_ms
+            total[number, column] = sum(work) * copies
+            alone[number, column] = longest if way.sharding_type not in _FINER else 0.0
+            size[number, column] = float(sum(piece.size_bytes for piece in way.pieces)) * copies
+    return _Ways(total, alone, size)
+
+
+_FINER = (COLUMN_WISE, TABLE_COLUMN_WISE, GRID_SHARD)
+"""Ways of which any widths are allowed: the even cuts among the ways do not bound their pieces."""
+
+
+def _bound(ways: _Ways, offset: float, room: float, devices: int) -> float:
+    """The least time into which all units fit, by bisection."""
+    low, high = (
+        0.0,
+        float(ways.total_UW.min(axis=1).sum()) / devices
+        + max(offset, 0.0)
+        + float(np.where(np.isfinite(ways.alone_UW), ways.alone_UW, 0).max()),
+    )
+    for _ in range(40):
+        middle = (low + high) / 2
+        if _fits(ways, middle, offset, room, devices):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _fits(ways: _Ways, time_ms: float, offset: float, room: float, devices: int) -> bool:
+    total = np.where(ways.alone_UW <= time_ms, ways.total_UW, np.inf)
+    rows = np.arange(len(total))
+    chosen = total.argmin(axis=1)
+    if not np.isfinite(total[rows, chosen]).all():
+        return False
+    budget = (time_ms - offset) * devices
+    if total[rows, chosen].sum() > budget:
+        return False
+    used = ways.bytes_UW[rows, chosen].sum()
+    price = float(total[rows, chosen].sum()) / max(room, 1.0) * 1e-3
+    for _ in range(24):
+        if used <= room:
+            return True
+        priced = np.where(np.isfinite(total), total + price * ways.bytes_UW, np.inf)
+        chosen = priced.argmin(axis=1)
+        used = ways.bytes_UW[rows, chosen].sum()
+        if priced[rows, chosen].sum() - price * room > budget:
+            return False
+        price *= 2
+    return True
+
+
+def _own_passes(network: CallNetwork, columns_PH: Columns) -> FloatArray:
+    """[P] time of the radix passes that a piece's own rows need."""
+    passes = (columns_PH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ network.pass_ms
+    return np.asarray(columns_PH[:, LOOKED_UP] * passes)
+
+
+def _calls(ways: tuple[Way, ...]) -> set[int]:
+    """Kernel calls that a unit may be part of."""
+    return {call for way in ways for piece in way.pieces for call, _ in piece.cells}
