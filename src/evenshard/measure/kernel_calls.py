@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from evenshard.placement.parts import TablePart, part_table, replica_table
 from evenshard.placement.sharding import DATA_PARALLEL, ShardingTask, sharding_type
-from evenshard.tables.table import Table
+from evenshard.tables.table import SUM, Table
 
 
 class KernelCall(NamedTuple):
@@ -75,7 +75,7 @@ def replica_lookups(table: Table, task: ShardingTask) -> tuple[tuple[Table, int]
 
 def lookups_of(table: Table, batch_size: int) -> tuple[tuple[Table, int], ...]:
     """A table, or a part of one, as tables of one pooled feature, each with the samples of its bags."""
-    plain = replace(table, feature_pooling_factors=(), pooling="sum", row_shares=None) if _is_special(table) else table
+    plain = _plain(table)
     if table.is_sequence:
         bags = max(round(table.pooling_factor * batch_size), 1)
         return ((replace(plain, pooling_factor=table.pooling_factor * batch_size / bags), bags),)
@@ -87,5 +87,8 @@ def lookups_of(table: Table, batch_size: int) -> tuple[tuple[Table, int], ...]:
     )
 
 
-def _is_special(table: Table) -> bool:
-    return table.is_sequence or table.num_features > 1 or table.row_shares is not None
+def _plain(table: Table) -> Table:
+    """The table without what its kernel does not see."""
+    if table.is_sequence or table.feature_names or table.feature_pooling_factors or table.row_shares is not None:
+        return replace(table, pooling=SUM, feature_names=(), feature_pooling_factors=(), row_shares=None)
+    return table

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
-    from evenshard.planner.torchrec.tables import Collections
+    from evenshard.planner.torchrec.modules import Collections
     from evenshard.sharders.models import PlacementModel
     from evenshard.tables.sources import TableSet
     from evenshard.tables.table import Table
@@ -137,7 +137,6 @@ def _tables(
     weight_bits: int | None,
     default_pooling_factor: float,
 ) -> "TableSet":
-    from evenshard.tables.assumptions import Assumption
     from evenshard.tables.sources import TableSet, tables_from, with_traffic, with_weight_bits
     from evenshard.tables.table import Table
     from evenshard.utils.errors import BadConfig
@@ -149,13 +148,9 @@ def _tables(
     if embedding_dim is not None:
         raise BadConfig(f"the tables have dims of their own. Leave embedding_dim ({embedding_dim}) out.")
     if not isinstance(tables, Sequence) or not all(isinstance(table, Table) for table in tables):
-        from evenshard.planner.torchrec import tables_of
+        from evenshard.planner.torchrec.tables import table_set_of
 
-        tables = tables_of(tables, default_pooling_factor=default_pooling_factor)
-        known = TableSet.of(tables)
-        text = f"{default_pooling_factor:g} for each feature, the default"
-        assumed = tuple(Assumption(table.name, "pooling_factor", text) for table in tables)
-        known = TableSet(known.tables, (*assumed, *known.assumptions))
+        known = table_set_of(tables, default_pooling_factor=default_pooling_factor)
     else:
         known = TableSet.of(tables)
     if traffic is not None:

@@ -17,8 +17,10 @@ from evenshard.utils.limits import MAX_TABLE_BYTES, RANGES
 from evenshard.utils.messages import brief
 
 DATA_TYPES = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
-"""Data types of weights, and the bits of each; the first one of so many bits is meant where only those are known."""
+"""Data types of weights, and the bits of each; the usual one of so many bits first."""
 WEIGHT_BITS = tuple(sorted(set(DATA_TYPES.values())))
+USUAL_DATA_TYPES = {bits: name for name, bits in reversed(DATA_TYPES.items())}
+"""The data type that is meant where only the bits are known."""
 SUM, MEAN, SEQUENCE = "sum", "mean", "none"
 POOLINGS = (SUM, MEAN, SEQUENCE)
 """What becomes of the lookups of a bag; TorchRec's words. With none, every lookup's embedding is an output."""
@@ -39,9 +41,10 @@ class Table:
             (0,1], (1,2], (2,4], ... (16384,32768], >32768 times; None if not counted.
             They hold for the batch size of the task the table is used in.
         weight_bits: 4, 8, 16 or 32 bits per weight.
-        data_type: one of ``DATA_TYPES``; empty for the first one of so many bits.
+        data_type: one of ``DATA_TYPES``; empty for the usual one of so many bits.
         pooling: one of ``POOLINGS``.
         is_weighted: every lookup has a weight of its own.
+        feature_names: the features that look the table up, columns of its traffic; empty for one called as the table.
         feature_pooling_factors: mean lookups per sample of each feature, where several look the table up. They add up
             to ``pooling_factor``; each feature has a bag and an output of its own. Empty for one feature.
         is_deduplicated: a device sends each distinct index of its samples once (TorchRec: ``use_index_dedup``).
@@ -59,6 +62,7 @@ class Table:
     data_type: str = ""
     pooling: str = SUM
     is_weighted: bool = False
+    feature_names: tuple[str, ...] = ()
     feature_pooling_factors: tuple[float, ...] = ()
     is_deduplicated: bool = False
     module: str = ""
@@ -77,7 +81,7 @@ class Table:
     @property
     def dtype(self) -> str:
         """One of ``DATA_TYPES``."""
-        return self.data_type or next(name for name, bits in DATA_TYPES.items() if bits == self.weight_bits)
+        return self.data_type or USUAL_DATA_TYPES[self.weight_bits]
 
     @property
     def is_sequence(self) -> bool:
@@ -131,7 +135,11 @@ class Table:
         return self._feature_problem() or self._row_share_problem()
 
     def _feature_problem(self) -> str | None:
-        own = self.feature_pooling_factors
+        own, names = self.feature_pooling_factors, self.feature_names
+        if names and len(names) != len(self.feature_lookups):
+            return f"feature_names has {len(names):,} values, feature_pooling_factors {len(own):,}"
+        if len(set(names)) < len(names) or not all(isinstance(name, str) and name for name in names):
+            return "feature_names has an empty name, or one twice"
         if len(own) > MAX_FEATURES:
             return f"feature_pooling_factors has {len(own):,} values, more than {MAX_FEATURES:,}"
         for one in own:

@@ -6,102 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingPlan
-from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.placement.placement import Placement
-from evenshard.planner.torchrec import EvenshardPlanner, TablePart, placement_of, sharding_plan, shards_of, tables_of
-from evenshard.planner.torchrec.tables import assumed_pooling
-from evenshard.tables.table import Table
+from evenshard.planner.torchrec import TablePart, placement_of, sharding_plan, shards_of, tables_of
 from evenshard.utils.errors import BadConfig
 from support.builders import table
-from support.torchrec_builders import GREEDY, ITEM, META, NAMES, SPLIT, USER, Model, part_of, topology
-
-# Tables ---------------------------------------------------------------------------------------------------------------
-
-
-def test_tables_of_a_model_by_hand() -> None:
-    """Feature by feature, table as a whole, and what is unknown."""
-    tables = tables_of(Model(META), {"clicks": 12.5, "item_before": 20.0, "user.ebc.id": 0.5}, default_pooling_factor=2)
-    assert tables == (
-        Table("user.ebc.id", 50, 8, 0.5),
-        Table("clicks", 40, 16, 12.5),
-        Table("wide", 30, 24, 2),
-        Table("item.id", 60, 8, 22.0),
-        Table("tags", 20, 4, 2),
-    )
-    assert [one.pooling_factor for one in tables_of(Model(META))] == [1, 1, 1, 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("data_type", "bits"), [(DataType.FP32, 32), (DataType.FP16, 16), (DataType.BF16, 16), (DataType.INT8, 8)]
-)
-def test_data_types_are_bits(data_type: DataType, bits: int) -> None:
-    assert [one.weight_bits for one in tables_of([replace(USER[0], data_type=data_type)])] == [bits]
-
-
-def test_tables_of_lists_and_of_one_collection() -> None:
-    collection = EmbeddingBagCollection(tables=USER, device=META)
-    by_list = tables_of(USER)
-    assert [one.name for one in by_list] == ["id", "clicks", "wide"]
-    assert tables_of(collection) == tables_of([collection]) == tables_of({"a.b": collection}) == by_list
-    unnamed = replace(USER[0], feature_names=[])
-    assert [one.pooling_factor for one in tables_of([unnamed], {"id": 3.0})] == [3.0]
-
-
-@pytest.mark.parametrize(
-    ("collections", "pooling_factors", "message"),
-    [
-        (nn.Linear(1, 1), {}, "no EmbeddingBagCollection"),
-        (USER, {"click": 1.0}, "'click', which is neither a table nor a feature"),
-        (USER, {"clicks": -1.0}, "table 'clicks': pooling_factor is -1.0"),
-        ([*USER, *ITEM], {}, "two tables are called 'id'. Give the model itself"),
-        ([replace(USER[0], data_type=DataType.INT2)], {}, "table 'id': weight_bits is 2.*INT2"),
-        ([replace(USER[0], name="clicks"), replace(USER[1], name="x")], {"clicks": 1.0}, "Name table 'x' too"),
-    ],
-)
-def test_tables_that_make_no_sense(collections: Any, pooling_factors: dict[str, float], message: str) -> None:
-    with pytest.raises(BadConfig, match=message):
-        tables_of(collections, pooling_factors)
-
-
-def test_a_collection_at_two_paths_is_placed_once() -> None:
-    model, deeper = nn.Module(), nn.Module()
-    model.first = model.second = deeper.third = EmbeddingBagCollection(tables=USER, device=META)
-    model.deeper = deeper
-    assert [one.name for one in tables_of(model)] == ["id", "clicks", "wide"]
-    assert list(sharding_plan(Placement((0, 1, 0), 2), tables_of(model), model).plan) == ["first"]
-
-
-def test_other_modules_with_tables_are_refused_or_left_out() -> None:
-    from torchrec.modules.embedding_configs import EmbeddingConfig
-    from torchrec.modules.embedding_modules import EmbeddingCollection
-
-    model = Model(META)
-    configs = [EmbeddingConfig(name="s", feature_names=["s"], num_embeddings=9, embedding_dim=4)]
-    model.sequence = EmbeddingCollection(tables=configs, device=META)
-    with pytest.raises(BadConfig, match="sequence is of type EmbeddingCollection; evenshard places"):
-        tables_of(model)
-    planner = EvenshardPlanner(GREEDY, world_size=2)
-    assert set(planner.plan(model, [EmbeddingBagCollectionSharder()]).plan) == {"user.ebc", "item"}
-
-
-def test_lookups_that_are_not_given_are_assumed() -> None:
-    """A table's name stands for all its features; one feature of two leaves the other open."""
-
-    def assumed(*names: str) -> list[str]:
-        return [one.table for one in assumed_pooling(Model(META), dict.fromkeys(names, 2.0))]
-
-    assert assumed() == list(NAMES)
-    assert assumed("clicks", "item_id") == ["user.ebc.id", "wide", "item.id", "tags"]
-    assert assumed("item.id", "user_id", "tags") == ["clicks", "wide"]
-    assert assumed("item_id", "item_before", "wide") == ["user.ebc.id", "clicks", "tags"]
-    (first, *_) = assumed_pooling(Model(META), default_pooling_factor=1.5)
-    assert first.text == "1.5 for each feature that is not named, the default"
-
+from support.torchrec_builders import META, SPLIT, USER, Model, part_of, topology
 
 # Plans ----------------------------------------------------------------------------------------------------------------
 

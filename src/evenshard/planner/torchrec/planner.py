@@ -25,12 +25,12 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.machine import machine_of
 from evenshard.planner.torchrec.model import DEFAULT_HARDWARE, chosen_model
+from evenshard.planner.torchrec.modules import collections_in
 from evenshard.planner.torchrec.plans import sharding_plan
-from evenshard.planner.torchrec.tables import DEFAULT_POOLING_FACTOR, assumed_pooling, collections_in, tables_of
+from evenshard.planner.torchrec.tables import DEFAULT_POOLING_FACTOR, table_set_of
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
-from evenshard.tables.sources import TableSet
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.params import check_ranges
 
@@ -47,7 +47,8 @@ log = logging.getLogger(__name__)
 
 
 class EvenshardPlanner:
-    """Plans a model's ``EmbeddingBagCollection``s, as ``evenshard.place`` does or with any sharder.
+    """Plans a model's ``EmbeddingBagCollection``s and ``EmbeddingCollection``s, as ``evenshard.place`` or any
+    sharder does.
 
     Attributes:
         answer: all that is known about the last plan, on the rank that made it; None before, and with a sharder.
@@ -129,7 +130,7 @@ class EvenshardPlanner:
 
         Raises:
             PlannerError: TorchRec's, with evenshard's message, if the tables find no room.
-            BadInput: if the model has tables that evenshard does not place, or there is no cost model.
+            BadInput: if a table cannot be placed, or there is no cost model.
         """
         from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
         from torchrec.distributed.types import ShardingPlan
@@ -138,7 +139,7 @@ class EvenshardPlanner:
         collections = collections_in(module, sharders)
         if not collections:
             return ShardingPlan({})
-        request = self._request(collections)
+        request = self._request(collections, sharders)
         try:
             parts = self._answered(request) if self._sharder is None else _sharded(self._sharder, request)
         except InfeasibleTask as error:
@@ -186,8 +187,10 @@ class EvenshardPlanner:
         plan: ShardingPlan = result[0]
         return plan
 
-    def _request(self, collections: Mapping[str, Any]) -> PlacementRequest:
-        known = TableSet.of(tables_of(collections, self._pooling_factors, self._default_pooling_factor))
+    def _request(
+        self, collections: Mapping[str, Any], sharders: Sequence[ModuleSharder[Any]] | None
+    ) -> PlacementRequest:
+        known = table_set_of(collections, self._pooling_factors, self._default_pooling_factor, sharders)
         machine = self._machine
         return PlacementRequest(
             tables=known.tables,
@@ -198,10 +201,7 @@ class EvenshardPlanner:
             rules=self._rules,
             sharding_types=BY_COLUMNS if self._allow_column_split else (TABLE_WISE,),
             hardware=self._hardware or DEFAULT_HARDWARE,
-            assumptions=(
-                *assumed_pooling(collections, self._pooling_factors, self._default_pooling_factor),
-                *known.assumptions,
-            ),
+            assumptions=known.assumptions,
         )
 
     def _answered(self, request: PlacementRequest) -> Sequence[TablePart]:

@@ -14,7 +14,7 @@ from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import Placement, by_table, parts_on
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.torchrec.entries import TableEntry, checked_local_world_size, table_entry
-from evenshard.planner.torchrec.tables import LocatedTable, located_tables, qualified_name
+from evenshard.planner.torchrec.modules import LocatedTable, located_tables, qualified_name
 from evenshard.sharders.torchrec_planner import part_of_shard, require_torchrec
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig

@@ -1,80 +1,64 @@
-"""The tables of a TorchRec model, and their names in evenshard.
-
-A table has its TorchRec name. Where two collections of a model hold tables of the same name, both get the path of
-their collection in front: ``user.ebc.id`` and ``item.ebc.id``. A table's name cannot hold a dot in TorchRec, so the
-two kinds of names cannot collide.
-"""
+"""The tables of a TorchRec model as evenshard's."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenshard.planner.options import place_option
-from evenshard.sharders.torchrec_planner import require_torchrec
+from evenshard.planner.torchrec.modules import LocatedTable, located_tables
 from evenshard.tables.assumptions import Assumption
-from evenshard.tables.table import Table
+from evenshard.tables.sources import TableSet
+from evenshard.tables.table import DATA_TYPES, SEQUENCE, USUAL_DATA_TYPES, Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
-    from torch import nn
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
-
-    Collections = (
-        nn.Module | Mapping[str, EmbeddingBagCollection] | Sequence[EmbeddingBagCollection | EmbeddingBagConfig]
-    )
+    from evenshard.planner.torchrec.modules import Collections
 
 DEFAULT_POOLING_FACTOR: float = place_option("default_pooling_factor").default
 """Lookups of a feature per sample where nothing is known; TorchRec's planner assumes the same."""
-
-
-@dataclass(frozen=True)
-class LocatedTable:
-    """A table of a model.
-
-    Attributes:
-        name: evenshard's.
-        path: path of its collection in the model; "" for the model itself.
-        config: TorchRec's record of it; its name is TorchRec's.
-    """
-
-    name: str
-    path: str
-    config: EmbeddingBagConfig
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Those that look the table up; TorchRec takes the table's name where none is given."""
-        return tuple(self.config.feature_names or [self.config.name])
+DATA_TYPE_OF = {"UINT8": "int8", "NFP8": "fp8"}
+"""evenshard's names of TorchRec's data types, where they are others."""
 
 
 def tables_of(
     collections: Collections,
     pooling_factors: Mapping[str, float] | None = None,
     default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
+    sharders: Sequence[Any] | None = None,
 ) -> tuple[Table, ...]:
-    """The tables, with TorchRec's rows, dims and data types (those of 32, 16 and 8 bits).
+    """The tables as TorchRec's configurations describe them.
 
-    The reuse of indices is not counted; evenshard's features then assume a default, as for any table. A table that
-    several features look up has all their lookups; that it sends one embedding for each of them is not modelled.
+    The reuse of indices is not counted; evenshard's features then assume a default, as for any table.
 
     Args:
-        collections: a model (or one ``EmbeddingBagCollection``), collections by their path in a model, a list of
-            collections, or a list of ``EmbeddingBagConfig``.
+        collections: a model (or one collection), collections by their path in a model, a list of collections, or a list
+            of ``EmbeddingBagConfig`` or ``EmbeddingConfig``.
         pooling_factors: mean lookups per sample, by table or by feature. A name of a table means all its features
-            together; other names are features, which add up to their table's.
+            together, each with as many as the others; other names are features.
         default_pooling_factor: pooling factor of each feature that is not named.
+        sharders: sharders of modules, which say whether sequences are deduplicated; TorchRec's default ones where left
+            out.
 
     Raises:
         BadConfig: if there are no tables, if one cannot be placed, or if a pooling factor's name is unknown.
     """
-    located = located_tables(collections)
+    return table_set_of(collections, pooling_factors, default_pooling_factor, sharders).tables
+
+
+def table_set_of(
+    collections: Collections,
+    pooling_factors: Mapping[str, float] | None = None,
+    default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
+    sharders: Sequence[Any] | None = None,
+) -> TableSet:
+    """As ``tables_of``, with what is assumed about the tables."""
+    located = located_tables(collections, sharders)
     if not located:
-        raise BadConfig("there is no EmbeddingBagCollection with tables. Give a model before it is sharded.")
+        raise BadConfig(
+            "there is no EmbeddingBagCollection or EmbeddingCollection with tables. Give a model before it is sharded."
+        )
     given = dict(pooling_factors or {})
     known = {one.name for one in located} | {feature for one in located for feature in one.features}
     unknown = next((name for name in given if name not in known), None)
@@ -82,115 +66,78 @@ def tables_of(
         raise BadConfig(
             f"pooling_factors names {brief(unknown)}, which is neither a table nor a feature. Correct its name."
         )
-    return tuple(_table(one, given, {other.name for other in located}, default_pooling_factor) for one in located)
+    names, deduplicates = {one.name for one in located}, _deduplicates(sharders)
+    tables = tuple(
+        _table(one, _feature_lookups(one, given, names, default_pooling_factor), deduplicates) for one in located
+    )
+    assumed = _assumed_pooling(located, given, default_pooling_factor)
+    return TableSet(tables, (*assumed, *TableSet.of(tables).assumptions))
 
 
-def _table(one: LocatedTable, given: Mapping[str, float], names: set[str], default: float) -> Table:
-    from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
+def _table(one: LocatedTable, lookups: tuple[float, ...], deduplicates: bool) -> Table:
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-    if one.name in given:
-        pooling = given[one.name]
-    else:
-        meant_for_others = next((name for name in one.features if name in given and name in names), None)
-        if meant_for_others is not None:
-            raise BadConfig(
-                f"pooling_factors names {brief(meant_for_others)}, which is a table, and a feature of table "
-                f"{brief(one.name)}. "
-                f"Name table {brief(one.name)} too."
-            )
-        pooling = sum(given.get(feature, default) for feature in one.features)
     config = one.config
-    bits = DATA_TYPE_NUM_BITS.get(config.data_type, 0)
-    table = Table(one.name, config.num_embeddings, config.embedding_dim, pooling, weight_bits=bits)
+    data_type = DATA_TYPE_OF.get(config.data_type.value, config.data_type.value.lower())
+    if data_type not in DATA_TYPES:
+        raise BadConfig(
+            f"table {brief(one.name)}: data_type is {config.data_type.value}, not one of "
+            f"{', '.join((*DATA_TYPES, *map(str.lower, DATA_TYPE_OF)))}. Correct its configuration."
+        )
+    pooling = config.pooling.value.lower() if isinstance(config, EmbeddingBagConfig) else SEQUENCE
+    bag = one.collection if isinstance(one.collection, EmbeddingBagCollection) else None
+    table = Table(
+        one.name,
+        config.num_embeddings,
+        config.embedding_dim,
+        sum(lookups),
+        weight_bits=DATA_TYPES[data_type],
+        data_type="" if data_type in USUAL_DATA_TYPES.values() else data_type,
+        pooling=pooling,
+        is_weighted=bag is not None and bag.is_weighted(),
+        feature_names=() if one.features == (one.name,) else one.features,
+        feature_pooling_factors=lookups if len(lookups) > 1 else (),
+        is_deduplicated=deduplicates and pooling == SEQUENCE,
+        module=one.path,
+    )
     if problem := table.problem():
-        hint = f" ({config.data_type})" if "weight_bits" in problem else ""
-        raise BadConfig(f"table {brief(one.name)}: {problem}{hint}. Correct its configuration or its pooling factor.")
+        raise BadConfig(f"table {brief(one.name)}: {problem}. Correct its configuration or its pooling factor.")
     return table
 
 
-def assumed_pooling(
-    collections: Collections,
-    pooling_factors: Mapping[str, float] | None = None,
-    default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
-) -> tuple[Assumption, ...]:
-    """The tables of which ``tables_of``, with the same arguments, assumes lookups."""
-    given = pooling_factors or {}
-    text = f"{default_pooling_factor:g} for each feature that is not named, the default"
-    return tuple(
-        Assumption(one.name, "pooling_factor", text)
-        for one in located_tables(collections)
-        if one.name not in given and any(feature not in given for feature in one.features)
-    )
+def _deduplicates(sharders: Sequence[Any] | None) -> bool:
+    """Whether sequences send each distinct index of a device's samples once."""
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder, get_ec_index_dedup
+
+    own = [one for one in sharders or () if isinstance(one, EmbeddingCollectionSharder)]
+    return get_ec_index_dedup() or any(getattr(one, "_use_index_dedup", False) for one in own)
 
 
-def located_tables(collections: Collections) -> tuple[LocatedTable, ...]:
-    """The tables of ``collections``, as ``tables_of`` takes them, in TorchRec's order.
-
-    Raises:
-        BadConfig: if two tables cannot be told apart.
-    """
-    found = [(path, config) for path, configs in _configs(collections) for config in configs]
-    counts = Counter(config.name for _, config in found)
-    located = tuple(
-        LocatedTable(qualified_name(path, config.name) if counts[config.name] > 1 else config.name, path, config)
-        for path, config in found
-    )
-    twice = next((name for name, count in Counter(one.name for one in located).items() if count > 1), None)
-    if twice is not None:
-        raise BadConfig(f"two tables are called {brief(twice)}. Give the model itself, so that paths tell them apart.")
-    return located
+def _feature_lookups(
+    one: LocatedTable, given: Mapping[str, float], tables: set[str], default: float
+) -> tuple[float, ...]:
+    """Lookups per sample of each feature of a table."""
+    if one.name in given:
+        return (given[one.name] / len(one.features),) * len(one.features)
+    meant_for_others = next((name for name in one.features if name in given and name in tables), None)
+    if meant_for_others is not None:
+        raise BadConfig(
+            f"pooling_factors names {brief(meant_for_others)}, which is a table, and a feature of table "
+            f"{brief(one.name)}. Name table {brief(one.name)} too."
+        )
+    return tuple(given.get(feature, default) for feature in one.features)
 
 
-def qualified_name(path: str, name: str) -> str:
-    """A table's name with the path of its collection."""
-    return f"{path}.{name}" if path else name
-
-
-def _configs(collections: Collections) -> list[tuple[str, Sequence[EmbeddingBagConfig]]]:
-    """Paths and the configurations found there."""
-    require_torchrec()
-    from torch import nn
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
-
-    if isinstance(collections, nn.Module):
-        collections = collections_in(collections)
-    if isinstance(collections, Mapping):
-        return [(path, collection.embedding_bag_configs()) for path, collection in collections.items()]
-    return [("", [one] if isinstance(one, EmbeddingBagConfig) else one.embedding_bag_configs()) for one in collections]
-
-
-def collections_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> dict[str, EmbeddingBagCollection]:
-    """The collections of a model by path, those that TorchRec's planner would find with these module sharders.
-
-    A collection that stands at several paths counts once, at the first, as in ``DistributedModelParallel``.
-
-    Raises:
-        BadConfig: if the sharders take another kind of module of the model too (unpooled collections, collections with
-            feature processors or managed collisions): evenshard does not place their tables.
-    """
-    require_torchrec()
-    from torchrec.distributed.sharding_plan import get_default_sharders
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
-
-    sharder_of_type = {one.module_type: one for one in (get_default_sharders() if sharders is None else sharders)}
-    found: dict[str, EmbeddingBagCollection] = {}
-    seen: set[int] = set()
-
-    def visit(path: str, module: nn.Module) -> None:
-        if id(module) in seen:
-            return
-        seen.add(id(module))
-        sharder = sharder_of_type.get(type(module))
-        if sharder is None:
-            for name, child in module.named_children():
-                visit(qualified_name(path, name), child)
-        elif isinstance(module, EmbeddingBagCollection):
-            found[path] = module
-        elif sharder.shardable_parameters(module):
-            raise BadConfig(
-                f"{path or 'the model'} is of type {type(module).__name__}; evenshard places the tables of "
-                f"EmbeddingBagCollections only. Leave it out, and its sharder too."
-            )
-
-    visit("", model)
-    return found
+def _assumed_pooling(
+    located: Sequence[LocatedTable], given: Mapping[str, float], default: float
+) -> Iterator[Assumption]:
+    """Lookups that are not given."""
+    which = " that is not named" if given else ""
+    for one in located:
+        if one.name in given:
+            if len(one.features) > 1:
+                text = f"pooling_factor, evenly over its {len(one.features)} features"
+                yield Assumption(one.name, "feature_pooling_factors", text)
+        elif any(feature not in given for feature in one.features):
+            yield Assumption(one.name, "pooling_factor", f"{default:g} for each feature{which}, the default")

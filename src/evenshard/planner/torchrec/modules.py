@@ -1,0 +1,149 @@
+"""The modules of a TorchRec model that hold tables: those that evenshard places, and those left to TorchRec.
+
+A table has its TorchRec name. Where two collections of a model hold tables of the same name, both get the path of
+their collection in front: ``user.ebc.id`` and ``item.ebc.id``. A table's name cannot hold a dot in TorchRec, so the
+two kinds of names cannot collide.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from evenshard.sharders.torchrec_planner import require_torchrec
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    Collection: TypeAlias = EmbeddingBagCollection | EmbeddingCollection
+    Collections: TypeAlias = nn.Module | Mapping[str, Collection] | Sequence[Collection | BaseEmbeddingConfig]
+
+
+@dataclass(frozen=True)
+class LocatedTable:
+    """A table of a model.
+
+    Attributes:
+        name: evenshard's.
+        path: path of its collection in the model; "" for the model itself.
+        config: TorchRec's record of it; its name is TorchRec's.
+        collection: the collection; None for a configuration without one.
+    """
+
+    name: str
+    path: str
+    config: BaseEmbeddingConfig
+    collection: Collection | None = None
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Those that look the table up; TorchRec takes the table's name where none is given."""
+        return tuple(self.config.feature_names or [self.config.name])
+
+
+def located_tables(collections: Collections, sharders: Sequence[Any] | None = None) -> tuple[LocatedTable, ...]:
+    """The tables of ``collections``, as ``tables_of`` takes them, in TorchRec's order.
+
+    Raises:
+        BadConfig: if two tables cannot be told apart.
+    """
+    found = list(_configs(collections, sharders))
+    counts = Counter(config.name for _, config, _ in found)
+    located = tuple(
+        LocatedTable(qualified_name(path, config.name) if counts[config.name] > 1 else config.name, path, config, home)
+        for path, config, home in found
+    )
+    twice = next((name for name, count in Counter(one.name for one in located).items() if count > 1), None)
+    if twice is not None:
+        raise BadConfig(f"two tables are called {brief(twice)}. Give the model itself, so that paths tell them apart.")
+    return located
+
+
+def qualified_name(path: str, name: str) -> str:
+    """A table's name with the path of its collection."""
+    return f"{path}.{name}" if path else name
+
+
+def _configs(
+    collections: Collections, sharders: Sequence[Any] | None
+) -> Iterator[tuple[str, BaseEmbeddingConfig, Collection | None]]:
+    """Paths, the configurations found there, and the collections that they are of."""
+    require_torchrec()
+    from torch import nn
+    from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+
+    if isinstance(collections, nn.Module):
+        collections = collections_in(collections, sharders)
+    if not isinstance(collections, Mapping):
+        for one in collections:
+            if isinstance(one, BaseEmbeddingConfig):
+                yield "", one, None
+            else:
+                yield from (("", config, one) for config in configs_of(one))
+        return
+    for path, collection in collections.items():
+        yield from ((path, config, collection) for config in configs_of(collection))
+
+
+def configs_of(collection: Collection) -> Sequence[BaseEmbeddingConfig]:
+    """The configurations of a collection's tables."""
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    is_bag = isinstance(collection, EmbeddingBagCollection)
+    configs: Sequence[BaseEmbeddingConfig] = (
+        collection.embedding_bag_configs() if is_bag else collection.embedding_configs()
+    )
+    return configs
+
+
+def collections_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> dict[str, Collection]:
+    """The collections of a model by path, those that TorchRec's planner would find with these module sharders.
+
+    A collection that stands at several paths counts once, at the first, as in ``DistributedModelParallel``.
+    """
+    return {path: module for path, module in _sharded_modules(model, sharders) if _is_placed(module)}
+
+
+def other_modules_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> dict[str, nn.Module]:
+    """The modules by path that these sharders take too and evenshard does not place: they are left to TorchRec.
+
+    Such as collections with feature processors, managed collisions, or tables of virtual rows.
+    """
+    return {path: module for path, module in _sharded_modules(model, sharders) if not _is_placed(module)}
+
+
+def _is_placed(module: nn.Module) -> bool:
+    """Whether evenshard places the module's tables; virtual ones take memory as rows come, on kernels of their own."""
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
+        return False
+    return not any(getattr(config, "use_virtual_table", False) for config in configs_of(module))
+
+
+def _sharded_modules(model: nn.Module, sharders: Sequence[Any] | None) -> Iterator[tuple[str, Any]]:
+    """Paths and modules that the sharders take, from the top down, each module once."""
+    require_torchrec()
+    from torchrec.distributed.sharding_plan import get_default_sharders
+
+    sharder_of_type = {one.module_type: one for one in (get_default_sharders() if sharders is None else sharders)}
+    seen: set[int] = set()
+
+    def visit(path: str, module: nn.Module) -> Iterator[tuple[str, Any]]:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        sharder = sharder_of_type.get(type(module))
+        if sharder is None:
+            for name, child in module.named_children():
+                yield from visit(qualified_name(path, name), child)
+        elif sharder.shardable_parameters(module):
+            yield path, module
+
+    return visit("", model)
