@@ -26,6 +26,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import link, link_of
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.feasibility import no_placement_found, require_room
+from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement, check_memory
 from evenshard.placement.task import PlacementTask
@@ -34,6 +35,7 @@ from evenshard.utils.extras import require_package
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
+    from torchrec.distributed.planner.types import Topology
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 BYTES_PER_MS = 1e6  # in 10**9 bytes per second
@@ -112,7 +114,7 @@ class TorchRecSharder:
         require_room(task)
         size_bytes = dict(zip(task.tables, task.table_bytes, strict=True))
         plan = self._plan(task, size_bytes.__getitem__)
-        ranks = [plan[_name(position)].ranks for position in range(len(task.tables))]
+        ranks = [plan[table_name(position)].ranks for position in range(len(task.tables))]
         assert all(len(rank) == 1 for rank in ranks), "a table is split"
         placement = Placement(tuple(rank[0] for rank in ranks), task.num_devices)
         check_memory(task, placement)
@@ -134,7 +136,7 @@ class TorchRecSharder:
         return tuple(
             part_of_shard(table.name, rank, shard.shard_offsets, shard.shard_sizes)
             for position, table in enumerate(task.tables)
-            for entry in [plan[_name(position)]]
+            for entry in [plan[table_name(position)]]
             for rank, shard in zip(entry.ranks, entry.sharding_spec.shards, strict=True)
         )
 
@@ -169,9 +171,9 @@ class TorchRecSharder:
         from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
         from torchrec.distributed.planner.types import ParameterConstraints
 
-        topology = self._topology(task)
+        of_machine = topology(Machine.one_node(task.num_devices), task.caps_bytes, self._bandwidths)
         constraints = {
-            _name(position): ParameterConstraints(
+            table_name(position): ParameterConstraints(
                 sharding_types=["table_wise", "column_wise"] if table.name in splittable else ["table_wise"],
                 compute_kernels=["fused"],
                 pooling_factors=[table.pooling_factor],
@@ -179,53 +181,61 @@ class TorchRecSharder:
             )
             for position, table in enumerate(task.tables)
         }
-        table_of = {_name(position): table for position, table in enumerate(task.tables)}
+        table_of = {table_name(position): table for position, table in enumerate(task.tables)}
         estimators = [
-            EmbeddingPerfEstimator(topology, constraints),
-            _CappedWeights(EmbeddingStorageEstimator(topology, constraints), table_of, size_of),
+            EmbeddingPerfEstimator(of_machine, constraints),
+            _CappedWeights(EmbeddingStorageEstimator(of_machine, constraints), table_of, size_of),
         ]
         batch_per_device = math.ceil(task.batch_size / task.num_devices)
         return EmbeddingShardingPlanner(
-            topology=topology,
+            topology=of_machine,
             batch_size=batch_per_device,
             constraints=constraints,
-            enumerator=EmbeddingEnumerator(topology, batch_per_device, constraints, estimators),
+            enumerator=EmbeddingEnumerator(of_machine, batch_per_device, constraints, estimators),
             partitioner=GreedyPerfPartitioner(SortBy(self._sort_by)),
             storage_reservation=FixedPercentageStorageReservation(0.0),
             stats=[],  # which would print
             debug=False,
         )
 
-    def _topology(self, task: PlacementTask) -> Any:
-        from torchrec.distributed.planner import types
 
-        ranks = {"world_size": task.num_devices, "local_world_size": task.num_devices}
-        caps = types.CustomTopologyData({"ddr_cap": list(task.caps_bytes)}, task.num_devices)
-        known_gb_s = {
-            "hbm_mem_bw": self._bandwidths.hbm_gb_s,
-            "intra_host_bw": self._bandwidths.intra_node_gb_s,
-            "inter_host_bw": self._bandwidths.inter_node_gb_s,
-        }
-        per_ms = {name: gb_s * BYTES_PER_MS for name, gb_s in known_gb_s.items() if gb_s is not None}
-        if not hasattr(types, "TopologyFactory"):  # TorchRec before 1.6
-            return types.Topology(
-                compute_device="cuda",
-                hbm_cap=UNLIMITED_BYTES,
-                ddr_cap=max(task.caps_bytes),
-                custom_topology_data=caps,
-                **ranks,
-                **per_ms,
-            )
-        return types.TopologyFactory.create_topology(
-            types.TrainerConfig(
-                hbm_cap_bytes=UNLIMITED_BYTES,
-                ddr_cap_bytes=max(task.caps_bytes),
-                additional_params={"custom_topology_data": caps},
-                **ranks,
-            ),
-            types.HardwareConfig(**per_ms),
-            types.KernelConfig(compute_device="cuda", use_hardware_based_bandwidth=True),
+def topology(machine: Machine, room_bytes: Sequence[int], bandwidths: Bandwidths) -> Topology:
+    """A machine as TorchRec sees it; what its devices may hold is host memory, that of the devices has no limit."""
+    from torchrec.distributed.planner import types
+
+    ranks = {
+        "world_size": machine.num_devices,
+        "local_world_size": machine.devices_per_node,
+        "pod_size": machine.nodes_per_domain,
+    }
+    caps = types.CustomTopologyData({"ddr_cap": list(room_bytes)}, machine.num_devices)
+    known_gb_s = {
+        "hbm_mem_bw": bandwidths.hbm_gb_s,
+        "intra_host_bw": bandwidths.intra_node_gb_s,
+        "inter_host_bw": bandwidths.inter_node_gb_s,
+    }
+    per_ms = {name: gb_s * BYTES_PER_MS for name, gb_s in known_gb_s.items() if gb_s is not None}
+    if not hasattr(types, "TopologyFactory"):  # TorchRec before 1.6
+        if machine.nodes_per_domain == 1:
+            del ranks["pod_size"]
+        return types.Topology(
+            compute_device="cuda",
+            hbm_cap=UNLIMITED_BYTES,
+            ddr_cap=max(room_bytes),
+            custom_topology_data=caps,
+            **ranks,
+            **per_ms,
         )
+    return types.TopologyFactory.create_topology(
+        types.TrainerConfig(
+            hbm_cap_bytes=UNLIMITED_BYTES,
+            ddr_cap_bytes=max(room_bytes),
+            additional_params={"custom_topology_data": caps},
+            **ranks,
+        ),
+        types.HardwareConfig(**per_ms),
+        types.KernelConfig(compute_device="cuda", use_hardware_based_bandwidth=True),
+    )
 
 
 def part_of_shard(table: str, rank: int, shard_offsets: Sequence[int], shard_sizes: Sequence[int]) -> TablePart:
@@ -257,8 +267,8 @@ def _module(task: PlacementTask) -> EmbeddingBagCollection:
 
     configs = [
         EmbeddingBagConfig(
-            name=_name(position),
-            feature_names=[_name(position)],
+            name=table_name(position),
+            feature_names=[table_name(position)],
             num_embeddings=table.num_rows,
             embedding_dim=table.embedding_dim,
             data_type=DataType.FP32 if table.weight_bits == 32 else DataType.FP16,
@@ -268,6 +278,6 @@ def _module(task: PlacementTask) -> EmbeddingBagCollection:
     return EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
 
 
-def _name(position: int) -> str:
+def table_name(position: int) -> str:
     """A name that TorchRec takes: those of the tables may hold dots."""
     return f"table_{position}"

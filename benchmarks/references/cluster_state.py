@@ -1,0 +1,225 @@
+"""The true cost of a placement on a simulated cluster, kept up to date while tables change one after the other.
+
+``SimulatedCluster.cost`` counts every part again; here only the kernel calls that a change touches are. Both agree to
+rounding, and what a search finds is priced by ``SimulatedCluster`` in the end.
+
+Legend: T tables, D devices, Q cells: a kernel call on a device, C columns of work, P parts of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.measure.collectives import Volumes, exchange_times, part_volume
+from evenshard.measure.kernel_calls import KernelCall, kernel_call, lookups_of, replica_lookups
+from evenshard.measure.simulated.cluster import SimulatedCluster, columns_of, dense_ms
+from evenshard.measure.simulated.device_model import backward_ms, forward_ms
+from evenshard.measure.simulated.gpu_profile import GpuProfile
+from evenshard.measure.simulated.shard_work import MAXIMA, WorkCounter
+from evenshard.placement.optimizer_state import SGD
+from evenshard.placement.parts import TablePart, lookup_share, part_table
+from evenshard.placement.sharding import DATA_PARALLEL, ShardingTask, part_bytes, parts_by_table, sharding_type
+from evenshard.tables.reuse import FloatArray
+
+_TABLES = 0
+"""Column of the work that counts tables."""
+REBUILD_AFTER = 2000
+"""Changes after which sums are added up from the start, as rounding piles up."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a table adds to the cluster.
+
+    Attributes:
+        way: its sharding type.
+        cells_P: [P] cells of its parts.
+        work_PC: [P, C] work.
+        volumes_P4: [P, 4] values sent, summed, summed in the node, and bytes of input.
+        devices_P, bytes_P: [P] where it takes memory, and how much; replicas on every device.
+    """
+
+    way: str
+    module: str
+    cells_P: npt.NDArray[np.int64]
+    work_PC: FloatArray
+    volumes_P4: FloatArray
+    devices_P: npt.NDArray[np.int64]
+    bytes_P: FloatArray
+
+
+class ClusterState:
+    """A placement and the time of every device, ms. The devices are of one kind.
+
+    Attributes:
+        parts: of each table.
+        totals_D: time of every device.
+        used_D: bytes that every device holds.
+    """
+
+    def __init__(
+        self, cluster: SimulatedCluster, task: ShardingTask, profile: GpuProfile, optimizer: str = SGD
+    ) -> None:
+        self.task, self._links, self._profile, self._optimizer = task, cluster.links, profile, optimizer
+        self._counter = WorkCounter(profile, optimizer)
+        self._calls: dict[KernelCall, int] = {}
+        self._known_work: dict[tuple[int, str, int, int, int], tuple[FloatArray, FloatArray]] = {}
+        self._known_shares: dict[tuple[int, tuple[TablePart, ...]], Share] = {}
+        self._room_D = np.array(task.room_bytes, dtype=float)
+        self.parts: list[tuple[TablePart, ...]] = []
+
+    def start(self, parts: Sequence[TablePart]) -> None:
+        """Takes a placement of all tables."""
+        by_table = parts_by_table(self.task, parts)
+        self.parts = [by_table[table.name] for table in self.task.tables]
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        devices, tables = self.task.num_devices, len(self.task.tables)
+        shares = [self._share(position, parts) for position, parts in enumerate(self.parts)]
+        cells = max(len(self._calls), 1) * devices
+        width = shares[0].work_PC.shape[1]
+        self._sums_QC = np.zeros((cells, width))
+        self._maxima_2QT = np.zeros((2, cells, tables))
+        self._ms_2Q = np.zeros((2, cells))
+        self._volumes_D4 = np.zeros((devices, 4))
+        self.used_D = np.zeros(devices)
+        self._dense: dict[int, FloatArray] = {}
+        self._dense_known_ms: dict[frozenset[int], float] = {}
+        self._ways: dict[tuple[str, str], int] = {}
+        self._changes = 0
+        for position, share in enumerate(shares):
+            self._add(position, share, 1)
+        self._time(np.arange(cells))
+        self._finish()
+
+    def change(self, new: dict[int, tuple[TablePart, ...]]) -> None:
+        """Shards tables otherwise."""
+        self._changes += 1
+        touched = []
+        for position, parts in new.items():
+            before, after = self._share(position, self.parts[position]), self._share(position, parts)
+            if len(self._calls) * self.task.num_devices > len(self._sums_QC):
+                self.parts = [new.get(number, kept) for number, kept in enumerate(self.parts)]
+                self._rebuild()
+                return
+            self._add(position, before, -1)
+            self._add(position, after, 1)
+            touched += [before.cells_P, after.cells_P]
+            self.parts[position] = parts
+        if self._changes > REBUILD_AFTER:
+            self._rebuild()
+            return
+        self._time(np.unique(np.concatenate(touched)))
+        self._finish()
+
+    def fits(self) -> bool:
+        """Whether every device has room."""
+        return bool((self.used_D <= self._room_D + 0.5).all())
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _share(self, position: int, parts: tuple[TablePart, ...]) -> Share:
+        key = (position, parts)
+        if key not in self._known_shares:
+            if len(self._known_shares) > 200_000:
+                self._known_shares.clear()
+            self._known_shares[key] = self._make_share(position, parts)
+        return self._known_shares[key]
+
+    def _make_share(self, position: int, parts: tuple[TablePart, ...]) -> Share:
+        table, devices = self.task.tables[position], self.task.num_devices
+        way = sharding_type(parts, table, self.task.machine)
+        homes = np.array([device for part in parts for device in part.devices], dtype=np.int64)
+        sizes = np.array([part_bytes(self.task, table, part) for part in parts for _ in part.devices], dtype=float)
+        if way == DATA_PARALLEL:
+            work = self._combined(columns_of(self._counter, replica_lookups(table, self.task)))
+            none = np.zeros(0, dtype=np.int64)
+            return Share(way, table.module, none, work[None], np.zeros((0, 4)), homes, sizes)
+        call = self._calls.setdefault(kernel_call(table, way), len(self._calls))
+        known = [self._part(position, way, part) for part in parts]
+        return Share(
+            way,
+            table.module,
+            call * devices + homes,
+            np.array([work for work, _ in known]),
+            np.array([volumes for _, volumes in known]),
+            homes,
+            sizes,
+        )
+
+    def _part(self, position: int, way: str, part: TablePart) -> tuple[FloatArray, FloatArray]:
+        key = (position, way, part.rows.start, part.rows.stop, part.columns.size)
+        if key not in self._known_work:
+            table = self.task.tables[position]
+            work = columns_of(self._counter, lookups_of(part_table(part, table), self.task.batch_size))
+            share = lookup_share(table, part.rows)
+            one = part_volume(table, way, part.columns.size, share, self.task.num_devices)
+            volumes = np.array([one.sent, one.summed, one.summed_in_node, one.input_bytes])
+            self._known_work[key] = (self._combined(work), volumes)
+        return self._known_work[key]
+
+    @staticmethod
+    def _combined(work_PC: FloatArray) -> FloatArray:
+        found = work_PC.sum(axis=0)
+        found[MAXIMA] = work_PC[:, MAXIMA].max(axis=0)
+        return np.asarray(found)
+
+    def _add(self, position: int, share: Share, sign: int) -> None:
+        self.used_D[share.devices_P] += sign * share.bytes_P
+        key = (share.module, share.way)
+        self._ways[key] = self._ways.get(key, 0) + sign
+        if share.way == DATA_PARALLEL:
+            if sign > 0:
+                self._dense[position] = share.work_PC[0]
+            else:
+                self._dense.pop(position)
+            return
+        self._sums_QC[share.cells_P] += sign * share.work_PC
+        self._maxima_2QT[:, share.cells_P, position] = share.work_PC[:, MAXIMA].T if sign > 0 else 0.0
+        self._volumes_D4[share.devices_P] += sign * share.volumes_P4
+
+    def _time(self, cells: npt.NDArray[np.int64]) -> None:
+        """Times the calls of cells again."""
+        sums = self._sums_QC[cells]
+        sums[:, MAXIMA] = self._maxima_2QT[:, cells].max(axis=2).T
+        filled = sums[:, _TABLES] > 0.5
+        self._ms_2Q[:, cells[~filled]] = 0.0
+        if filled.any():
+            work = self._counter.work_of_sums(sums[filled])
+            self._ms_2Q[0, cells[filled]] = forward_ms(self._profile, work)
+            self._ms_2Q[1, cells[filled]] = backward_ms(self._profile, work, self._optimizer)
+
+    def _finish(self) -> None:
+        """Adds up the devices' times."""
+        devices = self.task.num_devices
+        self.compute_D = self._ms_2Q.sum(axis=0).reshape(-1, devices).sum(axis=0) + self._dense_ms()
+        volumes = Volumes(*np.ascontiguousarray(self._volumes_D4.T))
+        volumes.replicated_values = self._replicated()
+        volumes.collectives = {key for key, count in self._ways.items() if count > 0}
+        times = exchange_times(self.task, volumes, self._links)
+        self.totals_D = self.compute_D + times.input_dist + times.forward + times.backward
+
+    def _replicated(self) -> float:
+        tables = self.task.tables
+        return float(sum(tables[one].num_rows * tables[one].embedding_dim for one in self._dense))
+
+    def _dense_ms(self) -> float:
+        key = frozenset(self._dense)
+        if key not in self._dense_known_ms:
+            if len(self._dense_known_ms) > 10_000:
+                self._dense_known_ms.clear()
+            self._dense_known_ms[key] = self._count_dense_ms() if key else 0.0
+        return self._dense_known_ms[key]
+
+    def _count_dense_ms(self) -> float:
+        by_call: dict[KernelCall, list[FloatArray]] = {}
+        for position, work in self._dense.items():
+            by_call.setdefault(kernel_call(self.task.tables[position], DATA_PARALLEL), []).append(work)
+        calls = self._counter.work_of_sums(np.array([self._combined(np.array(one)) for one in by_call.values()]))
+        of_calls = forward_ms(self._profile, calls) + backward_ms(self._profile, calls)
+        return float(of_calls.sum()) + dense_ms(self._replicated(), self._profile.hbm_bytes_per_ns, self._optimizer)

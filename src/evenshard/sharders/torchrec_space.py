@@ -1,0 +1,369 @@
+"""TorchRec's ``EmbeddingShardingPlanner`` with free hands: all seven sharding types, on fused kernels.
+
+``SETTINGS`` are what its users can choose: the narrowest part (``min_partition``), the order of its greedy
+partitioner, and whether it may use grid_shard, which it only does where it is named. Its default proposers are asked
+each time; its dynamic programme minimizes the sum over all devices and was never better. It gets the pooling factors,
+data types, weighted features, batch size of a device, nodes and bandwidths, as in ``torchrec_planner``.
+
+Memory: both sides keep the same rule, and TorchRec its own count for the order of the tables: see
+``torchrec_planner``. Where it puts two shards of a table on one device, they are merged into one wider part, which is
+never slower.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from evenshard.measure.collectives import Links
+from evenshard.measure.simulated.gpu_profile import GpuProfile
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.sharding import (
+    DATA_PARALLEL,
+    GRID_SHARD,
+    SEQUENCE_TYPES,
+    SHARDING_TYPES,
+    ShardingTask,
+    part_bytes,
+    parts_by_table,
+    sharding_type,
+)
+from evenshard.sharders.torchrec_planner import (
+    Bandwidths,
+    part_of_shard,
+    require_torchrec,
+    table_name,
+    topology,
+)
+from evenshard.tables.table import MEAN
+from evenshard.utils.errors import InfeasibleTask
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.planner.types import ShardingOption, Topology
+
+MIN_PARTITIONS = (None, 8, 16, 32, 64, 128)
+"""Columns of the narrowest part; None leaves TorchRec's own: 128."""
+ORDERS = ("storage", "perf")
+
+
+@dataclass(frozen=True)
+class PlannerSetting:
+    """What a user of TorchRec's planner chooses.
+
+    Attributes:
+        min_partition: columns of the narrowest part; None for TorchRec's own.
+        sort_by: order of its partitioner, one of ``ORDERS``.
+        grid_shard: whether it may use grid_shard.
+    """
+
+    min_partition: int | None = None
+    sort_by: str = "storage"
+    grid_shard: bool = False
+
+    def __str__(self) -> str:
+        width = "default min_partition" if self.min_partition is None else f"min_partition {self.min_partition}"
+        grid = ", grid_shard" if self.grid_shard else ""
+        return f"{width}, by {self.sort_by}{grid}"
+
+
+SETTINGS = tuple(
+    PlannerSetting(width, order, grid) for grid in (False, True) for order in ORDERS for width in MIN_PARTITIONS
+)
+"""TorchRec's own setting first."""
+
+
+@dataclass(frozen=True)
+class TorchRecPlan:
+    """A plan of TorchRec's planner.
+
+    Attributes:
+        setting: that it was asked with.
+        rating_ms: TorchRec's own rating.
+        parts: the placement.
+    """
+
+    setting: PlannerSetting
+    rating_ms: float
+    parts: tuple[TablePart, ...]
+
+
+def machine_bandwidths(machine: Machine, profile: GpuProfile, links: Links) -> Bandwidths:
+    """Those of simulated devices and the links between them."""
+    return Bandwidths(
+        profile.hbm_bytes_per_ns,
+        links.intra.even_gb_s(machine.domain_size),
+        links.widest.even_gb_s(machine.num_devices),
+    )
+
+
+class TorchRecPlanner:
+    """TorchRec's planner for one task. Deterministic; a GPU is not needed."""
+
+    def __init__(self, task: ShardingTask, bandwidths: Bandwidths, timeout_s: int | None = None) -> None:
+        """Loads TorchRec.
+
+        Args:
+            timeout_s: TorchRec's setting ``timeout_seconds``: the best plan found by then is its answer.
+
+        Raises:
+            MissingPackage: if TorchRec is not installed.
+        """
+        require_torchrec()
+        self._task, self._bandwidths, self._timeout_s = task, bandwidths, timeout_s
+        self._position = {table_name(number): number for number in range(len(task.tables))}
+
+    def plan(self, setting: PlannerSetting, widths: Mapping[str, int] | None = None) -> TorchRecPlan:
+        """TorchRec's plan with one setting.
+
+        Args:
+            widths: narrowest part of some tables, by name, in place of the setting's.
+
+        Raises:
+            InfeasibleTask: if TorchRec finds none.
+        """
+        from torchrec.distributed.planner import EmbeddingShardingPlanner
+        from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
+        from torchrec.distributed.planner.perf_models import NoopPerfModel
+        from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+        from torchrec.distributed.planner.types import PlannerError
+
+        constraints = self._constraints(setting, widths or {})
+        planner = EmbeddingShardingPlanner(
+            topology=self._topology,
+            batch_size=self._batch_per_device,
+            constraints=constraints,
+            enumerator=self._enumerator(constraints),
+            partitioner=GreedyPerfPartitioner(SortBy(setting.sort_by)),
+            storage_reservation=FixedPercentageStorageReservation(0.0),
+            stats=[],  # which would print
+            debug=False,
+            timeout_seconds=self._timeout_s,
+        )
+        try:
+            with _without_warnings():
+                plan = planner.plan(self._module, self._sharders).plan
+        except PlannerError:
+            raise InfeasibleTask(f"TorchRec's planner found no plan ({setting})") from None
+        rating_ms = float(NoopPerfModel(self._topology).rate(planner._best_plan))
+        shards = {name: entry for entries in plan.values() for name, entry in entries.items()}
+        parts = tuple(part for name, position in self._position.items() for part in self._parts(position, shards[name]))
+        return TorchRecPlan(setting, rating_ms, parts)
+
+    def plans(self, chosen: Sequence[PlannerSetting]) -> Iterator[TorchRecPlan]:
+        """The plans of all settings with which TorchRec finds one."""
+        for setting in chosen:
+            try:
+                yield self.plan(setting)
+            except InfeasibleTask:
+                continue
+
+    def rating_ms(self, parts: Sequence[TablePart]) -> float:
+        """TorchRec's own rating of any placement.
+
+        Raises:
+            BadConfig: if the parts are not those of the task's tables.
+        """
+        from torchrec.distributed.planner.perf_models import NoopPerfModel
+        from torchrec.distributed.planner.types import Shard
+
+        by_table = parts_by_table(self._task, parts)
+        enumerator, templates = self._rating_templates
+        options = []
+        for template in templates:
+            table = self._task.tables[self._position[template.name]]
+            of_table = by_table[table.name]
+            option = template.__deepcopy__({})
+            option.sharding_type = sharding_type(of_table, table, self._task.machine)
+            option.compute_kernel = "dense" if option.sharding_type == DATA_PARALLEL else "fused"
+            option.shards = [
+                Shard([part.rows.size, part.columns.size], [part.rows.start, part.columns.start], rank=rank)
+                for part in of_table
+                for rank in part.devices
+            ]
+            options.append(option)
+        enumerator.populate_estimates(options)
+        return float(NoopPerfModel(self._topology).rate(options))
+
+    @cached_property
+    def _rating_templates(self) -> tuple[_SortedEnumerator, list[ShardingOption]]:
+        """An enumerator that has seen the tables, and an option of each."""
+        enumerator = self._enumerator(self._constraints(PlannerSetting(), {}))
+        first = {option.name: option for option in enumerator.enumerate(self._module, self._sharders)}
+        return enumerator, list(first.values())
+
+    # What TorchRec is given ------------------------------------------------------------------------------------------
+
+    @property
+    def _batch_per_device(self) -> int:
+        return math.ceil(self._task.local_batch)
+
+    @cached_property
+    def _sharders(self) -> list[Any]:
+        from torchrec.distributed.embedding import EmbeddingCollectionSharder
+        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+
+        return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+
+    @cached_property
+    def _topology(self) -> Topology:
+        return topology(self._task.machine, self._task.room_bytes, self._bandwidths)
+
+    def _constraints(self, setting: PlannerSetting, widths: Mapping[str, int]) -> dict[str, Any]:
+        from torchrec.distributed.planner.types import ParameterConstraints
+
+        found = {}
+        for name, position in self._position.items():
+            table, limits = self._task.tables[position], self._task.limits_of(position)
+            able = SEQUENCE_TYPES if table.is_sequence else SHARDING_TYPES
+            allowed = [way for way in able if way in limits.types and (setting.grid_shard or way != GRID_SHARD)]
+            found[name] = ParameterConstraints(
+                sharding_types=allowed,
+                compute_kernels=["fused", "dense"],  # dense is for replicas
+                min_partition=widths.get(table.name, setting.min_partition),
+                pooling_factors=list(table.feature_lookups),
+                is_weighted=table.is_weighted,
+            )
+        return found
+
+    def _enumerator(self, constraints: dict[str, Any]) -> _SortedEnumerator:
+        from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+        from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
+
+        estimators = [
+            EmbeddingPerfEstimator(self._topology, constraints),
+            _CappedWeights(EmbeddingStorageEstimator(self._topology, constraints), self._shard_bytes),
+        ]
+        enumerator = EmbeddingEnumerator(self._topology, self._batch_per_device, constraints, estimators)
+        return _SortedEnumerator(enumerator, self._position)
+
+    def _shard_bytes(self, name: str, rows: int, columns: int) -> int:
+        table = self._task.tables[self._position[name]]
+        return part_bytes(self._task, table, TablePart(table.name, Span(0, rows), Span(0, columns)))
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        """The tables as TorchRec's collections, weighted ones apart, without memory behind them."""
+        import torch
+        from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+        from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+        # It has no weights of 8 bits or less to train.
+        types = {"fp32": DataType.FP32, "bf16": DataType.BF16}
+        configs: dict[tuple[str, bool, bool], list[Any]] = defaultdict(list)
+        for name, position in self._position.items():
+            table = self._task.tables[position]
+            fields: dict[str, Any] = {
+                "name": name,
+                "feature_names": [f"{name}_{number}" for number in range(table.num_features)],
+                "num_embeddings": table.num_rows,
+                "embedding_dim": table.embedding_dim,
+                "data_type": types.get(table.dtype, DataType.FP16),
+            }
+            if table.is_sequence:
+                config: Any = EmbeddingConfig(**fields)
+            else:
+                config = EmbeddingBagConfig(
+                    **fields, pooling=PoolingType.MEAN if table.pooling == MEAN else PoolingType.SUM
+                )
+            configs[table.module, table.is_sequence, table.is_weighted].append(config)
+        meta = torch.device("meta")
+        root = torch.nn.Module()
+        for number, ((_, is_sequence, is_weighted), of_module) in enumerate(configs.items()):
+            if is_sequence:
+                collection: nn.Module = EmbeddingCollection(tables=of_module, device=meta)
+            else:
+                collection = EmbeddingBagCollection(tables=of_module, is_weighted=is_weighted, device=meta)
+            root.add_module(f"collection_{number}", collection)
+        return root
+
+    def _parts(self, position: int, entry: Any) -> tuple[TablePart, ...]:
+        """The parts of a table that its entry in a plan stands for."""
+        table = self._task.tables[position]
+        if entry.sharding_spec is None:
+            everywhere = tuple(range(self._task.num_devices))
+            return (TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), everywhere),)
+        found = [
+            part_of_shard(table.name, rank, shard.shard_offsets, shard.shard_sizes)
+            for rank, shard in zip(entry.ranks, entry.sharding_spec.shards, strict=True)
+            if shard.shard_sizes[0] > 0
+        ]
+        return merged(found)
+
+
+def merged(parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
+    """Parts of one table, with those of the same rows and device as one part each; columns are laid out again."""
+    widths: dict[tuple[Span, int], int] = defaultdict(int)
+    for part in sorted(parts, key=lambda one: (one.columns, one.rows)):
+        widths[part.rows, part.device] += part.columns.size
+    starts: dict[Span, int] = defaultdict(int)
+    found = []
+    for (rows, device), width in widths.items():
+        found.append(TablePart(parts[0].table, rows, Span(starts[rows], starts[rows] + width), (device,)))
+        starts[rows] += width
+    return tuple(found)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Without the root logger's warnings: TorchRec warns of every replicated table that it has no sharding spec."""
+    root = logging.getLogger()
+    handler = logging.NullHandler()  # without one, the first warning would set logging up
+    root.addHandler(handler)
+    root.addFilter(_is_no_warning)
+    try:
+        yield
+    finally:
+        root.removeFilter(_is_no_warning)
+        root.removeHandler(handler)
+
+
+def _is_no_warning(record: logging.LogRecord) -> bool:
+    return record.levelno != logging.WARNING
+
+
+class _SortedEnumerator:
+    """TorchRec's options in one order: it takes types out of a set, whose order differs from process to process."""
+
+    def __init__(self, enumerator: Any, position: Mapping[str, int]) -> None:
+        self._enumerator, self._position = enumerator, position
+
+    def enumerate(self, module: nn.Module, sharders: list[Any]) -> list[ShardingOption]:
+        """Table after table, type after type."""
+        options = self._enumerator.enumerate(module, sharders)
+        return sorted(options, key=lambda one: (self._position[one.name], SHARDING_TYPES.index(one.sharding_type)))
+
+    def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
+        """Sets the times and storage of shards."""
+        self._enumerator.populate_estimates(sharding_options)
+
+
+class _CappedWeights:
+    """TorchRec's estimate of the storage, with what our rule counts as host memory."""
+
+    def __init__(self, estimator: Any, shard_bytes: Callable[[str, int, int], int]) -> None:
+        self._estimator, self._shard_bytes = estimator, shard_bytes
+
+    def estimate(self, sharding_options: list[Any], sharder_data_map: Any) -> None:
+        """Sets the storage of every shard, as TorchRec's ``ShardEstimator`` does."""
+        self._estimator.estimate(sharding_options, sharder_data_map)
+        for option in sharding_options:
+            for shard in option.shards:
+                shard.storage.ddr = self._shard_bytes(option.name, *shard.size)
+
+
+def torchrec_rating(task: ShardingTask, parts: Sequence[TablePart], bandwidths: Bandwidths) -> float:
+    """TorchRec's own rating of a placement, ms: the slowest device's sum of the estimates of its shards."""
+    return TorchRecPlanner(task, bandwidths).rating_ms(parts)
+
+
+def best_by(plans: Sequence[TorchRecPlan], cost: Callable[[Sequence[TablePart]], float]) -> TorchRecPlan:
+    """The plan that costs least."""
+    return min(plans, key=lambda one: cost(one.parts))
