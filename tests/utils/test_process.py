@@ -1,4 +1,4 @@
-"""One thread inside the block and as many as before after it; SIGTERM inside the block and after it."""
+"""One thread inside the block and as many as before after it; SIGTERM and Ctrl-C inside the block and after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from evenshard.utils.process import on_sigterm, one_thread
+from evenshard.utils.process import on_interrupt, on_sigterm, one_thread
 
 
 def test_one_thread_inside_and_as_before_afterwards() -> None:
@@ -32,3 +32,15 @@ def test_the_order_to_end_is_heard_inside_the_block_and_not_after_it() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
     assert heard == [1]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_first_ctrl_c_is_handled_and_the_second_ends_the_work() -> None:
+    heard: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    with on_interrupt(lambda: heard.append(1)):
+        signal.raise_signal(signal.SIGINT)
+        assert heard == [1]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert heard == [1]
+    assert signal.getsignal(signal.SIGINT) is before

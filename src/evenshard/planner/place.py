@@ -25,6 +25,8 @@ from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import one_thread
 from evenshard.version import __version__
 
+INTERRUPTED = "The search was interrupted: this is the best placement until then, another run may find a better one."
+
 
 @dataclass(frozen=True)
 class PlaceConfig:
@@ -107,7 +109,7 @@ def place_request(
         measured=cost,
         lineage=json.loads(json.dumps(lineage)),  # as a file gives it back
         link=model.trained_on.link,
-        notes=tuple(note for note in _notes(request, model) if note),
+        notes=(*(INTERRUPTED,) * found.is_interrupted, *(note for note in _notes(request, model) if note)),
         device_error=model.trained_on.device_error,
     )
 

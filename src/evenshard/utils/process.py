@@ -1,4 +1,4 @@
-"""This process: the number of cores that torch computes on, and a clean end when it is terminated."""
+"""This process: the number of cores that torch computes on, and a clean end when it is terminated or interrupted."""
 
 from __future__ import annotations
 
@@ -28,11 +28,30 @@ def one_thread() -> Iterator[None]:
 @contextmanager
 def on_sigterm(do: Callable[[], None]) -> Iterator[None]:
     """Within the block, SIGTERM calls ``do``, which may raise; outside of the main thread signals are not ours."""
+    with _handled(signal.SIGTERM, do):
+        yield
+
+
+@contextmanager
+def on_interrupt(do: Callable[[], None]) -> Iterator[None]:
+    """Within the block, the first Ctrl-C calls ``do``; the second one is a KeyboardInterrupt, as ever."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def once() -> None:
+        signal.signal(signal.SIGINT, before)
+        do()
+
+    with _handled(signal.SIGINT, once):
+        yield
+
+
+@contextmanager
+def _handled(number: signal.Signals, do: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: do())
+    before = signal.signal(number, lambda number, frame: do())
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)

@@ -22,6 +22,7 @@ from evenshard.sharders.plan_search.costs import PartCosts, PredictedParts
 from evenshard.sharders.plan_search.options import DEVICE, NODE, Options, Way
 from evenshard.sharders.plan_search.state import Choice, State, choices_of
 from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.process import on_interrupt
 
 LIMITS = (8.0, 4.0, 2.0, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06, 0.04)
 """Limits on the time of a piece that constructions try, in mean works of a device."""
@@ -70,10 +71,12 @@ class SearchResult:
     Attributes:
         best: the answer.
         candidates: other placements that ended well, the best first, the answer among them.
+        is_interrupted: Ctrl-C ended the search, which answers with the best until then.
     """
 
     best: PredictedParts
     candidates: tuple[tuple[TablePart, ...], ...]
+    is_interrupted: bool = False
 
 
 Progress = Callable[[float], None]
@@ -102,6 +105,8 @@ class PlanSearch:
         self._progress = progress
         limit_s = self.effort.time_limit_s
         self._deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
+        self._is_interrupted = False
+        self._best_ms = float("inf")
 
     def run(self, known: Sequence[Sequence[TablePart]] = ()) -> SearchResult:
         """The best placement that was found.
@@ -118,18 +123,27 @@ class PlanSearch:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
         ended: list[tuple[float, list[Choice]]] = []
         budget = self.effort.changes // max(len(starts), 1)
-        for number, start in enumerate(starts):
-            self._changes_left = budget
-            state = State(self.options, start)
-            self._improve(state)
-            ended.append((state.cost_ms, list(state.choices)))
-            if self._progress is not None:
-                self._progress(min(ended)[0] if number == 0 else min(cost for cost, _ in ended))
+        with on_interrupt(self._interrupt):
+            for start in starts:
+                self._changes_left = budget
+                state = State(self.options, start)
+                self._report(state)
+                self._improve(state)
+                ended.append((state.cost_ms, list(state.choices)))
         ended.sort(key=lambda one: one[0])
         candidates = tuple(State(self.options, choices).parts() for _, choices in ended)
         predicted = [self.costs.predict(parts) for parts in candidates]
         order = sorted(range(len(predicted)), key=lambda number: predicted[number].predicted_ms)
-        return SearchResult(predicted[order[0]], tuple(candidates[number] for number in order))
+        return SearchResult(predicted[order[0]], tuple(candidates[number] for number in order), self._is_interrupted)
+
+    def _interrupt(self) -> None:
+        self._is_interrupted = True
+
+    def _report(self, state: State) -> None:
+        """Calls ``progress`` where the state is the best so far."""
+        if self._progress is not None and state.cost_ms < self._best_ms:
+            self._best_ms = state.cost_ms
+            self._progress(self._best_ms)
 
     # Starts -----------------------------------------------------------------------------------------------------------
 
@@ -159,7 +173,7 @@ class PlanSearch:
     # Improvement ------------------------------------------------------------------------------------------------------
 
     def _over(self) -> bool:
-        return self._changes_left <= 0 or time.monotonic() >= self._deadline
+        return self._changes_left <= 0 or self._is_interrupted or time.monotonic() >= self._deadline
 
     def _improve(self, state: State) -> None:
         """Descends, kicks and descends again; the state ends as the best that was seen."""
@@ -183,6 +197,7 @@ class PlanSearch:
             if not steps:
                 break
             undo += steps
+            self._report(state)
         return undo
 
     def _step(self, state: State) -> list[tuple[int, Choice]]:
