@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.collectives import Volumes, exchange_times, part_volume
-from evenshard.measure.kernel_calls import KernelCall, kernel_call, lookups_of, replica_lookups
+from evenshard.measure.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
 from evenshard.measure.simulated.cluster import SimulatedCluster, columns_of, dense_ms
 from evenshard.measure.simulated.device_model import backward_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.shard_work import MAXIMA, WorkCounter
 from evenshard.placement.optimizer_state import SGD
-from evenshard.placement.parts import TablePart, lookup_share, part_table
+from evenshard.placement.parts import TablePart, lookup_share
 from evenshard.placement.sharding import DATA_PARALLEL, ShardingTask, part_bytes, parts_by_table, sharding_type
 from evenshard.tables.reuse import FloatArray
 
@@ -156,7 +156,7 @@ class ClusterState:
         key = (position, way, part.rows.start, part.rows.stop, part.columns.size)
         if key not in self._known_work:
             table = self.task.tables[position]
-            work = columns_of(self._counter, lookups_of(part_table(part, table), self.task.batch_size))
+            work = columns_of(self._counter, part_lookups(part, table, self.task))
             share = lookup_share(table, part.rows)
             one = part_volume(table, way, part.columns.size, share, self.task.num_devices)
             volumes = np.array([one.sent, one.summed, one.summed_in_node, one.input_bytes])

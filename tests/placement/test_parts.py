@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, column_parts, tables_of_parts, whole_tables
+from evenshard.placement.parts import (
+    COLUMN_STEP,
+    Span,
+    TablePart,
+    column_parts,
+    deduplicated_table,
+    lookup_share,
+    part_table,
+    replica_table,
+    tables_of_parts,
+    whole_tables,
+)
 from evenshard.placement.placement import Placement, by_table, parts_on
 from evenshard.utils.errors import BadConfig
 from support.builders import cuts_of, parts_of, table
@@ -83,6 +95,84 @@ def test_a_table_called_as_a_part_would_be_is_refused() -> None:
     tables = [table("a", dim=16), table("a[0:8]")]
     with pytest.raises(BadConfig, match=r"'a\[0:8\]'.*Rename it"):
         tables_of_parts(parts_of(tables, {"a": (8,)}), tables)
+
+
+# Rows ----------------------------------------------------------------------------------------------------------------
+
+HOT = replace(table("hot", rows=100, dim=8, pooling=10.0), row_shares=(0.7, 0.2, 0.1, 0.0))
+"""The first quarter of its rows has seven tenths of its lookups."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "share"),
+    [((0, 100), 1.0), ((0, 25), 0.7), ((25, 75), 0.3), ((75, 100), 0.0), ((0, 50), 0.9), ((20, 30), 0.14 + 0.04)],
+)
+def test_lookups_of_rows_are_counted_in_traffic(rows: tuple[int, int], share: float) -> None:
+    assert lookup_share(HOT, Span(*rows)) == pytest.approx(share)
+    part = part_table(TablePart("hot", Span(*rows), Span(0, 8)), HOT)
+    assert part.pooling_factor == pytest.approx(10 * share)
+
+
+def test_lookups_are_even_over_rows_where_they_are_not_counted() -> None:
+    assert lookup_share(replace(HOT, row_shares=None), Span(10, 35)) == 0.25
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 7, 100, 101])
+@pytest.mark.parametrize("num_runs", [1, 2, 3, 16])
+def test_shares_of_all_parts_add_up(num_rows: int, num_runs: int) -> None:
+    runs = min(num_runs, num_rows)
+    one = replace(
+        table("t", rows=num_rows), row_shares=tuple((run + 1) / (runs * (runs + 1) / 2) for run in range(runs))
+    )
+    assert one.problem() is None
+    edges = sorted({0, num_rows // 3, num_rows // 2, num_rows})
+    assert sum(lookup_share(one, Span(*rows)) for rows in pairwise(edges)) == pytest.approx(1)
+
+
+def test_a_part_of_rows_and_columns_is_a_table() -> None:
+    shared = replace(HOT, feature_names=("a", "b"), feature_pooling_factors=(4.0, 6.0), pooling="mean", module="m")
+    part = part_table(TablePart("hot", Span(25, 50), Span(4, 8)), shared)
+    assert part == replace(
+        shared,
+        name="hot[rows 25:50, 4:8]",
+        num_rows=25,
+        embedding_dim=4,
+        pooling_factor=pytest.approx(2.0),
+        feature_pooling_factors=(pytest.approx(0.8), pytest.approx(1.2)),
+        row_shares=None,
+    )
+    assert part.problem() is None
+    columns = part_table(TablePart("hot", Span(0, 100), Span(4, 8)), shared)
+    assert columns == replace(shared, name="hot[4:8]", embedding_dim=4)
+
+
+def test_weights_of_all_parts_are_those_of_the_table() -> None:
+    whole = replace(HOT, weight_bits=16)
+    grid = [
+        TablePart("hot", Span(*rows), Span(*columns)) for rows in ((0, 33), (33, 100)) for columns in ((0, 4), (4, 8))
+    ]
+    assert sum(part_table(part, whole).size_bytes for part in grid) == whole.size_bytes
+
+
+def test_a_replica_keeps_the_lookups_of_a_sample() -> None:
+    assert replica_table(HOT, 8) == HOT  # every row is looked up once at most
+    often = replace(HOT, reuse_bins=(0.0, 0.0, 0.0, 0.0, 1.0) + (0.0,) * 12)
+    seen = replica_table(often, 2)
+    assert seen.pooling_factor == 10 and seen.reuse_bins is not None
+    assert sum(seen.reuse_bins[2:5]) > 0.95  # 9 to 16 lookups, of which half fall on a device
+    assert replica_table(often, 1) == often
+    assert replica_table(replace(often, reuse_bins=None), 2).reuse_bins is None
+
+
+def test_a_deduplicated_table_sends_each_index_of_a_device_once() -> None:
+    """Two lookups of a row, dealt to 2 devices, are sent 1.5 times."""
+    twice = replace(HOT, reuse_bins=(0.0, 1.0) + (0.0,) * 15, is_deduplicated=True, feature_pooling_factors=(4.0, 6.0))
+    sent = deduplicated_table(twice, 2)
+    assert (sent.pooling_factor, sent.feature_pooling_factors) == (7.5, (3.0, 4.5))
+    assert deduplicated_table(twice, 1).pooling_factor == 5.0
+    assert deduplicated_table(replace(twice, is_deduplicated=False), 2) == replace(twice, is_deduplicated=False)
+    uncounted = deduplicated_table(replace(twice, reuse_bins=None), 2)  # 100 rows: a million lookups find few
+    assert uncounted.pooling_factor < 0.1
 
 
 # What is legal -------------------------------------------------------------------------------------------------------

@@ -18,9 +18,11 @@ from evenshard.tables.reuse import (
     MIN_COUNT_OF_BIN,
     NUM_REUSE_BINS,
     ReuseBins,
+    deduplicated_reuse,
     feasible_reuse_bins,
     power_law_reuse_bins,
     reuse_bins_of_counts,
+    thinned_reuse_bins,
 )
 
 
@@ -208,3 +210,59 @@ def test_power_law_of_two_billion_rows_is_quick() -> None:
     bins = power_law_reuse_bins(2_000_000_000, 65_536 * 301, 1.05)
     assert time.process_time() - start < 0.5
     assert sum(bins) == pytest.approx(1) and bins[0] > bins[1] > bins[2]
+
+
+# Parts of a batch ----------------------------------------------------------------------------------------------------
+
+
+def counted(kind: str) -> np.ndarray:
+    """How often a batch looks up each of its indices."""
+    rng = np.random.default_rng(0)
+    counts = {
+        "once": np.ones(50_000, dtype=np.int64),
+        "even": rng.poisson(5, 50_000),
+        "hot": np.bincount((rng.random(400_000) ** 4 * 200_000).astype(np.int64)),
+        "some hotter": np.bincount(rng.zipf(1.3, 400_000).clip(max=10**6)),
+    }[kind]
+    return counts[counts > 0]
+
+
+@pytest.mark.parametrize("share", [1 / 2, 1 / 8, 1 / 64])
+@pytest.mark.parametrize("kind", ["once", "even", "hot", "some hotter"])
+def test_a_thinned_histogram_is_that_of_a_real_part_of_the_lookups(kind: str, share: float) -> None:
+    """At most 2.5 % of the indices in another bin than where a draw puts them."""
+    counts = counted(kind)
+    drawn = np.random.default_rng(1).binomial(counts, share)
+    expected = np.array(reuse_bins_of_counts(drawn))
+    thinned = np.array(thinned_reuse_bins(reuse_bins_of_counts(counts), share))
+    assert thinned.sum() == pytest.approx(1)
+    assert np.abs(thinned - expected).sum() / 2 < 0.025
+
+
+def test_a_part_of_all_lookups_is_the_whole() -> None:
+    assert thinned_reuse_bins(DLRM_2021_REUSE, 1.0) == DLRM_2021_REUSE
+
+
+def test_thinning_by_hand() -> None:
+    """Two lookups of an index: both in a half with 1/4, one with 1/2."""
+    np.testing.assert_allclose(thinned_reuse_bins(one_hot(1), 0.5)[:3], (2 / 3, 1 / 3, 0), atol=1e-12)
+
+
+def test_thinning_twice_is_thinning_by_both() -> None:
+    twice = thinned_reuse_bins(thinned_reuse_bins(DLRM_2021_REUSE, 0.25), 0.5)
+    np.testing.assert_allclose(twice, thinned_reuse_bins(DLRM_2021_REUSE, 0.125), atol=0.01)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 8, 64])
+@pytest.mark.parametrize("kind", ["once", "even", "hot"])
+def test_deduplication_leaves_what_a_real_one_leaves(kind: str, num_devices: int) -> None:
+    """Every lookup dealt to a device; each device sends the indices that it has."""
+    counts = counted(kind)
+    indices = np.repeat(np.arange(len(counts)), counts)
+    devices = np.random.default_rng(2).integers(num_devices, size=len(indices))
+    sent = np.unique(indices * num_devices + devices) // num_devices
+    bins, share = deduplicated_reuse(reuse_bins_of_counts(counts), num_devices)
+    assert share == pytest.approx(len(sent) / len(indices), rel=0.12)
+    assert sum(bins) == pytest.approx(1)
+    expected = np.array(reuse_bins_of_counts(np.bincount(sent)))
+    assert np.array(bins) @ BIN_MEAN_COUNTS == pytest.approx(expected @ BIN_MEAN_COUNTS, rel=0.2)

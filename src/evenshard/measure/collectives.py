@@ -25,7 +25,7 @@ import numpy as np
 
 from evenshard.measure.link import Link
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart, lookup_share
+from evenshard.placement.parts import TablePart, deduplicated_table, lookup_share
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
     GRID_SHARD,
@@ -35,7 +35,7 @@ from evenshard.placement.sharding import (
     ShardingTask,
     sharding_type,
 )
-from evenshard.tables.reuse import FloatArray, feasible_reuse_bins, mean_counts, thinned_reuse_bins
+from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
 INDEX_BYTES, LENGTH_BYTES, WEIGHT_BYTES = 8, 4, 4
@@ -106,11 +106,9 @@ def part_volume(table: Table, way: str, columns: int, share: float, num_devices:
 
 def distinct_share(table: Table, num_devices: int) -> float:
     """Indices that a device sends for each lookup of its samples: 1, or less where each distinct one goes once."""
-    if not table.is_deduplicated:
+    if not table.is_deduplicated or not table.pooling_factor:
         return 1.0
-    bins = table.reuse_bins or feasible_reuse_bins(table.num_rows, 1e6)
-    counts = mean_counts(np.array([thinned_reuse_bins(bins, 1 / num_devices)]), np.array([np.inf]))
-    return float(1 / max(counts[0], 1.0))
+    return deduplicated_table(table, num_devices).pooling_factor / table.pooling_factor
 
 
 def volumes_of(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> Volumes:

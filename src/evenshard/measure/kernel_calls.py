@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from evenshard.placement.parts import TablePart, part_table, replica_table
+from evenshard.placement.parts import TablePart, deduplicated_table, part_table, replica_table
 from evenshard.placement.sharding import DATA_PARALLEL, ShardingTask, sharding_type
 from evenshard.tables.table import SUM, Table
 
@@ -65,12 +65,18 @@ def held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) 
             yield HeldPart(call, EVERY_DEVICE, replica_lookups(table, task))
             continue
         for part in parts:
-            yield HeldPart(call, part.device, lookups_of(part_table(part, table), task.batch_size))
+            yield HeldPart(call, part.device, part_lookups(part, table, task))
+
+
+def part_lookups(part: TablePart, whole: Table, task: ShardingTask) -> tuple[tuple[Table, int], ...]:
+    """What a device looks up of a part: lookups of all devices' samples."""
+    return lookups_of(deduplicated_table(part_table(part, whole), task.num_devices), task.batch_size)
 
 
 def replica_lookups(table: Table, task: ShardingTask) -> tuple[tuple[Table, int], ...]:
     """What a device looks up of a replicated table: its own samples."""
-    return lookups_of(replica_table(table, task.num_devices), max(round(task.local_batch), 1))
+    own = deduplicated_table(replica_table(table, task.num_devices), 1)
+    return lookups_of(own, max(round(task.local_batch), 1))
 
 
 def lookups_of(table: Table, batch_size: int) -> tuple[tuple[Table, int], ...]:

@@ -14,13 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenshard.tables.reuse import thinned_reuse_bins
+from evenshard.tables.reuse import deduplicated_reuse, feasible_reuse_bins, thinned_reuse_bins
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
 COLUMN_STEP = 4
 """Kernels read vectors of four weights: the parts of a split table are multiples of it wide."""
+
+LOOKUPS_WHERE_UNCOUNTED = 1e6
+"""Of a batch, to guess how many repeat each other."""
 
 
 class Span(NamedTuple):
@@ -136,10 +139,21 @@ def lookup_share(table: Table, rows: Span) -> float:
 
 
 def replica_table(table: Table, num_devices: int) -> Table:
-    """A replicated table as one device sees it, which looks it up for its own samples only.
-
-    A row that is looked up c times in the global batch is looked up about c / N times here, as a Poisson variable.
-    """
+    """A replicated table as one device sees it, which looks it up for its own samples only."""
     if table.reuse_bins is None or num_devices == 1:
         return table
     return replace(table, reuse_bins=thinned_reuse_bins(table.reuse_bins, 1 / num_devices))
+
+
+def deduplicated_table(table: Table, num_devices: int) -> Table:
+    """A table with the lookups that are sent of it: all, or each distinct index of a device's samples once."""
+    if not table.is_deduplicated:
+        return table
+    bins = table.reuse_bins or feasible_reuse_bins(table.num_rows, LOOKUPS_WHERE_UNCOUNTED)
+    sent, share = deduplicated_reuse(bins, num_devices)
+    return replace(
+        table,
+        pooling_factor=table.pooling_factor * share,
+        feature_pooling_factors=tuple(share * one for one in table.feature_pooling_factors),
+        reuse_bins=sent,
+    )

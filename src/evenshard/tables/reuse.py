@@ -9,6 +9,7 @@ Legend: T tables, K = 17 bins, R blocks of ranks.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ MAX_COUNT_OF_BIN = tuple(2**k for k in range(NUM_REUSE_BINS - 1))
 """Largest count of bins 0..15; bin 16 has none."""
 MIN_COUNT_OF_BIN = (1, *(count + 1 for count in MAX_COUNT_OF_BIN))
 """Smallest count of bins 0..16."""
+OCTAVES_OF_LAST_BIN = 3
+"""That its counts are taken to reach, from 2**15 to 2**18."""
 
 
 def _mean_counts() -> FloatArray:
@@ -33,7 +36,7 @@ def _mean_counts() -> FloatArray:
     That law gives back the published ratio of access share to unique share within 3 % in bins 0..7 of the 2021
     data. The open last bin is followed for three octaves, to 2**18.
     """
-    counts = np.arange(1, 2**18 + 1, dtype=np.float64)
+    counts = np.arange(1, 2 ** (NUM_REUSE_BINS - 2 + OCTAVES_OF_LAST_BIN) + 1, dtype=np.float64)
     bins = np.searchsorted(MAX_COUNT_OF_BIN, counts, side="left")
     return np.bincount(bins, weights=1 / counts) / np.bincount(bins, weights=1 / counts**2)
 
@@ -201,22 +204,68 @@ def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> Reu
 
 
 def thinned_reuse_bins(bins: ReuseBins, share: float) -> ReuseBins:
-    """The histogram of a random part of a batch's samples: an index with count c has a Poisson count of mean c * share.
+    """The histogram of a random part of a batch's lookups.
 
     Args:
         bins: of the whole batch.
-        share: part of its samples, above 0 and at most 1.
+        share: part of its lookups, above 0 and at most 1.
+    """
+    if share >= 1:
+        return bins
+    uniques_K = np.asarray(bins) @ _thinning(share)
+    return tuple((uniques_K / uniques_K.sum()).tolist())
+
+
+@lru_cache(maxsize=64)
+def _thinning(share: float) -> FloatArray:
+    """[K, K] probability that an index of a bin is in each bin of a random part of the lookups; the rest is in none.
+
+    An index with count c has a binomial count there. Inside a bin, frequencies fall with the square of the count.
     """
     import torch  # for the incomplete gamma function, P(Poisson(rate) >= n), which numpy lacks
 
-    if share >= 1:
-        return bins
-    rates_K1 = torch.from_numpy(BIN_MEAN_COUNTS * share)[:, None].expand(-1, NUM_REUSE_BINS)
-    at_least_KK = torch.special.gammainc(torch.tensor(MIN_COUNT_OF_BIN, dtype=torch.float64)[None], rates_K1).numpy()
-    uniques_K = np.asarray(bins) @ at_least_KK
-    uniques_K[:-1] -= uniques_K[1:]
-    uniques_K = np.maximum(uniques_K, 0.0)
-    return tuple((uniques_K / uniques_K.sum()).tolist())
+    exact_KK = np.zeros((_EXACT_BINS, NUM_REUSE_BINS))
+    counts = np.arange(1, MAX_COUNT_OF_BIN[_EXACT_BINS - 1] + 1)
+    bin_of_count = np.searchsorted(MAX_COUNT_OF_BIN, counts, side="left")
+    chances = np.zeros(len(counts) + 1)  # of each count of the part, 0 and up
+    chances[0] = 1.0
+    for count, own_bin in zip(counts.tolist(), bin_of_count.tolist(), strict=True):
+        chances[1:] = chances[1:] * (1 - share) + chances[:-1] * share
+        chances[0] *= 1 - share
+        exact_KK[own_bin] += np.bincount(bin_of_count, weights=chances[1:], minlength=NUM_REUSE_BINS) / count**2
+    exact_KK /= np.bincount(bin_of_count, weights=1 / counts**2)[:, None]
+
+    # Of the higher bins a few counts, those in the middle of equal steps of their logarithm, as Poisson variables.
+    octaves_K1 = np.array([1] * (NUM_REUSE_BINS - 1 - _EXACT_BINS) + [OCTAVES_OF_LAST_BIN])[:, None]
+    steps_KS = 2.0 ** (octaves_K1 * (np.arange(_STEPS) + 0.5) / _STEPS)
+    counts_KS = np.array(MIN_COUNT_OF_BIN[_EXACT_BINS:])[:, None] * steps_KS
+    rates = torch.from_numpy(counts_KS * share)[..., None].expand(-1, -1, NUM_REUSE_BINS)
+    at_least = torch.special.gammainc(torch.tensor(MIN_COUNT_OF_BIN, dtype=torch.float64).expand(rates.shape), rates)
+    chances_KSK = at_least.numpy().copy()
+    chances_KSK[..., :-1] -= chances_KSK[..., 1:]
+    weights_KS = 1 / counts_KS  # 1 / count**2, of steps as wide as the count
+    high_KK = (weights_KS[..., None] * chances_KSK).sum(axis=1) / weights_KS.sum(axis=1)[:, None]
+    return np.maximum(np.concatenate([exact_KK, high_KK]), 0.0)
+
+
+_EXACT_BINS, _STEPS = 7, 8
+
+
+def deduplicated_reuse(bins: ReuseBins, num_devices: int) -> tuple[ReuseBins, float]:
+    """What is left of a batch's lookups where each device sends every distinct index of its samples once.
+
+    Args:
+        bins: of the whole batch, whose samples are dealt to the devices evenly.
+        num_devices: of the machine.
+
+    Returns:
+        The histogram of what is sent, and the lookups that are sent of each one.
+    """
+    shares_K = np.asarray(bins)
+    devices_K = num_devices * (1 - (1 - 1 / num_devices) ** BIN_MEAN_COUNTS)  # that look an index of the bin up
+    sent_K = np.searchsorted(MAX_COUNT_OF_BIN, devices_K.round(), side="left")
+    histogram = np.bincount(sent_K, weights=shares_K, minlength=NUM_REUSE_BINS)
+    return tuple(histogram.tolist()), float(shares_K @ devices_K / (shares_K @ BIN_MEAN_COUNTS))
 
 
 def _power_integral(low: FloatArray, high: FloatArray, alpha: float) -> FloatArray:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.collectives import PartVolume, part_volume
-from evenshard.measure.kernel_calls import KernelCall, kernel_call, lookups_of, replica_lookups
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share, part_table
+from evenshard.measure.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -211,7 +211,7 @@ class Options:
         rows = self._busiest_rows(table, rows_of)
         part = TablePart(table.name, rows, Span(0, columns))
         call = self.calls.setdefault(kernel_call(table, way), len(self.calls))
-        looked_up = lookups_of(part_table(part, table), self.task.batch_size)
+        looked_up = part_lookups(part, table, self.task)
         cell = self._looked_up.setdefault(looked_up, len(self._looked_up))
         volume = part_volume(table, way, columns, lookup_share(table, rows), self.task.num_devices)
         return Piece(columns, rows_of, ((call, cell),), volume, part_bytes(self.task, table, part))
