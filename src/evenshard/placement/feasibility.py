@@ -87,15 +87,15 @@ def no_placement_found(task: PlacementTask, why: str, cut: Collection[int] = ())
         why: there is none, or none was found.
         cut: the same as in ``reason``.
     """
-    return InfeasibleTask(f"{shortened(task.task_id)}: {why}: {_needs_and_room(task, cut)}.", f"{MORE_ROOM}.")
+    return InfeasibleTask(f"{shortened(task.task_id)}: {why}: {needs_and_room(task, cut)}.", f"{MORE_ROOM}.")
 
 
-def _needs_and_room(task: PlacementTask, cut: Collection[int]) -> str:
+def needs_and_room(task: PlacementTask, cut: Collection[int]) -> str:
     """What the tables need, what the devices have and what the largest table needs, as a clause."""
     sizes = task.table_bytes
     room = f"{gb_text(sum(sizes))} of the {task.num_devices} devices' {gb_text(sum(task.caps_bytes))}"
     if cut:
-        return f"the tables need at least {room} ({caps_text(task)}), however they are split by columns"
+        return f"the tables need at least {room} ({caps_text(task)}), however they are cut"
     largest = max(range(len(sizes)), key=lambda position: sizes[position])
     return (
         f"the tables need {room} ({caps_text(task)}), the largest ({tables_text(task, [largest])}) "

@@ -41,7 +41,7 @@ class Items:
     def of(task: PlacementTask) -> Items:
         """The items of a task, in the order of their first tables."""
         limits, num_tables, devices = task.constraints, len(task.tables), task.num_devices
-        members = _joined(num_tables, limits.together)
+        members = joined_groups(num_tables, limits.together)
         item_of_T = np.empty(num_tables, dtype=np.int64)
         item_of_T[[position for item in members for position in item]] = np.repeat(
             np.arange(len(members)), [len(item) for item in members]
@@ -104,7 +104,7 @@ def canonical_devices(devices: Sequence[int], kinds: Sequence[int]) -> list[int]
     return [names[device] for device in devices]
 
 
-def _joined(count: int, groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+def joined_groups(count: int, groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """Positions 0 to count - 1, those of a group in one tuple, and those of groups that share one too."""
     home = list(range(count))
     for group in groups:

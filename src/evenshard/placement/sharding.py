@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import SGD, state_bytes
@@ -45,6 +46,8 @@ SEQUENCE_TYPES = (TABLE_WISE, COLUMN_WISE, ROW_WISE, DATA_PARALLEL)
 """What TorchRec can do with the tables of an ``EmbeddingCollection``."""
 IN_ROWS = (ROW_WISE, TABLE_ROW_WISE, GRID_SHARD)
 """Types whose devices hold partial sums of all samples' bags."""
+REPLICATED_DATA_TYPES = ("fp32", "fp16", "bf16")
+"""Weights that a dense kernel can train; replicas have no other."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,21 @@ class ShardingTask:
     def limits_of(self, position: int) -> TableLimits:
         """Rules of a table."""
         return self.limits[position] if self.limits else NO_LIMITS
+
+    @cached_property
+    def types(self) -> tuple[frozenset[str], ...]:
+        """The ways that each table may be sharded; none where its rules contradict each other."""
+        return tuple(self.limits_of(at).types - ruled_out(self, at).keys() for at in range(len(self.tables)))
+
+    @cached_property
+    def kept_together(self) -> frozenset[int]:
+        """Tables, by position, that share their device with certain others."""
+        return frozenset(position for group in self.together for position in group)
+
+    @cached_property
+    def kept_apart(self) -> frozenset[int]:
+        """Tables, by position, that share no device with certain others."""
+        return frozenset(position for group in self.apart for position in group)
 
 
 def part_bytes(task: ShardingTask, table: Table, part: TablePart) -> int:
@@ -227,14 +245,11 @@ def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Machine)
 
 
 def _on_all_devices(parts: Sequence[TablePart], table: Table, machine: Machine) -> bool:
-    """Whether rows are on every device; some have none where there are too few rows."""
-    return len(parts) == machine.num_devices or len(parts) == table.num_rows or _last_are_short(parts, table)
-
-
-def _last_are_short(parts: Sequence[TablePart], table: Table) -> bool:
-    """Whether equal blocks of rows end before the last devices, as TorchRec's do: ceil(rows / devices) each."""
-    block = max(part.rows.size for part in parts)
-    return len(parts) == -(-table.num_rows // block)
+    """Whether rows are on every device; or equal blocks of them end before the last ones, as TorchRec's may."""
+    block = -(-table.num_rows // machine.num_devices)
+    if len(parts) == machine.num_devices:
+        return True
+    return len(parts) == -(-table.num_rows // block) and max(part.rows.size for part in parts) == block
 
 
 def _tiles_problem(what: str, spans: Sequence[Span], size: int) -> str | None:
@@ -246,6 +261,72 @@ def _tiles_problem(what: str, spans: Sequence[Span], size: int) -> str | None:
         f"has parts with the {what} {held}; each of its {size} {what} must be in exactly one. Correct the parts, or "
         f"give the tables that they are of."
     )
+
+
+def ways_of(parts: Sequence[TablePart], table: Table, machine: Machine) -> frozenset[str]:
+    """All the ways that the parts of a table are a case of: a whole table is one part by columns on one node, too."""
+    way = sharding_type(parts, table, machine)
+    if machine.num_devices == 1:
+        return frozenset(SHARDING_TYPES)
+    if way in BY_COLUMNS and len({machine.node_of(part.device) for part in parts}) == 1:
+        return frozenset({way, TABLE_COLUMN_WISE})
+    if way == ROW_WISE and machine.num_nodes == 1:
+        return frozenset({way, TABLE_ROW_WISE})
+    if way == TABLE_ROW_WISE and _on_all_devices(parts, table, machine):
+        return frozenset({way, ROW_WISE})
+    return frozenset({way})
+
+
+def may_be_cut_by_columns(table: Table, limits: TableLimits) -> bool:
+    """Whether there are two parts that are wide enough."""
+    narrowest = -(-limits.min_columns // COLUMN_STEP) * COLUMN_STEP
+    return table.embedding_dim % COLUMN_STEP == 0 and table.embedding_dim >= 2 * max(narrowest, COLUMN_STEP)
+
+
+def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
+    """Ways that no legal placement shards a table in, whatever its limits say, each with the reason as a clause."""
+    if task.num_devices == 1:  # all ways are the same
+        return {}
+    table, limits, machine = task.tables[position], task.limits_of(position), task.machine
+    found: dict[str, str] = {}
+
+    def rule_out(types: Sequence[str], why: str) -> None:
+        for one in types:
+            found.setdefault(one, why)
+
+    on_all = (ROW_WISE, DATA_PARALLEL, *((TABLE_ROW_WISE,) if machine.num_nodes == 1 else ()))
+    if table.is_sequence:
+        rule_out([one for one in SHARDING_TYPES if one not in SEQUENCE_TYPES], "its lookups are not pooled")
+    if position in task.kept_together:
+        others = [one for one in SHARDING_TYPES if one != TABLE_WISE]
+        rule_out(others, "it stays together with others, whole on one device")
+    if position in task.kept_apart:
+        rule_out(on_all, "it stays apart from others, which leaves it not every device")
+    if limits.devices is not None and len(limits.devices) < machine.num_devices:
+        where = f"it may only live on the devices {brief(sorted(limits.devices))}"
+        rule_out(on_all, where)
+        if len(limits.devices) < 2:
+            rule_out((COLUMN_WISE, TABLE_ROW_WISE, GRID_SHARD), where)
+        if not whole_nodes(machine, limits.devices):
+            rule_out((TABLE_ROW_WISE, GRID_SHARD), f"{where}, which are not all of a node")
+    if machine.devices_per_node == 1:
+        rule_out((TABLE_ROW_WISE, GRID_SHARD), "a node has one device")
+    if not may_be_cut_by_columns(table, limits):
+        narrowest = max(limits.min_columns, COLUMN_STEP)
+        why = f"its {table.embedding_dim} columns cannot be cut into multiples of {COLUMN_STEP} of {narrowest} or more"
+        rule_out((COLUMN_WISE, GRID_SHARD), why)
+    if table.num_rows < 2:
+        rule_out(IN_ROWS, "it has a single row")
+    if table.dtype not in REPLICATED_DATA_TYPES:
+        rule_out((DATA_PARALLEL,), f"replicas cannot have weights of {table.dtype}")
+    return found
+
+
+@lru_cache(maxsize=4096)
+def whole_nodes(machine: Machine, devices: frozenset[int] | None) -> tuple[int, ...]:
+    """Nodes of which a table may live on every device."""
+    nodes = range(machine.num_nodes)
+    return tuple(node for node in nodes if devices is None or devices.issuperset(machine.devices_of_node(node)))
 
 
 # Legality ------------------------------------------------------------------------------------------------------------
@@ -300,10 +381,13 @@ def broken_rule(task: ShardingTask, by_table: dict[str, tuple[TablePart, ...]]) 
     devices_of = [{device for part in by_table[table.name] for device in part.devices} for table in task.tables]
     for position, table in enumerate(task.tables):
         limits, parts = task.limits_of(position), by_table[table.name]
-        way = sharding_type(parts, table, task.machine)
-        ways = {way, TABLE_COLUMN_WISE} if _in_one_node(way, parts, task.machine) else {way}
+        ways = ways_of(parts, table, task.machine)
         if not ways & limits.types:
+            way = sharding_type(parts, table, task.machine)
             return f"table {brief(table.name)} is sharded {way}, allowed are {', '.join(sorted(limits.types))}"
+        if not ways & task.types[position]:
+            way = min(ways & limits.types)
+            return f"table {brief(table.name)} is sharded {way}, but {ruled_out(task, position)[way]}"
         if limits.devices is not None and (wrong := devices_of[position] - limits.devices):
             return f"table {brief(table.name)} is on device {min(wrong)}, allowed are {brief(sorted(limits.devices))}"
         narrowest = min(part.columns.size for part in parts)
@@ -318,10 +402,6 @@ def broken_rule(task: ShardingTask, by_table: dict[str, tuple[TablePart, ...]]) 
         if len(set().union(*(devices_of[position] for position in group))) < sum(len(devices_of[p]) for p in group):
             return f"tables {_names(task, group)} are not apart"
     return None
-
-
-def _in_one_node(way: str, parts: Sequence[TablePart], machine: Machine) -> bool:
-    return way in BY_COLUMNS and len({machine.node_of(part.device) for part in parts}) == 1
 
 
 def _names(task: ShardingTask, group: Sequence[int]) -> str:

@@ -1,0 +1,259 @@
+"""What is packed: tables, or tables that stay together, and the ways that their bytes can be spread over devices.
+
+An item lives whole on one device, or is cut into equal blocks of which some devices hold some: a table of 64 columns is
+sixteen blocks of four, or as many blocks as it has rows. What a device holds of one item is one part.
+
+Legend: D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.placement.items import joined_groups
+from evenshard.placement.machine import Machine
+from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES, state_bytes, state_bytes_of_rows
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    GRID_SHARD,
+    ROW_WISE,
+    TABLE_COLUMN_WISE,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    ShardingTask,
+    TableLimits,
+    may_be_cut_by_columns,
+    whole_nodes,
+)
+from evenshard.tables.table import Table
+
+Devices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Blocks of a table, and where they may live.
+
+    Attributes:
+        in_rows: blocks are rows; else four columns.
+        blocks: how many the table has.
+        block_bytes: memory of each.
+        part_bytes: memory of each part beside its blocks, such as an optimizer's state of each row.
+        least_blocks: blocks of the smallest part.
+        scopes: sets of devices, in one of which all parts live.
+        everywhere: each device of the scope holds a part.
+    """
+
+    in_rows: bool
+    blocks: int
+    block_bytes: int
+    part_bytes: int
+    least_blocks: int
+    scopes: tuple[Devices, ...]
+    everywhere: bool = False
+
+    def parts(self, table: Table, blocks: Mapping[int, int]) -> list[TablePart]:
+        """The table where each device holds so many blocks."""
+        rows, columns = Span(0, table.num_rows), Span(0, table.embedding_dim)
+        found, stop = [], 0
+        for device, count in blocks.items():
+            start, stop = stop, stop + count
+            if self.in_rows:
+                rows = Span(start, stop)
+            else:
+                columns = Span(COLUMN_STEP * start, COLUMN_STEP * stop)
+            found.append(TablePart(table.name, rows, columns, (device,)))
+        return found
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Columns of a table over nodes, the rows of each part over the devices of one.
+
+    Attributes:
+        nodes: devices of each.
+        blocks: fours of columns that the table has.
+        least_blocks: of the narrowest part.
+        num_rows: of the table.
+        block_bytes: memory of four columns of a row.
+        row_bytes: memory of a row beside its columns.
+    """
+
+    nodes: tuple[Devices, ...]
+    blocks: int
+    least_blocks: int
+    num_rows: int
+    block_bytes: int
+    row_bytes: int
+
+    def rows_cut(self, blocks: int, node: Devices) -> Cut:
+        """The way to cut the rows of so many blocks."""
+        return Cut(True, self.num_rows, blocks * self.block_bytes + self.row_bytes, 0, 1, (node,))
+
+    def most_blocks(self, left_D: npt.NDArray[np.int64]) -> int:
+        """The widest part that a node has room for, with so much left on its devices."""
+        low, high = 0, self.blocks + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            rows = int((left_D.clip(min=0) // (middle * self.block_bytes + self.row_bytes)).sum())
+            low, high = (middle, high) if rows >= self.num_rows else (low, middle)
+        return low if low >= self.least_blocks else 0
+
+
+@dataclass(frozen=True)
+class Item:
+    """Tables that live on one device, or a table that may be cut.
+
+    Attributes:
+        positions: of its tables in the task.
+        tables: one, or those that stay together.
+        size_bytes: memory where it is whole, with optimizer state.
+        least_bytes: memory of all its parts together, however it is cut.
+        allowed_D: devices that it may live on.
+        apart: numbers of the groups of which a device holds one table at most.
+        may_be_whole: it may live on one device.
+        cuts: the ways to cut it, columns first.
+        grid: the way to cut its columns and the rows of each part; None if that is not allowed.
+    """
+
+    positions: tuple[int, ...]
+    tables: tuple[Table, ...]
+    size_bytes: int
+    least_bytes: int
+    allowed_D: npt.NDArray[np.bool_]
+    apart: tuple[int, ...]
+    may_be_whole: bool
+    cuts: tuple[Cut, ...] = ()
+    grid: Grid | None = None
+
+    @property
+    def least_parts(self) -> int:
+        """Devices that it takes at least."""
+        return 1 if self.may_be_whole else 2
+
+    def whole(self, device: int) -> list[TablePart]:
+        """Its tables on a device."""
+        return [
+            TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), (device,))
+            for table in self.tables
+        ]
+
+
+@dataclass(frozen=True)
+class Items:
+    """All that is packed.
+
+    Attributes:
+        items: in the order of their first tables.
+        replicas: tables that may only be replicated, and so live on every device.
+        room_D: what each device has left for the items, below 0 where the replicas alone do not fit.
+    """
+
+    items: tuple[Item, ...]
+    replicas: tuple[Table, ...]
+    room_D: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(task: ShardingTask) -> Items:
+        """The items of a task whose every table may be sharded somehow (``task.types``)."""
+        positions_of = joined_groups(len(task.tables), task.together)
+        only_replicated = {at for at, types in enumerate(task.types) if types == {DATA_PARALLEL}}
+        if task.num_devices == 1:
+            only_replicated = set()
+        apart_of: dict[int, list[int]] = {}
+        for number, group in enumerate(task.apart):
+            for position in group:
+                apart_of.setdefault(position, []).append(number)
+        replicas = tuple(task.tables[position] for position in sorted(only_replicated))
+        taken = sum(table.size_bytes + state_bytes(table, task.optimizer) for table in replicas)
+        return Items(
+            tuple(
+                _item(task, positions, apart_of) for positions in positions_of if positions[0] not in only_replicated
+            ),
+            replicas,
+            np.array(task.room_bytes, dtype=np.int64) - taken,
+        )
+
+    def replica_parts(self) -> list[TablePart]:
+        """The replicated tables."""
+        everywhere = tuple(range(len(self.room_D)))
+        return [
+            TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), everywhere)
+            for table in self.replicas
+        ]
+
+
+def _item(task: ShardingTask, positions: Sequence[int], apart_of: Mapping[int, Sequence[int]]) -> Item:
+    tables = tuple(task.tables[position] for position in positions)
+    types, size = task.types[positions[0]], sum(_bytes(table, task.optimizer) for table in tables)
+    allowed_D = _mask(task.num_devices, task.limits_of(positions[0]).devices)
+    for position in positions[1:]:
+        allowed_D = allowed_D & _mask(task.num_devices, task.limits_of(position).devices)
+    apart = tuple(sorted({number for position in positions for number in apart_of.get(position, ())}))
+    if task.num_devices == 1 or len(positions) > 1:
+        return Item(tuple(positions), tables, size, size, allowed_D, apart, may_be_whole=True)
+    cuts = _cuts(task, positions[0])
+    grid = _grid(task, positions[0]) if GRID_SHARD in types else None
+    bits_of_row = tables[0].embedding_dim * tables[0].weight_bits
+    in_rows = grid is not None or any(cut.in_rows for cut in cuts)
+    least = size - (tables[0].num_rows if in_rows and bits_of_row % 8 else 0)  # each part's bytes are rounded down
+    whole = bool(types & {TABLE_WISE, TABLE_COLUMN_WISE})
+    return Item(tuple(positions), tables, size, least, allowed_D, apart, whole, cuts, grid)
+
+
+def _cuts(task: ShardingTask, position: int) -> tuple[Cut, ...]:
+    table, limits, types = task.tables[position], task.limits_of(position), task.types[position]
+    anywhere, of_nodes = _scopes(task.machine, limits.devices)
+    found = []
+    if types & {COLUMN_WISE, TABLE_COLUMN_WISE} and may_be_cut_by_columns(table, limits):
+        scopes = anywhere if COLUMN_WISE in types else of_nodes
+        found.append(_by_columns(table, limits, task.optimizer, scopes))
+    row_bytes = -(-table.embedding_dim * table.weight_bits // 8) + state_bytes(table, task.optimizer) // table.num_rows
+    if TABLE_ROW_WISE in types:
+        found.append(Cut(True, table.num_rows, row_bytes, 0, 1, of_nodes))
+    if ROW_WISE in types:
+        found.append(Cut(True, table.num_rows, row_bytes, 0, 1, anywhere, everywhere=task.machine.num_nodes > 1))
+    return tuple(found)
+
+
+def _grid(task: ShardingTask, position: int) -> Grid:
+    table, limits = task.tables[position], task.limits_of(position)
+    nodes = tuple(np.array(task.machine.devices_of_node(node)) for node in whole_nodes(task.machine, limits.devices))
+    if len(nodes) == 1:
+        nodes = tuple(np.array_split(nodes[0], 2))
+    columns, row_bytes = _by_columns(table, limits, task.optimizer, nodes), NUMBERS[task.optimizer][0] * STATE_BYTES
+    block_bytes = columns.block_bytes // table.num_rows
+    return Grid(nodes, columns.blocks, columns.least_blocks, table.num_rows, block_bytes, row_bytes)
+
+
+def _by_columns(table: Table, limits: TableLimits, optimizer: str, scopes: tuple[Devices, ...]) -> Cut:
+    part_bytes, blocks = state_bytes_of_rows(table, optimizer), table.embedding_dim // COLUMN_STEP
+    block_bytes = (_bytes(table, optimizer) - part_bytes) // blocks
+    return Cut(False, blocks, block_bytes, part_bytes, max(-(-limits.min_columns // COLUMN_STEP), 1), scopes)
+
+
+def _bytes(table: Table, optimizer: str) -> int:
+    return table.size_bytes + state_bytes(table, optimizer)
+
+
+@lru_cache(maxsize=4096)
+def _mask(num_devices: int, devices: frozenset[int] | None) -> npt.NDArray[np.bool_]:
+    mask_D = np.ones(num_devices, dtype=bool) if devices is None else np.isin(np.arange(num_devices), list(devices))
+    mask_D.flags.writeable = False
+    return mask_D
+
+
+@lru_cache(maxsize=4096)
+def _scopes(machine: Machine, devices: frozenset[int] | None) -> tuple[tuple[Devices, ...], tuple[Devices, ...]]:
+    """All devices that a table may live on, and those of each node."""
+    anywhere = np.flatnonzero(_mask(machine.num_devices, devices))
+    nodes = anywhere // machine.devices_per_node
+    of_nodes = tuple(anywhere[nodes == node] for node in np.unique(nodes).tolist())
+    return (anywhere,), of_nodes

@@ -1,0 +1,138 @@
+"""Plain reasons why tables cannot be sharded legally; what they say holds for every placement.
+
+Memory is counted as if each table could be spread as its types allow: a table that may be cut takes the least that all
+its parts can take.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.placement import feasibility
+from evenshard.placement.constraints import Constraints
+from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM, Reason
+from evenshard.placement.optimizer_state import state_bytes
+from evenshard.placement.placement import caps_text, gb_text
+from evenshard.placement.sharding import SHARDING_TYPES, ShardingTask, ruled_out
+from evenshard.placement.task import PlacementTask
+from evenshard.sharders.room.fill import most_blocks
+from evenshard.sharders.room.items import Cut, Item, Items
+from evenshard.utils.messages import brief
+
+
+def contradiction(task: ShardingTask) -> Reason | None:
+    """Why the rules of a table leave it no way to be sharded; None if each table has one."""
+    position = next((at for at, types in enumerate(task.types) if not types), None)
+    if position is None:
+        return None
+    why = ruled_out(task, position)
+    asked = [one for one in SHARDING_TYPES if one in task.limits_of(position).types]
+    clauses = dict.fromkeys(why[one] for one in asked)
+    return Reason(
+        f"table {brief(task.tables[position].name)} may only be sharded {' or '.join(asked)}, but "
+        f"{', and '.join(clauses)}.",
+        "Allow it another type, or drop one of these rules.",
+    )
+
+
+def reason(task: ShardingTask, items: Items) -> Reason | None:
+    """Why no placement of a task can exist; None without a plain reason.
+
+    The most specific reason: replicas that fill a device, rules that contradict each other, tables too large for where
+    they may live, then all of them together.
+    """
+    if items.room_D.min() < 0:
+        device = int(items.room_D.argmin())
+        need, room = task.room_bytes[device] - int(items.room_D[device]), task.room_bytes[device]
+        names = brief(", ".join(table.name for table in items.replicas))
+        return Reason(
+            f"replicas of {names}, which may only be sharded data_parallel, need {gb_text(need)} on every device; "
+            f"device {device} has {gb_text(room)}.",
+            f"{MORE_MEMORY}, or allow them another type.",
+        )
+    relaxed, cut = _relaxed(task, items)
+    if relaxed is None:
+        return None
+    if (found := feasibility.reason(relaxed, cut)) is not None:
+        return found
+    for item in items.items:
+        if (item.cuts or item.grid is not None) and not _fits_alone(item, items.room_D):
+            types = ", ".join(one for one in SHARDING_TYPES if one in task.types[item.positions[0]])
+            return Reason(
+                f"table {brief(item.tables[0].name)} needs at least {gb_text(item.least_bytes)}, more than the devices "
+                f"that it may live on can hold of it as it may be sharded ({types}; {caps_text(relaxed)}).",
+                f"{MORE_ROOM}, or allow it more types.",
+            )
+    return None
+
+
+def needs_and_room(task: ShardingTask, items: Items) -> str:
+    """What the tables need, and what the devices have, as a clause."""
+    relaxed, cut = _relaxed(task, items)
+    assert relaxed is not None, "replicas alone fit or do not"
+    return feasibility.needs_and_room(relaxed, cut)
+
+
+def _relaxed(task: ShardingTask, items: Items) -> tuple[PlacementTask | None, frozenset[int]]:
+    """The items as tables that take the least memory they can, on the same devices, and which of them may be cut."""
+    if not items.items:
+        return None, frozenset()
+    members = [*chain.from_iterable(zip(item.positions, item.tables, strict=True) for item in items.items)]
+    at = {position: number for number, (position, _) in enumerate(members)}
+    state: list[int] = []
+    cut: set[int] = set()
+    for item in items.items:
+        if item.cuts or item.grid is not None:
+            cut.add(len(state))
+            state.append(_least_bytes(item, items.room_D) - item.tables[0].size_bytes)
+        else:
+            state += [state_bytes(table, task.optimizer) for table in item.tables]
+    rooms = tuple(items.room_D.tolist())
+    allowed = tuple(task.limits_of(position).devices for position, _ in members)
+    constraints = Constraints(
+        device_caps_bytes=rooms if len(set(rooms)) > 1 else None,
+        state_bytes=tuple(state) if any(state) else None,
+        allowed=allowed if any(devices is not None for devices in allowed) else None,
+        together=tuple(tuple(at[position] for position in group) for group in task.together),
+        apart=tuple(tuple(at[position] for position in group) for group in task.apart),
+    )
+    tables = tuple(table for _, table in members)
+    relaxed = PlacementTask("placement", tables, task.num_devices, max(rooms), task.batch_size, constraints)
+    return relaxed, frozenset(cut)
+
+
+def _least_bytes(item: Item, room_D: npt.NDArray[np.int64]) -> int:
+    """Memory that all parts of an item take at least: where only columns are cut, each has an optimizer's rows."""
+    room_D = np.where(item.allowed_D, room_D, -1)
+    if item.grid is not None or any(cut.in_rows for cut in item.cuts):
+        return item.least_bytes
+    if item.may_be_whole and room_D.max() >= item.size_bytes:
+        return item.least_bytes
+    (cut,) = item.cuts
+    parts = min(_fewest_parts(cut, room_D), len(room_D))
+    return item.least_bytes + cut.part_bytes * (max(parts, item.least_parts) - 1)
+
+
+def _fewest_parts(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
+    """Parts by columns at least; more than there are devices where they have no room."""
+    fewest = len(room_D) + 1
+    for scope in cut.scopes:
+        enough = (-np.sort(-most_blocks(cut, room_D[scope]))).cumsum() >= cut.blocks
+        if enough.any():
+            fewest = min(fewest, int(enough.argmax()) + 1)
+    return fewest
+
+
+def _fits_alone(item: Item, room_D: npt.NDArray[np.int64]) -> bool:
+    """Whether empty devices have room for an item, as far as its bytes tell."""
+    if item.may_be_whole and room_D[item.allowed_D].max() >= item.size_bytes:
+        return True
+    for cut in item.cuts:
+        for scope in cut.scopes:
+            most = np.sort(most_blocks(cut, room_D[scope]))[::-1][: cut.blocks // cut.least_blocks]
+            if int(most.sum()) >= cut.blocks:
+                return True
+    return item.grid is not None and int(room_D[item.allowed_D].sum()) >= item.least_bytes
