@@ -11,7 +11,7 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
 SINGLE_COSTS = tuple(one.name for one in SHARDERS if one.is_privileged)
-EXTERNAL = tuple(one.name for one in SHARDERS if not one.needs and one.package and not one.splits_columns)
+EXTERNAL = tuple(one.name for one in SHARDERS if not one.needs and one.package and not one.is_full_space)
 AUTOSHARD = ("autoshard", "autoshard_cost_greedy")
 VARIANTS = {"dreamshard": ("dreamshard_argmax", "dreamshard"), "evenshard": ("evenshard", "evenshard_measured")}
 """Rows of one sharder that is asked in several ways."""

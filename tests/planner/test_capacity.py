@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from evenshard.planner.splits import split_search, whole_search
 from ortools.sat.python import cp_model
 
 from evenshard.placement.parts import TablePart
@@ -19,7 +20,6 @@ from evenshard.planner.capacity import Room, any_parts, refusal
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.planner.splits import split_search, whole_search
 from evenshard.sharders import packing
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig

@@ -1,68 +1,94 @@
-"""What others would do: the model judges each, and TorchRec's planner splits tables where that is allowed."""
+"""What others would do: the model prices each, and TorchRec's planner shards tables in every way that is allowed."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE, ShardingTask, check_memory
+from evenshard.planner import rivals as module
+from evenshard.planner.answer import Rival
+from evenshard.planner.pricing import MeasureParts, part_costs
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.rivals import MOST_SPLIT, SPLITTING, TORCHREC, rivals
+from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, TORCHREC, rivals
 from evenshard.planner.rules import Rules
 from support.builders import table
 from support.request_builders import ROOM, untrained
 
-GB = 2**30
 COSTLY = (table("costly", 100_000, 64, 100.0), *(table(name, 100_000, 64, 1.0) for name in "abc"))
 
 
 def asked(**more: object) -> PlacementRequest:
     known = {"tables": COSTLY, "caps_bytes": (ROOM,) * 4, "batch_size": 65_536, "hardware": "simulated:h200"}
-    return PlacementRequest(**{**known, "allow_column_split": True, **more})  # type: ignore[arg-type]
+    return PlacementRequest(**{**known, **more})  # type: ignore[arg-type]
 
 
-def test_torchrec_splits_only_where_that_is_allowed() -> None:
-    names = ("random", *TORCHREC, SPLITTING)
-    assert [one.sharder for one in rivals(asked(), untrained(), names)] == list(names)
-    whole = rivals(asked(allow_column_split=False), untrained(), names)
+def found(request: PlacementRequest, *names: str, measure: MeasureParts | None = None) -> tuple[Rival, ...]:
+    return rivals(request, part_costs(request, untrained()), names, measure)
+
+
+def test_torchrec_is_asked_for_more_than_whole_tables_only_where_that_is_allowed() -> None:
+    names = ("random", *TORCHREC, FULL_SPACE)
+    assert [one.sharder for one in found(asked(), *names)] == list(names)
+    whole = found(asked(sharding_types=(TABLE_WISE,)), *names)
     assert [one.sharder for one in whole] == ["random", *TORCHREC]
 
 
-def test_no_user_waits_minutes_for_torchrec_to_split_many_tables() -> None:
-    many = tuple(table(f"t{number}", 10, 64) for number in range(MOST_SPLIT + 1))
-    assert rivals(asked(tables=many), untrained(), (SPLITTING,)) == ()
+def test_no_user_waits_minutes_for_torchrec() -> None:
+    many = tuple(table(f"t{number}", 10, 64) for number in range(MOST_SHARDS // 4 + 1))
+    assert found(asked(tables=many), FULL_SPACE) == ()
 
 
-def test_the_best_of_torchrecs_plans_is_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths = (64, 32, 16)
+def test_the_best_of_torchrecs_plans_is_its_answer_and_its_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_columns = asked(sharding_types=BY_COLUMNS)
     each = []
-    for width in widths:
-        monkeypatch.setattr("evenshard.planner.rivals.MIN_PARTITIONS", (width,))
-        each.append(rivals(asked(), untrained(), (SPLITTING,))[0].predicted_ms)
-    assert len(set(each)) > 1
-    monkeypatch.setattr("evenshard.planner.rivals.MIN_PARTITIONS", widths)
-    assert rivals(asked(), untrained(), (SPLITTING,))[0].predicted_ms == min(each)  # type: ignore[type-var]
+    for width in (64, 32, 16):
+        monkeypatch.setattr(module, "MIN_PARTITIONS", (width,))
+        each.append(found(of_columns, FULL_SPACE)[0])
+    assert [one.setting for one in each] == [f"min_partition {width}, by storage" for width in (64, 32, 16)]
+    monkeypatch.setattr(module, "MIN_PARTITIONS", (64, 32, 16))
+    assert found(of_columns, FULL_SPACE)[0] == min(each, key=lambda one: one.predicted_ms or 0.0)
 
 
-def test_a_plan_that_keeps_the_rules_comes_first_and_tables_that_stay_together_stay_whole() -> None:
-    (one,) = rivals(asked(rules=Rules(together=(("costly", "a"),))), untrained(), (SPLITTING,))
-    assert "costly, a are not together" in one.note and "[" not in one.note
+def test_a_grid_is_asked_for_where_there_are_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[bool] = []
+
+    class Planner(module.TorchRecPlanner):
+        def plan(self, setting, widths=None):  # type: ignore[no-untyped-def]
+            plans.append(setting.grid_shard)
+            return super().plan(setting, widths)
+
+    monkeypatch.setattr(module, "TorchRecPlanner", Planner)
+    monkeypatch.setattr(module, "MIN_PARTITIONS", (16,))
+    found(asked(), FULL_SPACE)
+    found(asked(machine=Machine(4, 2, inter="infiniband_ndr")), FULL_SPACE)
+    assert plans == [False, False, True]
 
 
-def test_split_plans_are_measured_as_they_are() -> None:
-    seen = []
+def test_tables_that_stay_together_stay_whole_and_what_breaks_a_rule_is_said() -> None:
+    together = asked(rules=Rules(together=(("costly", "a"),)), sharding_types=BY_COLUMNS)
+    (one,) = found(together, FULL_SPACE)
+    assert one.predicted_ms is not None
+    assert "'costly, a' are not together" in one.note
 
-    def measure(jobs):  # type: ignore[no-untyped-def]
-        seen.extend(jobs)
+
+def test_plans_are_measured_as_they_are() -> None:
+    seen: list[tuple[ShardingTask, Sequence[TablePart]]] = []
+
+    def measure(task: ShardingTask, placements: Sequence[Sequence[TablePart]]) -> list[PlacementCost]:
+        seen.extend((task, parts) for parts in placements)
         return [PlacementCost((DeviceCost(1, 2, 3, 4),), "modelled")]
 
-    (one,) = rivals(asked(), untrained(), (SPLITTING,), measure)
+    (one,) = found(asked(), FULL_SPACE, measure=measure)
     assert one.measured_ms == 10
-    ((task, placement),) = seen
-    assert sum(one.embedding_dim for one in task.tables) == 4 * 64 and len(placement.device_of_table) == len(
-        task.tables
-    )
+    ((task, parts),) = seen
+    check_memory(task, parts)
 
 
 def test_what_torchrec_cannot_place_in_any_way_has_no_time() -> None:
-    (one,) = rivals(asked(caps_bytes=(25 * 2**20,) * 2), untrained(), (SPLITTING,))
-    assert one.predicted_ms is None and "TorchRec's planner found no plan" in one.note
+    (one,) = found(asked(caps_bytes=(25 * 2**20,) * 2), FULL_SPACE)
+    assert one.predicted_ms is None and "TorchRec's planner found no plan in any of 4 settings" in one.note

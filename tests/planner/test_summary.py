@@ -109,7 +109,7 @@ def test_notes_come_before_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no memory reserved.\n16 devices are� priced.\n\n4.00 ms per step" in text
 
 
-WHOLE, SPLIT = Rival("lookup_greedy", 6.0), Rival("torchrec_planner_columns", 4.1)
+WHOLE, SPLIT = Rival("lookup_greedy", 6.0), Rival("torchrec_planner_full", 4.1)
 
 
 @pytest.mark.parametrize(

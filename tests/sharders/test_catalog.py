@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenshard.planner.rivals import RIVALS, SPLITTING, TORCHREC
+from evenshard.planner.rivals import RIVALS, TORCHREC
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources, entry, label_of, sharder
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
@@ -20,17 +20,17 @@ ALL = Resources(
 )
 
 
-@pytest.mark.parametrize("name", [one.name for one in SHARDERS if one.needs != "autoshard"])
+@pytest.mark.parametrize("name", [one.name for one in SHARDERS if one.needs != "autoshard" and not one.is_full_space])
 def test_every_entry_builds_the_sharder_of_its_name_which_places(name: str) -> None:
     built = sharder(name, ALL)
-    assert built.name == ("torchrec_planner" if name == SPLITTING else name)
+    assert built.name == name
     assert len(built.place(TASK).device_of_table) == 4
 
 
 def test_what_a_sharder_needs_decides_who_asks_it() -> None:
     assert HEURISTICS == ("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy")
     assert TORCHREC == ("torchrec_planner", "torchrec_planner_perf")
-    assert (*HEURISTICS, *TORCHREC, "torchrec_planner_columns") == RIVALS
+    assert (*HEURISTICS, *TORCHREC, "torchrec_planner_full") == RIVALS
     in_loop = [one.name for one in SHARDERS if one.in_loop]
     assert in_loop == [*HEURISTICS, "single_cost_greedy", "dreamshard", "evenshard"]
     assert [one.name for one in SHARDERS if one.is_privileged] == ["single_cost_greedy", "exact_single_cost"]

@@ -12,18 +12,14 @@ from hypothesis import strategies as st
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.placement import broken_constraints, check_placement
-from evenshard.sharders.torchrec_planner import Bandwidths, TorchRecSharder, bandwidths_of
-from evenshard.tables.table import Table
+from evenshard.sharders.torchrec_planner import Bandwidths, bandwidths_of
+from evenshard.sharders.torchrec_sharder import TorchRecSharder
 from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import sized, some_tables, split_by, table, task
 from support.constraint_builders import limited, only
 
 SHARDER = TorchRecSharder()
-
-
-def weights(part: Table) -> int:
-    return part.size_bytes
 
 
 # Memory --------------------------------------------------------------------------------------------------------------
@@ -101,17 +97,17 @@ def test_bandwidths_decide_between_a_wide_and_a_busy_table() -> None:
 
 def test_the_planner_gets_bytes_per_millisecond_and_the_batch_of_one_device() -> None:
     of_task = task(some_tables(3), devices=4, batch_size=1000)
-    planner = TorchRecSharder(Bandwidths(3888.0, 450.0, 300.0))._planner(of_task, weights)
-    assert planner._topology.hbm_mem_bw == pytest.approx(3888e6)
-    assert (planner._topology.intra_host_bw, planner._topology.inter_host_bw) == (450e6, 300e6)
-    assert planner._batch_size == 250
-    assert SHARDER._planner(replace(of_task, batch_size=1001), weights)._batch_size == 251
+    planner = TorchRecSharder(Bandwidths(3888.0, 450.0, 300.0)).planner(of_task)
+    assert planner.topology.hbm_mem_bw == pytest.approx(3888e6)
+    assert (planner.topology.intra_host_bw, planner.topology.inter_host_bw) == (450e6, 300e6)
+    assert planner.batch_per_device == 250
+    assert SHARDER.planner(replace(of_task, batch_size=1001)).batch_per_device == 251
 
 
 def test_what_is_left_out_is_torchrecs_own() -> None:
     from torchrec.distributed.planner.constants import CROSS_NODE_BANDWIDTH, HBM_MEM_BW, INTRA_NODE_BANDWIDTH
 
-    topology = SHARDER._planner(task(some_tables(3)), weights)._topology
+    topology = SHARDER.planner(task(some_tables(3))).topology
     assert topology.hbm_mem_bw == HBM_MEM_BW == pytest.approx(963e6, rel=1e-3)
     assert topology.intra_host_bw == INTRA_NODE_BANDWIDTH == pytest.approx(644e6, rel=1e-3)
     assert topology.inter_host_bw == CROSS_NODE_BANDWIDTH == pytest.approx(13.4e6, rel=2e-3)
@@ -176,30 +172,3 @@ def test_each_devices_cap_and_optimizer_state_are_kept_and_no_other_constraint_i
     assert sorted(SHARDER.place(capped).device_of_table) == [0, 1, 1, 1]
     pinned = limited(task(tables, 2), allowed=(only(0),) * 4)
     assert any(broken_constraints(pinned, SHARDER.place(pinned)))
-
-
-# Columns -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_costly_table_is_split_by_columns_of_the_width_that_is_asked_for() -> None:
-    tables = [table("costly", 1000, 64, 100.0), table("cheap", 1000, 64, 1.0), table("other", 1000, 64, 1.0)]
-    for width, parts in ((16, 4), (32, 2)):
-        shards = SHARDER.split(task(tables, devices=4), {"costly"}, width, weights)
-        starts = {one.columns.start: one.columns.size for one in shards if one.table == "costly"}
-        assert starts == {number * width: width for number in range(parts)}
-        assert len({one.device for one in shards if one.table == "costly"}) == parts
-        assert [one.columns.size for one in shards if one.table != "costly"] == [64, 64]
-
-
-def test_only_what_may_be_split_is_split() -> None:
-    tables = [table("costly", 1000, 64, 100.0), table("cheap", 1000, 64, 1.0)]
-    assert [one.columns.size for one in SHARDER.split(task(tables, 2), set(), 32, weights)] == [64, 64]
-
-
-def test_every_part_counts_with_its_own_state() -> None:
-    """Two halves of 96 bytes each fit two devices of 96 bytes; with 8 more bytes each they do not."""
-    of_task = task([table("wide", 6, 8)], devices=2, cap=96)
-    shards = SHARDER.split(of_task, {"wide"}, 4, weights)
-    assert sorted((one.columns.start, one.device) for one in shards) in ([(0, 0), (4, 1)], [(0, 1), (4, 0)])
-    with pytest.raises(InfeasibleTask, match="TorchRec's planner found no plan"):
-        SHARDER.split(of_task, {"wide"}, 4, lambda part: part.size_bytes + 8)

@@ -25,7 +25,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         print(json.dumps(json_schema(), indent=1))
         return {}
     from evenshard.planner import api
-    from evenshard.planner.rivals import SPLITTING
+    from evenshard.planner.rivals import FULL_SPACE
     from evenshard.planner.rules import RULES
     from evenshard.planner.summary import print_answer
     from evenshard.sharders.catalog import HEURISTICS
@@ -36,7 +36,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     _check_format(args)
     torchrec, missing = ((), "") if args.report is None else _torchrec()
     chosen = {one.name: getattr(args, one.name) for one in place_options() if one.name not in (*RULES, *NO_FLAG)}
-    compare = (*HEURISTICS, *torchrec, *([SPLITTING] if torchrec and args.allow_column_split else ()))
+    compare = (*HEURISTICS, *torchrec, *([FULL_SPACE] if torchrec else ()))
     answer = api.place(args.tables, **chosen, **vars(_rules(args)), compare=compare)
     if args.format == "torchrec":
         from evenshard.planner.torchrec import save_plan

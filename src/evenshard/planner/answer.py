@@ -26,12 +26,14 @@ class Rival:
         predicted_ms: predicted time by the same cost model; None where it found no placement.
         measured_ms: time on the hardware, if measured.
         note: why there is none, or which rules it breaks; empty otherwise.
+        setting: what it was asked with, the best of several settings; empty where it has none.
     """
 
     sharder: str
     predicted_ms: float | None
     measured_ms: float | None = None
     note: str = ""
+    setting: str = ""
 
 
 @dataclass(frozen=True)

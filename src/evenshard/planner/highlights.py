@@ -15,7 +15,7 @@ from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.link import is_modelled
 from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import PlacementAnswer, Rival
-from evenshard.planner.rivals import MOST_SPLIT, SPLITTING, asked_to_split
+from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, asked_full_space
 from evenshard.sharders.catalog import label_of
 from evenshard.tables.table import Table
 from evenshard.utils.messages import printable
@@ -212,12 +212,12 @@ def rival_text(answer: PlacementAnswer) -> str | None:
 
 def _no_rival_splits(answer: PlacementAnswer) -> bool:
     """Whether the answer might split tables by columns, and none of the others might."""
-    return answer.request.allow_column_split and all(rival.sharder != SPLITTING for rival in answer.comparison)
+    return answer.request.allow_column_split and all(rival.sharder != FULL_SPACE for rival in answer.comparison)
 
 
 def whole_tables_text(answer: PlacementAnswer, rival: Rival) -> str:
     """What to add to a rival's name where the answer might split tables and it might not."""
-    return ", with whole tables" if answer.request.allow_column_split and rival.sharder != SPLITTING else ""
+    return ", with whole tables" if answer.request.allow_column_split and rival.sharder != FULL_SPACE else ""
 
 
 def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
@@ -228,9 +228,9 @@ def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
     """
     who = "TorchRec's planner"
     if _no_rival_splits(answer):
-        who += ", which splits columns too,"
-        if not asked_to_split(answer.request):
-            reason = f"it takes minutes for more than {MOST_SPLIT} tables"
+        who += ", which shards tables in every way too,"
+        if not asked_full_space(answer.request):
+            reason = f"it takes minutes for more than {MOST_SHARDS:,} tables times devices"
         reason = reason or "add --report"
     return f"{who} was not compared: {reason.rstrip('.')}." if reason and answer.num_devices > 1 else None
 

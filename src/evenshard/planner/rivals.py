@@ -1,42 +1,49 @@
 """Rival placements of the same tables: rules of thumb and TorchRec's planner, compared by the same model.
 
-They place whole tables; where the request allows splits, TorchRec's planner can be asked for those too. A rival that
-knows nothing of a rule may break it, and is then marked.
+Rules of thumb place whole tables; TorchRec's planner is asked for whole tables, in two orders, and where the request
+allows more, for every way that is allowed. A rival that knows nothing of a rule may break it, and is then marked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
-from evenshard.placement.optimizer_state import state_bytes
-from evenshard.placement.parts import COLUMN_STEP, TablePart, whole_tables
+from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import parts_on
-from evenshard.placement.sharding import COLUMN_WISE, broken_rule, check_memory, parts_by_table
+from evenshard.placement.sharding import GRID_SHARD, TABLE_WISE, broken_rule, parts_by_table
 from evenshard.planner.answer import Rival
 from evenshard.planner.pricing import MeasureParts
 from evenshard.planner.request import TASK_ID, PlacementRequest
-from evenshard.sharders.catalog import SHARDERS, Resources, entry, sharder
+from evenshard.sharders.catalog import SHARDERS, Resources, sharder
 from evenshard.sharders.plan_search.costs import PartCosts
-from evenshard.sharders.torchrec_planner import TorchRecSharder
-from evenshard.tables.table import Table
+from evenshard.sharders.torchrec_planner import bandwidths_of
+from evenshard.sharders.torchrec_space import PlannerSetting, TorchRecPlanner
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 
 RIVALS = tuple(one.name for one in SHARDERS if not one.needs)
-SPLITTING = next(one.name for one in SHARDERS if one.splits_columns)
-"""TorchRec's planner where tables may be split by columns; it is left out where that is not allowed."""
-TORCHREC = tuple(one.name for one in SHARDERS if one.package == "torchrec" and not one.splits_columns)
-MIN_PARTITIONS = (64, 32, 16)
-"""Columns of the narrowest part, which TorchRec has to be given; the best of these plans is its answer."""
-MOST_SPLIT = 100
-"""Tables that it is asked to split: it takes seconds for 100 and minutes for 400."""
+FULL_SPACE = next(one.name for one in SHARDERS if one.is_full_space)
+"""TorchRec's planner where tables may be sharded in several ways; it is left out where whole tables are asked for."""
+TORCHREC = tuple(one.name for one in SHARDERS if one.package == "torchrec" and not one.is_full_space)
+MIN_PARTITIONS = (None, 16, 32, 64)
+"""Columns of the narrowest part, which TorchRec has to be given; None leaves its own. The best plan is its answer."""
+MOST_SHARDS = 2_000
+"""Tables times devices that it is asked for: it takes seconds for 26 x 16 and minutes for 400 x 8."""
+TIMEOUT_S = 5
+"""After which it answers with the best plan so far, for each setting."""
+
+
+Candidate = tuple[str, tuple[TablePart, ...]]
+"""A setting of the sharder, empty where it has none, and its placement."""
 
 
 def rivals(
     request: PlacementRequest, costs: PartCosts, names: Sequence[str], measure: MeasureParts | None = None
 ) -> tuple[Rival, ...]:
-    """Each rival's answer, in the order of ``names``; without ``SPLITTING`` where that cannot be asked.
+    """Each rival's answer, in the order of ``names``; without ``FULL_SPACE`` where that cannot be asked.
 
     Args:
         costs: what placements of the request's tables cost.
@@ -51,57 +58,59 @@ def rivals(
         raise BadConfig(f"there is no sharder {brief(unknown)} to compare with. Choose from {', '.join(RIVALS)}.")
     found: list[Rival] = []
     for name in names:
-        if name == SPLITTING and not asked_to_split(request):
+        if name == FULL_SPACE and not asked_full_space(request):
             continue
         try:
-            candidates = list(_split(request) if name == SPLITTING else _whole(name, request))
+            candidates = list(_full_space(request, costs.links) if name == FULL_SPACE else _whole(name, request))
         except InfeasibleTask as error:
             found.append(Rival(name, None, None, str(error).removeprefix(f"{TASK_ID}: ")))
             continue
-        judged = []
-        for parts in candidates:
+        priced = []
+        for setting, parts in candidates:
             broken = broken_rule(costs.task, parts_by_table(costs.task, parts)) or ""
-            judged.append((bool(broken), costs.predict(parts).predicted_ms, broken, parts))
-        _, predicted_ms, broken, best = min(judged, key=lambda one: one[:2])
+            priced.append((bool(broken), costs.predict(parts).predicted_ms, broken, setting, parts))
+        _, predicted_ms, broken, setting, best = min(priced, key=lambda one: one[:2])
         measured_ms = None if measure is None else measure(costs.task, [best])[0].max_device_ms
-        found.append(Rival(name, predicted_ms, measured_ms, broken))
+        found.append(Rival(name, predicted_ms, measured_ms, broken, setting))
     return tuple(found)
 
 
-def asked_to_split(request: PlacementRequest) -> bool:
-    """Whether TorchRec's planner can be asked to split tables."""
-    return COLUMN_WISE in request.types and len(request.tables) <= MOST_SPLIT
+def asked_full_space(request: PlacementRequest) -> bool:
+    """Whether TorchRec's planner can be asked for more than whole tables."""
+    return set(request.types) != {TABLE_WISE} and len(request.tables) * request.num_devices <= MOST_SHARDS
 
 
-def _whole(name: str, request: PlacementRequest) -> Iterator[tuple[TablePart, ...]]:
-    yield parts_on(whole_tables(request.tables), sharder(name, _resources(request)).place(request.task()))
+def _whole(name: str, request: PlacementRequest) -> Iterator[Candidate]:
+    yield "", parts_on(whole_tables(request.tables), sharder(name, _resources(request)).place(request.task()))
 
 
-def _split(request: PlacementRequest) -> Iterator[tuple[TablePart, ...]]:
-    """TorchRec's plans, one for each of ``MIN_PARTITIONS`` with which it finds one.
+def _full_space(request: PlacementRequest, links: Links) -> list[Candidate]:
+    """TorchRec's plans; tables that must be together stay whole, as it knows nothing of that.
 
     Raises:
         InfeasibleTask: if it finds none.
     """
-
-    def size_of(part: Table) -> int:
-        return part.size_bytes + state_bytes(part, request.optimizer)
-
-    whole, task = request.task(), request.sharding_task()
-    names = {table.name for table in request.tables if table.embedding_dim % COLUMN_STEP == 0}
-    names -= {table.name for group in request.rules.together for table in request.tables if table.name in group}
-    torchrec: TorchRecSharder = entry(SPLITTING).build(_resources(request))
-    failures = []
-    for columns in MIN_PARTITIONS:
-        try:
-            parts = torchrec.split(whole, names, columns, size_of)
-            check_memory(task, parts)
-        except InfeasibleTask as error:
-            failures.append(error)
-            continue
-        yield parts
-    if len(failures) == len(MIN_PARTITIONS):
-        raise failures[0]
+    task, machine = request.sharding_task(), request.nodes
+    whole = {position for group in task.together for position in group}
+    limits = tuple(
+        replace(one, types=one.types & {TABLE_WISE} or one.types) if position in whole else one
+        for position, one in enumerate(task.limits)
+    )
+    bandwidths = replace(
+        bandwidths_of(MeasureConfig(request.hardware)),
+        intra_node_gb_s=links.intra.even_gb_s(machine.domain_size),
+        inter_node_gb_s=links.widest.even_gb_s(machine.num_devices),
+    )
+    planner = TorchRecPlanner(replace(task, limits=limits), bandwidths, TIMEOUT_S)
+    chosen = [
+        PlannerSetting(columns, grid_shard=grid)
+        for grid in ((False, True) if machine.num_nodes > 1 and GRID_SHARD in request.types else (False,))
+        for columns in MIN_PARTITIONS
+    ]
+    found = [(str(plan.setting), plan.parts) for plan in planner.plans(chosen)]
+    if not found:
+        raise InfeasibleTask(f"TorchRec's planner found no plan in any of {len(chosen)} settings")
+    return found
 
 
 def _resources(request: PlacementRequest) -> Resources:

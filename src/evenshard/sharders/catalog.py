@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from evenshard.measure.config import MeasureConfig
@@ -19,7 +20,9 @@ from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.exact import ExactSharder
 from evenshard.sharders.greedy import expert_sharder, single_cost_sharder
 from evenshard.sharders.random import RandomSharder
-from evenshard.sharders.torchrec_planner import TorchRecSharder, bandwidths_of
+from evenshard.sharders.torchrec_planner import bandwidths_of
+from evenshard.sharders.torchrec_sharder import TorchRecSharder
+from evenshard.sharders.torchrec_space import TorchRecPlanner
 
 Resource = TypeVar("Resource")
 
@@ -58,7 +61,7 @@ class Entry:
         label: what a reader would call it; "" for its name.
         needs: the attribute of ``Resources`` without which it cannot be built; "" if it needs none.
         package: that must be installed; "" if it needs none.
-        splits_columns: it is asked to split tables by columns.
+        is_full_space: it shards tables in every way, and what is built is made for a ``ShardingTask``.
     """
 
     name: str
@@ -66,7 +69,7 @@ class Entry:
     label: str = ""
     needs: str = ""
     package: str = ""
-    splits_columns: bool = False
+    is_full_space: bool = False
 
     @property
     def is_heuristic(self) -> bool:
@@ -121,11 +124,11 @@ SHARDERS = (
         package="torchrec",
     ),
     Entry(
-        "torchrec_planner_columns",
-        lambda given: TorchRecSharder(bandwidths_of(given.measure)),
-        "TorchRec's planner, columns too",
+        "torchrec_planner_full",
+        lambda given: partial(TorchRecPlanner, bandwidths=bandwidths_of(given.measure)),
+        "TorchRec's planner, every sharding type",
         package="torchrec",
-        splits_columns=True,
+        is_full_space=True,
     ),
     Entry("autoshard", lambda given: given.autoshard, needs="autoshard"),
     Entry("dreamshard", lambda given: given.dreamshard, needs="dreamshard"),

@@ -17,13 +17,14 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.placement.machine import Machine
+from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
@@ -31,18 +32,17 @@ from evenshard.placement.sharding import (
     SEQUENCE_TYPES,
     SHARDING_TYPES,
     ShardingTask,
-    part_bytes,
     parts_by_table,
     sharding_type,
 )
 from evenshard.sharders.torchrec_planner import (
     Bandwidths,
+    machine_topology,
     part_of_shard,
     require_torchrec,
     table_name,
-    topology,
 )
-from evenshard.tables.table import MEAN
+from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import InfeasibleTask
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 MIN_PARTITIONS = (None, 8, 16, 32, 64, 128)
 """Columns of the narrowest part; None leaves TorchRec's own: 128."""
 ORDERS = ("storage", "perf")
+
+
+SizeOf = Callable[[Table], int]
+"""Bytes of a part of a table, the state of its optimizer included."""
 
 
 @dataclass(frozen=True)
@@ -107,17 +111,21 @@ def machine_bandwidths(machine: Machine, profile: GpuProfile, links: Links) -> B
 class TorchRecPlanner:
     """TorchRec's planner for one task. Deterministic; a GPU is not needed."""
 
-    def __init__(self, task: ShardingTask, bandwidths: Bandwidths, timeout_s: int | None = None) -> None:
+    def __init__(
+        self, task: ShardingTask, bandwidths: Bandwidths, timeout_s: int | None = None, size_of: SizeOf | None = None
+    ) -> None:
         """Loads TorchRec.
 
         Args:
             timeout_s: TorchRec's setting ``timeout_seconds``: the best plan found by then is its answer.
+            size_of: memory of a part of a table; None for its weights and the task's optimizer state.
 
         Raises:
             MissingPackage: if TorchRec is not installed.
         """
         require_torchrec()
         self._task, self._bandwidths, self._timeout_s = task, bandwidths, timeout_s
+        self._size_of = size_of or self._weights_and_state
         self._position = {table_name(number): number for number in range(len(task.tables))}
 
     def plan(self, setting: PlannerSetting, widths: Mapping[str, int] | None = None) -> TorchRecPlan:
@@ -137,8 +145,8 @@ class TorchRecPlanner:
 
         constraints = self._constraints(setting, widths or {})
         planner = EmbeddingShardingPlanner(
-            topology=self._topology,
-            batch_size=self._batch_per_device,
+            topology=self.topology,
+            batch_size=self.batch_per_device,
             constraints=constraints,
             enumerator=self._enumerator(constraints),
             partitioner=GreedyPerfPartitioner(SortBy(setting.sort_by)),
@@ -152,7 +160,7 @@ class TorchRecPlanner:
                 plan = planner.plan(self._module, self._sharders).plan
         except PlannerError:
             raise InfeasibleTask(f"TorchRec's planner found no plan ({setting})") from None
-        rating_ms = float(NoopPerfModel(self._topology).rate(planner._best_plan))
+        rating_ms = float(NoopPerfModel(self.topology).rate(planner._best_plan))
         shards = {name: entry for entries in plan.values() for name, entry in entries.items()}
         parts = tuple(part for name, position in self._position.items() for part in self._parts(position, shards[name]))
         return TorchRecPlan(setting, rating_ms, parts)
@@ -190,7 +198,7 @@ class TorchRecPlanner:
             ]
             options.append(option)
         enumerator.populate_estimates(options)
-        return float(NoopPerfModel(self._topology).rate(options))
+        return float(NoopPerfModel(self.topology).rate(options))
 
     @cached_property
     def _rating_templates(self) -> tuple[_SortedEnumerator, list[ShardingOption]]:
@@ -202,7 +210,8 @@ class TorchRecPlanner:
     # What TorchRec is given ------------------------------------------------------------------------------------------
 
     @property
-    def _batch_per_device(self) -> int:
+    def batch_per_device(self) -> int:
+        """Samples."""
         return math.ceil(self._task.local_batch)
 
     @cached_property
@@ -213,8 +222,9 @@ class TorchRecPlanner:
         return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
     @cached_property
-    def _topology(self) -> Topology:
-        return topology(self._task.machine, self._task.room_bytes, self._bandwidths)
+    def topology(self) -> Topology:
+        """The machine."""
+        return machine_topology(self._task.machine, self._task.room_bytes, self._bandwidths)
 
     def _constraints(self, setting: PlannerSetting, widths: Mapping[str, int]) -> dict[str, Any]:
         from torchrec.distributed.planner.types import ParameterConstraints
@@ -238,15 +248,18 @@ class TorchRecPlanner:
         from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
 
         estimators = [
-            EmbeddingPerfEstimator(self._topology, constraints),
-            _CappedWeights(EmbeddingStorageEstimator(self._topology, constraints), self._shard_bytes),
+            EmbeddingPerfEstimator(self.topology, constraints),
+            _CappedWeights(EmbeddingStorageEstimator(self.topology, constraints), self._shard_bytes),
         ]
-        enumerator = EmbeddingEnumerator(self._topology, self._batch_per_device, constraints, estimators)
+        enumerator = EmbeddingEnumerator(self.topology, self.batch_per_device, constraints, estimators)
         return _SortedEnumerator(enumerator, self._position)
 
     def _shard_bytes(self, name: str, rows: int, columns: int) -> int:
         table = self._task.tables[self._position[name]]
-        return part_bytes(self._task, table, TablePart(table.name, Span(0, rows), Span(0, columns)))
+        return self._size_of(replace(table, num_rows=rows, embedding_dim=columns, row_shares=None))
+
+    def _weights_and_state(self, part: Table) -> int:
+        return part.size_bytes + state_bytes(part, self._task.optimizer)
 
     @cached_property
     def _module(self) -> nn.Module:

@@ -19,7 +19,7 @@ from evenshard.measure.hardware import measured_or_simulated
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.page.charts import Axis, device_bars, rival_axis, rival_bars, time_axis
-from evenshard.planner.rivals import MIN_PARTITIONS, SPLITTING
+from evenshard.planner.rivals import FULL_SPACE
 from evenshard.sharders.catalog import label_of
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.messages import printable
@@ -110,8 +110,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "memory_axis": Axis(max(answer.request.caps_bytes), 1.0),
         "rivals_axis": rivals_axis,
         "rivals": rival_bars(answer, rivals_axis),
-        "may_split": any(rival.sharder == SPLITTING for rival in answer.comparison),
-        "min_partitions": MIN_PARTITIONS,
+        "full_space": next((rival for rival in answer.comparison if rival.sharder == FULL_SPACE), None),
         "rival_measured": any(rival.measured_ms is not None for rival in answer.comparison),
         "on_slowest": highlights.costliest([one for one in parts if one.part.device == slowest], _NUM_SLOWEST),
         "costliest": highlights.costliest(parts, NUM_COSTLIEST),
