@@ -13,7 +13,7 @@ part travel to its device: for each sample its lookups, and for each bag a lengt
 Within a domain bytes go over the fast link, between domains over the slow one; the two tiers are taken one after the
 other. Each kind of exchange of each module is a collective with a latency of its own.
 
-Legend: D devices, B samples of the global batch.
+Legend: D devices, B samples of the global batch, K reuse bins.
 """
 
 from __future__ import annotations
@@ -135,16 +135,33 @@ def volumes_of(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) 
 
 @dataclass(frozen=True)
 class TierBytes:
-    """Bytes that each device moves in its busier direction, [D], within its domain and between domains."""
+    """Bytes that each device moves, [D] each, within its domain and between domains.
+
+    Attributes:
+        intra, inter: in the busier of its two directions.
+        intra_sent, inter_sent: from it to others.
+    """
 
     intra: FloatArray
     inter: FloatArray
+    intra_sent: FloatArray
+    inter_sent: FloatArray
+
+    @staticmethod
+    def reduced(intra: FloatArray, inter: FloatArray) -> TierBytes:
+        """Where a device receives as much as it sends."""
+        return TierBytes(intra, inter, intra, inter)
 
     def __add__(self, other: TierBytes) -> TierBytes:
-        return TierBytes(self.intra + other.intra, self.inter + other.inter)
+        return TierBytes(
+            self.intra + other.intra,
+            self.inter + other.inter,
+            self.intra_sent + other.intra_sent,
+            self.inter_sent + other.inter_sent,
+        )
 
     def __mul__(self, factor: float) -> TierBytes:
-        return TierBytes(self.intra * factor, self.inter * factor)
+        return TierBytes(self.intra * factor, self.inter * factor, self.intra_sent * factor, self.inter_sent * factor)
 
 
 def all_to_all_bytes(machine: Machine, per_device: FloatArray) -> TierBytes:
@@ -156,23 +173,31 @@ def all_to_all_bytes(machine: Machine, per_device: FloatArray) -> TierBytes:
     size, devices = machine.domain_size, machine.num_devices
     domain_sums = per_device.reshape(-1, size).sum(axis=1).repeat(size)
     received_intra, received_inter = domain_sums - per_device, per_device.sum() - domain_sums
+    sent_intra, sent_inter = per_device * (size - 1), per_device * (devices - size)
     return TierBytes(
-        np.maximum(per_device * (size - 1), received_intra),
-        np.maximum(per_device * (devices - size), received_inter),
+        np.maximum(sent_intra, received_intra), np.maximum(sent_inter, received_inter), sent_intra, sent_inter
     )
 
 
 def reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
-    """A reduce-scatter of a buffer on every device, [D] bytes: in each domain first, then between them."""
+    """A reduce-scatter of a buffer on every device, [D] bytes: in each domain first, then between them.
+
+    A device without rows takes part with a buffer as long as that of the others.
+    """
     size, domains = machine.domain_size, machine.num_domains
-    return TierBytes(buffers * ((size - 1) / size), buffers * ((domains - 1) / domains / size))
+    longest = np.full_like(buffers, buffers.max())
+    return TierBytes.reduced(longest * ((size - 1) / size), longest * ((domains - 1) / domains / size))
 
 
 def node_reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
-    """A reduce-scatter in each node, then an all-to-all of the sums, which are those of all nodes' samples."""
+    """A reduce-scatter in each node, then an all-to-all of the sums, which are those of all nodes' samples.
+
+    A device without rows takes part with a buffer as long as that of the others in its node.
+    """
     size = machine.devices_per_node
-    in_node = TierBytes(buffers * ((size - 1) / size), np.zeros_like(buffers))
-    return in_node + _between_nodes(machine, buffers / machine.num_devices)
+    longest = buffers.reshape(-1, size).max(axis=1).repeat(size)
+    in_node = TierBytes.reduced(longest * ((size - 1) / size), np.zeros_like(buffers))
+    return in_node + _between_nodes(machine, longest / machine.num_devices)
 
 
 def _between_nodes(machine: Machine, per_device: FloatArray) -> TierBytes:
@@ -182,9 +207,9 @@ def _between_nodes(machine: Machine, per_device: FloatArray) -> TierBytes:
     by_node = per_device.reshape(nodes, size)
     all_nodes = by_node.sum(axis=0)
     domain = by_node.reshape(-1, of_domain, size).sum(axis=1).repeat(of_domain, axis=0)
-    intra = np.maximum(by_node * (of_domain - 1), domain - by_node)
-    inter = np.maximum(by_node * (nodes - of_domain), all_nodes - domain)
-    return TierBytes(intra.reshape(-1), inter.reshape(-1))
+    sent_intra, sent_inter = by_node * (of_domain - 1), by_node * (nodes - of_domain)
+    intra, inter = np.maximum(sent_intra, domain - by_node), np.maximum(sent_inter, all_nodes - domain)
+    return TierBytes(*(one.reshape(-1) for one in (intra, inter, sent_intra, sent_inter)))
 
 
 # Times ----------------------------------------------------------------------------------------------------------------
@@ -276,9 +301,9 @@ def latency_ms(machine: Machine, way: str, links: Links) -> Latencies:
 def moved_ms(machine: Machine, moved: TierBytes, links: Links) -> FloatArray:
     """[D] time that bytes take on both tiers."""
     size = machine.domain_size
-    by_domain = moved.intra.reshape(-1, size)
-    most, together = by_domain.max(axis=1).repeat(size), by_domain.sum(axis=1).repeat(size)
+    most = moved.intra.reshape(-1, size).max(axis=1).repeat(size)
+    together = moved.intra_sent.reshape(-1, size).sum(axis=1).repeat(size)
     intra = links.intra.bytes_ms(moved.intra, most, together)
     if links.inter is None:
         return intra
-    return np.asarray(intra + links.inter.bytes_ms(moved.inter, moved.inter.max(), moved.inter.sum()))
+    return np.asarray(intra + links.inter.bytes_ms(moved.inter, moved.inter.max(), moved.inter_sent.sum()))

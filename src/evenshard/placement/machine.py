@@ -30,7 +30,7 @@ class Machine:
 
     Attributes:
         num_devices: on all hosts.
-        devices_per_node: on each host; the last one may have fewer.
+        devices_per_node: on each host.
         nodes_per_domain: hosts whose devices share the fast link.
         intra: link within a domain, as ``measure.link`` names it; empty for that of the hardware.
         inter: link between domains; empty where there is one domain.
@@ -52,17 +52,17 @@ class Machine:
     @property
     def num_nodes(self) -> int:
         """Hosts."""
-        return -(-self.num_devices // self.devices_per_node)
+        return self.num_devices // self.devices_per_node
 
     @property
     def domain_size(self) -> int:
         """Devices of a domain."""
-        return min(self.devices_per_node * self.nodes_per_domain, self.num_devices)
+        return self.devices_per_node * self.nodes_per_domain
 
     @property
     def num_domains(self) -> int:
         """Groups of devices that only the slow link connects."""
-        return -(-self.num_devices // self.domain_size)
+        return self.num_devices // self.domain_size
 
     def node_of(self, device: int) -> int:
         """The host of a device."""
@@ -71,7 +71,7 @@ class Machine:
     def devices_of_node(self, node: int) -> range:
         """The devices of a host."""
         first = node * self.devices_per_node
-        return range(first, min(first + self.devices_per_node, self.num_devices))
+        return range(first, first + self.devices_per_node)
 
     def hardware_of(self, device: int) -> str:
         """What a device is; empty where all are of one kind."""
@@ -103,10 +103,12 @@ class Machine:
                 f"divides the nodes."
             )
         if self.num_domains > 1 and not self.inter:
+            what = "nodes" if self.nodes_per_domain == 1 else "domains"
             return (
-                f"there are {self.num_domains} nodes and no link between them. Name it, such as --inter infiniband_ndr "
-                f"(`evenshard hardware` lists the links)."
+                f"there are {self.num_domains} {what} and no link between them. Name it, such as --inter "
+                f"infiniband_ndr (`evenshard hardware` lists the links)."
             )
         if self.groups and sum(group.num_devices for group in self.groups) != self.num_devices:
-            return "the devices of all kinds together are not those of the machine. Correct the groups."
+            counts = " + ".join(str(group.num_devices) for group in self.groups)
+            return f"there are {self.num_devices} devices, but {counts} of its kinds. Correct the kinds."
         return None

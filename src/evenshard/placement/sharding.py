@@ -6,12 +6,12 @@
     column_wise         parts by columns                                on one device each
     table_column_wise   parts by columns                                on devices of one node
     row_wise            parts by rows                                   on all devices
-    table_row_wise      parts by rows                                   on the devices of one node
-    grid_shard          parts by columns, each in parts by rows         each on the devices of one node
+    table_row_wise      parts by rows                                   on all devices of one node
+    grid_shard          parts by columns, each in parts by rows         each on all devices of one node
     data_parallel       one part                                        a replica on every device
 
 The type of a table is read off its parts, so that no record can contradict them. Parts of one table never share a
-device: they are one wider part.
+device: they are one wider part. Where a table has fewer rows than all devices need, the last devices have none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from evenshard.placement.optimizer_state import SGD, state_bytes
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, part_table
 from evenshard.tables.table import DATA_TYPES, Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.messages import brief
+from evenshard.utils.messages import brief, cut, printable
 from evenshard.utils.units import bytes_to_gb
 
 TABLE_WISE, COLUMN_WISE, ROW_WISE = "table_wise", "column_wise", "row_wise"
@@ -156,12 +156,15 @@ def part_bytes(task: ShardingTask, table: Table, part: TablePart) -> int:
 def used_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
     """What the parts take of each device."""
     by_name = {table.name: table for table in task.tables}
-    used = [0] * task.num_devices
+    used, of_every_device = [0] * task.num_devices, 0
     for part in parts:
         size = part_bytes(task, by_name[part.table], part)
+        if len(part.devices) == task.num_devices:
+            of_every_device += size
+            continue
         for device in part.devices:
             used[device] += size
-    return used
+    return [own + of_every_device for own in used]
 
 
 # Types ---------------------------------------------------------------------------------------------------------------
@@ -230,25 +233,25 @@ def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Machine)
         twice = next(home for home in homes if homes.count(home) > 1)
         return f"has several parts on device {twice}. Make them one wider part."
     if len(spans) > 1 and any(span.size % COLUMN_STEP for span in spans):
-        widths = brief(", ".join(str(span.size) for span in spans))
+        widths = cut(", ".join(str(span.size) for span in spans))
         return f"is split into parts of {widths} columns. Make all multiples of {COLUMN_STEP}."
     if not in_rows:
         return None
     for of_columns in rows_of.values():
         nodes = {machine.node_of(part.device) for part in of_columns}
-        if len(nodes) > 1 and (len(spans) > 1 or not _on_all_devices(of_columns, table, machine)):
+        on_one_node = len(nodes) == 1 and _fills(of_columns, table, machine.devices_per_node)
+        if not on_one_node and (len(spans) > 1 or not _fills(of_columns, table, machine.num_devices)):
             where = brief(sorted(part.device for part in of_columns))
-            return (
-                f"is cut by rows over the devices {where}. Use all {machine.num_devices} devices, or those of one node."
-            )
+            everywhere = "" if len(spans) > 1 else f"all {machine.num_devices} devices, or "
+            return f"is cut by rows over the devices {where}. Use {everywhere}all devices of one node."
     return None
 
 
-def _on_all_devices(parts: Sequence[TablePart], table: Table, machine: Machine) -> bool:
-    """Whether rows are on every device; or equal blocks of them end before the last ones, as TorchRec's may."""
-    block = -(-table.num_rows // machine.num_devices)
-    if len(parts) == machine.num_devices:
+def _fills(parts: Sequence[TablePart], table: Table, num_devices: int) -> bool:
+    """Whether rows are on every one of so many devices; or equal blocks end before the last ones, as TorchRec's may."""
+    if len(parts) == num_devices:
         return True
+    block = -(-table.num_rows // num_devices)
     return len(parts) == -(-table.num_rows // block) and max(part.rows.size for part in parts) == block
 
 
@@ -256,7 +259,7 @@ def _tiles_problem(what: str, spans: Sequence[Span], size: int) -> str | None:
     starts, stops = [0, *(span.stop for span in spans)], [*(span.start for span in spans), size]
     if starts == stops and all(span.size >= 1 for span in spans):
         return None
-    held = brief(", ".join(map(str, spans)) or "none")
+    held = cut(", ".join(map(str, spans)) or "none")
     return (
         f"has parts with the {what} {held}; each of its {size} {what} must be in exactly one. Correct the parts, or "
         f"give the tables that they are of."
@@ -272,7 +275,7 @@ def ways_of(parts: Sequence[TablePart], table: Table, machine: Machine) -> froze
         return frozenset({way, TABLE_COLUMN_WISE})
     if way == ROW_WISE and machine.num_nodes == 1:
         return frozenset({way, TABLE_ROW_WISE})
-    if way == TABLE_ROW_WISE and _on_all_devices(parts, table, machine):
+    if way == TABLE_ROW_WISE and _fills(parts, table, machine.num_devices):
         return frozenset({way, ROW_WISE})
     return frozenset({way})
 
@@ -392,9 +395,8 @@ def broken_rule(task: ShardingTask, by_table: dict[str, tuple[TablePart, ...]]) 
             return f"table {brief(table.name)} is on device {min(wrong)}, allowed are {brief(sorted(limits.devices))}"
         narrowest = min(part.columns.size for part in parts)
         if narrowest < min(limits.min_columns, table.embedding_dim):
-            return (
-                f"table {brief(table.name)} has a part of {narrowest} columns, at least {limits.min_columns} are asked"
-            )
+            asked = f"where at least {limits.min_columns} are asked"
+            return f"table {brief(table.name)} has a part of {narrowest} columns, {asked}"
     for group in task.together:
         if len({tuple(sorted(devices_of[position])) for position in group}) > 1:
             return f"tables {_names(task, group)} are not together"
@@ -405,4 +407,4 @@ def broken_rule(task: ShardingTask, by_table: dict[str, tuple[TablePart, ...]]) 
 
 
 def _names(task: ShardingTask, group: Sequence[int]) -> str:
-    return brief(", ".join(task.tables[position].name for position in group))
+    return cut(printable(", ".join(task.tables[position].name for position in group)))

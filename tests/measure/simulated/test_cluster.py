@@ -1,0 +1,202 @@
+"""The simulated machine of many GPUs: as one device and its link where those say it, and by hand where they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenshard.measure.collectives import Links, exchange_times, volumes_of
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.link import LINKS, link
+from evenshard.measure.simulated.cluster import SimulatedCluster, dense_ms
+from evenshard.measure.simulated.device_model import backward_ms, forward_ms
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.measure.simulated.shard_work import WorkCounter
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span, TablePart, column_parts, part_table, replica_table
+from evenshard.placement.placement import Placement
+from evenshard.placement.sharding import ShardingTask, parts_by_table
+from evenshard.placement.task import PlacementTask
+from evenshard.tables.reuse import feasible_reuse_bins
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+
+BATCH = 4096
+H200 = gpu_profile("h200")
+TABLES = tuple(
+    Table(f"t{number}", 10 ** (3 + number % 4), 16 * (1 + number % 5), 1.5 * number, None) for number in range(12)
+)
+NODES = Machine(8, 4, inter="infiniband_ndr")
+LINKS_OF_NODES = Links(LINKS["nvlink_h200"], LINKS["infiniband_ndr"])
+
+
+def cluster(machine: Machine = NODES, optimizer: str = "sgd") -> SimulatedCluster:
+    links = LINKS_OF_NODES if machine.num_domains > 1 else Links(link(H200.link))
+    return SimulatedCluster(machine, [H200] * machine.num_devices, links, optimizer)
+
+
+def of_task(*tables: Table, machine: Machine = NODES) -> ShardingTask:
+    return ShardingTask(tables, machine, (10**12,) * machine.num_devices, BATCH)
+
+
+def on(one: Table, *devices: int) -> TablePart:
+    return replace(column_parts(one)[0], devices=devices)
+
+
+def in_rows(one: Table, *devices: int) -> list[TablePart]:
+    """Equal blocks; the last devices have none where the rows run out."""
+    block = -(-one.num_rows // len(devices))
+    return [
+        TablePart(one.name, Span(start, min(start + block, one.num_rows)), Span(0, 32), (device,))
+        for start, device in zip(range(0, one.num_rows, block), devices, strict=False)
+    ]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_whole_tables_on_one_node_cost_what_the_device_model_says(optimizer: str) -> None:
+    """And the input besides, which DreamShard's cost leaves out."""
+    machine = Machine.one_node(4)
+    placement = Placement(tuple(number % 3 for number in range(len(TABLES))), 4)  # the last device is empty
+    hardware = SimulatedHardware(MeasureConfig("simulated:h200", noise=0.0, optimizer=optimizer))
+    expected = hardware.measure(PlacementTask("task", TABLES, 4, 10**12, BATCH), placement)
+    parts = [on(one, device) for one, device in zip(TABLES, placement.device_of_table, strict=True)]
+    found = cluster(machine, optimizer).cost(of_task(*TABLES, machine=machine), parts)
+    assert len(found.devices) == 4 and found.all_to_all == expected.all_to_all
+    for ours, theirs in zip(found.devices, expected.devices, strict=True):
+        assert ours.input_dist_ms > theirs.input_dist_ms == 0
+        for name in ("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms", "fwd_wait_ms"):
+            assert getattr(ours, name) == pytest.approx(getattr(theirs, name)), name
+
+
+def test_exchanges_are_those_of_the_collectives() -> None:
+    one = replace(TABLES[7], embedding_dim=32)
+    task, parts = of_task(one), in_rows(one, 4, 5, 6, 7)
+    found = cluster().cost(task, parts)
+    expected = exchange_times(task, volumes_of(task, parts_by_table(task, parts)), LINKS_OF_NODES)
+    assert [device.input_dist_ms for device in found.devices] == expected.input_dist.tolist()
+    assert [device.fwd_all_to_all_ms for device in found.devices] == expected.forward.tolist()
+    assert [device.bwd_all_to_all_ms for device in found.devices] == expected.backward.tolist()
+
+
+def kernel_ms(one: Table, batch_size: int = BATCH) -> tuple[float, float]:
+    """Forward and backward of a call for one table."""
+    counter = WorkCounter(H200)
+    work = counter.shard_work(counter.columns([one], batch_size), np.zeros(1, dtype=np.int64), 1)
+    return float(forward_ms(H200, work)[0]), float(backward_ms(H200, work)[0])
+
+
+def test_rows_by_hand() -> None:
+    """A quarter of the rows gets a quarter of the lookups, in as many bags; the other node computes nothing."""
+    whole = Table("t", 1000, 32, 20.0, None)
+    found = cluster().cost(of_task(whole), in_rows(whole, 4, 5, 6, 7))
+    fwd, bwd = kernel_ms(Table("part", 250, 32, 5.0, None))
+    for device in found.devices[4:]:
+        assert (device.fwd_compute_ms, device.bwd_compute_ms) == pytest.approx((fwd, bwd))
+        assert device.fwd_wait_ms == 0
+    for device in found.devices[:4]:
+        assert device.fwd_compute_ms == device.bwd_compute_ms == 0 and device.fwd_wait_ms == pytest.approx(fwd)
+
+
+def test_hot_rows_make_an_uneven_part() -> None:
+    shares = (0.85, 0.05, 0.05, 0.05)
+    whole = Table("t", 1000, 32, 400.0, feasible_reuse_bins(1000, 400.0 * BATCH), row_shares=shares)
+    found = cluster().cost(of_task(whole), in_rows(whole, 0, 1, 2, 3))
+    hot, cold = (kernel_ms(Table("part", 250, 32, 400.0 * share, whole.reuse_bins)) for share in (0.85, 0.05))
+    assert hot[0] > cold[0] and hot[1] > cold[1]
+    assert (found.devices[0].fwd_compute_ms, found.devices[0].bwd_compute_ms) == pytest.approx(hot)
+    assert (found.devices[1].fwd_compute_ms, found.devices[1].bwd_compute_ms) == pytest.approx(cold)
+
+
+def test_a_replica_costs_the_same_on_all_devices() -> None:
+    """It looks up the device's own samples, and reads and writes all its weights: 32,000 of 4 bytes, 4 times."""
+    whole = Table("t", 1000, 32, 20.0, feasible_reuse_bins(1000, 20.0 * BATCH))
+    found = cluster().cost(of_task(whole), [on(whole, *range(8))])
+    assert len(set(found.devices)) == 1
+    fwd, bwd = kernel_ms(replica_table(whole, 8), BATCH // 8)
+    update_ms = 32_000 * 4 * 4 / H200.hbm_bytes_per_ns / 1e6
+    assert dense_ms(32_000, H200.hbm_bytes_per_ns, "sgd") == pytest.approx(update_ms)
+    assert dense_ms(32_000, H200.hbm_bytes_per_ns, "adam") == pytest.approx(2 * update_ms)  # reads and writes 2 states
+    device = found.devices[0]
+    assert (device.fwd_compute_ms, device.bwd_compute_ms) == pytest.approx((fwd, bwd + update_ms))
+    assert device.fwd_all_to_all_ms == device.input_dist_ms == 0 < device.bwd_all_to_all_ms
+
+
+def test_each_type_of_a_device_is_a_call_of_its_own() -> None:
+    first, second = (Table(name, 1000, 32, 20.0, None) for name in "ab")
+    together = cluster().cost(of_task(first, second), [on(first, 0), on(second, 0)])
+    apart = cluster().cost(of_task(first, second), [on(first, 0), *in_rows(second, *range(8))])
+    assert apart.devices[1].fwd_compute_ms is not None and apart.devices[0].fwd_compute_ms is not None
+    expected = kernel_ms(first)[0] + kernel_ms(part_table(in_rows(second, *range(8))[0], second))[0]
+    assert apart.devices[0].fwd_compute_ms == pytest.approx(expected)
+    assert together.devices[0].fwd_compute_ms is not None
+    assert together.devices[0].fwd_compute_ms < 2 * kernel_ms(first)[0]
+
+
+def test_a_slow_device_is_slower_with_the_same_parts() -> None:
+    machine = Machine(4, 2, inter="infiniband_ndr")
+    profiles = [H200, H200, gpu_profile("v100"), gpu_profile("v100")]
+    mixed = SimulatedCluster(machine, profiles, LINKS_OF_NODES)
+    whole = Table("t", 10**6, 32, 400.0, None)
+    for parts in ([on(whole, *range(4))], in_rows(whole, *range(4))):
+        fast, _, slow, _ = mixed.cost(of_task(whole, machine=machine), parts).devices
+        assert fast.fwd_compute_ms is not None and slow.fwd_compute_ms is not None
+        assert fast.bwd_compute_ms is not None and slow.bwd_compute_ms is not None
+        assert fast.fwd_compute_ms < slow.fwd_compute_ms and fast.bwd_compute_ms < slow.bwd_compute_ms
+        alone = cluster(Machine(4, 2, inter="infiniband_ndr")).cost(of_task(whole, machine=machine), parts).devices[0]
+        assert (fast.fwd_compute_ms, fast.bwd_compute_ms) == (alone.fwd_compute_ms, alone.bwd_compute_ms)
+
+
+def test_parts_that_are_not_those_of_the_tables_are_refused() -> None:
+    with pytest.raises(BadConfig, match="table 't' has parts with the columns none"):
+        cluster().cost(of_task(Table("t", 1000, 32, 20.0, None)), [])
+
+
+ways = st.sampled_from(["whole", "columns", "rows", "node", "replicas"])
+
+
+def placed(one: Table, way: str, device: int) -> list[TablePart]:
+    if way == "columns":
+        return [replace(part, devices=((device + n) % 8,)) for n, part in enumerate(column_parts(one, (8,)))]
+    if way in ("rows", "node"):
+        return in_rows(one, *(range(8) if way == "rows" else NODES.devices_of_node(device // 4)))
+    return [on(one, *(range(8) if way == "replicas" else [device]))]
+
+
+tables = st.builds(
+    Table,
+    st.just("t"),
+    st.integers(8, 10**7),
+    st.just(32),
+    st.floats(0.1, 200),
+    st.none(),
+    st.just(32),
+    pooling=st.sampled_from(["sum", "mean"]),
+    is_weighted=st.booleans(),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(tables, ways, st.integers(0, 7), st.floats(1.0, 4.0))
+def test_a_table_that_is_looked_up_more_never_costs_less(one: Table, way: str, device: int, factor: float) -> None:
+    more = replace(one, pooling_factor=one.pooling_factor * factor)
+    of_all = cluster()
+    before, after = (of_all.cost(of_task(each), placed(each, way, device)).devices for each in (one, more))
+    for less, greater in zip(before, after, strict=True):
+        for name in ("fwd_compute_ms", "bwd_compute_ms", "input_dist_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms"):
+            assert getattr(greater, name) >= getattr(less, name) * (1 - 1e-6), name
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.integers(10, 10**6), ways, st.integers(0, 7)), min_size=1, max_size=6), st.randoms())
+def test_the_order_of_tables_and_parts_changes_nothing(drawn: list[tuple[int, str, int]], random: object) -> None:
+    own = [Table(f"t{number}", rows, 32, 10.0, None) for number, (rows, _, _) in enumerate(drawn)]
+    parts = [part for one, (_, way, device) in zip(own, drawn, strict=True) for part in placed(one, way, device)]
+    shuffled = parts[:]
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    first, second = cluster().cost(of_task(*own), parts), cluster().cost(of_task(*own[::-1]), shuffled)
+    assert [one.total_ms for one in second.devices] == pytest.approx([one.total_ms for one in first.devices])

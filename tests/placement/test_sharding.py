@@ -1,0 +1,286 @@
+"""The seven ways to shard a table, read off hand-made parts, and which answers are legal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span, TablePart, whole_tables
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    GRID_SHARD,
+    ROW_WISE,
+    TABLE_COLUMN_WISE,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    ShardingTask,
+    TableLimits,
+    check_sharding,
+    part_bytes,
+    parts_by_table,
+    sharding_problem,
+    sharding_type,
+    used_bytes,
+)
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from support.builders import table
+
+MACHINE = Machine(4, 2, inter="ethernet_25g")
+"""Two nodes, with the devices 0 and 1, and 2 and 3."""
+T = table("t", rows=100, dim=16)
+
+
+def part(rows: tuple[int, int], columns: tuple[int, int], *devices: int, name: str = "t") -> TablePart:
+    return TablePart(name, Span(*rows), Span(*columns), devices)
+
+
+def in_rows(*devices: int, columns: tuple[int, int] = (0, 16), rows: int = 100) -> list[TablePart]:
+    """Equal blocks of rows, one on each device."""
+    block = -(-rows // len(devices))
+    return [
+        part((number * block, min((number + 1) * block, rows)), columns, device)
+        for number, device in enumerate(devices)
+    ]
+
+
+WHOLE = [part((0, 100), (0, 16), 3)]
+ACROSS = [part((0, 100), (0, 4), 1), part((0, 100), (4, 16), 2)]
+ON_ONE_NODE = [part((0, 100), (0, 8), 2), part((0, 100), (8, 16), 3)]
+UNEVEN_ROWS = [
+    part((0, 1), (0, 16), 0),
+    part((1, 90), (0, 16), 3),
+    part((90, 99), (0, 16), 1),
+    part((99, 100), (0, 16), 2),
+]
+GRID = [*in_rows(0, 1, columns=(0, 8)), *in_rows(3, 2, columns=(8, 16))]
+REPLICAS = [part((0, 100), (0, 16), 0, 1, 2, 3)]
+WAYS = [
+    (WHOLE, TABLE_WISE),
+    (ACROSS, COLUMN_WISE),
+    (ON_ONE_NODE, COLUMN_WISE),
+    (in_rows(0, 1, 2, 3), ROW_WISE),
+    (UNEVEN_ROWS, ROW_WISE),
+    (in_rows(3, 2), TABLE_ROW_WISE),
+    (GRID, GRID_SHARD),
+    (REPLICAS, DATA_PARALLEL),
+]
+
+
+@pytest.mark.parametrize(("parts", "way"), WAYS)
+def test_the_type_is_read_off_the_parts_in_any_order(parts: list[TablePart], way: str) -> None:
+    assert sharding_type(parts, T, MACHINE) == way == sharding_type(parts[::-1], T, MACHINE)
+
+
+def test_on_one_node_rows_on_all_devices_are_row_wise() -> None:
+    assert sharding_type(in_rows(0, 1), T, Machine.one_node(2)) == ROW_WISE
+
+
+def test_a_single_device_holds_whole_tables() -> None:
+    assert sharding_type([part((0, 100), (0, 16), 0)], T, Machine.one_node(1)) == TABLE_WISE
+
+
+@pytest.mark.parametrize(("rows", "devices"), [(3, 3), (5, 3), (1, 1)])
+def test_the_last_devices_have_no_rows_where_equal_blocks_end_before_them(rows: int, devices: int) -> None:
+    """Of 5 rows, 4 devices get 2, 2, 1 and none, as TorchRec cuts them."""
+    few = replace(T, num_rows=rows)
+    parts = in_rows(*range(devices), rows=rows)
+    assert sharding_problem(parts, few, MACHINE) is None
+    assert sharding_type(parts, few, MACHINE) == (ROW_WISE if devices > 1 else TABLE_WISE)
+
+
+def test_a_device_is_left_out_of_equal_blocks_only() -> None:
+    five = replace(T, num_rows=5)
+    uneven = [part((0, 3), (0, 16), 0), part((3, 4), (0, 16), 1), part((4, 5), (0, 16), 2)]
+    assert sharding_problem(uneven, five, MACHINE) is not None
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [
+        ([], "has parts with the columns none; each of its 16 columns must be in exactly one."),
+        ([part((0, 100), (0, 8), 0)], "has parts with the columns 0:8; each of its 16 columns must be in exactly one."),
+        ([*WHOLE, part((0, 100), (8, 16), 0)], "has parts with the columns 0:16, 8:16; each of its 16"),
+        ([part((0, 99), (0, 16), 0)], "has parts with the rows 0:99; each of its 100 rows must be in exactly one."),
+        ([*WHOLE, *WHOLE], "has parts with the rows 0:100, 0:100; each of its 100 rows"),
+        ([*WHOLE, part((100, 100), (0, 16), 0)], "has parts with the rows 0:100, 100:100; each of"),
+        ([*in_rows(0, 1, columns=(0, 8)), part((0, 50), (8, 16), 2)], "has parts with the rows 0:50; each of"),
+        ([part((0, 100), (0, 16))], "has a part on no device. Place each part."),
+        (
+            [part((0, 100), (0, 8), 0), part((0, 100), (8, 16), 1, 2)],
+            "is cut, and a part of it is on the devices (1, 2). Replicate it as a whole, or place each part on one",
+        ),
+        (
+            [part((0, 100), (0, 16), 0, 1)],
+            "is on the devices (0, 1). A replica lives on every one of the 4; else place it on one.",
+        ),
+        ([part((0, 100), (0, 16), 0, 1, 2, 2)], "is on the devices (0, 1, 2, 2). A replica lives on every one"),
+        (
+            [part((0, 100), (0, 8), 1), part((0, 100), (8, 16), 1)],
+            "has several parts on device 1. Make them one wider part.",
+        ),
+        (
+            [part((0, 100), (0, 6), 1), part((0, 100), (6, 16), 2)],
+            "is split into parts of 6, 10 columns. Make all multiples of 4.",
+        ),
+        (in_rows(0, 1, 2), "is cut by rows over the devices [0, 1, 2]. Use all 4 devices, or all devices of one node."),
+        (in_rows(0, 3), "is cut by rows over the devices [0, 3]. Use all 4 devices, or"),
+        (
+            [*in_rows(0, 2, columns=(0, 8)), *in_rows(1, 3, columns=(8, 16))],
+            "is cut by rows over the devices [0, 2]. Use all devices of one node.",
+        ),
+        (
+            [part((0, 100), (0, 8), 0), *in_rows(2, 3, columns=(8, 16))],
+            "is cut by rows over the devices [0]. Use all devices of one node.",
+        ),
+    ],
+)
+def test_parts_that_make_none_of_the_seven(parts: list[TablePart], problem: str) -> None:
+    found = sharding_problem(parts, T, MACHINE)
+    assert found is not None and found.startswith(problem)
+    with pytest.raises(BadConfig, match=r"^table 't' "):
+        sharding_type(parts, T, MACHINE)
+
+
+def test_rows_on_some_devices_of_a_node_are_refused() -> None:
+    eight = Machine(8, 4, inter="ethernet_25g")
+    found = sharding_problem(in_rows(0, 1), T, eight)
+    assert found == "is cut by rows over the devices [0, 1]. Use all 8 devices, or all devices of one node."
+    assert sharding_problem(in_rows(0, 1), T, Machine.one_node(8)) is not None
+
+
+def test_a_narrow_table_is_not_cut_by_columns_and_so_has_any_width() -> None:
+    narrow = replace(T, embedding_dim=6)
+    assert sharding_type(in_rows(0, 1, 2, 3, columns=(0, 6)), narrow, MACHINE) == ROW_WISE
+
+
+# Legality ------------------------------------------------------------------------------------------------------------
+
+
+def of_task(*tables: Table, room: int = 10**9, **rules: object) -> ShardingTask:
+    return ShardingTask(tables or (T,), MACHINE, (room,) * 4, 64, **rules)  # type: ignore[arg-type]
+
+
+def test_parts_are_given_back_by_table_then_columns_then_rows() -> None:
+    other = replace(T, name="u")
+    parts = [part((0, 100), (0, 16), 1, name="u"), *GRID[::-1]]
+    found = parts_by_table(of_task(T, other), parts)
+    assert list(found) == ["t", "u"]
+    assert [(one.columns, one.rows) for one in found["t"]] == [
+        ((0, 8), (0, 50)), ((0, 8), (50, 100)), ((8, 16), (0, 50)), ((8, 16), (50, 100)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([*WHOLE, part((0, 9), (0, 4), 0, name="v")], "a part is of the table 'v', which is not among the tables."),
+        ([part((0, 100), (0, 16), 4)], "table 't' is on device 4, but the devices are 0 to 3. Place it again."),
+        ([part((0, 100), (0, 16), -1)], "table 't' is on device -1"),
+        ([], "table 't' has parts with the columns none"),
+    ],
+)
+def test_parts_that_are_not_those_of_the_tables(parts: list[TablePart], message: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        parts_by_table(of_task(), parts)
+    assert str(caught.value).startswith(message)
+
+
+def test_memory_of_parts_by_hand() -> None:
+    """100 x 16 weights of 4 bytes; rowwise adagrad keeps 4 bytes for each row, of each part by columns again."""
+    assert used_bytes(of_task(), WHOLE) == [0, 0, 0, 6400]
+    assert used_bytes(of_task(), REPLICAS) == [6400] * 4
+    assert used_bytes(of_task(), UNEVEN_ROWS) == [64, 9 * 64, 64, 89 * 64]
+    rowwise = of_task(optimizer="rowwise_adagrad")
+    assert used_bytes(rowwise, ACROSS) == [0, 100 * 4 * 4 + 400, 100 * 12 * 4 + 400, 0]
+    assert part_bytes(rowwise, T, GRID[0]) == 50 * 8 * 4 + 50 * 4
+    half = replace(T, name="half", weight_bits=16)
+    assert used_bytes(of_task(half), whole_parts(half, 2)) == [0, 0, 3200, 0]
+
+
+def whole_parts(one: Table, device: int) -> list[TablePart]:
+    return [replace(whole, devices=(device,)) for whole in whole_tables([one])]
+
+
+def test_a_device_that_would_hold_too_much_is_named() -> None:
+    check_sharding(of_task(room=6400), WHOLE)
+    gb = 2**30
+    large = replace(T, num_rows=3 * 2**24)  # 3 GB
+    with pytest.raises(InfeasibleTask, match=r"^device 2 would hold 3\.00 GB, but has 2\.00\. Raise memory_cap_gb"):
+        check_sharding(of_task(large, room=2 * gb), whole_parts(large, 2))
+
+
+@pytest.mark.parametrize(("parts", "way"), WAYS)
+def test_a_type_that_the_rules_leave_out_is_named(parts: list[TablePart], way: str) -> None:
+    every = {one for _, one in WAYS}
+    check_sharding(of_task(limits=(TableLimits(types=frozenset({way})),)), parts)
+    with pytest.raises(InfeasibleTask, match=f"^table 't' is sharded {way}, allowed are "):
+        check_sharding(of_task(limits=(TableLimits(types=frozenset(every - {way})),)), parts)
+
+
+def test_columns_on_one_node_are_table_column_wise_too() -> None:
+    allowed = of_task(limits=(TableLimits(types=frozenset({TABLE_COLUMN_WISE})),))
+    check_sharding(allowed, ON_ONE_NODE)
+    with pytest.raises(InfeasibleTask, match="sharded column_wise, allowed are table_column_wise"):
+        check_sharding(allowed, ACROSS)
+
+
+def test_every_device_of_a_table_must_be_allowed() -> None:
+    check_sharding(of_task(limits=(TableLimits(devices=frozenset({1, 2})),)), ACROSS)
+    with pytest.raises(InfeasibleTask, match=r"^table 't' is on device 2, allowed are \[1, 3\]\. Place it again"):
+        check_sharding(of_task(limits=(TableLimits(devices=frozenset({1, 3})),)), ACROSS)
+
+
+def test_the_fewest_columns_of_a_part() -> None:
+    check_sharding(of_task(limits=(TableLimits(min_columns=8),)), ON_ONE_NODE)
+    with pytest.raises(InfeasibleTask, match=r"^table 't' has a part of 4 columns, where at least 8 are asked"):
+        check_sharding(of_task(limits=(TableLimits(min_columns=8),)), ACROSS)
+    check_sharding(of_task(limits=(TableLimits(min_columns=32),)), WHOLE)  # the table itself is narrower
+
+
+def test_tables_together_and_apart() -> None:
+    other = replace(T, name="u")
+    both = [*whole_parts(T, 1), *whole_parts(other, 1)]
+    parted = [*whole_parts(T, 1), *whole_parts(other, 2)]
+    together, apart = of_task(T, other, together=((0, 1),)), of_task(T, other, apart=((0, 1),))
+    check_sharding(together, both)
+    check_sharding(apart, parted)
+    with pytest.raises(InfeasibleTask, match=r"^tables t, u are not together"):
+        check_sharding(together, parted)
+    with pytest.raises(InfeasibleTask, match=r"^tables t, u are not apart"):
+        check_sharding(apart, both)
+    with pytest.raises(InfeasibleTask, match="are not apart"):
+        check_sharding(apart, [*ACROSS, *whole_parts(other, 2)])
+
+
+@given(st.integers(2, 6), st.integers(1, 4), st.integers(1, 40), st.integers(1, 6))
+def test_equal_blocks_of_rows_over_any_machine_are_row_wise(nodes: int, devices: int, rows: int, columns: int) -> None:
+    """As are all parts of a grid with as many nodes as parts by columns."""
+    machine = Machine(nodes * devices, devices, inter="ethernet_25g")
+    one = Table("t", rows, 4 * columns, 1.0)
+    everywhere = blocks(one, range(machine.num_devices), Span(0, 4 * columns))
+    way = sharding_type(everywhere, one, machine)
+    assert way == ROW_WISE or (rows <= devices and way in (TABLE_ROW_WISE, TABLE_WISE))
+    if columns > nodes or rows == 1 or devices == 1:
+        return
+    grid = [
+        cell
+        for number in range(columns)
+        for cell in blocks(one, machine.devices_of_node(number), Span(4 * number, 4 * number + 4))
+    ]
+    assert sharding_type(grid, one, machine) == (GRID_SHARD if columns > 1 else TABLE_ROW_WISE)
+
+
+def blocks(one: Table, devices: range, columns: Span) -> list[TablePart]:
+    """Rows as TorchRec cuts them."""
+    block = -(-one.num_rows // len(devices))
+    starts = range(0, one.num_rows, block)
+    return [
+        TablePart(one.name, Span(start, min(start + block, one.num_rows)), columns, (device,))
+        for start, device in zip(starts, devices, strict=False)
+    ]
