@@ -15,7 +15,7 @@ from evenshard.measure.collectives import GRADIENT_BYTES, Links, exchange_times,
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, held_parts
 from evenshard.measure.link import start_skew_ms
-from evenshard.measure.simulated.device_model import NS_PER_MS, backward_ms, forward_ms
+from evenshard.measure.simulated.device_model import NS_PER_MS, backward_ns, forward_ns, pass_ms, short_ms
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.placement.machine import Machine
@@ -70,37 +70,34 @@ class SimulatedCluster:
     def _compute_ms(
         self, task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]
     ) -> tuple[FloatArray, FloatArray]:
-        """[D] forward and backward compute time: that of all calls, one after the other."""
+        """[D] forward and backward compute time: that of all calls of a device, one after the other."""
+        devices = task.num_devices
         calls: dict[KernelCall, int] = {}
         looked_up: list[tuple[Table, int]] = []
         cells: list[int] = []
-        dense: dict[KernelCall, list[tuple[Table, int]]] = {}
         for held in held_parts(task, by_table):
-            if held.device == EVERY_DEVICE:
-                dense.setdefault(held.call, []).extend(held.looked_up)
-                continue
-            cell = calls.setdefault(held.call, len(calls)) * task.num_devices + held.device
-            looked_up += held.looked_up
-            cells += [cell] * len(held.looked_up)
-        forward_D, backward_D = np.zeros(task.num_devices), np.zeros(task.num_devices)
-        device_of_P = np.array(cells, dtype=np.int64) % task.num_devices
+            first = calls.setdefault(held.call, len(calls)) * devices
+            homes = range(devices) if held.device == EVERY_DEVICE else (held.device,)
+            for device in homes:
+                looked_up += held.looked_up
+                cells += [first + device] * len(held.looked_up)
+        is_dense_C = np.array([call.is_dense for call in calls])
+        cell_of_P, forward_D, backward_D = np.array(cells, dtype=np.int64), np.zeros(devices), np.zeros(devices)
         for kind, (profile, counter) in enumerate(self._kinds):
             own_D = self._kind_of_D == kind
-            own_P = own_D[device_of_P] if len(cells) else np.zeros(0, dtype=bool)
-            if own_P.any():
-                work = counter.shard_work(
-                    columns_of(counter, [one for one, own in zip(looked_up, own_P, strict=True) if own]),
-                    np.array(cells, dtype=np.int64)[own_P],
-                    len(calls) * task.num_devices,
-                )
-                forward_D += forward_ms(profile, work).reshape(-1, task.num_devices).sum(axis=0)
-                backward_D += backward_ms(profile, work, self._optimizer).reshape(-1, task.num_devices).sum(axis=0)
-            for held_by_all in dense.values():
-                columns_PC = columns_of(counter, held_by_all)
-                work = counter.shard_work(columns_PC, np.zeros(len(columns_PC), dtype=np.int64), 1)
-                forward_D[own_D] += float(forward_ms(profile, work)[0])
-                backward_D[own_D] += float(backward_ms(profile, work)[0])
-            backward_D[own_D] += dense_ms(_dense_values(by_table), profile.hbm_bytes_per_ns, self._optimizer)
+            own_P = own_D[cell_of_P % devices]
+            if not own_P.any():
+                continue
+            columns_PC = columns_of(counter, [one for one, own in zip(looked_up, own_P, strict=True) if own])
+            work = counter.shard_work(columns_PC, cell_of_P[own_P], len(calls) * devices)
+            calls_D = (work.num_tables > 0).reshape(-1, devices).sum(axis=0).astype(np.float64)
+            forward_ns_D = forward_ns(profile, work).reshape(-1, devices).sum(axis=0)
+            fused, dense = (backward_ns(profile, work, one).reshape(-1, devices) for one in (self._optimizer, SGD))
+            backward_ns_D = np.where(is_dense_C[:, None], dense, fused).sum(axis=0)
+            backward_ns_D += NS_PER_MS * dense_ms(_dense_values(by_table), profile.hbm_bytes_per_ns, self._optimizer)
+            short_D = short_ms(profile, work).reshape(-1, devices).max(axis=0)
+            forward_D += pass_ms(forward_ns_D, calls_D, profile.fwd_overhead_us, profile.fwd_host_us)
+            backward_D += pass_ms(backward_ns_D, calls_D, profile.bwd_overhead_us, profile.bwd_host_us) + short_D
         return forward_D, backward_D
 
 

@@ -60,18 +60,49 @@ def kernel_times(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> 
 
 def forward_ms(profile: GpuProfile, work: ShardWork) -> FloatArray:
     """[N] forward compute time; 0 where a shard is empty."""
-    kernels_ns = bounds_check_ns(profile, work) + lookup_ns(profile, work)
-    issued_ms = np.maximum(kernels_ns / NS_PER_MS, profile.fwd_host_us / US_PER_MS)
-    return np.where(work.num_tables > 0, profile.fwd_overhead_us / US_PER_MS + issued_ms, 0.0)
+    calls = (work.num_tables > 0).astype(np.float64)
+    return pass_ms(forward_ns(profile, work), calls, profile.fwd_overhead_us, profile.fwd_host_us)
 
 
 def backward_ms(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
     """[N] backward compute time, with the update of the weights; 0 where a shard is empty."""
+    calls = (work.num_tables > 0).astype(np.float64)
+    kernels_ns = backward_ns(profile, work, optimizer)
+    took_ms = pass_ms(kernels_ns, calls, profile.bwd_overhead_us, profile.bwd_host_us)
+    return took_ms + short_ms(profile, work)
+
+
+def short_ms(profile: GpuProfile, work: ShardWork) -> FloatArray:
+    """[N] further time of backward calls with few lookups; see ``GpuProfile.short_call_us``."""
+    is_short = (work.num_tables > 0) & (work.lookups < SHORT_LOOKUPS)
+    return np.where(is_short, profile.short_call_us / US_PER_MS, 0.0)
+
+
+def pass_ms(kernels_ns: FloatArray, calls: FloatArray, overhead_us: float, host_us: float) -> FloatArray:
+    """Time of a forward or backward pass of several calls, one after the other; 0 where there is none.
+
+    The host runs ahead of the device: it launches the kernels of a call while those of earlier ones run, so that the
+    longer of the two, all kernels or all launches, decides.
+
+    Args:
+        kernels_ns: time of all kernels, of all calls.
+        calls: how many there are.
+        overhead_us: time of the pass in which no kernel runs.
+        host_us: time to launch the kernels of one call.
+    """
+    issued_ms = np.maximum(kernels_ns / NS_PER_MS, calls * (host_us / US_PER_MS))
+    return np.where(calls > 0, overhead_us / US_PER_MS + issued_ms, 0.0)
+
+
+def forward_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
+    """[N] the kernels of forward calls; 0 where a shard is empty."""
+    return np.where(work.num_tables > 0, bounds_check_ns(profile, work) + lookup_ns(profile, work), 0.0)
+
+
+def backward_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
+    """[N] the kernels of backward calls, with the update of the weights; 0 where a shard is empty."""
     kernels_ns = index_ns(profile, work) + sort_ns(profile, work) + gradient_ns(profile, work, optimizer)
-    issued_ms = np.maximum(kernels_ns / NS_PER_MS, profile.bwd_host_us / US_PER_MS)
-    short_us = np.where(work.lookups < SHORT_LOOKUPS, profile.short_call_us, 0.0)
-    fixed_ms = (profile.bwd_overhead_us + short_us) / US_PER_MS
-    return np.where(work.num_tables > 0, fixed_ms + issued_ms, 0.0)
+    return np.where(work.num_tables > 0, kernels_ns, 0.0)
 
 
 def bounds_check_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:

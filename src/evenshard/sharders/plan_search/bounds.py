@@ -30,7 +30,7 @@ from evenshard.sharders.plan_search.networks import (
     CallNetwork,
     Columns,
 )
-from evenshard.sharders.plan_search.options import REPLICA, Options, Way, volume_numbers
+from evenshard.sharders.plan_search.options import REPLICA, Options, volume_numbers
 from evenshard.tables.reuse import FloatArray
 
 ROUNDING = 1e-4
@@ -58,10 +58,11 @@ def line_at(network: CallNetwork, sums_H: FloatArray) -> Line:
     active_U = bent.max(axis=0) > 0
     slopes_H = np.zeros(len(sums_H))
     slopes_H[LINEAR] = 1.0
+    output_U = network.output_U2.sum(axis=1)
     units = bent.shape[1]
     for unit in np.flatnonzero(active_U):
-        slopes_H[FIRST_PIECE + piece_U[unit] * units + unit] += network.output_U[unit]
-    value = network.overhead + sums_H[LINEAR] + float(np.maximum(bent.max(axis=0), 0) @ network.output_U)
+        slopes_H[FIRST_PIECE + piece_U[unit] * units + unit] += output_U[unit]
+    value = float(network.overhead_2.sum() + sums_H[LINEAR].sum() + np.maximum(bent.max(axis=0), 0) @ output_U)
     return Line(value - float(slopes_H @ sums_H), slopes_H)
 
 
@@ -80,11 +81,7 @@ def lower_bound_ms(options: Options) -> float:
             works.append(line.works(columns_PH) + _own_passes(network, columns_PH))
             at_0.append(line.at_0)
         table = _ways(options, np.min(works, axis=0))
-        # A line that starts below 0 may do so once for each call of a device.
-        start = min(at_0)
-        calls = max(1, len({call for unit in options.units for call in _calls(unit.ways)}))
-        offset = start if start >= 0 else start * calls
-        best = max(best, _bound(table, offset, room, devices))
+        best = max(best, _bound(table, min(at_0), room, devices))
     return best * (1 - ROUNDING)
 
 
@@ -100,7 +97,7 @@ class _Ways:
 def _ways(options: Options, work_P: FloatArray) -> _Ways:
     alone_P = np.min(
         [
-            network.call_ms(columns_PH)
+            network.compute_ms(columns_PH, np.ones(len(columns_PH), dtype=np.int64))
             for network, columns_PH in zip(options.costs.networks, options.columns_KPH, strict=True)
         ],
         axis=0,
@@ -171,10 +168,5 @@ def _fits(ways: _Ways, time_ms: float, offset: float, room: float, devices: int)
 
 def _own_passes(network: CallNetwork, columns_PH: Columns) -> FloatArray:
     """[P] time of the radix passes that a piece's own rows need."""
-    passes = (columns_PH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ network.pass_ms
+    passes = (columns_PH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ network.pass_ms_2.sum(axis=1)
     return np.asarray(columns_PH[:, LOOKED_UP] * passes)
-
-
-def _calls(ways: tuple[Way, ...]) -> set[int]:
-    """Kernel calls that a unit may be part of."""
-    return {call for way in ways for piece in way.pieces for call, _ in piece.cells}

@@ -83,8 +83,9 @@ def _added_ms(options: Options) -> FloatArray:
     for network, columns_PH in zip(options.costs.networks, options.columns_KPH, strict=True):
         whole = [unit.ways[0].pieces[0].cells[0][1] for unit in options.units]
         mean_H = columns_PH[whole].sum(axis=0, dtype=np.float64).astype(np.float32) / devices
-        base = float(network.call_ms(mean_H[None])[0])
-        found.append(np.maximum(network.call_ms(columns_PH + mean_H) - base, 1e-9))
+        base = float(network.compute_ms(mean_H[None], np.ones(1, dtype=np.int64))[0])
+        with_each = network.compute_ms(columns_PH + mean_H, np.ones(len(columns_PH), dtype=np.int64))
+        found.append(np.maximum(with_each - base, 1e-9))
     return np.asarray(np.max(found, axis=0))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from evenshard.measure.collectives import ExchangeTimes, Links, Volumes, exchange_times, part_volume, volumes_of
-from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, held_parts
+from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, held_parts
 from evenshard.measure.simulated.cluster import dense_ms
 from evenshard.placement.parts import TablePart, lookup_share
 from evenshard.placement.sharding import ShardingTask, parts_by_table, sharding_type
@@ -96,26 +96,24 @@ class PartCosts:
         """
         by_table = parts_by_table(self.task, parts)
         slopes_4, replica_ms = self.exchange_slopes
-        calls: dict[KernelCall, int] = {}
-        held = list(held_parts(self.task, by_table))
-        devices = self.task.num_devices
-        cell_of = np.array(
-            [calls.setdefault(one.call, len(calls)) * devices + max(one.device, 0) for one in held], dtype=np.int64
-        )
-        kind_of = self.kind_of_D[cell_of % devices]
+        devices, held = self.task.num_devices, list(held_parts(self.task, by_table))
         flat = [table_and_batch for one in held for table_and_batch in one.looked_up]
         firsts = np.cumsum([0, *(len(one.looked_up) for one in held)])[:-1]
+        device_of_P = np.array([one.device for one in held])
+        spread_P = device_of_P == EVERY_DEVICE
+        calls_D = self._calls(held)
         alone, adds = np.zeros(len(held)), np.zeros(len(held))
+        one_call = np.ones(len(held), dtype=np.int64)
         for kind, network in enumerate(self.networks):
             columns_PH = np.add.reduceat(network.columns(flat), firsts, axis=0)
-            cells, cell_of_P = np.unique(cell_of, return_inverse=True)
-            sums_NH = np.zeros((len(cells), columns_PH.shape[1]), dtype=np.float32)
-            np.add.at(sums_NH, cell_of_P, columns_PH)
-            full_N, counts_N = network.call_ms(sums_NH), np.bincount(cell_of_P)
-            rest_P = np.where(counts_N[cell_of_P] > 1, network.call_ms(sums_NH[cell_of_P] - columns_PH), 0.0)
-            own = kind_of == kind
-            alone[own] = network.call_ms(columns_PH)[own]
-            adds[own] = (full_N[cell_of_P] - rest_P)[own]
+            sums_DH = np.zeros((devices, columns_PH.shape[1]), dtype=np.float32) + columns_PH[spread_P].sum(axis=0)
+            np.add.at(sums_DH, device_of_P[~spread_P], columns_PH[~spread_P])
+            full_D = network.compute_ms(sums_DH, calls_D)
+            home_P = np.where(spread_P, full_D.argmax(), device_of_P)
+            rest_P = network.compute_ms(sums_DH[home_P] - columns_PH, calls_D[home_P])
+            own = self.kind_of_D[home_P] == kind
+            alone[own] = network.compute_ms(columns_PH, one_call)[own]
+            adds[own] = (full_D[home_P] - rest_P)[own]
         number_of = {table.name: table for table in self.task.tables}
         ordered = [part for of_table in by_table.values() for part in of_table]
         for number, part in enumerate(ordered):
@@ -149,32 +147,30 @@ class PartCosts:
 
     def _member_ms(self, by_table: Mapping[str, Sequence[TablePart]]) -> torch.Tensor:
         """[D, M, 2] compute times, forward and backward, by each member of the ensembles."""
-        devices = self.task.num_devices
-        calls: dict[KernelCall, int] = {}
-        fused: list[Looked] = []
-        cells: list[int] = []
-        dense: dict[KernelCall, list[Looked]] = {}
-        for held in held_parts(self.task, by_table):
-            if held.device == EVERY_DEVICE:
-                dense.setdefault(held.call, []).extend(held.looked_up)
-                continue
-            cell = calls.setdefault(held.call, len(calls)) * devices + held.device
-            fused += held.looked_up
-            cells += [cell] * len(held.looked_up)
-        occupied = torch.zeros(max(len(calls), 1) * devices, dtype=torch.bool)
-        occupied[cells] = True
+        devices, held = self.task.num_devices, list(held_parts(self.task, by_table))
+        flat: list[Looked] = []
+        device_of: list[int] = []
+        for one in held:
+            for device in range(devices) if one.device == EVERY_DEVICE else (one.device,):
+                flat += one.looked_up
+                device_of += [device] * len(one.looked_up)
+        calls_D, values = self._calls(held), self.replicated_values(by_table)
         members = max(kind.model.net.sizes.num_members for kind in self.kinds)
         total = torch.zeros(devices, members, 2)
-        values = self.replicated_values(by_table)
         for number, (kind, network) in enumerate(zip(self.kinds, self.networks, strict=True)):
             own_D = torch.from_numpy(self.kind_of_D == number)
-            of_calls = network.member_ms(fused, cells, len(occupied)) * occupied[:, None, None]
-            times = of_calls.reshape(-1, devices, *of_calls.shape[1:]).sum(dim=0)
-            for looked_up in dense.values():
-                times = times + network.member_ms(looked_up, [0] * len(looked_up), 1)
+            times = network.member_ms(flat, device_of, calls_D)
             times[..., 1] += dense_ms(values, kind.bytes_per_ns, self.task.optimizer)
             total[own_D] = times[own_D].expand(-1, members, 2)
         return total
+
+    def _calls(self, held: Sequence[HeldPart]) -> np.ndarray:
+        """[D] kernel calls of each device."""
+        found = {(one.call, one.device) for one in held}
+        calls_D = np.zeros(self.task.num_devices, dtype=np.int64)
+        for _, device in found:
+            calls_D[slice(None) if device == EVERY_DEVICE else device] += 1
+        return calls_D
 
     @staticmethod
     def replicated_values(by_table: Mapping[str, Sequence[TablePart]]) -> float:

@@ -19,7 +19,8 @@ from evenshard.tables.table import Table
 Columns = npt.NDArray[np.float32]
 Looked = tuple[Table, int]
 """A table, and the samples of its bags."""
-ROWS, LOOKED_UP, LINEAR, FIRST_PIECE = 0, 1, 2, 3
+ROWS, LOOKED_UP, FIRST_PIECE = 0, 1, 4
+LINEAR = slice(2, 4)  # forward, backward
 MAX_REPRESENTED = 2**14  # tables at a time
 
 
@@ -34,14 +35,17 @@ class CallNetwork:
     def __init__(self, model: CostModel) -> None:
         self.model = model
         net = model.net
-        mix_O1 = net.sum_of_parts_OK().mean(dim=1, keepdim=True)
-        self._linear_I1 = net.linear_weight @ mix_O1
-        self.output_U = (net.output_weight @ mix_O1).squeeze(1).numpy().astype(np.float32)
-        self.overhead = float(net.overhead @ mix_O1)
+        each_O2 = net.time_scale_ms.repeat(net.sizes.num_members)[:, None] / net.sizes.num_members
+        mix_O2 = each_O2 * torch.eye(2).repeat(net.sizes.num_members, 1)
+        self._linear_I2 = net.linear_weight @ mix_O2
+        self.output_U2 = (net.output_weight @ mix_O2).numpy().astype(np.float32)
+        self.overhead_2 = (net.overhead @ mix_O2).numpy().astype(np.float32)
         self.bias_H = net.piece_bias.numpy().astype(np.float32)
-        self.pass_ms = (net.pass_weight @ mix_O1).flatten().numpy().astype(np.float32)
+        self.pass_ms_2 = (net.pass_weight @ mix_O2).numpy().astype(np.float32)
         self.pieces = net.sizes.pieces
         self.width = FIRST_PIECE + len(self.bias_H)
+        self.empty_ms_2 = self._passes_ms(np.zeros((1, self.width), dtype=np.float32))[0]
+        """Forward and backward time of a call that looks nothing up."""
 
     def columns(self, looked_up: Sequence[Looked]) -> Columns:
         """[P, H] of tables that are looked up: rows, lookups, the linear part, and what the bent units see."""
@@ -56,38 +60,56 @@ class CallNetwork:
     def _columns(self, tables: Sequence[Table], batch_size: int) -> Columns:
         represented = self.model.represent(tables, batch_size)
         rows_T1, inputs_TI = represented[:, 1:2], represented[:, 2:]
-        lookups_T1, linear_T1 = inputs_TI[:, LOOKUPS, None], inputs_TI @ self._linear_I1
+        lookups_T1, linear_T2 = inputs_TI[:, LOOKUPS, None], inputs_TI @ self._linear_I2
         pieces_TH = inputs_TI @ self.model.net.piece_weight
-        return np.asarray(torch.cat([rows_T1, lookups_T1, linear_T1, pieces_TH], dim=1).numpy())
+        return np.asarray(torch.cat([rows_T1, lookups_T1, linear_T2, pieces_TH], dim=1).numpy())
 
-    def call_ms(self, sums: Columns) -> FloatArray:
-        """[N] time of kernel calls, forward and backward, from the sums of their tables' columns [N, H]."""
+    def compute_ms(self, sums: Columns, calls: npt.NDArray[np.int64]) -> FloatArray:
+        """[N] time of devices for all their kernel calls, forward and backward.
+
+        The calls take what one with all their tables would; launching them takes at least what launching empty ones
+        does, one after the other (``device_model.pass_ms``).
+
+        Args:
+            sums: [N, H] sums of the columns of all their tables.
+            calls: [N] kernel calls; a device without any takes no time.
+        """
+        times_N2 = np.maximum(self._passes_ms(sums), calls[:, None] * self.empty_ms_2)
+        return np.where(calls > 0, times_N2.sum(axis=1, dtype=np.float64), 0.0)
+
+    def _passes_ms(self, sums: Columns) -> Columns:
+        """[N, 2] forward and backward time of single calls."""
         bent = (sums[:, FIRST_PIECE:] + self.bias_H).reshape(len(sums), self.pieces, -1)
         hidden = np.maximum(bent.max(axis=1), 0)
-        passes = (sums[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self.pass_ms
-        return np.asarray(
-            self.overhead + sums[:, LINEAR] + hidden @ self.output_U + sums[:, LOOKED_UP] * passes, dtype=np.float64
-        )
+        sorts = (sums[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self.pass_ms_2
+        smooth = self.overhead_2 + sums[:, LINEAR] + hidden @ self.output_U2
+        return np.asarray(smooth + sums[:, LOOKED_UP, None] * sorts)
 
     @torch.no_grad()
-    def member_ms(self, looked_up: Sequence[Looked], cell_of_P: Sequence[int], num_cells: int) -> torch.Tensor:
-        """[N, M, 2] forward and backward time of kernel calls, by each member; of empty ones, their overhead.
+    def member_ms(
+        self, looked_up: Sequence[Looked], device_of_P: Sequence[int], calls: npt.NDArray[np.int64]
+    ) -> torch.Tensor:
+        """[D, M, 2] forward and backward time of devices, by each member, as ``compute_ms``.
 
         Args:
             looked_up: tables.
-            cell_of_P: the call of each.
-            num_cells: calls.
+            device_of_P: the device of each.
+            calls: [D] kernel calls.
         """
+        net = self.model.net
+        devices = torch.tensor(device_of_P, dtype=torch.int64)
         sums: torch.Tensor | None = None
-        cells = torch.tensor(cell_of_P, dtype=torch.int64)
         for batch_size, numbers in _by_batch(looked_up).items():
             represented = self.model.represent([looked_up[number][0] for number in numbers], batch_size)
             if sums is None:
-                sums = represented.new_zeros(num_cells, represented.shape[1])
-            sums.index_add_(0, cells[numbers], represented)
+                sums = represented.new_zeros(len(calls), represented.shape[1])
+            sums.index_add_(0, devices[numbers], represented)
         if sums is None:
-            return torch.zeros(num_cells, self.model.net.sizes.num_members, 2)
-        return self.model.net.member_ms(sums[:, 2:], sums[:, 1])
+            return torch.zeros(len(calls), net.sizes.num_members, 2)
+        calls_D11 = torch.from_numpy(np.asarray(calls, dtype=np.float32))[:, None, None]
+        empty_M2 = net.member_ms(torch.zeros(1, sums.shape[1] - 2), torch.zeros(1))
+        times = torch.maximum(net.member_ms(sums[:, 2:], sums[:, 1]), calls_D11 * empty_M2)
+        return torch.where(calls_D11 > 0, times, torch.zeros(()))
 
 
 PASS_ROWS_ARRAY = np.array(PASS_ROWS, dtype=np.float32)

@@ -266,35 +266,34 @@ class PlanSearch:
     def _piece_on(self, state: State, unit: int, device: int) -> int:
         return state.choices[unit].places.index(device)
 
-    def _gains(self, state: State, units: Sequence[int], device: int) -> list[float]:
-        """What the device saves in computing without each unit's piece, ms."""
-        found = []
+    def _gains(self, state: State, units: Sequence[int], device: int) -> npt.NDArray[np.float64]:
+        """[N] what the device saves in computing without each unit's piece, ms."""
         kind = int(self.costs.kind_of_D[device])
-        network, columns_PH = self.costs.networks[kind], self.options.columns_KPH[kind]
-        for unit in units:
-            piece = state.way(unit).pieces[self._piece_on(state, unit, device)]
-            saved = 0.0
-            for call, row in piece.cells:
-                if state.held_CD[call, device] <= 1:
-                    saved += float(state.call_ms_CD[call, device])
-                    continue
-                without = state.sums_CDH[call, device] - columns_PH[row]
-                saved += float(state.call_ms_CD[call, device] - network.call_ms(without[None])[0])
-            found.append(saved)
-        return found
+        columns_PH = self.options.columns_KPH[kind]
+        pieces = [state.way(unit).pieces[self._piece_on(state, unit, device)] for unit in units]
+        if not pieces:
+            return np.zeros(0)
+        columns_NH = np.array([columns_PH[[row for _, row in piece.cells]].sum(axis=0) for piece in pieces])
+        emptied_N = np.array([sum(state.held_CD[call, device] == 1 for call, _ in piece.cells) for piece in pieces])
+        rest_N = self.costs.networks[kind].compute_ms(
+            state.sums_DH[device] - columns_NH, state.calls_D[device] - emptied_N
+        )
+        return np.asarray(state.compute_ms_D[device] - rest_N)
 
     def _adds(self, state: State, unit: int, number: int, devices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """[N] what devices compute more with a piece of a unit, ms."""
         piece = state.way(unit).pieces[number]
+        rows = [row for _, row in piece.cells]
         added = np.zeros(len(devices))
+        calls = state.calls_D[devices] + sum(
+            (state.held_CD[call, devices] == 0).astype(np.int64) for call, _ in piece.cells
+        )
         kinds = self.costs.kind_of_D[devices]
         for kind, network in enumerate(self.costs.networks):
             own = kinds == kind
-            if not own.any():
-                continue
-            for call, row in piece.cells:
-                sums = state.sums_CDH[call, devices[own]] + self.options.columns_KPH[kind][row]
-                added[own] += network.call_ms(sums) - state.call_ms_CD[call, devices[own]]
+            if own.any():
+                sums = state.sums_DH[devices[own]] + self.options.columns_KPH[kind][rows].sum(axis=0)
+                added[own] = network.compute_ms(sums, calls[own]) - state.compute_ms_D[devices[own]]
         return added
 
     def _moves(self, state: State, slow: int, movable: Sequence[int]) -> Iterator[list[tuple[int, Choice]]]:
@@ -374,7 +373,7 @@ class PlanSearch:
             free_D[device] += size
         if old.scope == DEVICE:
             for device in state.choices[unit].places:
-                load_D[device] -= self._gains(state, [unit], device)[0]
+                load_D[device] -= float(self._gains(state, [unit], device)[0])
         places = Places(self.construction, len(load_D))
         places.load_D, places.free_D = load_D, free_D
         for other, choice in enumerate(state.choices if self.construction.groups_of(unit) else ()):

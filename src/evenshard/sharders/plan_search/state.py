@@ -50,16 +50,17 @@ class State:
         devices, calls = task.num_devices, len(options.calls)
         width = options.columns_KPH[0].shape[1]
         self.choices = list(choices)
-        self.sums_CDH: Columns = np.zeros((calls, devices, width), dtype=np.float32)
+        self.sums_DH: Columns = np.zeros((devices, width), dtype=np.float32)
+        self.calls_D = np.zeros(devices, dtype=np.int64)
         self.held_CD = np.zeros((calls, devices), dtype=np.int32)
         self.volumes_4D = np.zeros((4, devices))
         self.used_D = np.zeros(devices, dtype=np.int64)
         self.users_C = np.zeros(calls, dtype=np.int64)
         self.replicated_values = 0.0
-        self.call_ms_CD = np.zeros((calls, devices))
+        self.compute_ms_D = np.zeros(devices)
         for unit, choice in enumerate(choices):
             self._add(unit, choice, 1)
-        self._refresh(np.arange(devices), range(calls))
+        self._refresh(np.arange(devices))
         self.device_ms_D = self._device_ms()
 
     # Changes ----------------------------------------------------------------------------------------------------------
@@ -79,8 +80,7 @@ class State:
             touched = np.array(sorted({*old.places, *choice.places}), dtype=np.int64)
         else:
             touched = np.union1d(self.touched(old_way, old), self.touched(new_way, choice))
-        calls = {call for way in (old_way, new_way) for piece in way.pieces for call, _ in piece.cells}
-        self._refresh(touched, sorted(calls))
+        self._refresh(touched)
         self.device_ms_D = self._device_ms()
 
     def touched(self, way: Way, choice: Choice) -> npt.NDArray[np.int64]:
@@ -105,11 +105,11 @@ class State:
             for call, row in piece.cells:
                 for kind, columns_PH in enumerate(self.options.columns_KPH):
                     if len(self.options.columns_KPH) == 1:
-                        self.sums_CDH[call, where] += sign * columns_PH[row]
+                        self.sums_DH[where] += sign * columns_PH[row]
                     else:
                         mask = np.zeros(self.task.num_devices, dtype=bool)
                         mask[where] = True
-                        self.sums_CDH[call, mask & (self._costs.kind_of_D == kind)] += sign * columns_PH[row]
+                        self.sums_DH[mask & (self._costs.kind_of_D == kind)] += sign * columns_PH[row]
                 self.held_CD[call, where] += sign
                 self.users_C[call] += sign
             volume_4 = sign * volume_numbers(piece.volume)
@@ -117,22 +117,17 @@ class State:
             self.used_D[where] += sign * piece.size_bytes
         self.replicated_values += sign * way.values
 
-    def _refresh(self, devices: npt.NDArray[np.int64], calls: Sequence[int]) -> None:
-        """Times of some kernel calls on some devices."""
-        kinds = self._costs.kind_of_D[devices]
+    def _refresh(self, devices: npt.NDArray[np.int64]) -> None:
+        """Computing times of some devices."""
+        self.calls_D[devices] = (self.held_CD[:, devices] > 0).sum(axis=0)
         for kind, network in enumerate(self._costs.networks):
-            own = devices[kinds == kind] if len(self._costs.networks) > 1 else devices
-            for call in calls:
-                if not self.users_C[call]:
-                    self.call_ms_CD[call, own] = 0.0
-                    continue
-                times = network.call_ms(self.sums_CDH[call, own])
-                self.call_ms_CD[call, own] = np.where(self.held_CD[call, own] > 0, times, 0.0)
+            own = devices if len(self._costs.networks) == 1 else devices[self._costs.kind_of_D[devices] == kind]
+            self.compute_ms_D[own] = network.compute_ms(self.sums_DH[own], self.calls_D[own])
 
     # Costs ------------------------------------------------------------------------------------------------------------
 
     def _device_ms(self) -> FloatArray:
-        total = self.call_ms_CD.sum(axis=0) + self._dense_ms_D() + exchange_ms(self._exchanges())
+        total = self.compute_ms_D + self._dense_ms_D() + exchange_ms(self._exchanges())
         return np.asarray(total)
 
     def _dense_ms_D(self) -> FloatArray:
