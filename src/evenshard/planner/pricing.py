@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
@@ -11,8 +12,9 @@ from evenshard.measure.costs import PlacementCost, combine_visits
 from evenshard.measure.hardware import HardwareName, open_hardware
 from evenshard.measure.link import LINKS, Link, link
 from evenshard.measure.parts_in_turn import parts_in_turn
-from evenshard.measure.simulated.cluster import SimulatedCluster
+from evenshard.measure.simulated.cluster import SimulatedCluster, alone_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import ShardingTask
 from evenshard.planner.request import PlacementRequest
@@ -76,7 +78,7 @@ def part_costs(
     for name in names:
         if name not in kinds:
             own = model if name == request.hardware else (others or {}).get(name) or load_model(None, name)
-            kinds[name] = DeviceKind(own.cost_model, bytes_per_ns(name))
+            kinds[name] = _device_kind(own, name)
     order = list(kinds)
     return PartCosts(
         request.sharding_task(),
@@ -86,12 +88,12 @@ def part_costs(
     )
 
 
-def bytes_per_ns(hardware: str) -> float:
-    """What the memory of a device moves."""
+def _device_kind(model: PlacementModel, hardware: str) -> DeviceKind:
     name = HardwareName.parse(hardware)
     if name.kind.times == "measured":
-        return CPU_BYTES_PER_NS
-    return gpu_profile(name.device).hbm_bytes_per_ns
+        return DeviceKind(model.cost_model, CPU_BYTES_PER_NS)
+    profile = gpu_profile(name.device)
+    return DeviceKind(model.cost_model, profile.hbm_bytes_per_ns, partial(alone_ms, WorkCounter(profile), profile))
 
 
 @contextmanager

@@ -15,7 +15,15 @@ from evenshard.measure.collectives import GRADIENT_BYTES, Links, exchange_times,
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, held_parts
 from evenshard.measure.link import start_skew_ms
-from evenshard.measure.simulated.device_model import NS_PER_MS, backward_ns, forward_ns, pass_ms, short_ms
+from evenshard.measure.simulated.device_model import (
+    NS_PER_MS,
+    backward_ms,
+    backward_ns,
+    forward_ms,
+    forward_ns,
+    pass_ms,
+    short_ms,
+)
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.placement.machine import Machine
@@ -112,6 +120,12 @@ def columns_of(counter: WorkCounter, looked_up: Sequence[tuple[Table, int]]) -> 
         for number, row in zip(numbers, rows, strict=True):
             found[number] = row
     return np.array(found)
+
+
+def alone_ms(counter: WorkCounter, profile: GpuProfile, looked_up: Sequence[tuple[Table, int]]) -> FloatArray:
+    """[P, 2] forward and backward time of tables alone on a device, with SGD."""
+    work = counter.shard_work(columns_of(counter, looked_up), np.arange(len(looked_up)), len(looked_up))
+    return np.stack([forward_ms(profile, work), backward_ms(profile, work)], axis=1)
 
 
 def dense_ms(values: float, bytes_per_ns: float, optimizer: str) -> float:

@@ -16,7 +16,7 @@ from evenshard.placement.parts import TablePart, lookup_share
 from evenshard.placement.sharding import ShardingTask, parts_by_table, sharding_type
 from evenshard.sharders.convex_search.cost_model import CostModel, log_spread_N
 from evenshard.sharders.convex_search.prediction import PredictedDevice
-from evenshard.sharders.plan_search.networks import CallNetwork, Looked
+from evenshard.sharders.plan_search.networks import AloneTimes, CallNetwork, Looked
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,12 @@ class DeviceKind:
     Attributes:
         model: their cost model.
         bytes_per_ns: that their memory moves, for dense gradients.
+        alone_ms: times of tables alone, where a device model knows them; see ``CallNetwork``.
     """
 
     model: CostModel
     bytes_per_ns: float
+    alone_ms: AloneTimes | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class PartCosts:
     def __init__(self, task: ShardingTask, kinds: Sequence[DeviceKind], kind_of_D: Sequence[int], links: Links) -> None:
         self.task, self.links = task, links
         self.kinds, self.kind_of_D = tuple(kinds), np.asarray(kind_of_D)
-        self.networks = tuple(CallNetwork(kind.model) for kind in kinds)
+        self.networks = tuple(CallNetwork(kind.model, kind.alone_ms) for kind in kinds)
 
     def predict(self, parts: Sequence[TablePart]) -> PredictedParts:
         """Times of every device, and how sure the slowest one's is.

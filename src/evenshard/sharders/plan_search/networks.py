@@ -5,7 +5,7 @@ Devices of one kind share a network. Legend: P parts, N kernel calls on devices,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ Looked = tuple[Table, int]
 """A table, and the samples of its bags."""
 ROWS, LOOKED_UP, FIRST_PIECE = 0, 1, 4
 LINEAR = slice(2, 4)  # forward, backward
+AloneTimes = Callable[[Sequence[Looked]], FloatArray]
 MAX_REPRESENTED = 2**14  # tables at a time
 
 
@@ -29,11 +30,13 @@ class CallNetwork:
 
     Args:
         model: the cost model; of its exchange times nothing is used.
+        alone_ms: forward and backward time of tables alone, [P, 2] ms, where a device model knows it. It corrects those
+            that look their rows up more than once a sample: no model was trained on such tables.
     """
 
     @torch.no_grad()
-    def __init__(self, model: CostModel) -> None:
-        self.model = model
+    def __init__(self, model: CostModel, alone_ms: AloneTimes | None = None) -> None:
+        self.model, self._alone_ms = model, alone_ms
         net = model.net
         each_O2 = net.time_scale_ms.repeat(net.sizes.num_members)[:, None] / net.sizes.num_members
         mix_O2 = each_O2 * torch.eye(2).repeat(net.sizes.num_members, 1)
@@ -54,7 +57,25 @@ class CallNetwork:
             for first in range(0, len(numbers), MAX_REPRESENTED):
                 some = numbers[first : first + MAX_REPRESENTED]
                 found[some] = self._columns([looked_up[number][0] for number in some], batch_size)
+        odd = self._odd(looked_up)
+        found[odd, LINEAR] += self._missing_ms([looked_up[number] for number in odd], found[odd])
         return found
+
+    def _odd(self, looked_up: Sequence[Looked]) -> list[int]:
+        """Tables to correct."""
+        if self._alone_ms is None:
+            return []
+        return [number for number, (table, _) in enumerate(looked_up) if table.pooling_factor > table.num_rows]
+
+    def _missing_ms(self, looked_up: Sequence[Looked], columns_PH: Columns) -> Columns:
+        """[P, 2] what the network says too little of tables alone."""
+        if not looked_up or self._alone_ms is None:
+            return np.zeros((len(looked_up), 2), dtype=np.float32)
+        return np.maximum(self._alone_ms(looked_up) - self._passes_ms(columns_PH), 0).astype(np.float32)
+
+    def _uncorrected(self, looked_up: Sequence[Looked]) -> Columns:
+        """[P, H] columns by the network alone."""
+        return np.concatenate([self._columns([table], batch_size) for table, batch_size in looked_up])
 
     @torch.no_grad()
     def _columns(self, tables: Sequence[Table], batch_size: int) -> Columns:
@@ -108,7 +129,13 @@ class CallNetwork:
             return torch.zeros(len(calls), net.sizes.num_members, 2)
         calls_D11 = torch.from_numpy(np.asarray(calls, dtype=np.float32))[:, None, None]
         empty_M2 = net.member_ms(torch.zeros(1, sums.shape[1] - 2), torch.zeros(1))
-        times = torch.maximum(net.member_ms(sums[:, 2:], sums[:, 1]), calls_D11 * empty_M2)
+        times = net.member_ms(sums[:, 2:], sums[:, 1])
+        odd = self._odd(looked_up)
+        if odd:
+            some = [looked_up[number] for number in odd]
+            missing_P2 = self.columns(some)[:, LINEAR] - self._uncorrected(some)[:, LINEAR]
+            times.index_add_(0, devices[odd], torch.from_numpy(missing_P2)[:, None].expand(-1, times.shape[1], -1))
+        times = torch.maximum(times, calls_D11 * empty_M2)
         return torch.where(calls_D11 > 0, times, torch.zeros(()))
 
 

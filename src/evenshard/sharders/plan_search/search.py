@@ -16,7 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import SHARDING_TYPES
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    GRID_SHARD,
+    ROW_WISE,
+    SHARDING_TYPES,
+    TABLE_COLUMN_WISE,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+)
 from evenshard.sharders.plan_search.construction import Construction, Places, Works
 from evenshard.sharders.plan_search.costs import PartCosts, PredictedParts
 from evenshard.sharders.plan_search.options import DEVICE, NODE, Options, Way
@@ -24,23 +33,19 @@ from evenshard.sharders.plan_search.state import Choice, State, choices_of
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import on_interrupt
 
-LIMITS = (8.0, 4.0, 2.0, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06, 0.04)
+LIMITS = (8.0, 4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06, 0.04)
 """Limits on the time of a piece that constructions try, in mean works of a device."""
-TYPE_SETS = (
-    ("table_wise",),
-    ("table_wise", "data_parallel"),
-    ("column_wise", "table_column_wise"),
-    ("column_wise", "table_column_wise", "data_parallel"),
-    ("table_wise", "column_wise", "table_column_wise"),
-    ("table_wise", "column_wise", "table_column_wise", "data_parallel"),
-    ("table_wise", "table_row_wise", "data_parallel"),
-    ("table_wise", "row_wise", "data_parallel"),
-    ("column_wise", "table_row_wise", "data_parallel"),
-    ("column_wise", "row_wise", "data_parallel"),
-    ("table_row_wise", "row_wise", "data_parallel"),
-    SHARDING_TYPES,
+ONE_DEVICE = (TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE)
+TYPE_SETS = tuple(
+    {*alone, *rows, *replicas}
+    for alone in ((), (TABLE_WISE,), (COLUMN_WISE, TABLE_COLUMN_WISE), ONE_DEVICE)
+    for rows in ((), (ROW_WISE,), (TABLE_ROW_WISE,), (TABLE_ROW_WISE, GRID_SHARD))
+    for replicas in ((), (DATA_PARALLEL,))
+    if alone or rows
 )
 """Sets of types that constructions use: each type that is used costs a kernel call and its collectives."""
+STAGES = ((1.0, 0.35), (0.25, 0.3), (0.0, 0.35))
+"""Share of the starts that is improved, at least one, and of all changes that are tried for it; stage after stage."""
 LEAST_GAIN = 1e-4
 """Of the score, relatively: less is no step."""
 
@@ -50,16 +55,14 @@ class SearchEffort:
     """How long to look.
 
     Attributes:
-        starts: constructions that are improved.
         changes: changes that are tried out, all together, whatever becomes of them.
         idle_kicks: kicks, one after the other, that made nothing better, until the search ends.
         kicked: units that a kick changes at most.
         time_limit_s: the search ends after so many seconds at the latest; None for no limit.
     """
 
-    starts: int = 3
-    changes: int = 4_000
-    idle_kicks: int = 60
+    changes: int = 6_000
+    idle_kicks: int = 100
     kicked: int = 3
     time_limit_s: float | None = None
 
@@ -77,6 +80,15 @@ class SearchResult:
     best: PredictedParts
     candidates: tuple[tuple[TablePart, ...], ...]
     is_interrupted: bool = False
+
+
+@dataclass
+class _Start:
+    """A placement to improve, with the types that it may use."""
+
+    choices: list[Choice]
+    types: set[str]
+    cost_ms: float = float("inf")
 
 
 Progress = Callable[[float], None]
@@ -102,6 +114,7 @@ class PlanSearch:
         self.construction = Construction(self.options, Works.of(self.options), self.room_D)
         self._rng = np.random.default_rng(seed)
         self._changes_left = self.effort.changes
+        self._types = set(SHARDING_TYPES)
         self._progress = progress
         limit_s = self.effort.time_limit_s
         self._deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
@@ -118,20 +131,23 @@ class PlanSearch:
             InfeasibleTask: if none was found.
         """
         begun = [choices_of(self.options, parts) for parts in known]
-        starts = [*(choices for choices in begun if choices is not None), *self._constructed()]
+        starts = [_Start(choices, set(SHARDING_TYPES)) for choices in begun if choices is not None]
+        starts += self._constructed()
         if not starts:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
-        ended: list[tuple[float, list[Choice]]] = []
-        budget = self.effort.changes // max(len(starts), 1)
         with on_interrupt(self._interrupt):
-            for start in starts:
-                self._changes_left = budget
-                state = State(self.options, start)
-                self._report(state)
-                self._improve(state)
-                ended.append((state.cost_ms, list(state.choices)))
-        ended.sort(key=lambda one: one[0])
-        candidates = tuple(State(self.options, choices).parts() for _, choices in ended)
+            for share, of_changes in STAGES:
+                starts = sorted(starts, key=lambda one: one.cost_ms)
+                kept = max(1, round(share * len(starts)))
+                for start in starts[:kept]:
+                    self._changes_left = int(self.effort.changes * of_changes / kept)
+                    self._types = start.types if share else set(SHARDING_TYPES)
+                    state = State(self.options, start.choices)
+                    self._report(state)
+                    self._improve(state)
+                    start.choices, start.cost_ms = list(state.choices), state.cost_ms
+        starts = sorted(starts, key=lambda one: one.cost_ms)[:MOST_CANDIDATES]
+        candidates = tuple(dict.fromkeys(State(self.options, start.choices).parts() for start in starts))
         predicted = [self.costs.predict(parts) for parts in candidates]
         order = sorted(range(len(predicted)), key=lambda number: predicted[number].predicted_ms)
         return SearchResult(predicted[order[0]], tuple(candidates[number] for number in order), self._is_interrupted)
@@ -147,28 +163,25 @@ class PlanSearch:
 
     # Starts -----------------------------------------------------------------------------------------------------------
 
-    def _constructed(self) -> list[list[Choice]]:
-        """The best constructions of different type sets."""
-        found: dict[tuple[Choice, ...], float] = {}
+    def _constructed(self) -> list[_Start]:
+        """The best construction of each set of types; equal ones once."""
+        found: dict[tuple[Choice, ...], _Start] = {}
         even_ms = self.construction.even_ms
+        known: dict[bytes, tuple[float, list[Choice]] | None] = {}
         for types in TYPE_SETS:
-            seen: set[bytes] = set()
-            best: tuple[float, tuple[Choice, ...]] | None = None
+            best: tuple[float, list[Choice]] | None = None
             for limit in LIMITS:
                 ways_U = self.construction.ways(limit * even_ms, types)
-                if ways_U.tobytes() in seen:
-                    continue
-                seen.add(ways_U.tobytes())
-                choices = self.construction.place(ways_U) or self.construction.place(ways_U, by_memory=True)
-                if choices is None:
-                    continue
-                cost = State(self.options, choices).cost_ms
-                if best is None or cost < best[0]:
-                    best = (cost, tuple(choices))
-            if best is not None:
-                found[best[1]] = best[0]
-        ranked = sorted(found, key=lambda choices: found[choices])
-        return [list(choices) for choices in ranked[: self.effort.starts]]
+                key = ways_U.tobytes()
+                if key not in known:
+                    choices = self.construction.place(ways_U) or self.construction.place(ways_U, by_memory=True)
+                    known[key] = None if choices is None else (State(self.options, choices).cost_ms, choices)
+                one = known[key]
+                if one is not None and (best is None or one[0] < best[0]):
+                    best = one
+            if best is not None and tuple(best[1]) not in found:
+                found[tuple(best[1])] = _Start(best[1], types, best[0])
+        return list(found.values())
 
     # Improvement ------------------------------------------------------------------------------------------------------
 
@@ -358,11 +371,16 @@ class PlanSearch:
             units = [units[number] for number in self._rng.permutation(len(units))[:MOST_OTHER_WAYS].tolist()]
         for unit in units:
             for number in range(len(self.options.units[unit].ways)):
-                if number == state.choices[unit].way:
+                if number == state.choices[unit].way or not self._may_be(unit, number):
                     continue
                 choice = self._placed(state, unit, number)
                 if choice is not None:
                     yield [(unit, choice)]
+
+    def _may_be(self, unit: int, number: int) -> bool:
+        """Whether the types of this start have a way; all ways of a unit that they have none of."""
+        ways = self.options.units[unit].ways
+        return ways[number].sharding_type in self._types or all(way.sharding_type not in self._types for way in ways)
 
     def _placed(self, state: State, unit: int, number: int) -> Choice | None:
         """A unit in another way, where least is to do without it."""
@@ -409,7 +427,8 @@ class PlanSearch:
                 unit = near[int(self._rng.integers(len(near)))]
             else:
                 unit = int(self._rng.integers(len(state.choices)))
-            number = int(self._rng.integers(len(self.options.units[unit].ways)))
+            numbers = [n for n in range(len(self.options.units[unit].ways)) if self._may_be(unit, n)]
+            number = numbers[int(self._rng.integers(len(numbers)))]
             choice = self._placed(state, unit, number)
             if choice is None or choice == state.choices[unit]:
                 continue
@@ -418,6 +437,8 @@ class PlanSearch:
         return undo
 
 
+MOST_CANDIDATES = 16
+"""Placements that a search gives back."""
 MOVE_TARGETS, SWAP_TARGETS = 16, 6
 """Devices, the least busy ones, that pieces of the slowest one may move to, or change places with."""
 TRIED_MOVES, TRIED_SWAPS, MOST_OTHER_WAYS = 3, 4, 12
