@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evenshard.kubeflow.place_request import place_arguments
+from evenshard.placement.machine import Machine
+from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TableLimits
 from evenshard.planner.rules import RULES, Rules, load_rules
 from evenshard.utils.errors import BadConfig, BadFile
 
@@ -14,10 +17,18 @@ from evenshard.utils.errors import BadConfig, BadFile
 def test_all_kinds_of_rules(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(
         "pinned: {user: 0, item: [0, 1]}\nforbidden: {clicks: 3}\nforbidden_devices: [7]\n"
-        "together: [[query, title]]\napart: [[x, y], [y, z]]\n"
+        "together: [[query, title]]\napart: [[x, y], [y, z]]\npinned_nodes: {ads: 1}\n"
+        "table_types: {user: [row_wise, data_parallel], item: table_wise}\nmin_columns: {item: 32}\n"
     )
     assert load_rules(tmp_path / "rules.yaml") == Rules(
-        {"user": (0,), "item": (0, 1)}, {"clicks": (3,)}, (7,), (("query", "title"),), (("x", "y"), ("y", "z"))
+        {"user": (0,), "item": (0, 1)},
+        {"clicks": (3,)},
+        (7,),
+        (("query", "title"),),
+        (("x", "y"), ("y", "z")),
+        {"ads": (1,)},
+        {"user": ("row_wise", "data_parallel"), "item": ("table_wise",)},
+        {"item": 32},
     )
 
 
@@ -40,6 +51,10 @@ def test_an_empty_file_and_empty_keys_are_no_rules(tmp_path: Path) -> None:
         ("forbidden_devices: x", "forbidden_devices: 'x' is neither a device id"),
         ("together: [a, b]", "together is .*, not a list of groups"),
         ("pinned: {a: ", "not readable as YAML"),
+        ("pinned_nodes: {a: one}", r"pinned_nodes\.a: 'one' is neither a node id"),
+        ("table_types: [row_wise]", "table_types is .*, not a mapping of tables to types"),
+        ("table_types: {a: 3}", r"table_types\.a: \[3\] is not a list of types"),
+        ("min_columns: {a: 1.5}", r"min_columns\.a: 1\.5 is not a whole number"),
     ],
 )
 def test_mistakes_get_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -69,3 +84,43 @@ def test_rules_add_up() -> None:
     assert both == Rules({"a": (0,), "c": (1,)}, {"b": (1, 3)}, (2, 4), apart=(("a", "b"),))
     with pytest.raises(BadConfig, match=r"'a' is pinned twice.*--pin a=0,1 for any"):
         Rules.of({"a": 0}) + Rules.of({"a": 1})
+    with pytest.raises(BadConfig, match=r"'a' has two rules of min_columns, which differ"):
+        Rules.of(min_columns={"a": 8}) + Rules.of(min_columns={"a": 16})
+
+
+def test_the_limits_of_a_table() -> None:
+    machine = Machine(8, 4, inter="infiniband_ndr")
+    rules = Rules.of(
+        pinned={"a": [1, 5]},
+        forbidden={"b": 4},
+        pinned_nodes={"a": 1, "b": 1},
+        table_types={"b": "row_wise"},
+        min_columns={"b": 16},
+    )
+    everything = frozenset(SHARDING_TYPES)
+    assert rules.limits("a", machine) == TableLimits(everything, frozenset({5}))
+    assert rules.limits("b", machine, BY_COLUMNS) == TableLimits(frozenset({"row_wise"}), frozenset({5, 6, 7}), 16)
+    assert rules.limits("c", machine, BY_COLUMNS) == TableLimits(frozenset(BY_COLUMNS))
+
+
+def test_rules_that_cannot_be_used() -> None:
+    machine = Machine(8, 4, inter="infiniband_ndr")
+
+    def problem(**rules: Any) -> str | None:
+        return Rules.of(**rules).problem(["a", "b"], machine)
+
+    assert problem(pinned_nodes={"a": 2}) == "a rule for table 'a' names node 2, but the nodes are 0 to 1. Correct it."
+    assert problem(table_types={"a": "row"}) == (
+        "a rule for table 'a' names 'row'. Choose from table_wise, column_wise, row_wise, table_row_wise, "
+        "table_column_wise, grid_shard, data_parallel."
+    )
+    assert problem(table_types={"a": []}) is not None
+    assert problem(min_columns={"c": 8}) == ("a rule names table 'c', which is not among the tables. Correct its name.")
+    assert problem(min_columns={"a": 0}) == "min_columns of table 'a' is 0. Give at least 1."
+    assert problem(pinned_nodes={"a": [0, 1]}, table_types={"b": ["row_wise"]}, min_columns={"a": 8}) is None
+
+
+def test_rules_of_tables_that_are_left() -> None:
+    rules = Rules.of({"a": 0}, {"b": 1}, [2], [["a", "b"]], [["a", "b", "c"]], {"a": 0}, {"b": "row_wise"}, {"c": 8})
+    left = Rules.of(None, {"b": 1}, [2], None, [["b", "c"]], None, {"b": "row_wise"}, {"c": 8})
+    assert rules.of_tables({"b", "c"}) == left

@@ -18,6 +18,7 @@ FLAGS = {
     "pinned": "--pin",
     "forbidden": "--forbid",
     "forbidden_devices": "--forbid-device",
+    "pinned_nodes": "--pin-node",
 }
 """Flags that are not called after their argument."""
 
@@ -26,11 +27,30 @@ def _numbers(text: str) -> Sequence[float]:
     return [number(part, float) for part in text.split(",")]
 
 
-def _table_devices(text: str) -> Mapping[str, Sequence[int]]:
-    name, equals, devices = text.rpartition("=")
+def _words(text: str) -> Sequence[str]:
+    return text.split(",")
+
+
+def _table_ids(text: str) -> Mapping[str, Sequence[int]]:
+    name, ids = _of_table(text, "N[,N]")
+    return {name: [int(number(one, int)) for one in ids.split(",")]}
+
+
+def _table_words(text: str) -> Mapping[str, Sequence[str]]:
+    name, words = _of_table(text, "TYPE[,TYPE]")
+    return {name: words.split(",")}
+
+
+def _table_number(text: str) -> Mapping[str, int]:
+    name, value = _of_table(text, "N")
+    return {name: int(number(value, int))}
+
+
+def _of_table(text: str, form: str) -> tuple[str, str]:
+    name, equals, value = text.rpartition("=")
     if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{brief(text)} is not TABLE=DEVICE or TABLE=DEVICE,DEVICE")
-    return {name: [int(number(device, int)) for device in devices.split(",")]}
+        raise argparse.ArgumentTypeError(f"{brief(text)} is not TABLE={form}")
+    return name, value
 
 
 def _device(text: str) -> Sequence[int]:
@@ -47,7 +67,10 @@ _KINDS: Mapping[Any, Mapping[str, Any]] = {
     str: {"metavar": "NAME"},
     str | Path: PATH,
     float | Sequence[float]: {"type": _numbers, "metavar": "GB[,GB...]"},
-    Mapping[str, int | Sequence[int]]: {"type": _table_devices, "metavar": "TABLE=D[,D]", **REPEATED},
+    Mapping[str, int | Sequence[int]]: {"type": _table_ids, "metavar": "TABLE=N[,N]", **REPEATED},
+    Mapping[str, str | Sequence[str]]: {"type": _table_words, "metavar": "TABLE=TYPE[,TYPE]", **REPEATED},
+    Mapping[str, int]: {"type": _table_number, "metavar": "TABLE=N", **REPEATED},
+    Sequence[str]: {"type": _words, "metavar": "NAME[,NAME]"},
     Sequence[int]: {"type": _device, "metavar": "D", **REPEATED},
     Sequence[Sequence[str]]: {"type": _group, "metavar": "TABLE,TABLE", **REPEATED},
 }

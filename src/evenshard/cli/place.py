@@ -107,14 +107,14 @@ def add_commands(commands: Commands) -> None:
     add("-o", "--out", **OUTPUT, help="placement.json, or TorchRec plan, to write")
     add("--report", **OUTPUT, help="HTML page to write; compares with TorchRec's planner too, where it is installed")
     add("--schema", action="store_true", help="print the JSON schema of placement.json, and nothing else")
-    add("--rules", **PATH, help="YAML file with pinned, forbidden, forbidden_devices, together, apart")
+    add("--rules", **PATH, help="YAML file with rules of tables: pinned, forbidden, together, apart, ...")
     add("--format", choices=("json", "torchrec"), default="json",
         help="placement.json, or a plan for evenshard.planner.torchrec.load_plan (default: json)")  # fmt: skip
     add("--local-world-size", type=at_least(1), metavar="N",
         help="ranks of a node, for a TorchRec plan (default: all ranks)")  # fmt: skip
     arguments = sub.add_argument_group(
         "arguments of evenshard.place",
-        "--pin, --forbid, --forbid-device, --together and --apart can be given several times.",
+        "Rules of tables, from --pin to --min-columns, can be given several times.",
     )
     for option in place_options():
         if option.name not in NO_FLAG:

@@ -41,6 +41,9 @@ def place(
     forbidden_devices: Sequence[int] = (),
     together: Sequence[Sequence[str]] = (),
     apart: Sequence[Sequence[str]] = (),
+    pinned_nodes: Mapping[str, int | Sequence[int]] | None = None,
+    table_types: Mapping[str, str | Sequence[str]] | None = None,
+    min_columns: Mapping[str, int] | None = None,
     num_measured: int = 0,
     compare: Sequence[str] = (),
     seed: int = 0,
@@ -71,6 +74,9 @@ def place(
         forbidden_devices: devices that no table may live on.
         together: groups of tables that live on one device.
         apart: groups of tables of which a device holds one at most.
+        pinned_nodes: the node, or nodes, that a table may live on.
+        table_types: the ways in which a table may be sharded, in place of sharding_types.
+        min_columns: columns that each part of a table has at least.
         num_measured: candidates to time on the hardware (a simulated one simulates); the fastest is the answer. 0
             trusts the model.
         compare: other sharders to compare with; see ``evenshard.planner.rivals``.
@@ -102,7 +108,7 @@ def place(
         batch_size=batch_size,
         reserved_bytes=gb_to_bytes(reserved_gb),
         optimizer=optimizer,
-        rules=Rules.of(pinned, forbidden, forbidden_devices, together, apart),
+        rules=Rules.of(pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns),
         sharding_types=_types(sharding_types, allow_column_split),
         hardware=hardware,
         assumptions=known.assumptions,

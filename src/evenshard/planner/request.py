@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from evenshard.placement.constraints import Constraints
 from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import state_bytes
-from evenshard.placement.sharding import SHARDING_TYPES, Communication, ShardingTask, TableLimits
+from evenshard.placement.sharding import SHARDING_TYPES, Communication, ShardingTask
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.options import option_field
 from evenshard.planner.rules import Rules
@@ -70,8 +70,6 @@ class PlacementRequest:
         if self.reserved_bytes < 0 or min(self.caps_bytes) < 0:
             raise BadConfig("a memory cap or the reserved memory is below 0. Correct it.")
         state_bytes(self.tables[0], self.optimizer)
-        if problem := self.rules.problem((table.name for table in self.tables), self.num_devices):
-            raise BadConfig(problem)
         unknown = next((way for way in self.sharding_types if way not in SHARDING_TYPES), None)
         if unknown is not None:
             raise BadConfig(f"sharding_types names {brief(unknown)}. Choose from {', '.join(SHARDING_TYPES)}.")
@@ -83,6 +81,8 @@ class PlacementRequest:
                     f"the machine has {self.machine.num_devices} devices, the request {self.num_devices}. Name one "
                     f"number."
                 )
+        if problem := self.rules.problem((table.name for table in self.tables), self.nodes):
+            raise BadConfig(problem)
 
     @property
     def num_devices(self) -> int:
@@ -107,7 +107,6 @@ class PlacementRequest:
     def sharding_task(self) -> ShardingTask:
         """The task of sharding the tables in every way that the request allows."""
         number = {table.name: position for position, table in enumerate(self.tables)}
-        types = frozenset(self.types)
         return ShardingTask(
             tables=self.tables,
             machine=self.nodes,
@@ -115,10 +114,7 @@ class PlacementRequest:
             batch_size=self.batch_size,
             optimizer=self.optimizer,
             communication=self.communication,
-            limits=tuple(
-                TableLimits(types=types, devices=self.rules.allowed_devices(table.name, self.num_devices))
-                for table in self.tables
-            ),
+            limits=tuple(self.rules.limits(table.name, self.nodes, self.types) for table in self.tables),
             together=tuple(tuple(number[name] for name in group) for group in self.rules.together),
             apart=tuple(tuple(number[name] for name in group) for group in self.rules.apart),
         )

@@ -1,31 +1,40 @@
-"""Rules of where tables may live, by name: from Python, from flags, from a pipeline's request and from a YAML file.
+"""Rules of single tables, by name: from Python, from flags, from a pipeline's request and from a YAML file.
 
 ::
 
     pinned: {user_id: 0, item_id: [0, 1]}     # the device, or devices, that a table may live on
+    pinned_nodes: {ads: 1}                    # the node, or nodes
     forbidden: {clicks: 3}
     forbidden_devices: [7]
     together: [[query, title]]
     apart: [[ads_a, ads_b]]
+    table_types: {user_id: [row_wise, data_parallel]}
+    min_columns: {item_id: 32}                # columns of the narrowest part
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import COLUMN_STEP
+from evenshard.placement.sharding import SHARDING_TYPES, TableLimits
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.limits import read_text
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.yaml_files import load_yaml
 
+_Value = TypeVar("_Value")
+
 
 @dataclass(frozen=True)
 class Rules:
-    """Where tables may and may not live, by name.
+    """Where tables may and may not live, and how they may be sharded, by name.
 
     Attributes:
         pinned: the devices that a table may live on; one device pins it.
@@ -33,6 +42,9 @@ class Rules:
         forbidden_devices: devices that no table may live on.
         together: groups of tables that live on one device.
         apart: groups of tables of which a device holds one at most.
+        pinned_nodes: the nodes that a table may live on.
+        table_types: the ways in which a table may be sharded, in place of those of all tables.
+        min_columns: columns that each part of a table has at least.
     """
 
     pinned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -40,6 +52,9 @@ class Rules:
     forbidden_devices: tuple[int, ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
     apart: tuple[tuple[str, ...], ...] = ()
+    pinned_nodes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    table_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    min_columns: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -48,6 +63,9 @@ class Rules:
         forbidden_devices: int | Sequence[int] | None = None,
         together: Sequence[Sequence[str]] | None = None,
         apart: Sequence[Sequence[str]] | None = None,
+        pinned_nodes: Mapping[str, int | Sequence[int]] | None = None,
+        table_types: Mapping[str, str | Sequence[str]] | None = None,
+        min_columns: Mapping[str, int] | None = None,
     ) -> Rules:
         """Rules as a person writes them down: one device or several, nothing or None for no rule.
 
@@ -55,18 +73,22 @@ class Rules:
             BadConfig: if a value has another form.
         """
         return Rules(
-            _devices_of_tables("pinned", pinned),
-            _devices_of_tables("forbidden", forbidden),
-            _devices("forbidden_devices", () if forbidden_devices is None else forbidden_devices),
+            _ids_of_tables("pinned", pinned),
+            _ids_of_tables("forbidden", forbidden),
+            _ids("forbidden_devices", () if forbidden_devices is None else forbidden_devices),
             _groups("together", together),
             _groups("apart", apart),
+            _ids_of_tables("pinned_nodes", pinned_nodes, "node"),
+            _types_of_tables("table_types", table_types),
+            _columns_of_tables("min_columns", min_columns),
         )
 
     def __add__(self, other: Rules) -> Rules:
         """Both together.
 
         Raises:
-            BadConfig: if a table is pinned by both, to different devices: that could mean either, or any of them.
+            BadConfig: if a table is pinned by both, to different devices: that could mean either, or any of them; the
+                same of its nodes, types and columns.
         """
         for name in self.pinned.keys() & other.pinned.keys():
             one, two = set(self.pinned[name]), set(other.pinned[name])
@@ -82,31 +104,89 @@ class Rules:
             forbidden_devices=(*self.forbidden_devices, *other.forbidden_devices),
             together=(*self.together, *other.together),
             apart=(*self.apart, *other.apart),
+            pinned_nodes=_joined("pinned_nodes", self.pinned_nodes, other.pinned_nodes),
+            table_types=_joined("table_types", self.table_types, other.table_types),
+            min_columns=_joined("min_columns", self.min_columns, other.min_columns),
         )
 
-    def problem(self, names: Iterable[str], num_devices: int) -> str | None:
+    def of_tables(self, names: Collection[str]) -> Rules:
+        """The rules of these tables only."""
+
+        def of(values: Mapping[str, _Value]) -> dict[str, _Value]:
+            return {name: value for name, value in values.items() if name in names}
+
+        def left(groups: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+            kept = (tuple(name for name in group if name in names) for group in groups)
+            return tuple(group for group in kept if len(group) > 1)
+
+        return Rules(
+            pinned=of(self.pinned),
+            forbidden=of(self.forbidden),
+            forbidden_devices=self.forbidden_devices,
+            together=left(self.together),
+            apart=left(self.apart),
+            pinned_nodes=of(self.pinned_nodes),
+            table_types=of(self.table_types),
+            min_columns=of(self.min_columns),
+        )
+
+    def problem(self, names: Iterable[str], machine: Machine) -> str | None:
         """Says in one sentence what makes the rules unusable for these tables and devices, or None."""
         known = set(names)
         groups = (*self.together, *self.apart)
-        for name in (*self.pinned, *self.forbidden, *(name for group in groups for name in group)):
+        of_tables = (*self.pinned, *self.forbidden, *self.pinned_nodes, *self.table_types, *self.min_columns)
+        for name in (*of_tables, *(name for group in groups for name in group)):
             if name not in known:
                 return f"a rule names table {brief(name)}, which is not among the tables. Correct its name."
         for group in groups:
             if len(set(group)) < max(len(group), 2):
                 return f"a rule groups {cut(', '.join(group))}. Name at least two tables, each once."
         for name, devices in (*self.pinned.items(), *self.forbidden.items(), ("", self.forbidden_devices)):
-            wrong = next((device for device in devices if not 0 <= device < num_devices), None)
-            if wrong is not None:
-                of = f" for table {brief(name)}" if name else ""
-                devices_are = f"the devices are 0 to {num_devices - 1}"
-                return f"a rule{of} names device {brief(wrong)}, but {devices_are}. Correct it."
+            if problem := _id_problem(name, "device", devices, machine.num_devices):
+                return problem
+        for name, nodes in self.pinned_nodes.items():
+            if problem := _id_problem(name, "node", nodes, machine.num_nodes):
+                return problem
+        for name, types in self.table_types.items():
+            unknown = next((one for one in types if one not in SHARDING_TYPES), None)
+            if unknown is not None or not types:
+                named = "no type" if unknown is None else brief(unknown)
+                return f"a rule for table {brief(name)} names {named}. Choose from {', '.join(SHARDING_TYPES)}."
+        for name, columns in self.min_columns.items():
+            if columns < 1:
+                return f"min_columns of table {brief(name)} is {brief(columns)}. Give at least 1."
         return None
 
-    def allowed_devices(self, name: str, num_devices: int) -> frozenset[int] | None:
-        """The devices that a table may live on; None for any."""
-        devices = set(self.pinned.get(name, range(num_devices)))
-        devices -= {*self.forbidden.get(name, ()), *self.forbidden_devices}
-        return None if len(devices) == num_devices else frozenset(devices)
+    def limits(self, name: str, machine: Machine, types: Iterable[str] = SHARDING_TYPES) -> TableLimits:
+        """The rules of one table.
+
+        Args:
+            name: of the table.
+            machine: its devices.
+            types: the ways in which tables may be sharded that have no rule of their own.
+        """
+        where = (self.pinned.get(name), self.pinned_nodes.get(name), self.forbidden.get(name, ()))
+        return TableLimits(
+            frozenset(self.table_types.get(name, types)),
+            _allowed_devices(machine, *where, self.forbidden_devices),
+            self.min_columns.get(name, COLUMN_STEP),
+        )
+
+
+@lru_cache(maxsize=4096)
+def _allowed_devices(
+    machine: Machine,
+    pinned: tuple[int, ...] | None,
+    nodes: tuple[int, ...] | None,
+    forbidden: tuple[int, ...],
+    forbidden_devices: tuple[int, ...],
+) -> frozenset[int] | None:
+    """The devices that a table may live on; None for any."""
+    devices = set(range(machine.num_devices) if pinned is None else pinned)
+    if nodes is not None:
+        devices &= {device for node in nodes for device in machine.devices_of_node(node)}
+    devices -= {*forbidden, *forbidden_devices}
+    return None if len(devices) == machine.num_devices else frozenset(devices)
 
 
 RULES = tuple(field.name for field in fields(Rules))
@@ -138,19 +218,62 @@ def load_rules(path: Path) -> Rules:
         raise BadFile(path, str(error).rstrip("."), remedy) from None
 
 
-def _devices_of_tables(key: str, value: Any) -> dict[str, tuple[int, ...]]:
+def _joined(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
+    """Rules of one kind from two places, which do not contradict each other."""
+    for name in one.keys() & two.keys():
+        if one[name] != two[name]:
+            raise BadConfig(f"table {brief(name)} has two rules of {key}, which differ. Say it once.")
+    return {**one, **two}
+
+
+def _id_problem(name: str, what: str, ids: Iterable[int], count: int) -> str | None:
+    wrong = next((one for one in ids if not 0 <= one < count), None)
+    if wrong is None:
+        return None
+    of = f" for table {brief(name)}" if name else ""
+    return f"a rule{of} names {what} {brief(wrong)}, but the {what}s are 0 to {count - 1}. Correct it."
+
+
+def _ids_of_tables(key: str, value: Any, what: str = "device") -> dict[str, tuple[int, ...]]:
+    return {name: _ids(f"{key}.{cut(name)}", ids, what) for name, ids in _of_tables(key, value, what).items()}
+
+
+def _ids(key: str, value: Any, what: str = "device") -> tuple[int, ...]:
+    ids = value if _is_list(value) else [value]
+    if not all(map(_is_whole, ids)):
+        raise BadConfig(f"{key}: {brief(value)} is neither a {what} id nor a list of them. Write 0, or [0, 1].")
+    return tuple(map(int, ids))  # Kubeflow's JSON knows no whole numbers
+
+
+def _types_of_tables(key: str, value: Any) -> dict[str, tuple[str, ...]]:
+    found = {}
+    for name, types in _of_tables(key, value, "type").items():
+        types = types if _is_list(types) else [types]
+        if not all(isinstance(one, str) for one in types):
+            raise BadConfig(f"{key}.{cut(name)}: {brief(types)} is not a list of types. Write [{SHARDING_TYPES[0]}].")
+        found[name] = tuple(types)
+    return found
+
+
+def _columns_of_tables(key: str, value: Any) -> dict[str, int]:
+    found = {}
+    for name, columns in _of_tables(key, value, "number").items():
+        if not _is_whole(columns):
+            raise BadConfig(f"{key}.{cut(name)}: {brief(columns)} is not a whole number. Write 32.")
+        found[name] = int(columns)
+    return found
+
+
+def _of_tables(key: str, value: Any, what: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise BadConfig(f"{key} is {brief(value)}, not a mapping of tables to devices. Write {{table: device}}.")
-    return {str(name): _devices(f"{key}.{cut(str(name))}", devices) for name, devices in value.items()}
+        raise BadConfig(f"{key} is {brief(value)}, not a mapping of tables to {what}s. Write {{table: {what}}}.")
+    return {str(name): one for name, one in value.items()}
 
 
-def _devices(key: str, value: Any) -> tuple[int, ...]:
-    devices = value if _is_list(value) else [value]
-    if any(isinstance(one, bool) or not isinstance(one, Real) or one % 1 for one in devices):
-        raise BadConfig(f"{key}: {brief(value)} is neither a device id nor a list of them. Write 0, or [0, 1].")
-    return tuple(map(int, devices))  # Kubeflow's JSON knows no whole numbers
+def _is_whole(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and not value % 1
 
 
 def _groups(key: str, value: Any) -> tuple[tuple[str, ...], ...]:

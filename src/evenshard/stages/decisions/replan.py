@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.diff import Difference, diff
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.rules import Rules
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.sources import TableSet
 
@@ -50,18 +48,5 @@ def replan(
 
 def request_now(old: PlacementRequest, tables: TableSet, batch_size: int) -> PlacementRequest:
     """The old request with today's tables; rules about tables that are gone go with them."""
-    names = {table.name for table in tables.tables}
-    rules = old.rules
-    kept = Rules(
-        pinned={name: devices for name, devices in rules.pinned.items() if name in names},
-        forbidden={name: devices for name, devices in rules.forbidden.items() if name in names},
-        forbidden_devices=rules.forbidden_devices,
-        together=_groups(rules.together, names),
-        apart=_groups(rules.apart, names),
-    )
+    kept = old.rules.of_tables({table.name for table in tables.tables})
     return replace(old, tables=tables.tables, assumptions=tables.assumptions, rules=kept, batch_size=batch_size)
-
-
-def _groups(groups: Iterable[tuple[str, ...]], names: set[str]) -> tuple[tuple[str, ...], ...]:
-    left = (tuple(name for name in group if name in names) for group in groups)
-    return tuple(group for group in left if len(group) > 1)
