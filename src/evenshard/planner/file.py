@@ -7,8 +7,8 @@ but the model that its lineage names. Records of evenshard stand in it as they a
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -18,16 +18,17 @@ from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import Times, measured_or_simulated
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.placement import by_table
+from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.convex_search.prediction import PredictedDevice
+from evenshard.tables.table import LATER_FIELDS
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, MeasurementFailed
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import brief, cut, reason_of
 
-_VERSION: Literal[2] = 2
+_VERSION: Literal[3] = 3
 _WHAT = "a placement.json"
 _REMEDY = "Write it with `evenshard place ... -o`."
 _FIELD_PROBLEMS = {
@@ -51,7 +52,7 @@ class Shard(TablePart):
     Attributes:
         table: its name.
         rows, columns: of it.
-        devices: the one that holds them, or all that hold a replica.
+        devices: the one that holds them, or all devices, each of which holds a replica.
         alone_ms: no device that holds them is predicted to take less.
         adds_ms: what the device would save without them.
     """
@@ -64,16 +65,15 @@ class DeviceTimes(_Record):
     """One device in one training step, ms."""
 
     device: int = Field(ge=0)
+    input_dist_ms: float = Field(0.0, description="exchange of the indices before the lookups")
     fwd_compute_ms: float
     fwd_all_to_all_ms: float
     bwd_all_to_all_ms: float
     bwd_compute_ms: float
-    total_ms: float = Field(description="the four together")
+    total_ms: float = Field(description="the five together")
 
-    @property
-    def four(self) -> tuple[float, float, float, float]:
-        """The times that add up, in the order of a step."""
-        return self.fwd_compute_ms, self.fwd_all_to_all_ms, self.bwd_all_to_all_ms, self.bwd_compute_ms
+
+_STEP_TIMES = [name for name in DeviceTimes.model_fields if name not in ("device", "total_ms")]
 
 
 class PredictedTimes(DeviceTimes):
@@ -108,11 +108,12 @@ class Measured(_Record):
 class PlacementFile(_Record):
     """A placement of embedding tables on devices, by evenshard."""
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     num_devices: int = Field(ge=1)
+    type_of_table: dict[str, str] = Field(description="the way that each table is sharded, as its shards say")
     shards: list[Shard]
     predicted: Predicted
-    lower_bound_ms: float = Field(gt=0, description="no placement of these shards is predicted to cost less")
+    lower_bound_ms: float = Field(gt=0, description="no placement that the request allows is predicted to cost less")
     uncertainty_ms: float = Field(description="half the width of the 90 % interval")
     measured: Measured | None
     comparison: list[Rival]
@@ -125,9 +126,36 @@ class PlacementFile(_Record):
     request: PlacementRequest
     lineage: dict[str, Any]
 
-    def parts(self) -> list[Shard]:
-        """The shards as they are in the newest version."""
-        return self.shards
+
+@dataclass(frozen=True, kw_only=True)
+class _RequestOfVersion2(PlacementRequest):
+    allow_column_split: bool = False
+
+
+class _FileOfVersion2(PlacementFile):
+    """Tables were whole or cut by columns, and parts of one table could share a device."""
+
+    schema_version: Literal[2]  # type: ignore[assignment]
+    type_of_table: None = None  # type: ignore[assignment]
+    request: _RequestOfVersion2
+
+    def newest(self) -> PlacementFile:
+        """The same as a file of the newest version; its table types are left to its shards."""
+        asked = {one.name: getattr(self.request, one.name) for one in fields(PlacementRequest)}
+        types = BY_COLUMNS if self.request.allow_column_split else (TABLE_WISE,)
+        shards = joined_shards(self.shards)
+        notes = list(self.notes)
+        if len(shards) < len(self.shards):
+            notes.append("Parts of one table that shared a device are shown as one wider part, side by side.")
+        if self.request.allow_column_split:
+            notes.append("The lower bound is an older one: of the parts that tables were cut into, not of all cuts.")
+        changed = {
+            "schema_version": _VERSION,
+            "shards": shards,
+            "notes": notes,
+            "request": PlacementRequest(**{**asked, "sharding_types": types}),
+        }
+        return PlacementFile.model_construct(self.model_fields_set, **{**dict(self), **changed})
 
 
 class _ShardOfVersion1(_Record):
@@ -138,15 +166,15 @@ class _ShardOfVersion1(_Record):
     adds_ms: float
 
 
-class _FileOfVersion1(PlacementFile):
+class _FileOfVersion1(_FileOfVersion2):
     """Each shard had all rows, and one device."""
 
     schema_version: Literal[1]  # type: ignore[assignment]
     shards: list[_ShardOfVersion1]  # type: ignore[assignment]
 
-    def parts(self) -> list[Shard]:
+    def newest(self) -> PlacementFile:
         num_rows = {table.name: table.num_rows for table in self.request.tables}
-        return [
+        shards = [
             Shard(
                 table=one.table,
                 rows=Span(0, num_rows.get(one.table, 0)),
@@ -157,6 +185,34 @@ class _FileOfVersion1(PlacementFile):
             )
             for one in self.shards
         ]
+        return _FileOfVersion2.model_construct(self.model_fields_set, **{**dict(self), "shards": shards}).newest()
+
+
+_OLDER: dict[int, type[_FileOfVersion2]] = {1: _FileOfVersion1, 2: _FileOfVersion2}
+
+
+def joined_shards(shards: Sequence[Shard]) -> list[Shard]:
+    """Parts by columns of which each device holds one of a table: those that share a device, side by side.
+
+    Columns of a table cost the same, so that it makes no difference which ones a part has.
+    """
+    found: list[Shard] = []
+    of_table: dict[str, list[Shard]] = {}
+    for shard in shards:
+        of_table.setdefault(shard.table, []).append(shard)
+    for parts in of_table.values():
+        held: dict[tuple[int, ...], list[Shard]] = {}
+        for part in sorted(parts, key=lambda part: part.columns):
+            held.setdefault(part.devices, []).append(part)
+        if len(held) == len(parts):
+            found += parts
+            continue
+        start = 0
+        for together in held.values():
+            columns = Span(start, start := start + sum(part.columns.size for part in together))
+            alone_ms, adds_ms = max(part.alone_ms for part in together), sum(part.adds_ms for part in together)
+            found.append(replace(together[0], columns=columns, alone_ms=alone_ms, adds_ms=adds_ms))
+    return found
 
 
 class _FollowedVersion(BaseModel):
@@ -201,7 +257,12 @@ def save_answer(answer: PlacementAnswer, path: str | Path) -> None:
 
 def json_text(answer: PlacementAnswer) -> str:
     """placement.json; the same answer gives the same text."""
-    return json.dumps(_record(answer).model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+    record = _record(answer).model_dump(mode="json")
+    for table, written in zip(answer.request.tables, record["request"]["tables"], strict=True):
+        for name, usual in LATER_FIELDS.items():
+            if getattr(table, name) == usual:
+                del written[name]
+    return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
 def load_answer(path: str | Path) -> PlacementAnswer:
@@ -216,9 +277,12 @@ def load_answer(path: str | Path) -> PlacementAnswer:
         if isinstance(version, int) and version > _VERSION:
             problem = f"schema_version is {brief(version)}, but this evenshard reads {_VERSION} and earlier ones"
             raise BadFile(path, problem, "Update evenshard, or read it with the one that wrote it.")
-        record = validate_record(_FileOfVersion1 if version == 1 else PlacementFile, content, path, _WHAT, _REMEDY)
+        known: type[PlacementFile] = PlacementFile
+        if isinstance(version, int):
+            known = _OLDER.get(version, PlacementFile)
+        record = validate_record(known, content, path, _WHAT, _REMEDY)
         validate_record(_Followed, record.lineage, path, _WHAT, _REMEDY)
-        return _answer(record)
+        return _answer(record.newest() if isinstance(record, _FileOfVersion2) else record)
     except (BadConfig, MeasurementFailed) as error:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
 
@@ -262,10 +326,11 @@ def validate_record(model: type[_Model], content: Any, path: str | Path, what: s
 
 
 def _record(answer: PlacementAnswer) -> PlacementFile:
-    shards, measured = answer.shards(), answer.measured
+    measured = answer.measured
     return PlacementFile(
         schema_version=_VERSION,
         num_devices=answer.num_devices,
+        type_of_table=dict(answer.type_of_table),
         shards=[
             Shard(**vars(part), alone_ms=alone_ms, adds_ms=adds_ms)
             for part, alone_ms, adds_ms in zip(answer.parts, answer.alone_ms, answer.adds_ms, strict=True)
@@ -279,7 +344,7 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
             devices=[
                 PredictedTimes(
                     **_times(number, one, "predicted_"),
-                    num_shards=len(shards[number]),
+                    num_shards=len(answer.parts_on_device[number]),
                     used_bytes=answer.used_bytes[number],
                 )
                 for number, one in enumerate(answer.devices)
@@ -306,8 +371,7 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
 
 
 def _times(device: int, cost: PredictedDevice | DeviceCost, prefix: str = "") -> dict[str, Any]:
-    names = [name for name in DeviceTimes.model_fields if name != "device"]
-    return {"device": device, **{name: getattr(cost, f"{prefix}{name}") for name in names}}
+    return {"device": device, **{name: getattr(cost, f"{prefix}{name}") for name in (*_STEP_TIMES, "total_ms")}}
 
 
 # In ------------------------------------------------------------------------------------------------------------------
@@ -317,17 +381,13 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
     request, measured = record.request, record.measured
     if record.num_devices != request.num_devices or len(record.predicted.devices) != request.num_devices:
         raise BadConfig(f"num_devices is {record.num_devices}, the request has {request.num_devices} devices")
-    ordered = [*chain.from_iterable(by_table(record.parts(), request.tables, request.num_devices).values())]
-    request.task(ordered)  # which checks the names and sizes of parts
     predicted = record.predicted
-    return PlacementAnswer(
-        device_of_table=tuple(one.device for one in ordered),
-        num_devices=request.num_devices,
+    answer = PlacementAnswer(
         request=request,
-        parts=tuple(TablePart(one.table, one.rows, one.columns) for one in ordered),
-        alone_ms=tuple(one.alone_ms for one in ordered),
-        adds_ms=tuple(one.adds_ms for one in ordered),
-        devices=tuple(PredictedDevice(*one.four) for one in predicted.devices),
+        parts=tuple(TablePart(one.table, one.rows, one.columns, one.devices) for one in record.shards),
+        alone_ms=tuple(one.alone_ms for one in record.shards),
+        adds_ms=tuple(one.adds_ms for one in record.shards),
+        devices=tuple(PredictedDevice(**_times_of(one, "predicted_")) for one in predicted.devices),
         predicted_ms=predicted.total_ms,
         # The first files have the model's own interval alone.
         model_low_ms=predicted.low_ms if predicted.model_low_ms is None else predicted.model_low_ms,
@@ -337,12 +397,24 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
         comparison=tuple(record.comparison),
         measured=None
         if measured is None
-        else PlacementCost(tuple(DeviceCost(*one.four) for one in measured.devices), measured.all_to_all),
+        else PlacementCost(tuple(DeviceCost(**_times_of(one)) for one in measured.devices), measured.all_to_all),
         lineage=record.lineage,
         link=record.link,
         notes=tuple(record.notes),
         device_error=_device_error(record),
     )
+    stated = record.type_of_table
+    wrong = next((name for name, way in answer.type_of_table.items() if stated and stated.get(name) != way), None)
+    if wrong is not None:
+        raise BadConfig(
+            f"type_of_table says that {brief(wrong)} is sharded {brief(stated.get(wrong))}, its shards are "
+            f"{answer.type_of_table[wrong]}"
+        )
+    return answer
+
+
+def _times_of(times: DeviceTimes, prefix: str = "") -> dict[str, Any]:
+    return {f"{prefix}{name}": getattr(times, name) for name in _STEP_TIMES}
 
 
 def _device_error(record: PlacementFile) -> DeviceError | None:

@@ -13,15 +13,20 @@ from statistics import fmean
 from evenshard.measure.evidence import device_text
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.link import is_modelled
-from evenshard.placement.parts import TablePart
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span, TablePart, part_table
+from evenshard.placement.sharding import DATA_PARALLEL, ROW_WISE, SHARDING_TYPES, TABLE_ROW_WISE, TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer, Rival
+from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, asked_full_space
 from evenshard.sharders.catalog import label_of
+from evenshard.sharders.convex_search.prediction import PredictedDevice
 from evenshard.tables.table import Table
 from evenshard.utils.messages import printable
 from evenshard.utils.units import ms_text, pct_text, size_text
 
-MAX_NAMES = 3
+MAX_NAMES, MAX_CUT, MAX_PARTS = 3, 4, 4
+"""Tables that a line names: of those that need a word each, of those whose parts it lists; and parts that it lists."""
 AS_FAST_PCT = 0.05
 """Differences below are rounding."""
 DECIDES = 0.95
@@ -33,34 +38,70 @@ UNEVEN = 0.9
 CLOSE_PCT = 2.0
 """A placement this close to the lower bound leaves nothing to gain."""
 
-STEP_PARTS = ("forward", "forward all-to-all", "backward all-to-all", "backward")
-"""The four times of a device, in the order of a training step."""
+STEP_PARTS = ("input exchange", "forward", "forward exchange", "backward exchange", "backward")
+"""The five times of a device, in the order of a training step."""
+
+
+def step_times(device: PredictedDevice) -> tuple[float, ...]:
+    """The predicted times of a device, in the order of ``STEP_PARTS``."""
+    return (
+        device.predicted_input_dist_ms,
+        device.predicted_fwd_compute_ms,
+        device.predicted_fwd_all_to_all_ms,
+        device.predicted_bwd_all_to_all_ms,
+        device.predicted_bwd_compute_ms,
+    )
 
 
 @dataclass(frozen=True)
 class PlacedPart:
-    """A table, or some of its columns, where it lives.
+    """A table, or some of its rows and columns, where it lives.
 
     Attributes:
-        part: the part and its device.
+        part: the part and its devices.
         table: the part as a table of its own.
-        size_bytes: weights and optimizer state.
+        way: the sharding type of its table.
+        size_bytes: weights and optimizer state, on each of its devices.
         alone_ms: no device that holds it is predicted to take less.
         adds_ms: time that its device would save without it.
-        share: share of the device's time, 0 to 1.
+        share: share of the device's time, 0 to 1; of the slowest one of a replica's.
     """
 
     part: TablePart
     table: Table
+    way: str
     size_bytes: int
     alone_ms: float
     adds_ms: float
     share: float
 
     @property
-    def is_split(self) -> bool:
-        """Whether it is some of the table's columns only."""
-        return self.table.name != self.part.table
+    def where(self) -> str:
+        """Its device, or that it is on all."""
+        return "all" if len(self.part.devices) > 1 else str(self.part.device)
+
+
+@dataclass(frozen=True)
+class ShardedTable:
+    """A table that is not whole on one device.
+
+    Attributes:
+        name: its name.
+        way: its sharding type.
+        parts: its parts, by columns, then rows.
+    """
+
+    name: str
+    way: str
+    parts: tuple[PlacedPart, ...]
+
+    @property
+    def columns(self) -> dict[Span, tuple[PlacedPart, ...]]:
+        """The parts of each cut by columns, by their rows."""
+        found: dict[Span, tuple[PlacedPart, ...]] = {}
+        for one in self.parts:
+            found[one.part.columns] = (*found.get(one.part.columns, ()), one)
+        return found
 
 
 @dataclass(frozen=True)
@@ -89,26 +130,32 @@ def slowest_device(answer: PlacementAnswer) -> int:
 def placed_parts(answer: PlacementAnswer) -> tuple[PlacedPart, ...]:
     """All parts, in their order."""
     total_ms = [device.predicted_total_ms for device in answer.devices]
-    columns = (answer.parts, answer.task.tables, answer.task.table_bytes, answer.alone_ms, answer.adds_ms)
+    tables = {table.name: table for table in answer.request.tables}
+    columns = (answer.parts, answer.part_bytes, answer.alone_ms, answer.adds_ms)
     found = []
-    for part, table, size_bytes, alone_ms, adds_ms in zip(*columns, strict=True):
-        share = adds_ms / max(total_ms[part.device], 1e-12)
-        found.append(PlacedPart(part, table, size_bytes, alone_ms, adds_ms, min(max(share, 0.0), 1.0)))
+    for part, size_bytes, alone_ms, adds_ms in zip(*columns, strict=True):
+        share = min(max(adds_ms / max(*(total_ms[device] for device in part.devices), 1e-12), 0.0), 1.0)
+        table, way = part_table(part, tables[part.table]), answer.type_of_table[part.table]
+        found.append(PlacedPart(part, table, way, size_bytes, alone_ms, adds_ms, share))
     return tuple(found)
 
 
 def costliest(parts: Sequence[PlacedPart], count: int) -> list[PlacedPart]:
-    """Those that add most to their device, most first."""
-    return sorted(parts, key=lambda one: (-one.adds_ms, one.table.name))[:count]
+    """The part of each table that adds most to its device; those that add most first."""
+    by_table: dict[str, PlacedPart] = {}
+    for one in parts:
+        if one.part.table not in by_table or one.adds_ms > by_table[one.part.table].adds_ms:
+            by_table[one.part.table] = one
+    return sorted(by_table.values(), key=lambda one: (-one.adds_ms, one.part.table))[:count]
 
 
-def split_tables(answer: PlacementAnswer) -> dict[str, tuple[PlacedPart, ...]]:
-    """The parts of each split table, from its first column to its last, by the table's name."""
-    found: dict[str, tuple[PlacedPart, ...]] = {}
+def sharded_tables(answer: PlacementAnswer) -> tuple[ShardedTable, ...]:
+    """The tables that are cut or replicated, in their order."""
+    parts: dict[str, tuple[PlacedPart, ...]] = {}
     for one in placed_parts(answer):
-        if one.is_split:
-            found[one.part.table] = (*found.get(one.part.table, ()), one)
-    return found
+        if one.way != TABLE_WISE:
+            parts[one.part.table] = (*parts.get(one.part.table, ()), one)
+    return tuple(ShardedTable(name, of_table[0].way, of_table) for name, of_table in parts.items())
 
 
 def assumed_groups(answer: PlacementAnswer) -> tuple[AssumedGroup, ...]:
@@ -162,17 +209,46 @@ def _pct(time_ms: float, reference_ms: float) -> float:
 # In words -------------------------------------------------------------------------------------------------------------
 
 
+def machine_text(request: PlacementRequest) -> str:
+    """The nodes, the devices and what they are."""
+    machine = request.nodes
+    groups = [(group.num_devices, group.hardware) for group in machine.groups]
+    kinds = groups or [(machine.num_devices, request.hardware)]
+    if machine.num_nodes == 1 or len(kinds) > 1:
+        text = " + ".join(f"{count:,} x {printable(hardware)}" for count, hardware in kinds)
+        return text if machine.num_nodes == 1 else f"{text} on {machine.num_nodes:,} nodes"
+    return f"{machine.num_nodes:,} nodes x {machine.devices_per_node:,} {printable(kinds[0][1])}"
+
+
+def link_text(answer: PlacementAnswer) -> str:
+    """The links of the machine, and whether their times come from a model; empty where none is known."""
+    machine = answer.request.nodes
+    intra = machine.intra or answer.link
+    if not intra:
+        return ""
+    how = "modelled" if is_modelled(intra) else "measured"
+    if machine.num_domains == 1:
+        return f"link {printable(intra)} ({how})"
+    tier = "node" if machine.nodes_per_domain == 1 else f"{machine.nodes_per_domain} nodes"
+    within = f"in a node, {printable(machine.inter)} between nodes"
+    if machine.nodes_per_domain > 1:
+        within = f"within {tier}, {printable(machine.inter)} between them"
+    return f"link {printable(intra)} {within} ({how})"
+
+
 def setting_text(answer: PlacementAnswer) -> str:
-    """What the times are of: hardware, link, batch, optimizer and what is left for tables."""
+    """What the times are of: machine, links, batch, optimizer and what is left for tables."""
     request = answer.request
     model = "" if timing_word(answer) == "measured" else " (a device model, not a GPU)"
-    how = "modelled" if is_modelled(answer.link) else "measured"
-    link = f", link {printable(answer.link)} ({how})" if answer.link else ""
     reserved = f"{size_text(request.reserved_bytes)} of each device" if request.reserved_bytes else "no memory"
-    return (
-        f"{request.num_devices:,} x {printable(request.hardware)}{model}{link}, batch {request.batch_size:,}, "
-        f"optimizer {request.optimizer}, {reserved} reserved"
+    facts = (
+        machine_text(request) + model,
+        link_text(answer),
+        f"batch {request.batch_size:,}",
+        f"optimizer {request.optimizer}",
+        f"{reserved} reserved",
     )
+    return ", ".join(fact for fact in facts if fact)
 
 
 def timing_word(answer: PlacementAnswer) -> str:
@@ -199,7 +275,7 @@ def step_headline(answer: PlacementAnswer) -> str:
 def rival_text(answer: PlacementAnswer) -> str | None:
     """How the answer compares with the best of the others; None where there is nothing to compare with.
 
-    An answer that may split tables is not called faster by so much than others that may not.
+    An answer that may cut tables is not called faster by so much than others that may not.
     """
     rival = best_rival(answer)
     if rival is None or answer.num_devices == 1:
@@ -207,27 +283,32 @@ def rival_text(answer: PlacementAnswer) -> str | None:
     count = len(legal_rivals(answer))
     who = f"The best of {count} others ({label_of(rival.sharder)})" if count > 1 else label_of(rival.sharder)
     text = f"{who}{whole_tables_text(answer, rival)}: {ms_text(_rival_ms(rival))} ms"
-    return text if _no_rival_splits(answer) else f"{text}, {rival_difference(answer, rival)}"
+    return text if _no_rival_cuts(answer) else f"{text}, {rival_difference(answer, rival)}"
 
 
-def _no_rival_splits(answer: PlacementAnswer) -> bool:
-    """Whether the answer might split tables by columns, and none of the others might."""
-    return answer.request.allow_column_split and all(rival.sharder != FULL_SPACE for rival in answer.comparison)
+def may_cut(request: PlacementRequest) -> bool:
+    """Whether tables may be cut or replicated."""
+    return set(request.types) != {TABLE_WISE}
+
+
+def _no_rival_cuts(answer: PlacementAnswer) -> bool:
+    """Whether the answer might cut tables, and none of the others might."""
+    return may_cut(answer.request) and all(rival.sharder != FULL_SPACE for rival in answer.comparison)
 
 
 def whole_tables_text(answer: PlacementAnswer, rival: Rival) -> str:
-    """What to add to a rival's name where the answer might split tables and it might not."""
-    return ", with whole tables" if answer.request.allow_column_split and rival.sharder != FULL_SPACE else ""
+    """What to add to a rival's name where the answer might cut tables and it might not."""
+    return ", whole tables" if may_cut(answer.request) and rival.sharder != FULL_SPACE else ""
 
 
 def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
-    """What to say where TorchRec's planner is missing among the others, or its column splits are.
+    """What to say where TorchRec's planner is missing among the others, or is there for whole tables only.
 
     Args:
         reason: why it is missing; empty where it was not asked for.
     """
     who = "TorchRec's planner"
-    if _no_rival_splits(answer):
+    if _no_rival_cuts(answer):
         who += ", which shards tables in every way too,"
         if not asked_full_space(answer.request):
             reason = f"it takes minutes for more than {MOST_SHARDS:,} tables times devices"
@@ -240,6 +321,14 @@ def gap_text(answer: PlacementAnswer) -> str:
     if answer.gap_pct < AS_FAST_PCT:
         return "as good as possible by the model"
     return f"within {pct_text(answer.gap_pct)} of the best possible"
+
+
+def bound_text(answer: PlacementAnswer) -> str:
+    """What the lower bound says, and what it leaves aside."""
+    return (
+        f"{ms_text(answer.lower_bound_ms)} ms: by the model, no placement that the request allows takes less, however "
+        f"tables are cut. Memory counts; latencies of exchanges and rules of places are left aside."
+    )
 
 
 def difference_text(difference_pct: float) -> str:
@@ -255,21 +344,21 @@ def advice(answer: PlacementAnswer) -> list[str]:
         return []
     slowest, request, found = slowest_device(answer), answer.request, []
     mean_ms = fmean(device.predicted_total_ms for device in answer.devices)
-    top = max((one for one in placed_parts(answer) if one.part.device == slowest), key=lambda one: one.alone_ms)
+    top = max((one for one in placed_parts(answer) if slowest in one.part.devices), key=lambda one: one.alone_ms)
     if top.alone_ms >= DECIDES * answer.predicted_ms and mean_ms < UNEVEN * answer.predicted_ms:
         found.append(_about_decisive(answer, top, mean_ms))
     elif answer.gap_pct <= CLOSE_PCT:
         found.append(
-            f"Moving tables gains {pct_text(max(answer.gap_pct, 0.0))} at most. A faster step takes more devices, or "
-            f"tables with fewer dims or lookups."
+            f"No other placement gains more than {pct_text(max(answer.gap_pct, 0.0))}. A faster step takes more devices, "
+            f"or tables with fewer dims or lookups."
         )
     room = sum(max(cap - request.reserved_bytes, 0) for cap in request.caps_bytes)
     if answer.gap_pct > CLOSE_PCT and sum(answer.used_bytes) > TIGHT * room:
         found.append(
             f"Tables fill {pct_text(100 * sum(answer.used_bytes) / room)} of the memory of all devices, which leaves "
-            f"little choice. More memory or devices may help; the lower bound leaves memory aside."
+            f"little choice. More memory or devices may help."
         )
-    idle = [device for device, shard in enumerate(answer.shards()) if not shard]
+    idle = [device for device, held in enumerate(answer.parts_on_device) if not held]
     if idle:
         found.append(f"{f'Device {idle[0]} holds' if len(idle) == 1 else f'{len(idle)} devices hold'} no table.")
     return found
@@ -280,13 +369,63 @@ def _about_decisive(answer: PlacementAnswer, top: PlacedPart, mean_ms: float) ->
         f"{top.table.name} decides the step: the device that holds it takes {ms_text(top.alone_ms)} ms at least, "
         f"while the mean device takes {ms_text(mean_ms)} ms."
     )
-    if top.part.table not in answer.request.splittable:
-        return f"{head} A rule keeps it together with others, so it cannot be split by columns."
-    if not top.part.halves():
-        return f"{head} It cannot be split {'further' if top.is_split else 'by columns'}: its dim is too small."
-    if not answer.request.allow_column_split:
-        return f"{head} Splitting it by columns may help (--allow-column-split)."
-    return f"{head} Splitting it {'further ' if top.is_split else ''}was found not to pay."
+    if any(top.part.table in group for group in answer.request.rules.together):
+        return f"{head} A rule keeps it together with others, so it cannot be cut."
+    if not may_cut(answer.request):
+        return f"{head} Other sharding types may help (leave --sharding-types out)."
+    what = "Other ways to shard it were" if top.way == TABLE_WISE else "Cutting it further was"
+    return f"{head} {what} found not to pay."
+
+
+def sharding_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
+    """Each sharding type in use, and how many tables are sharded so, which, and where."""
+    cut: dict[str, list[ShardedTable]] = {}
+    for table in sharded_tables(answer):
+        cut.setdefault(table.way, []).append(table)
+    whole = sum(way == TABLE_WISE for way in answer.type_of_table.values())
+    found = [(TABLE_WISE, f"{_count(whole)}, each on one device")] if whole else []
+    for way in SHARDING_TYPES:
+        if tables := cut.get(way):
+            found.append((way, f"{_count(len(tables))}{_which(answer, way, tables)}"))
+    return found
+
+
+def _count(tables: int) -> str:
+    return f"{tables:,} table{'s' * (tables != 1)}"
+
+
+def _which(answer: PlacementAnswer, way: str, tables: Sequence[ShardedTable]) -> str:
+    machine = answer.request.nodes
+    if way == DATA_PARALLEL:
+        size = size_text(sum(table.parts[0].size_bytes for table in tables))
+        return f", {size} on every device: {names_text([table.name for table in tables])}"
+    if way == ROW_WISE:
+        return f", rows over all {machine.num_devices:,} devices: {names_text([table.name for table in tables])}"
+    if way == TABLE_ROW_WISE:
+        names = [f"{table.name} {where_text(table, machine).removeprefix('by rows ')}" for table in tables]
+        return f", rows over the {machine.devices_per_node:,} devices of a node: {names_text(names)}"
+    shown = "; ".join(f"{printable(table.name)} {where_text(table, machine)}" for table in tables[:MAX_CUT])
+    more = len(tables) - MAX_CUT
+    return f": {shown}{f'; {more:,} more' if more > 0 else ''}"
+
+
+def where_text(table: ShardedTable, machine: Machine) -> str:
+    """The cuts of a table and their devices or nodes."""
+    columns = table.columns
+    if len(columns) > MAX_PARTS:
+        devices = {device for one in table.parts for device in one.part.devices}
+        return f"in {len(columns):,} parts by columns on {len(devices):,} devices"
+    return ", ".join(
+        f"{f'{span} ' if len(columns) > 1 else ''}{_home(parts, machine)}" for span, parts in columns.items()
+    )
+
+
+def _home(parts: Sequence[PlacedPart], machine: Machine) -> str:
+    if len(parts) == 1:
+        return f"on {parts[0].where}"
+    nodes = sorted({machine.node_of(one.part.device) for one in parts})
+    where = f"node {nodes[0]}" if len(nodes) == 1 < machine.num_nodes else f"{len(parts):,} devices"
+    return f"by rows on {where}"
 
 
 def names_text(names: Sequence[str]) -> str:

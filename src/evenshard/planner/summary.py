@@ -20,13 +20,13 @@ _Number = TypeVar("_Number", int, float)
 _MAX_DEVICES = 32
 _NUM_SLOWEST, NUM_FULLEST = 8, 4
 """Devices that are shown where there are more."""
-_MAX_SPLITS = 8
-_STYLES = ("blue", "cyan", "yellow", "red")
-"""Of the four times in a bar, in the order of a step."""
+_STYLES = ("magenta", "blue", "cyan", "yellow", "red")
+"""Of the five times in a bar, in the order of a step."""
 LEAST_BAR, MOST_BAR = 4, 40
 FULL, FULL_ASCII = "█", "#"
 SLOWEST, LEGEND = " *", "* slowest"
-_HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "all-to-all", "backward", "ms")
+_HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "exchange", "backward", "ms")
+"""An exchange is those of inputs, outputs and gradients together."""
 FULLNESS = _HEADS.index("full")
 """The column that narrow terminals can do without."""
 INDENT = 9
@@ -54,7 +54,7 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     console.print()
     console.print(_devices(answer, console))
     console.print()
-    for word, text, style in (*_rest(answer), *_splits(answer), *_troubles(answer)):
+    for word, text, style in (*_rest(answer), *_sharding(answer), *_troubles(answer)):
         _print_text(console, text, word=word, word_style=style)
 
 
@@ -102,12 +102,13 @@ def _devices(answer: PlacementAnswer, console: Console) -> Grid:
 
 def _cells(answer: PlacementAnswer, device: int) -> list[str]:
     one = answer.devices[device]
-    exchange_ms = one.predicted_fwd_all_to_all_ms + one.predicted_bwd_all_to_all_ms
+    compute_ms = one.predicted_fwd_compute_ms + one.predicted_bwd_compute_ms
+    exchange_ms = one.predicted_total_ms - compute_ms
     times = (one.predicted_fwd_compute_ms, exchange_ms, one.predicted_bwd_compute_ms, one.predicted_total_ms)
     digits, unit = decimals(answer.predicted_ms), _memory_unit(answer)[1]
     return [
         str(device),
-        f"{answer.device_of_table.count(device):,}",
+        f"{len(answer.parts_on_device[device]):,}",
         f"{answer.used_bytes[device] / unit:.2f} / {_room(answer, device) / unit:.4g}",
         f"{_filled(answer, device) * 100:.0f} %",
         *(f"{time_ms:.{digits}f}" for time_ms in times),
@@ -122,20 +123,13 @@ def _left(width: int, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> i
 
 
 def _bar(answer: PlacementAnswer, device: int, width: int, ascii_only: bool) -> Text:
-    """A device's four times; the slowest device's are ``width`` wide.
+    """A device's five times; the slowest device's are ``width`` wide.
 
-    Rounding goes by the running total, so that four short times are as long as they are together.
+    Rounding goes by the running total, so that short times are as long as they are together.
     """
-    one = answer.devices[device]
-    times = (
-        one.predicted_fwd_compute_ms,
-        one.predicted_fwd_all_to_all_ms,
-        one.predicted_bwd_all_to_all_ms,
-        one.predicted_bwd_compute_ms,
-    )
     longest_ms = max(other.predicted_total_ms for other in answer.devices)
     bar, total_ms, drawn = Text(), 0.0, 0
-    for time_ms, style in zip(times, _STYLES, strict=True):
+    for time_ms, style in zip(highlights.step_times(answer.devices[device]), _STYLES, strict=True):
         total_ms += time_ms
         stop = round(total_ms / longest_ms * width) if longest_ms > 0 else 0
         bar.append((FULL_ASCII if ascii_only else FULL) * (stop - drawn), style)
@@ -168,7 +162,7 @@ def _rest(answer: PlacementAnswer) -> Iterator[Line]:
     shown = {device for group in shown_devices(answer) for device in group}
     rest = [device for device in range(answer.num_devices) if device not in shown]
     if rest:
-        counts = [answer.device_of_table.count(device) for device in rest]
+        counts = [len(answer.parts_on_device[device]) for device in rest]
         times = [answer.devices[device].predicted_total_ms for device in rest]
         sizes = [answer.used_bytes[device] for device in rest]
         text = (
@@ -183,13 +177,14 @@ def _range(values: Sequence[_Number], text: Callable[[_Number], str]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _splits(answer: PlacementAnswer) -> Iterator[Line]:
-    splits = highlights.split_tables(answer)
-    for name, parts in list(splits.items())[:_MAX_SPLITS]:
-        where = ", ".join(f"{one.part.extent} on {one.part.device}" for one in parts)
-        yield "split", f"{printable(name)} by columns: {where}", "cyan"
-    if len(splits) > _MAX_SPLITS:
-        yield "split", f"{len(splits) - _MAX_SPLITS:,} more tables", "cyan"
+def _sharding(answer: PlacementAnswer) -> Iterator[Line]:
+    """How tables are sharded, where there is a choice, and what no placement can beat."""
+    if answer.num_devices == 1:
+        return
+    if highlights.may_cut(answer.request):
+        for way, text in highlights.sharding_texts(answer):
+            yield "sharded", f"{way}: {text}", "cyan"
+    yield "bound", highlights.bound_text(answer), "dim"
 
 
 def _troubles(answer: PlacementAnswer) -> Iterator[Line]:

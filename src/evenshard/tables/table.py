@@ -70,11 +70,10 @@ class Table:
 
     def __repr__(self) -> str:
         """Without later fields that are as usual: measurements are told apart by this text."""
-        usual = {one.name: one.default for one in fields(self)[_NUM_PLAIN_FIELDS:]}
         shown = {
             one.name: getattr(self, one.name)
             for one in fields(self)
-            if one.name not in usual or getattr(self, one.name) != usual[one.name]
+            if one.name not in LATER_FIELDS or getattr(self, one.name) != LATER_FIELDS[one.name]
         }
         return f"Table({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
@@ -160,7 +159,8 @@ class Table:
         return None
 
 
-_NUM_PLAIN_FIELDS = 6
+LATER_FIELDS = {one.name: one.default for one in fields(Table)[6:]}
+"""Fields that texts and files leave out where they are as usual, by name, and what is usual."""
 
 
 def duplicate_name(tables: Sequence[Table]) -> str | None:

@@ -61,10 +61,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Segment:
-    """One of the four times of a device.
+    """One of the five times of a device.
 
     Attributes:
-        kind: its number, 0 to 3, which gives its colour.
+        kind: its number, 0 to 4, which gives its colour.
         pct: its length on the axis.
         label: its number, where there is room.
     """
@@ -80,10 +80,10 @@ class DeviceBar:
     """What a device does and holds.
 
     Attributes:
-        segments: the four times.
+        segments: the five times.
         total_ms: predicted.
         measured_ms, measured_pct: measured time, if there is one.
-        num_parts: tables and parts of tables.
+        num_tables: tables of which it holds all or a part.
         used_bytes, reserved_bytes, cap_bytes: memory of the tables, set aside, in all.
         used_pct, reserved_pct, cap_pct: the same, on the memory axis.
         full_pct: tables, of what is not reserved.
@@ -96,7 +96,7 @@ class DeviceBar:
     is_slowest: bool
     measured_ms: float | None
     measured_pct: float
-    num_parts: int
+    num_tables: int
     used_bytes: int
     reserved_bytes: int
     cap_bytes: int
@@ -137,23 +137,18 @@ def time_axis(answer: PlacementAnswer) -> Axis:
 
 def device_bars(answer: PlacementAnswer, axis: Axis) -> tuple[DeviceBar, ...]:
     """One per device, by device id."""
-    slowest, shards = highlights.slowest_device(answer), answer.shards()
+    slowest = highlights.slowest_device(answer)
     reserved, most = answer.request.reserved_bytes, max(*answer.request.caps_bytes, 1)
     bars = []
     for number, (device, cap) in enumerate(zip(answer.devices, answer.request.caps_bytes, strict=True)):
-        times = (
-            device.predicted_fwd_compute_ms,
-            device.predicted_fwd_all_to_all_ms,
-            device.predicted_bwd_all_to_all_ms,
-            device.predicted_bwd_compute_ms,
-        )
+        times, num_tables = highlights.step_times(device), len(answer.parts_on_device[number])
         used, room = answer.used_bytes[number], max(cap - reserved, 0)
         measured_ms = None if answer.measured is None else answer.measured.devices[number].total_ms
         full_pct = 100 * used / room if room else 0.0
         each = ", ".join(f"{name} {ms_text(ms)}" for name, ms in zip(STEP_PARTS, times, strict=True))
         text = (
-            f"device {number}: {ms_text(device.predicted_total_ms)} ms ({each}); {len(shards[number]):,} "
-            f"tables, {size_text(used)} of {size_text(room)} ({pct_text(full_pct)})"
+            f"device {number}: {ms_text(device.predicted_total_ms)} ms ({each}); {num_tables:,} tables, "
+            f"{size_text(used)} of {size_text(room)} ({pct_text(full_pct)})"
         )
         bars.append(
             DeviceBar(
@@ -163,7 +158,7 @@ def device_bars(answer: PlacementAnswer, axis: Axis) -> tuple[DeviceBar, ...]:
                 is_slowest=number == slowest and answer.num_devices > 1,
                 measured_ms=measured_ms,
                 measured_pct=0.0 if measured_ms is None else axis.pct(measured_ms),
-                num_parts=len(shards[number]),
+                num_tables=num_tables,
                 used_bytes=used,
                 reserved_bytes=min(reserved, cap),
                 cap_bytes=cap,

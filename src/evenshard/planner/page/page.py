@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from evenshard.measure.hardware import measured_or_simulated
+from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.page.charts import Axis, device_bars, rival_axis, rival_bars, time_axis
@@ -32,6 +33,8 @@ MAX_OPEN = 40
 """Tables that are listed at once; more are folded away."""
 _NUM_SLOWEST, NUM_COSTLIEST = 8, 10
 """Costliest tables of the slowest device, and of all."""
+MAX_CUT_ROWS, MAX_STRIP = 100, 16
+"""Cut tables that have a line of their own, and parts that it draws."""
 _LISTED = 12
 """Tables that an assumption names."""
 
@@ -79,6 +82,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
     mean_ms = fmean(device.predicted_total_ms for device in answer.devices)
     bars = device_bars(answer, axis)
     best = highlights.best_rival(answer)
+    cut = [table for table in highlights.sharded_tables(answer) if table.way != DATA_PARALLEL]
     return {
         "answer": answer,
         "request": answer.request,
@@ -112,9 +116,15 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "rivals": rival_bars(answer, rivals_axis),
         "full_space": next((rival for rival in answer.comparison if rival.sharder == FULL_SPACE), None),
         "rival_measured": any(rival.measured_ms is not None for rival in answer.comparison),
-        "on_slowest": highlights.costliest([one for one in parts if one.part.device == slowest], _NUM_SLOWEST),
+        "on_slowest": highlights.costliest([one for one in parts if slowest in one.part.devices], _NUM_SLOWEST),
         "costliest": highlights.costliest(parts, NUM_COSTLIEST),
-        "splits": highlights.split_tables(answer),
+        "may_cut": highlights.may_cut(answer.request),
+        "ways": highlights.sharding_texts(answer),
+        "bound": highlights.bound_text(answer),
+        "cut": cut[:MAX_CUT_ROWS],
+        "num_cut": len(cut),
+        "where_text": lambda table: highlights.where_text(table, answer.request.nodes),
+        "max_strip": MAX_STRIP,
         "parts": parts,
         "open_list": len(parts) <= MAX_OPEN,
         "assumed": highlights.assumed_groups(answer),
@@ -139,11 +149,13 @@ def _asked(answer: PlacementAnswer) -> list[tuple[str, str]]:
     cap = f"{size_text(caps[0])} each" if len(caps) == 1 else f"{size_text(caps[0])} to {size_text(caps[-1])}"
     per_device = request.batch_size / request.num_devices
     asked = [
-        ("Hardware", request.hardware),
+        ("Machine", highlights.machine_text(request)),
         ("Devices", f"{request.num_devices:,}, {cap}, of which {size_text(request.reserved_bytes)} reserved"),
         ("Batch", f"{request.batch_size:,} samples, {_count(per_device)} on each device"),
         ("Optimizer", request.optimizer),
-        ("Column splits", "allowed" if request.allow_column_split else "not allowed"),
+        ("Links", highlights.link_text(answer).removeprefix("link ")),
+        ("Sharding types", ", ".join(request.types)),
+        ("Communication", f"{request.communication.forward} forward, {request.communication.backward} backward"),
     ]
     asked += [("Pinned", f"{name} to device {_listed(where)}") for name, where in rules.pinned.items()]
     asked += [("Forbidden", f"{name} on device {_listed(where)}") for name, where in rules.forbidden.items()]
@@ -151,7 +163,7 @@ def _asked(answer: PlacementAnswer) -> list[tuple[str, str]]:
         asked.append(("Forbidden devices", _listed(rules.forbidden_devices)))
     asked += [("Together", ", ".join(group)) for group in rules.together]
     asked += [("Apart", ", ".join(group)) for group in rules.apart]
-    return asked
+    return [(name, text) for name, text in asked if text]
 
 
 def _listed(devices: Iterable[int]) -> str:
@@ -180,8 +192,9 @@ def _made_by(answer: PlacementAnswer) -> list[tuple[str, str]]:
 def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
     """What the model has seen, and what was asked, beside each other."""
     seen = _trained_on(answer)
-    tables = answer.task.tables
-    shards = [[tables[position] for position in shard] for shard in answer.shards()]
+    parts = highlights.placed_parts(answer)
+    tables = [one.table for one in parts]
+    shards = [[tables[number] for number in numbers] for numbers in answer.parts_on_device]
     dims = [sum(table.embedding_dim for table in shard) for shard in shards]
     asked: list[tuple[str, str, Iterable[float]]] = [
         ("Rows of a table", "num_rows", [table.num_rows for table in tables]),
