@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,42 +14,73 @@ import pytest
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.evidence import DeviceError
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE, Communication, ShardingTask
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.rules import Rules
 from evenshard.tables.assumptions import assumed_reuse_bins
 from evenshard.utils.errors import BadFile
-from support.request_builders import QUICK, ROOM, request, untrained
+from support.answer_builders import answer as made
+from support.builders import table
+from support.request_builders import LITTLE, QUICK, ROOM, request, untrained
 
 
 def answer(**more: Any) -> PlacementAnswer:
-    asked = request(8, 16, 64, caps=(2**18, 2**19), rules=Rules({"a": (1,)}, apart=(("a", "b"),)), **more)
-    return place_request(asked, untrained(), PlaceConfig(QUICK, compare=("random", "size_greedy")))
+    """Of whole tables, unless ``more`` says otherwise."""
+    rules = {"rules": Rules({"a": (1,)}, apart=(("a", "b"),)), "sharding_types": (TABLE_WISE,)}
+    asked = request(8, 16, 64, caps=(2**18, 2**19), **{**rules, **more})
+    return place_request(asked, untrained(), PlaceConfig(QUICK, LITTLE, compare=("random", "size_greedy")))
+
+
+GRID = Machine(4, 2, inter="infiniband_ndr")
+EVERY_WAY = (
+    TablePart("a", Span(0, 1000), Span(0, 8), (3,)),
+    TablePart("b", Span(0, 1000), Span(0, 16), (0, 1, 2, 3)),
+    *(TablePart("c", Span(250 * part, 250 * (part + 1)), Span(0, 64), (part,)) for part in range(4)),
+    *(
+        TablePart("d", Span(500 * part, 500 * (part + 1)), Span(32 * node, 32 * (node + 1)), (2 * node + part,))
+        for node in range(2)
+        for part in range(2)
+    ),
+)
+
+
+def every_way() -> PlacementAnswer:
+    """A whole table, a replica, rows, and a grid on two nodes."""
+    asked = {"machine": GRID, "sharding_types": (), "communication": Communication("fp16", "bf16")}
+    tables = [table(name, 1000, dim) for name, dim in zip("abcd", (8, 16, 64, 64), strict=True)]
+    return made(totals_ms=(4.0, 2.0, 3.0, 1.0), tables=tables, parts=EVERY_WAY, asked=asked)
 
 
 def test_an_answer_comes_back_as_it_was(tmp_path: Path) -> None:
-    for one in (answer(), answer(allow_column_split=True, optimizer="rowwise_adagrad")):
+    for one in (answer(), answer(sharding_types=(), optimizer="rowwise_adagrad"), every_way()):
         save_answer(one, tmp_path / "placement.json")
         assert load_answer(tmp_path / "placement.json") == one
 
 
 def test_a_measured_answer_comes_back_as_it_was(tmp_path: Path) -> None:
-    def measure(jobs: Any) -> list[PlacementCost]:
-        return [PlacementCost((DeviceCost(1, 2, 3, 4.5),) * task.num_devices, "modelled") for task, _ in jobs]
+    def measure(task: ShardingTask, placements: Any) -> list[PlacementCost]:
+        cost = DeviceCost(1, 2, 3, 4.5, input_dist_ms=0.25)
+        return [PlacementCost((cost,) * task.num_devices, "modelled") for _ in placements]
 
-    one = place_request(request(8, 16), untrained(), PlaceConfig(QUICK, ("random",), num_measured=2), measure)
-    assert one.measured is not None and one.measured.max_device_ms == 10.5
-    assert one.comparison == (Rival("random", one.comparison[0].predicted_ms, 10.5),)
+    config = PlaceConfig(QUICK, LITTLE, ("random",), num_measured=2)
+    one = place_request(request(8, 16), untrained(), config, measure)
+    assert one.measured is not None and one.measured.max_device_ms == 10.75
+    assert one.comparison == (Rival("random", one.comparison[0].predicted_ms, 10.75),)
     save_answer(one, tmp_path / "placement.json")
     assert load_answer(tmp_path / "placement.json") == one
 
 
 def test_the_contract() -> None:
-    one = answer(allow_column_split=True)
+    one = answer()
     record = json.loads(json_text(one))
     assert record["num_devices"] == 2
-    assert record["schema_version"] == 2
+    assert record["schema_version"] == 3
+    assert record["type_of_table"] == dict.fromkeys("abc", "table_wise")
+    assert record["request"]["sharding_types"] == ["table_wise"]
     first = {name: record["shards"][0][name] for name in ("table", "rows", "columns", "devices")}
     assert first == {"table": "a", "rows": [0, 1000], "columns": [0, 8], "devices": [1]}
     assert record["predicted"]["total_ms"] == pytest.approx(max(d["total_ms"] for d in record["predicted"]["devices"]))
@@ -56,7 +88,34 @@ def test_the_contract() -> None:
     assert record["lower_bound_ms"] <= record["predicted"]["total_ms"]
     assert record["uncertainty_ms"] == pytest.approx((one.high_ms - one.low_ms) / 2)
     assert record["lineage"]["model"]["source"] == "untrained"
-    assert sum(d["used_bytes"] for d in record["predicted"]["devices"]) == sum(one.task.table_bytes)
+    assert sum(d["used_bytes"] for d in record["predicted"]["devices"]) == sum(one.used_bytes)
+
+
+def test_every_way_to_shard_is_in_the_file() -> None:
+    record = json.loads(json_text(every_way()))
+    assert record["type_of_table"] == {"a": "table_wise", "b": "data_parallel", "c": "row_wise", "d": "grid_shard"}
+    shards = [(one["table"], one["rows"], one["columns"], one["devices"]) for one in record["shards"]]
+    assert shards[:3] == [
+        ("a", [0, 1000], [0, 8], [3]),
+        ("b", [0, 1000], [0, 16], [0, 1, 2, 3]),
+        ("c", [0, 250], [0, 64], [0]),
+    ]
+    assert shards[-1] == ("d", [500, 1000], [32, 64], [3])
+    assert record["request"]["machine"]["inter"] == "infiniband_ndr"
+    assert record["request"]["communication"] == {"forward": "fp16", "backward": "bf16"}
+    first = record["predicted"]["devices"][0]
+    assert first["input_dist_ms"] == 0.25 and first["num_shards"] == 3
+    times = [first[name] for name in first if name.endswith("_ms") and name != "total_ms"]
+    assert len(times) == 5 and sum(times) == first["total_ms"] == 4.0
+
+
+def test_fields_of_tables_that_are_as_usual_are_left_out(tmp_path: Path) -> None:
+    usual, weighted = table("a", 1000, 8), replace(table("b", 1000, 8), is_weighted=True, pooling="mean")
+    one = made((0, 1), tables=[usual, weighted])
+    first, second = json.loads(json_text(one))["request"]["tables"]
+    assert set(second) - set(first) == {"is_weighted", "pooling"}
+    save_answer(one, tmp_path / "placement.json")
+    assert load_answer(tmp_path / "placement.json") == one
 
 
 def test_link_and_notes_come_back_and_files_from_before_them_load(tmp_path: Path) -> None:
@@ -84,11 +143,13 @@ def test_a_file_of_version_1_is_the_answer_that_it_was(tmp_path: Path) -> None:
     assert old.alone_ms[2:] == (1.9499213695526123, 1.9499213695526123)
     assert old.request.rules == Rules({"a": (1,)}, apart=(("a", "b"),))
     assert old.request.assumptions == (assumed_reuse_bins("a"),)
+    assert old.request.sharding_types == BY_COLUMNS
     assert old.measured == PlacementCost((DeviceCost(1, 2, 3, 4.5),) * 2, "modelled")
     record, written = json.loads(OLD.read_text()), json.loads(json_text(old))
     changed = {name for name in written if written[name] != record.get(name)}
-    ours = {"measured", "predicted", "uncertainty_ms", "device_error"}
-    assert changed == {"schema_version", "shards"} | ours, "which say now that nothing confirms the simulated device"
+    ours = {"measured", "predicted", "uncertainty_ms", "device_error"}  # say now that nothing confirms the device
+    assert changed == {"schema_version", "shards", "type_of_table", "request", "notes"} | ours
+    assert old.notes == ("The lower bound is an older one: of the parts that tables were cut into, not of all cuts.",)
     save_answer(old, tmp_path / "placement.json")
     assert load_answer(tmp_path / "placement.json") == old
 
@@ -115,6 +176,46 @@ def test_a_part_of_version_1_has_all_rows_of_its_table(tmp_path: Path) -> None:
     ]
 
 
+def of_version_2(one: PlacementAnswer, allow_column_split: bool) -> dict[str, Any]:
+    """The file of an answer as version 2 had it."""
+    record: dict[str, Any] = json.loads(json_text(one))
+    del record["type_of_table"]
+    for name in ("sharding_types", "machine", "communication"):
+        del record["request"][name]
+    record["request"]["allow_column_split"] = allow_column_split
+    for device in record["predicted"]["devices"]:
+        del device["input_dist_ms"]
+    return {**record, "schema_version": 2}
+
+
+def test_a_file_of_version_2_is_the_answer_that_it_was(tmp_path: Path) -> None:
+    path, one = tmp_path / "placement.json", answer()
+    record = of_version_2(one, allow_column_split=False)
+    path.write_text(json.dumps(record))
+    devices = tuple(replace(device, predicted_input_dist_ms=0.0) for device in one.devices)
+    assert load_answer(path) == replace(one, devices=devices)
+    path.write_text(json.dumps({**record, "schema_version": 3}))
+    with pytest.raises(BadFile, match=r"the field is unknown|the field is missing"):
+        load_answer(path)
+    record["request"]["allow_column_split"] = 3
+    path.write_text(json.dumps(record))
+    with pytest.raises(BadFile, match=r"request\.allow_column_split: .* valid boolean"):
+        load_answer(path)
+
+
+def test_parts_of_a_table_that_shared_a_device_are_read_as_one(tmp_path: Path) -> None:
+    """Its columns 0:16 and 48:64 were on device 1, and those between on device 0."""
+    record = of_version_2(made((0, 1, 1), cuts={"c": ()}), allow_column_split=True)
+    record["shards"][2].update(columns=[0, 16], alone_ms=0.5, adds_ms=0.25)
+    record["shards"].append({**record["shards"][2], "columns": [16, 48], "devices": [0]})
+    record["shards"].append({**record["shards"][2], "columns": [48, 64], "alone_ms": 0.75})
+    (tmp_path / "placement.json").write_text(json.dumps(record))
+    read = load_answer(tmp_path / "placement.json")
+    assert [(part.columns, part.devices) for part in read.parts_of_table["c"]] == [((0, 32), (1,)), ((32, 64), (0,))]
+    assert (read.alone_ms[2:], read.adds_ms[2:]) == ((0.75, 0.5), (0.5, 0.25))
+    assert "shared a device are shown as one wider part" in read.notes[0]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -135,10 +236,10 @@ def test_a_damaged_file_of_version_1_is_refused(tmp_path: Path, change: Any, mes
 def test_more_devices_than_the_models_link_connects_are_noted() -> None:
     of_h200 = replace(untrained(), trained_on=replace(untrained().trained_on, link="nvlink_h200"))
     for caps, count in (((ROOM,) * 8, 0), ((ROOM,) * 9, 1)):
-        one = place_request(request(*[8] * 9, caps=caps), of_h200, PlaceConfig(QUICK))
+        one = place_request(request(*[8] * 9, caps=caps), of_h200, PlaceConfig(QUICK, LITTLE))
         assert (one.link, len(one.notes)) == ("nvlink_h200", count)
     assert one.notes[0].startswith("9 devices are priced as if one node held them all")
-    assert place_request(request(*[8] * 9, caps=(ROOM,) * 9), untrained(), PlaceConfig(QUICK)).notes == ()
+    assert place_request(request(*[8] * 9, caps=(ROOM,) * 9), untrained(), PlaceConfig(QUICK, LITTLE)).notes == ()
 
 
 def test_the_schema_says_what_the_contract_says() -> None:
@@ -146,30 +247,22 @@ def test_the_schema_says_what_the_contract_says() -> None:
     contract = {"num_devices", "shards", "predicted", "lower_bound_ms", "uncertainty_ms", "lineage"}
     assert contract <= set(schema["required"])
     assert schema["additionalProperties"] is False
-    jsonschema.validate(json.loads(json_text(answer(allow_column_split=True))), schema)
+    jsonschema.validate(json.loads(json_text(every_way())), schema)
 
 
 def test_the_same_request_gives_the_same_text() -> None:
     assert json_text(answer()) == json_text(answer())
 
 
-def rename(record: dict[str, Any], old: str, new: str) -> None:
-    for one in (*record["request"]["tables"], *record["shards"]):
-        for key in ("name", "table"):
-            if one.get(key) == old:
-                one[key] = new
-    record["request"]["rules"]["apart"] = []
-
-
-def cut_in_two(shards: list[dict[str, Any]]) -> None:
-    """The first shard, of eight columns."""
-    shards[0]["columns"] = [0, 4]
-    shards.append({**shards[0], "columns": [4, 8]})
+@cache
+def written() -> str:
+    """The file of an answer."""
+    return json_text(answer())
 
 
 def measured(ms: float) -> dict[str, Any]:
     times = {name: ms for name in DeviceCost.__dataclass_fields__ if name.endswith("_ms")}
-    device = {name: ms for name in times if not any(word in name for word in ("spread", "wait", "fwd_bwd"))}
+    device = {name: ms for name in times if not any(word in name for word in ("spread", "wait", "fwd_bwd", "input"))}
     return {"total_ms": 4 * ms, "all_to_all": "modelled", "devices": [{"device": 0, **device, "total_ms": 4 * ms}]}
 
 
@@ -184,17 +277,25 @@ def measured(ms: float) -> dict[str, Any]:
         (lambda r: r["request"]["rules"].update(extra=1), r"request\.rules\.extra: .*: the field is unknown"),
         (lambda r: r["request"]["tables"][0].update(num_rows=0.5), r"request\.tables\.0\.num_rows: .* valid integer"),
         (lambda r: r["request"]["tables"][0].update(num_rows=0), "table 'a': num_rows is 0"),
-        (lambda r: r.update(schema_version=0), "schema_version: .* should be 2"),
-        (lambda r: r.update(schema_version=3), "schema_version is 3, but this evenshard reads 2 and earlier.* Update"),
-        (lambda r: r["shards"][0].update(rows=[0, 999]), "hold the rows 0:999; each of its 1000 rows"),
+        (lambda r: r.update(schema_version=0), "schema_version: .* should be 3"),
+        (lambda r: r.update(schema_version=4), "schema_version is 4, but this evenshard reads 3 and earlier.* Update"),
+        (
+            lambda r: r["shards"][0].update(rows=[0, 999]),
+            r"'a' has parts with the rows '?0:999'?; each of its 1000 rows",
+        ),
         (lambda r: r["shards"][0].update(rows=[0]), r"shards\.0\.rows"),
-        (lambda r: r["shards"][0].update(devices=[0, 1]), r"'a' is on the devices \(0, 1\). Place each part on one"),
-        (lambda r: r["shards"].pop(), "columns none"),
+        (lambda r: r["shards"][0].update(devices=[0, 0]), r"'a' is on the devices \(0, 0\)\. A replica lives on every"),
+        (lambda r: r["shards"][0].update(devices=[]), "'a' has a part on no device"),
+        (lambda r: r["shards"][0].update(devices=[0, 1]), "says that 'a' is sharded 'table_wise', .* data_parallel"),
+        (lambda r: r["type_of_table"].pop("b"), "says that 'b' is sharded None, its shards are table_wise"),
+        (lambda r: r["request"].update(allow_column_split=True), r"request\.allow_column_split: .*: .* unknown"),
+        (lambda r: r["request"].update(sharding_types=["by_hand"]), "sharding_types names 'by_hand'"),
+        (lambda r: r["request"].update(machine={"num_devices": 4, "devices_per_node": 4}), "the machine has 4 devices"),
+        (lambda r: r["shards"].pop(), r"columns '?none"),
         (lambda r: r["shards"][0].update(table="x"), "'x', which is not among the tables"),
         (lambda r: r["shards"][0].update(devices=[7]), "on device 7, but the devices are 0 to 1"),
-        (lambda r: r["shards"][0].update(columns=[0, 4]), "hold the columns 0:4"),
+        (lambda r: r["shards"][0].update(columns=[0, 4]), r"has parts with the columns '?0:4"),
         (lambda r: r.update(num_devices=3), "num_devices is 3"),
-        (lambda r: (rename(r, "b", "a[0:4]"), cut_in_two(r["shards"])), r"a table is called 'a\[0:4\]', as a part"),
         (lambda r: r["request"].update(optimizer="lion"), "optimizer is 'lion'"),
         (lambda r: r["predicted"].update(total_ms=math.nan), "'NaN' is not a valid number"),
         (lambda r: r["predicted"]["devices"][0].update(fwd_compute_ms=math.inf), "'Infinity' is not a valid number"),
@@ -211,7 +312,7 @@ def measured(ms: float) -> dict[str, Any]:
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, change: Any, message: str) -> None:
-    record = json.loads(json_text(answer()))
+    record = json.loads(written())
     change(record)
     path = tmp_path / "placement.json"
     path.write_text(json.dumps(record))

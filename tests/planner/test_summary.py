@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from evenshard.placement.machine import DeviceGroup, Machine
+from evenshard.placement.parts import Span, TablePart
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer, Rival
+from evenshard.planner.rivals import FULL_SPACE
 from evenshard.planner.rules import Rules
 from evenshard.planner.summary import print_answer, shown_devices
+from evenshard.sharders.catalog import label_of
 from evenshard.tables.assumptions import Assumption
 from evenshard.utils.units import ms_text, size_text
 from support.answer_builders import GB, answer
@@ -39,7 +45,7 @@ def row(text: str, device: int) -> list[str]:
 def test_the_numbers_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(answer(caps=(GB, 2 * GB)), monkeypatch)
     assert "4.00 ms per step predicted (90 %: 3.60 to 4.40), within 25 % of the best" in text
-    # 2**20 rows of 64 dims of 4 bytes are 0.25 GB; two exchanges of an eighth each.
+    # 2**20 rows of 64 dims of 4 bytes are 0.25 GB; the exchanges together take a quarter of a device's time.
     assert row(text, 0)[:11] == ["0", "1", "0.25", "/", "1", "25", "%", "1.00", "1.00", "2.00", "4.00"]
     assert row(text, 1)[:11] == ["1", "2", "0.50", "/", "2", "25", "%", "0.50", "0.50", "1.00", "2.00"]
 
@@ -109,31 +115,32 @@ def test_notes_come_before_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no memory reserved.\n16 devices are� priced.\n\n4.00 ms per step" in text
 
 
-WHOLE, SPLIT = Rival("lookup_greedy", 6.0), Rival("torchrec_planner_full", 4.1)
+WHOLE, CUTTING = Rival("lookup_greedy", 6.0), Rival(FULL_SPACE, 4.1)
+EVERY_WAY: dict[str, Any] = {"sharding_types": ()}
 
 
 @pytest.mark.parametrize(
-    ("rivals", "split", "words"),
+    ("rivals", "may_cut", "words"),
     [
         ((WHOLE,), False, "Greedy by lookups: 6.00 ms, 50 % slower."),
         (
             (WHOLE,),
             True,
-            "greedy by lookups, with whole tables: 6.00 ms. TorchRec's planner, which splits columns too, "
-            "was not compared: add --report.",
+            "greedy by lookups, whole tables: 6.00 ms. TorchRec's planner, which shards tables in every way too, was "
+            "not compared: add --report.",
         ),
-        ((WHOLE, SPLIT), True, "The best of 2 others (TorchRec's planner, columns too): 4.10 ms, 2.5 % slower."),
+        ((WHOLE, CUTTING), True, f"The best of 2 others ({label_of(FULL_SPACE)}): 4.10 ms, 2.5 % slower."),
         (
-            (Rival("dim_greedy", 4.05), SPLIT),
+            (Rival("dim_greedy", 4.05), CUTTING),
             True,
-            "The best of 2 others (greedy by dim), with whole tables: 4.05 ms, 1.2 % slower.",
+            "The best of 2 others (greedy by dim), whole tables: 4.05 ms, 1.2 % slower.",
         ),
     ],
 )
-def test_whole_tables_are_beside_split_ones(
-    monkeypatch: pytest.MonkeyPatch, rivals: tuple[Rival, ...], split: bool, words: str
+def test_whole_tables_are_beside_cut_ones(
+    monkeypatch: pytest.MonkeyPatch, rivals: tuple[Rival, ...], may_cut: bool, words: str
 ) -> None:
-    text = printed(answer(comparison=rivals, asked={"allow_column_split": split}), monkeypatch, 200)
+    text = printed(answer(comparison=rivals, asked=EVERY_WAY if may_cut else {}), monkeypatch, 200)
     line = next(line for line in text.splitlines() if " 6.00 ms" in line or "slower" in line)
     assert line.lower() == words.lower()
 
@@ -141,11 +148,11 @@ def test_whole_tables_are_beside_split_ones(
 def test_why_torchrec_was_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     one = answer(comparison=(WHOLE,))
     assert "TorchRec's planner was not compared: it is not there." in shown_with(one, "it is not there.", monkeypatch)
-    split = answer(comparison=(WHOLE,), asked={"allow_column_split": True})
-    assert "splits columns too, was not compared: it is not there." in shown_with(split, "it is not there", monkeypatch)
-    many = [table(f"t{number}", 9, 64) for number in range(101)]
-    much = answer([0] * 101, tables=many, comparison=(WHOLE,), asked={"allow_column_split": True})
-    assert "was not compared: it takes minutes for more than 100 tables." in shown_with(much, "", monkeypatch)
+    every = answer(comparison=(WHOLE,), asked=EVERY_WAY)
+    assert "in every way too, was not compared: it is not there." in shown_with(every, "it is not there", monkeypatch)
+    many = [table(f"t{number}", 9, 64) for number in range(1001)]
+    much = answer([0] * 1001, tables=many, comparison=(WHOLE,), asked=EVERY_WAY)
+    assert "was not compared: it takes minutes for more than 2,000 tables times devices." in shown_with(much, "", monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -177,11 +184,57 @@ def test_many_devices_are_cut_down_to_the_slowest_and_the_fullest(monkeypatch: p
     assert len(text.splitlines()) < 30
 
 
-def test_splits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = answer((0, 1, 1, 0), cuts={"a": (32,)})
-    text = printed(one, monkeypatch)
-    assert "split    a by columns: 0:32 on 0, 32:64 on 1" in text
-    assert row(text, 1)[1] == "2"
+def nodes() -> PlacementAnswer:
+    """Tables of every type on two nodes of two devices."""
+    rows = [Span(2**18 * part, 2**18 * (part + 1)) for part in range(4)]
+    halves, all_rows, columns = (Span(0, 2**19), Span(2**19, 2**20)), Span(0, 2**20), (Span(0, 32), Span(32, 64))
+    parts = (
+        TablePart("a", all_rows, Span(0, 64), (3,)),
+        TablePart("b", all_rows, Span(0, 64), (0, 1, 2, 3)),
+        *(TablePart("c", span, Span(0, 64), (device,)) for device, span in enumerate(rows)),
+        *(TablePart("d", half, Span(0, 64), (2 + part,)) for part, half in enumerate(halves)),
+        *(TablePart("e", half, columns[n], (2 * n + part,)) for n in range(2) for part, half in enumerate(halves)),
+        TablePart("f", all_rows, columns[0], (0,)),
+        TablePart("f", all_rows, columns[1], (3,)),
+        *(TablePart("g", half, Span(0, 64), (part,)) for part, half in enumerate(halves)),
+    )
+    tables = [table(name, 2**20, 64) for name in "abcdefg"]
+    machine = Machine(4, 2, intra="nvlink_h100", inter="infiniband_ndr")
+    return answer(totals_ms=(4, 3, 2, 1), tables=tables, parts=parts, asked={**EVERY_WAY, "machine": machine})
+
+
+def test_a_line_for_each_way_says_which_tables_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = printed(nodes(), monkeypatch, 120)
+    lines = [line.removeprefix("sharded  ") for line in text.splitlines() if line.startswith("sharded")]
+    assert lines == [
+        "table_wise: 1 table, each on one device",
+        "column_wise: 1 table: f 0:32 on 0, 32:64 on 3",
+        "row_wise: 1 table, rows over all 4 devices: c",
+        "table_row_wise: 2 tables, rows over the 2 devices of a node: d on node 1, g on node 0",
+        "grid_shard: 1 table: e 0:32 by rows on node 0, 32:64 by rows on node 1",
+        "data_parallel: 1 table, 256 MB on every device: b",
+    ]
+    assert [row(text, device)[1] for device in (0, 1, 3)] == ["5", "4", "5"]
+
+
+def test_machine_and_links_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert printed(nodes(), monkeypatch, 200).startswith(
+        "2 nodes x 2 simulated:h200 (a device model, not a GPU), link nvlink_h100 in a node, infiniband_ndr between "
+        "nodes (modelled), batch 64, optimizer sgd, no memory reserved."
+    )
+    pods = replace(nodes().request, machine=Machine(4, 1, 2, "nvlink_h100", "infiniband_ndr"))
+    one = answer((0, 1, 2), (4, 3, 2, 1), asked={"machine": pods.machine})
+    assert highlights.link_text(one) == "link nvlink_h100 within 2 nodes, infiniband_ndr between them (modelled)"
+    kinds = (DeviceGroup("simulated:h100", 2), DeviceGroup("simulated:h200", 2))
+    assert highlights.machine_text(replace(pods, machine=Machine(4, 4, groups=kinds))) == (
+        "2 x simulated:h100 + 2 x simulated:h200"
+    )
+
+
+def test_where_tables_are_whole_no_line_says_so_and_the_bound_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = printed(answer(), monkeypatch, 200)
+    assert "sharded" not in text
+    assert "bound    3.20 ms: by the model, no placement that the request allows takes less" in text
 
 
 def test_assumptions_are_counted_and_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,9 +271,9 @@ DECISIVE = {"alone_ms": (3.9, 1.0, 1.0), "totals_ms": (4.0, 2.0)}
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({}, "Splitting it by columns may help (--allow-column-split)"),
-        ({"allow_column_split": True}, "was found not to pay"),
-        ({"rules": Rules(together=(("a", "b"),))}, "cannot be split by columns"),
+        ({}, "Other sharding types may help (leave --sharding-types out)"),
+        (EVERY_WAY, "Other ways to shard it were found not to pay"),
+        ({"rules": Rules(together=(("a", "b"),))}, "cannot be cut"),
     ],
 )
 def test_a_table_that_decides_the_step(asked: dict[str, object], words: str) -> None:
@@ -230,11 +283,6 @@ def test_a_table_that_decides_the_step(asked: dict[str, object], words: str) -> 
     assert words in line
 
 
-def test_a_narrow_table_cannot_be_split() -> None:
-    (line,) = highlights.advice(answer(tables=[table(name, 9, 4) for name in "abc"], **DECISIVE))
-    assert "its dim is too small" in line
-
-
 def test_no_table_decides_where_all_devices_are_as_slow_or_none_is_costly() -> None:
     assert highlights.advice(answer(alone_ms=(3.9, 1.0, 1.0), totals_ms=(4.0, 3.9))) == []
     assert highlights.advice(answer(alone_ms=(3.7, 1.0, 1.0))) == []
@@ -242,7 +290,7 @@ def test_no_table_decides_where_all_devices_are_as_slow_or_none_is_costly() -> N
 
 def test_a_placement_at_the_bound_leaves_nothing_to_gain() -> None:
     (line,) = highlights.advice(answer(lower_bound_ms=3.96))
-    assert line.startswith("Moving tables gains 1.0 % at most")
+    assert line.startswith("No other placement gains more than 1.0 %")
 
 
 def test_reserved_memory_makes_it_tighter() -> None:
@@ -255,6 +303,8 @@ def test_the_costliest_tables_come_first() -> None:
     parts = highlights.placed_parts(answer(adds_ms=(3.0, 0.5, 1.0)))
     assert [one.part.table for one in highlights.costliest(parts, 2)] == ["a", "c"]
     assert [one.share for one in parts] == [0.75, 0.25, 0.5]
+    cut = highlights.placed_parts(answer((0, 1, 1, 1), cuts={"a": (16,)}, adds_ms=(1.0, 2.0, 0.5, 1.5)))
+    assert [(one.part.table, one.adds_ms) for one in highlights.costliest(cut, 2)] == [("a", 2.0), ("c", 1.5)]
 
 
 def test_tight_memory_and_idle_devices_are_told() -> None:

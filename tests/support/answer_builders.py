@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.convex_search.prediction import PredictedDevice
@@ -12,8 +14,8 @@ from evenshard.tables.table import Table
 from support.builders import BATCH_SIZE, parts_of, table
 
 GB = 2**30
-SPREAD = (0.25, 0.125, 0.125, 0.5)
-"""The four times' shares of a device's total."""
+SPREAD = (0.25, 0.125, 0.0625, 0.5, 0.0625)
+"""Shares of a device's total: forward, its exchange, the backward exchange, backward, input exchange."""
 LINEAGE = {
     "evenshard_version": "9.9",
     "tables": "mine.yaml",
@@ -26,7 +28,7 @@ LINEAGE = {
 
 
 def answer(
-    device_of_part: Sequence[int] = (0, 1, 1),
+    device_of_part: Sequence[int | tuple[int, ...]] = (0, 1, 1),
     totals_ms: Sequence[float] = (4.0, 2.0),
     tables: Sequence[Table] | None = None,
     cuts: Mapping[str, tuple[int, ...]] | None = None,
@@ -36,15 +38,18 @@ def answer(
 ) -> PlacementAnswer:
     """Tables a, b and c on two devices that take 4 and 2 ms; ``asked`` goes to the request, ``more`` to the answer.
 
-    A part takes 1 ms alone and adds half a ms, unless ``more`` says otherwise.
+    Tables are whole unless ``asked`` allows more; a part with several devices has a replica on each. A part takes 1 ms
+    alone and adds half a ms, unless ``more`` says otherwise.
     """
     tables = tables or [table(name, 2**20, 64) for name in "abc"]
-    request = PlacementRequest(tuple(tables), tuple(caps or [GB] * len(totals_ms)), BATCH_SIZE, **(asked or {}))
-    parts = parts_of(tables, cuts)
+    known_of_request = {"sharding_types": (TABLE_WISE,), **(asked or {})}
+    request = PlacementRequest(tuple(tables), tuple(caps or [GB] * len(totals_ms)), BATCH_SIZE, **known_of_request)
+    homes = [(one,) if isinstance(one, int) else one for one in device_of_part]
+    parts = more.pop("parts", None) or tuple(
+        replace(part, devices=devices) for part, devices in zip(parts_of(tables, cuts), homes, strict=True)
+    )
     slowest_ms = max(totals_ms)
     known: dict[str, Any] = {
-        "device_of_table": tuple(device_of_part),
-        "num_devices": request.num_devices,
         "request": request,
         "parts": parts,
         "alone_ms": (1.0,) * len(parts),

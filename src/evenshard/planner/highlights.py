@@ -349,8 +349,8 @@ def advice(answer: PlacementAnswer) -> list[str]:
         found.append(_about_decisive(answer, top, mean_ms))
     elif answer.gap_pct <= CLOSE_PCT:
         found.append(
-            f"No other placement gains more than {pct_text(max(answer.gap_pct, 0.0))}. A faster step takes more devices, "
-            f"or tables with fewer dims or lookups."
+            f"No other placement gains more than {pct_text(max(answer.gap_pct, 0.0))}. A faster step takes more "
+            f"devices, or tables with fewer dims or lookups."
         )
     room = sum(max(cap - request.reserved_bytes, 0) for cap in request.caps_bytes)
     if answer.gap_pct > CLOSE_PCT and sum(answer.used_bytes) > TIGHT * room:
