@@ -20,6 +20,7 @@ from evenshard.measure.simulated.device_model import (
     forward_ms,
     kernel_times,
     overlapped,
+    pass_ms,
     sort_passes,
     updated_state_bytes,
 )
@@ -453,3 +454,9 @@ def test_tables_that_nobody_looks_up_cost_their_call_and_no_nan() -> None:
         busy = times_ns(POOL[5], profile=gpu)
         with_idle = times_ns(POOL[5], idle, profile=gpu)
         assert busy[0] < with_idle[0] < busy[0] + forward and busy[1] < with_idle[1] < busy[1] + backward
+
+
+def test_a_pass_takes_its_kernels_or_their_launches() -> None:
+    """Two calls: the host launches the second one's kernels while the first one's run."""
+    kernels_ns, calls = np.array([9e6, 1e6, 5e6]), np.array([2.0, 2.0, 0.0])
+    assert pass_ms(kernels_ns, calls, overhead_us=500.0, host_us=3000.0).tolist() == [9.5, 6.5, 0.0]
