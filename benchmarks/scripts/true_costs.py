@@ -24,7 +24,9 @@ from benchmarks.references.true_costs import FitConfig, TrueCosts, load_true_cos
 from benchmarks.references.true_costs_errors import load_errors
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.placement.parts import tables_of_parts
 from evenshard.placement.placement import Placement
+from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import place_request
@@ -137,16 +139,15 @@ def column_splits(tables: Sequence[Table], costs: TrueCosts, model: PlacementMod
 
 def answered(task: PlacementTask, model: PlacementModel, allow_column_split: bool = False) -> PlacementAnswer:
     """What a user would get."""
-    request = PlacementRequest(
-        task.tables, task.caps_bytes, task.batch_size, allow_column_split=allow_column_split, hardware=HARDWARE
-    )
+    ways = BY_COLUMNS if allow_column_split else (TABLE_WISE,)
+    request = PlacementRequest(task.tables, task.caps_bytes, task.batch_size, sharding_types=ways, hardware=HARDWARE)
     return place_request(request, model)
 
 
 def true_ms(costs: TrueCosts, answer: PlacementAnswer) -> float:
     """What an answer really costs."""
-    task = answer.request.task(answer.parts)
-    return costs.measure(task, Placement(answer.device_of_table, NUM_DEVICES)).max_device_ms
+    task = replace(answer.request.task(), tables=tables_of_parts(answer.parts, answer.request.tables))
+    return costs.measure(task, Placement(tuple(part.device for part in answer.parts), NUM_DEVICES)).max_device_ms
 
 
 def _cells(values: Sequence[float], digits: int = 1) -> str:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from evenshard.placement.placement import Placement
+from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.network import LOOKUPS, EnsembleSizes
-from evenshard.sharders.convex_search.prediction import PredictedPlacement
 from evenshard.sharders.models import PlacementModel
 from support.builders import parts_of, table
 from support.convex_builders import NORMALIZER
@@ -45,28 +45,35 @@ def asked(
 
 def answered(
     request: PlacementRequest,
-    devices: Sequence[int],
+    devices: Sequence[int | Sequence[int]],
     cuts: Mapping[str, tuple[int, ...]] | None = None,
     model: PlacementModel | None = None,
     lineage: Mapping[str, Any] | None = None,
+    parts: Sequence[TablePart] | None = None,
 ) -> PlacementAnswer:
-    """The parts on these devices, legal or not, with the model's predictions."""
+    """The parts on these devices, legal or not, with the model's predictions.
+
+    Args:
+        devices: of the tables, or of the parts that ``cuts`` makes; several for a replica.
+        parts: in place of these: placed already.
+    """
     model = model or additive()
-    parts = parts_of(request.tables, cuts)
-    placement = Placement(tuple(devices), request.num_devices)
-    best = PredictedPlacement.of(model.cost_model, request.task(parts), placement)
+    homes = [(one,) if isinstance(one, int) else tuple(one) for one in devices]
+    if parts is None:
+        parts = [replace(part, devices=home) for part, home in zip(parts_of(request.tables, cuts), homes, strict=True)]
+    costs = part_costs(request, model)
+    best = costs.predict(parts)
+    alone_ms, adds_ms = costs.part_ms(parts)
     return PlacementAnswer(
-        device_of_table=tuple(devices),
-        num_devices=request.num_devices,
         request=request,
-        parts=parts,
-        alone_ms=(0.0,) * len(parts),
-        adds_ms=(0.0,) * len(parts),
+        parts=tuple(parts),
+        alone_ms=alone_ms,
+        adds_ms=adds_ms,
         devices=best.devices,
         predicted_ms=best.predicted_ms,
         model_low_ms=best.low_ms,
         model_high_ms=best.high_ms,
-        lower_bound_ms=best.lower_bound_ms,
+        lower_bound_ms=best.predicted_ms / 2,
         warnings=(),
         comparison=(),
         measured=None,

@@ -16,7 +16,7 @@ from support.convex_builders import random_model
 
 ROOM = 2**30
 QUICK = SearchConfig(effort=SearchEffort(num_chains=2, scores_per_table=100))
-LITTLE = PlanEffort(starts=1, changes=200, idle_kicks=5)
+LITTLE = PlanEffort(changes=200, idle_kicks=5)
 """A short search for whole tables, and one over all ways to shard."""
 
 

@@ -13,7 +13,7 @@ from evenshard.measure.profiles import profile_path, write_profile
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
 from evenshard.measure.traces.fused_calls import median_calls, without_calls
 from evenshard.measure.traces.ranks import training_ranks
-from evenshard.stages.observe import placed_tables
+from evenshard.stages.observe import tables_of_devices
 from evenshard.tables.files import load_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile, BadInput
@@ -104,12 +104,11 @@ def _tables_of_ranks(inputs: CalibrateDeviceInputs, ranks: Sequence[int]) -> Map
         if inputs.tables is None or len(ranks) > 1:
             raise BadConfig("a trace does not say which tables its rank holds. Name the file that does: --placement.")
         return {ranks[0]: load_tables(inputs.tables)}
-    task, placement = placed_tables(inputs.placement, inputs.tables)
-    shards = placement.shards()
-    if ranks[-1] >= len(shards):
-        problem = f"it places tables on {len(shards)} devices, a trace is of rank {ranks[-1]}"
+    found = tables_of_devices(inputs.placement, inputs.tables)
+    if ranks[-1] >= len(found):
+        problem = f"it places tables on {len(found)} devices, a trace is of rank {ranks[-1]}"
         raise BadFile(inputs.placement, problem, "Name the placement that the training ran with.")
-    return {rank: [task.tables[position] for position in shards[rank]] for rank in ranks}
+    return {rank: found[rank] for rank in ranks}
 
 
 def _report(

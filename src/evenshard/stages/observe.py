@@ -8,24 +8,27 @@ from pathlib import Path
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.measure.evidence import device_text, with_device_error
-from evenshard.measure.hardware import AUTO, HardwareName
+from evenshard.measure.hardware import HardwareName
 from evenshard.measure.profiles import profile_of_gpu
 from evenshard.measure.traces.ranks import ObservedTraining, RankTimes, observe
 from evenshard.placement.optimizer_state import NUMBERS, optimizer_problem
-from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.parts import TablePart, part_table, tables_of_parts, whole_tables
 from evenshard.placement.placement import Placement
+from evenshard.placement.sharding import BY_COLUMNS, sharding_type
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.file import load_answer, read_json
 from evenshard.planner.highlights import device_error_text
 from evenshard.planner.model import model_of
 from evenshard.planner.place import place_request
+from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.plan_file import load_plan_parts
-from evenshard.sharders.convex_search.prediction import PredictedDevice, PredictedPlacement
+from evenshard.sharders.convex_search.prediction import PredictedDevice
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.messages import brief
 from evenshard.utils.provenance import Lineage
 from evenshard.utils.units import BYTES_PER_GB
 
@@ -91,13 +94,18 @@ class _Placed:
     """A placement with its prediction.
 
     Attributes:
-        device: see ``ObservedAndPredicted``.
+        parts: the parts and their devices.
+        devices, predicted_ms, low_ms, high_ms, device: see ``ObservedAndPredicted``.
         known: whether the training ran with it, as far as its file says.
     """
 
     source: Path
-    task: PlacementTask
-    prediction: PredictedPlacement
+    request: PlacementRequest
+    parts: tuple[TablePart, ...]
+    devices: tuple[PredictedDevice, ...]
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
     predicted_by: str
     device: str
     known: bool
@@ -119,9 +127,10 @@ def run(inputs: ObserveInputs, outputs: ObserveOutputs) -> tuple[ObservedTrainin
         return observation, None
     placed = _placed(source, inputs, observation)
     if outputs.costs is not None:
-        save_costs([_measured(placed, observation)], outputs.costs, Lineage.here({}))
+        measured = _measured(placed, observation)
+        save_costs([measured], outputs.costs, Lineage.here({}))
         if outputs.tables is not None:
-            save_tables(placed.task.tables, outputs.tables)
+            save_tables(measured.task.tables, outputs.tables)
     return observation, _comparison(placed, observation)
 
 
@@ -141,43 +150,52 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
             parts = tuple(replace(part, devices=(0,)) for part in whole_tables(tables))
     if observation.batch_size is None:
         raise BadConfig("the traces do not say the batch size. Record them with record_shapes=True.")
+    model = _model(inputs.model, observation)
     request = PlacementRequest(
         tables=tables,
         caps_bytes=(observation.memory_bytes or _UNKNOWN_MEMORY,) * observation.world_size,
         batch_size=observation.batch_size,
         optimizer=observation.optimizer if observation.optimizer in NUMBERS else "sgd",
-        hardware=AUTO,
+        hardware=str(HardwareName.parse(model.trained_on.hardware)),
     )
-    model = _model(inputs.model, observation)
-    if not parts:
-        answer = place_request(request, model)
-        prediction = PredictedPlacement.of(model.cost_model, answer.task, answer)
-        return _predicted(source, answer.task, prediction, model, known=False)
-    task, placement = request.task_and_placement(parts)
-    return _predicted(source, task, PredictedPlacement.of(model.cost_model, task, placement), model, known=True)
-
-
-def _predicted(
-    source: Path, task: PlacementTask, prediction: PredictedPlacement, model: PlacementModel, known: bool
-) -> _Placed:
+    known = bool(parts)
+    prediction = part_costs(request, model).predict(parts or place_request(request, model).parts)
     learned = model.trained_on
     ends = (prediction.low_ms, prediction.high_ms)
     low_ms, high_ms = with_device_error(learned.device_error, prediction.predicted_ms, *ends)
-    told = replace(prediction, low_ms=low_ms, high_ms=high_ms)
-    return _Placed(source, task, told, model.source, device_text(learned.hardware, learned.device_error), known)
+    return _Placed(
+        source=source,
+        request=request,
+        parts=prediction.parts,
+        devices=prediction.devices,
+        predicted_ms=prediction.predicted_ms,
+        low_ms=low_ms,
+        high_ms=high_ms,
+        predicted_by=model.source,
+        device=device_text(learned.hardware, learned.device_error),
+        known=known,
+    )
 
 
-def placed_tables(source: Path, tables: Path | None) -> tuple[PlacementTask, Placement]:
-    """The tables of a placement, or of a plan for TorchRec with its table file, and where they live.
+def tables_of_devices(source: Path, tables: Path | None) -> tuple[tuple[Table, ...], ...]:
+    """What each device looks up in fused calls, of a placement or of a plan for TorchRec with its table file.
+
+    Replicas are looked up by dense calls.
 
     Raises:
         BadInput: if a file cannot be used, or a plan comes without a table file.
     """
-    if "world_size" not in _keys_of(source):
+    if "world_size" in _keys_of(source):
+        parts, known, num_devices = _of_plan(source, tables)
+    else:
         answer = load_answer(source)
-        return answer.task, answer
-    parts, known, world_size = _of_plan(source, tables)
-    return PlacementRequest(known, (_UNKNOWN_MEMORY,) * world_size, batch_size=1).task_and_placement(parts)
+        parts, known, num_devices = answer.parts, answer.request.tables, answer.num_devices
+    by_name = {table.name: table for table in known}
+    found: list[list[Table]] = [[] for _ in range(num_devices)]
+    for part in parts:
+        if len(part.devices) == 1:
+            found[part.device].append(part_table(part, by_name[part.table]))
+    return tuple(map(tuple, found))
 
 
 def _keys_of(source: Path) -> set[str]:
@@ -203,17 +221,19 @@ def _of_answer(source: Path, observation: ObservedTraining) -> _Placed:
             f"it is for a batch of {answer.request.batch_size:,} samples, the traces have {observation.batch_size:,}",
             f"Place the tables with --batch-size {observation.batch_size}.",
         )
-    prediction = PredictedPlacement(
-        Placement(answer.device_of_table, answer.num_devices),
-        answer.devices,
-        answer.predicted_ms,
-        answer.low_ms,
-        answer.high_ms,
-        answer.lower_bound_ms,
-    )
     model = answer.lineage.get("model")
-    by = str(model.get("source", "")) if isinstance(model, dict) else ""
-    return _Placed(source, answer.task, prediction, by, device_error_text(answer), known=True)
+    return _Placed(
+        source=source,
+        request=answer.request,
+        parts=answer.parts,
+        devices=answer.devices,
+        predicted_ms=answer.predicted_ms,
+        low_ms=answer.low_ms,
+        high_ms=answer.high_ms,
+        predicted_by=str(model.get("source", "")) if isinstance(model, dict) else "",
+        device=device_error_text(answer),
+        known=True,
+    )
 
 
 def _require_world(source: Path, num_devices: int, observation: ObservedTraining) -> None:
@@ -236,14 +256,13 @@ def _model(where: str | None, observation: ObservedTraining) -> PlacementModel:
 
 
 def _comparison(placed: _Placed, observation: ObservedTraining) -> ObservedAndPredicted:
-    prediction = placed.prediction
     return ObservedAndPredicted(
         source=str(placed.source),
         predicted_by=placed.predicted_by,
-        devices=prediction.devices if placed.known else None,
-        predicted_ms=prediction.predicted_ms,
-        low_ms=prediction.low_ms,
-        high_ms=prediction.high_ms,
+        devices=placed.devices if placed.known else None,
+        predicted_ms=placed.predicted_ms,
+        low_ms=placed.low_ms,
+        high_ms=placed.high_ms,
         device=placed.device,
         observed_ms=observation.slowest.embedding_ms,
         notes=tuple(_differences(placed, observation)) if placed.known else (),
@@ -251,11 +270,12 @@ def _comparison(placed: _Placed, observation: ObservedTraining) -> ObservedAndPr
 
 
 def _differences(placed: _Placed, observation: ObservedTraining) -> list[str]:
-    """Ranks on which other tables ran than the file says, a sentence each; a table with two features runs twice."""
+    """Ranks on which other tables ran than the file says, a sentence each; replicas are in no fused call."""
     found = []
-    shards = placed.prediction.placement.shards()
+    features = {table.name: table.num_features for table in placed.request.tables}
+    fused = [part for part in placed.parts if len(part.devices) == 1]
     for rank in observation.ranks:
-        dims = sum(placed.task.tables[position].embedding_dim for position in shards[rank.rank])
+        dims = sum(part.columns.size * features[part.table] for part in fused if part.device == rank.rank)
         if rank.sum_of_dims not in (None, dims):
             found.append(
                 f"Rank {rank.rank} looked up {rank.sum_of_dims:,} columns in its trace, {placed.source} gives it "
@@ -268,8 +288,8 @@ def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlaceme
     """The observation as one measured placement.
 
     Raises:
-        BadInput: if ranks are missing, waiting is not known, other tables ran than the placement says, or the optimizer
-            is none of ``NUMBERS``.
+        BadInput: if ranks are missing, waiting is not known, other tables ran than the placement says, the optimizer
+            is none of ``NUMBERS``, or tables are cut by rows or replicated.
     """
     if not placed.known:
         problem = "it does not say which rank holds which tables"
@@ -283,14 +303,29 @@ def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlaceme
         raise BadFile(placed.source, differences[0].rstrip("?"), "Name the placement that it ran with.")
     if unknown := optimizer_problem(observation.optimizer):
         raise BadConfig(f"costs need an optimizer that evenshard knows: {unknown}. Leave --costs-out out.")
+    by_name = {table.name: table for table in placed.request.tables}
+    for table in placed.request.tables:
+        of_table = [part for part in placed.parts if part.table == table.name]
+        way = sharding_type(of_table, table, placed.request.nodes)
+        if way not in BY_COLUMNS:
+            raise BadConfig(
+                f"a cost dataset holds whole tables and columns of tables; {brief(table.name)} is sharded {way}. Leave "
+                f"--costs-out out."
+            )
     gpu = observation.ranks[0].gpu
     name = f"{OBSERVED}-{round(observation.started_at * 1e6)}"
     return MeasuredPlacement(
         measurement_id=name,
         round=0,
         proposed_by=OBSERVED,
-        task=replace(placed.task, task_id=name),
-        placement=placed.prediction.placement,
+        task=PlacementTask(
+            name,
+            tables_of_parts(placed.parts, by_name.values()),
+            len(placed.devices),
+            max(placed.request.rooms_bytes),
+            placed.request.batch_size,
+        ),
+        placement=Placement(tuple(part.device for part in placed.parts), len(placed.devices)),
         cost=PlacementCost(tuple(map(_device_cost, observation.ranks)), "measured"),
         provenance=Provenance(
             hardware=HardwareName.of(*(("cuda", gpu) if gpu else ("cpu", "unknown"))).provenance,

@@ -1,7 +1,7 @@
-"""The columns that move between two answers, in bytes, and what the move saves.
+"""The rows and columns that move between two answers, in bytes, and what the move saves.
 
-Columns are compared, not parts: splits and joins move exactly the columns that change devices. Where an answer cuts a
-table, its pieces count apart, each with optimizer state of its own, so that the way back takes the same bytes. Device
+Pieces of tables are compared, which neither answer cuts: splits and joins move exactly what a device lacks. A piece has
+optimizer state of its own. A replica is copied to every device that lacks it; one that disappears moves nothing. Device
 ids are names: two answers may differ in nothing else, and then a renaming saves the whole move.
 
 Legend: D devices, O devices of the old answer, N devices of the new one.
@@ -9,34 +9,32 @@ Legend: D devices, O devices of the old answer, N devices of the new one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from evenshard.placement.items import Items
 from evenshard.placement.optimizer_state import state_bytes
-from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.placement import by_table
+from evenshard.placement.parts import Span
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff.renaming import best_names, device_kinds
 from evenshard.planner.diff.times import StepTimes, step_times
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.table import Table
 from evenshard.utils.units import gb_to_bytes
 
-Bytes = npt.NDArray[np.int64]
 SHAPE = ("num_rows", "embedding_dim", "weight_bits")
 
 
 @dataclass(frozen=True)
 class PartMove:
-    """Rows and columns of a table that change devices.
+    """Rows and columns of a table that go to a device which lacks them.
 
     Attributes:
         table: its name.
         rows, columns: rows and columns that move.
-        from_device, to_device: device in the old answer, and in the new one.
+        from_device, to_device: a device that has them in the old answer, and one that needs them in the new one.
         weight_bytes, state_bytes: bytes that move: weights, and optimizer state.
     """
 
@@ -113,17 +111,32 @@ class ChangedTable:
 
 
 @dataclass(frozen=True)
+class Resharded:
+    """A table that is sharded in another way.
+
+    Attributes:
+        table: its name.
+        old_type, new_type: its sharding types.
+    """
+
+    table: str
+    old_type: str
+    new_type: str
+
+
+@dataclass(frozen=True)
 class Difference:
     """Between an old answer and a new one.
 
     Attributes:
         old_num_devices, new_num_devices: devices of the two answers.
-        moves: parts that change devices, in the order of the new answer's tables.
+        moves: pieces that go to another device, in the order of the new answer's tables.
         kept_bytes: bytes that stay, weights and optimizer state.
         traffic: bytes that move.
         renaming: saves some or all of that; None where none does.
         added, removed: tables that only the new answer has, or the old one.
         changed: tables whose shape differs.
+        resharded: tables that are sharded in another way.
         times: predicted, before and after.
         notes: notes on the comparison; a clause each.
     """
@@ -137,6 +150,7 @@ class Difference:
     added: tuple[str, ...]
     removed: tuple[str, ...]
     changed: tuple[ChangedTable, ...]
+    resharded: tuple[Resharded, ...]
     times: StepTimes
     notes: tuple[str, ...]
 
@@ -162,7 +176,8 @@ def diff(
     # States of different optimizers are of no use to each other.
     optimizer = new.request.optimizer if old.request.optimizer == new.request.optimizer else "sgd"
     pieces = list(_pieces(old, new, movable, optimizer))
-    held_NO = _held_NO(pieces, old.num_devices, new.num_devices)
+    moves = _moves(pieces, range(new.num_devices))
+    kept_bytes = sum(piece.num_bytes * len(set(piece.old_devices) & set(piece.new_devices)) for piece in pieces)
     same_tables = len(movable) == len(of_old) == len(of_new)
     times, notes = step_times(old, new, model if same_tables else None)
     if old.request.optimizer != new.request.optimizer:
@@ -170,13 +185,18 @@ def diff(
     return Difference(
         old_num_devices=old.num_devices,
         new_num_devices=new.num_devices,
-        moves=tuple(piece for piece in pieces if piece.from_device != piece.to_device),
-        kept_bytes=int(held_NO.trace()),
-        traffic=_traffic(held_NO, link_gb_s),
-        renaming=_renaming(held_NO, new, link_gb_s),
+        moves=moves,
+        kept_bytes=kept_bytes,
+        traffic=_traffic(moves, link_gb_s),
+        renaming=_renaming(pieces, old, new, link_gb_s),
         added=tuple(name for name in of_new if name not in of_old),
         removed=tuple(name for name in of_old if name not in of_new),
         changed=changed,
+        resharded=tuple(
+            Resharded(table.name, old.type_of_table[table.name], new.type_of_table[table.name])
+            for table in movable
+            if old.type_of_table[table.name] != new.type_of_table[table.name]
+        ),
         times=times,
         notes=(*notes, *new.notes),
     )
@@ -187,76 +207,102 @@ def _other_shape(old: Table, new: Table) -> str:
     return ", ".join(f"{name} {before} -> {after}" for name, before, after in values if before != after)
 
 
-# Columns -------------------------------------------------------------------------------------------------------------
+# Pieces --------------------------------------------------------------------------------------------------------------
 
 
-def _pieces(old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], optimizer: str) -> Iterator[PartMove]:
-    """All columns of the tables, in pieces that neither answer cuts; those that stay too."""
-    before = by_table(old.parts, old.request.tables, old.num_devices)
-    after = by_table(new.parts, new.request.tables, new.num_devices)
+@dataclass(frozen=True)
+class _Piece:
+    """Rows and columns that neither answer cuts, and the devices that have them."""
+
+    table: str
+    rows: Span
+    columns: Span
+    old_devices: tuple[int, ...]
+    new_devices: tuple[int, ...]
+    weight_bytes: int
+    state_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight_bytes + self.state_bytes
+
+
+def _pieces(old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], optimizer: str) -> Iterator[_Piece]:
+    """All of the tables, table after table by columns, then rows."""
     for table in tables:
-        parts = (before[table.name], after[table.name])
-        edges = sorted({0, *(part.columns.stop for of_answer in parts for part in of_answer)})
-        for columns in map(Span, edges, edges[1:]):
-            piece = replace(table, embedding_dim=columns.size)
-            yield PartMove(
-                table=table.name,
-                rows=Span(0, table.num_rows),
-                columns=columns,
-                from_device=_device(parts[0], columns),
-                to_device=_device(parts[1], columns),
-                weight_bytes=piece.size_bytes,
-                state_bytes=state_bytes(piece, optimizer),
-            )
+        found = []
+        for before in old.parts_of_table[table.name]:
+            for after in new.parts_of_table[table.name]:
+                rows, columns = _common(before.rows, after.rows), _common(before.columns, after.columns)
+                if rows.size > 0 and columns.size > 0:
+                    found.append((columns, rows, before.devices, after.devices))
+        for columns, rows, old_devices, new_devices in sorted(found):
+            piece = replace(table, num_rows=rows.size, embedding_dim=columns.size)
+            size = piece.size_bytes
+            yield _Piece(table.name, rows, columns, old_devices, new_devices, size, state_bytes(piece, optimizer))
 
 
-def _device(parts: Sequence[TablePart], columns: Span) -> int:
-    return next(part.device for part in parts if part.columns.stop >= columns.stop)
+def _common(one: Span, other: Span) -> Span:
+    return Span(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _moves(pieces: Sequence[_Piece], name_of_new: Sequence[int]) -> tuple[PartMove, ...]:
+    """What devices lack, from one that has it: replicas of the old answer share the work.
+
+    Args:
+        name_of_new: the old device that each device of the new answer is.
+    """
+    return tuple(
+        PartMove(
+            table=piece.table,
+            rows=piece.rows,
+            columns=piece.columns,
+            from_device=piece.old_devices[name % len(piece.old_devices)],
+            to_device=name,
+            weight_bytes=piece.weight_bytes,
+            state_bytes=piece.state_bytes,
+        )
+        for piece in pieces
+        for name in (name_of_new[device] for device in piece.new_devices)
+        if name not in piece.old_devices
+    )
 
 
 # Bytes ---------------------------------------------------------------------------------------------------------------
 
 
-def _held_NO(pieces: Sequence[PartMove], num_old: int, num_new: int) -> Bytes:
-    """Bytes that a device holds in the new answer, by the device that holds them in the old one; square."""
-    most = max(num_old, num_new)
-    held_NO = np.zeros((most, most), dtype=np.int64)
-    for piece in pieces:
-        held_NO[piece.to_device, piece.from_device] += piece.weight_bytes + piece.state_bytes
-    return held_NO
-
-
-def _traffic(held_NO: Bytes, link_gb_s: float | None) -> Traffic:
-    moved_NO = held_NO - np.diag(held_NO.diagonal())
-    in_D, out_D = moved_NO.sum(axis=1).tolist(), moved_NO.sum(axis=0).tolist()
-    busiest = max(*in_D, *out_D)
-    to_D, from_D = (device_D.tolist() for device_D in np.nonzero(moved_NO))
+def _traffic(moves: Sequence[PartMove], link_gb_s: float | None) -> Traffic:
+    pairs: Counter[tuple[int, int]] = Counter()
+    for move in moves:
+        pairs[move.from_device, move.to_device] += move.weight_bytes + move.state_bytes
+    sent: Counter[int] = Counter()
+    received: Counter[int] = Counter()
+    for (sender, receiver), num_bytes in pairs.items():
+        sent[sender] += num_bytes
+        received[receiver] += num_bytes
+    busiest = max((*sent.values(), *received.values()), default=0)
     return Traffic(
-        moved_bytes=int(moved_NO.sum()),
+        moved_bytes=pairs.total(),
         busiest_bytes=busiest,
         seconds=None if link_gb_s is None else busiest / gb_to_bytes(link_gb_s),
-        pairs=tuple(PairTraffic(a, b, int(moved_NO[b, a])) for a, b in sorted(zip(from_D, to_D, strict=True))),
+        pairs=tuple(PairTraffic(*pair, pairs[pair]) for pair in sorted(pairs)),
         devices=tuple(
-            DeviceTraffic(device, sent, received)
-            for device, (sent, received) in enumerate(zip(out_D, in_D, strict=True))
-            if sent or received
+            DeviceTraffic(device, sent[device], received[device]) for device in sorted(sent.keys() | received.keys())
         ),
     )
 
 
-def _renaming(held_NO: Bytes, new: PlacementAnswer, link_gb_s: float | None) -> Renaming | None:
-    """The best one: the assignment of names that keeps the most bytes where they are (Hungarian algorithm)."""
-    from scipy.optimize import linear_sum_assignment
-
-    most, num_new = len(held_NO), new.num_devices
-    # Only devices with the same memory and rules may trade names; those that are gone count where all are alike.
-    kinds = Items.of(new.task).device_kinds()
-    kinds += [kinds[0] if len(set(kinds)) == 1 else -1] * (most - num_new)
-    worth_NO = held_NO.astype(np.float64) * (most + 1) + np.eye(most)  # of equals, the most devices keep their names
-    worth_NO[np.not_equal.outer(kinds, kinds)] = -1.0 - worth_NO.sum()
-    device_N, name_N = linear_sum_assignment(worth_NO, maximize=True)
-    if held_NO[device_N, name_N].sum() <= held_NO.trace():
+def _renaming(
+    pieces: Sequence[_Piece], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
+) -> Renaming | None:
+    """The names that keep the most bytes where they are; None where those of now do."""
+    most = max(old.num_devices, new.num_devices)
+    held_NO = np.zeros((most, most), dtype=np.int64)
+    for piece in pieces:
+        held_NO[np.ix_(piece.new_devices, piece.old_devices)] += piece.num_bytes
+    machine = new.request.nodes if new.num_devices >= old.num_devices else old.request.nodes
+    names = best_names(held_NO, device_kinds(new.task), machine)
+    if held_NO[np.arange(most), names].sum() <= held_NO.trace():
         return None
-    renamed_NO = np.zeros_like(held_NO)
-    renamed_NO[name_N] = held_NO[device_N]
-    return Renaming(tuple(name_N[:num_new].tolist()), _traffic(renamed_NO, link_gb_s))
+    new_names = tuple(names[: new.num_devices].tolist())
+    return Renaming(new_names, _traffic(_moves(pieces, new_names), link_gb_s))

@@ -85,8 +85,19 @@ def _remarks(difference: Difference) -> Iterator[tuple[str, str]]:
         shown = "; ".join(f"{printable(one.table)}: {one.what}" for one in difference.changed[:MAX_LINES])
         more = len(difference.changed) - MAX_LINES
         yield "cyan", f"Changed, and so not movable: {shown}{f'; {more:,} more' if more > 0 else ''}."
+    for line in _resharded(difference):
+        yield "cyan", line
     for note in difference.notes:
         yield "dim", f"Note: {printable(note).rstrip('.')}."
+
+
+def _resharded(difference: Difference) -> Iterator[str]:
+    """A line for each change of the way, with the tables that change so."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for one in difference.resharded:
+        names.setdefault((one.old_type, one.new_type), []).append(one.table)
+    for (old_type, new_type), tables in names.items():
+        yield f"From {old_type} to {new_type}: {names_text(tables)} ({len(tables):,} table{'s' * (len(tables) > 1)})."
 
 
 def _renaming(renaming: Renaming, traffic: Traffic) -> str:
@@ -107,11 +118,12 @@ def _devices(traffic: Traffic) -> Grid:
 
 
 def _moves(moves: Iterable[PartMove]) -> Grid:
-    grid = plain_grid("from", "to", "GB", "columns")
+    grid = plain_grid("from", "to", "GB", "rows", "columns")
     grid.add_column("table")
     for move in sorted(moves, key=lambda one: -(one.weight_bytes + one.state_bytes))[:MAX_LINES]:
         size = _gb(move.weight_bytes + move.state_bytes)
-        grid.add_row(str(move.from_device), str(move.to_device), size, str(move.columns), printable(move.table))
+        where = (str(move.from_device), str(move.to_device))
+        grid.add_row(*where, size, str(move.rows), str(move.columns), printable(move.table))
     return grid
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
 
 from evenshard.measure.evidence import device_text
-from evenshard.placement.placement import Placement, by_table, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.sharding import check_sharding
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.request import TASK_ID
-from evenshard.sharders.convex_search.prediction import PredictedPlacement
+from evenshard.planner.pricing import part_costs
+from evenshard.planner.rules import Rules
 from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.plan_search.bounds import lower_bound_ms
+from evenshard.sharders.plan_search.options import Options
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import one_thread
 
@@ -27,7 +27,7 @@ class StepTimes:
         predicted_by: the model that predicted both, or ``OWN_FIGURES``.
         old_ms, new_ms: time of the slowest device.
         saves_ms: the difference; below 0 where the new placement is slower.
-        lower_bound_ms: no placement of the new answer's parts is predicted to cost less.
+        lower_bound_ms: no placement that the new answer's request allows is predicted to cost less.
     """
 
     predicted_by: str
@@ -52,17 +52,20 @@ def step_times(
         )
         device = device_text(new.request.hardware, new.device_error)
         return times, (*_unlike(old, new), *_of_device(device))
-    task, placement = _on_request(old, new)
-    before = PredictedPlacement.of(model.cost_model, task, placement)
-    after = PredictedPlacement.of(model.cost_model, new.task, Placement(new.device_of_table, new.num_devices))
-    saves_ms = before.predicted_ms - after.predicted_ms
-    times = StepTimes(model.source, before.predicted_ms, after.predicted_ms, saves_ms, after.lower_bound_ms)
+    costs = part_costs(new.request, model)
+    same_machine = old.request.nodes == new.request.nodes
+    # Memory, rules and links of the new machine say nothing about the old one.
+    of_old = replace(new.request, caps_bytes=old.request.caps_bytes, machine=old.request.machine, rules=Rules())
+    before = (costs if same_machine else part_costs(of_old, model)).predict(old.parts).predicted_ms
+    after = costs.predict(new.parts).predicted_ms
+    bound_ms = min(lower_bound_ms(Options(costs)), after)
     notes = [f"{one}; both are judged by the new one" for one in _other_loads(old, new)]
-    if old.num_devices == new.num_devices:
+    if same_machine:
         try:
-            check_placement(task, placement)
+            check_sharding(costs.task, old.parts)
         except InfeasibleTask as error:
-            notes.append(f"the old placement is not legal any more: {str(error).removeprefix(f'{TASK_ID}: ')}")
+            notes.append(f"the old placement is not legal any more: {error}")
+    times = StepTimes(model.source, before, after, before - after, bound_ms)
     return times, (*notes, *_of_device(device_text(model.trained_on.hardware, model.trained_on.device_error)))
 
 
@@ -70,15 +73,6 @@ def _of_device(device: str) -> Iterator[str]:
     """How sure the two times are. A simulated device is as fast or slow for both: the difference in per cent stands."""
     if device:
         yield f"{device}, for both placements alike"
-
-
-def _on_request(old: PlacementAnswer, new: PlacementAnswer) -> tuple[PlacementTask, Placement]:
-    """The old placement, and a task that asks for it as the new answer's request would."""
-    parts = [*chain.from_iterable(by_table(old.parts, new.request.tables, old.num_devices).values())]
-    task = new.request.task(parts)
-    if old.num_devices != new.num_devices:  # rules and memory of the new devices say nothing about the old ones
-        task = PlacementTask(task.task_id, task.tables, old.num_devices, task.memory_cap_bytes, task.batch_size)
-    return task, Placement(tuple(part.device for part in parts), old.num_devices)
 
 
 def _other_loads(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:

@@ -1,41 +1,41 @@
-"""An explanation: what each device would cost with a table on it, whether that is legal, and the next best move.
+"""The explanation of a table: each device with a part of it, the next best move, and every other way to shard it.
 
-What moves is an item: a part of a table, or tables that a rule keeps together. A swap moves one item there and another
-one back. Either leaves all other devices as they are: two are predicted again, and a step takes the slowest of all.
+All of it is what the model of the answer predicts for whole placements: a change of one table changes what its devices
+compute, and what all devices exchange.
 
-Legend: T parts, I items, D devices, H columns, R kinds of room.
+Legend: D devices.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from evenshard.measure.evidence import device_text
-from evenshard.placement.feasibility import gb_rounded_up
-from evenshard.placement.items import Items
-from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import legal_mask, tables_text
+from evenshard.placement.optimizer_state import state_bytes
+from evenshard.placement.parts import COLUMN_STEP, part_table
+from evenshard.placement.sharding import GRID_SHARD, TABLE_COLUMN_WISE, TABLE_ROW_WISE
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation
-from evenshard.sharders.convex_search.cost_model import ROUNDING, CostModel
+from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation, WayOption
+from evenshard.planner.explain.what_if import Changes, Outcome, WhatIf
+from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.plan_search.options import DEVICE, NODE, Way
+from evenshard.sharders.plan_search.state import Choice
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.process import one_thread
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+TRIED_SWAPS = 64
+"""Parts elsewhere that a part may change places with: those after which the two devices promise most are priced."""
 
 
 @one_thread()
 def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Explanation:
-    """What a table costs where it lives, and what it would elsewhere.
+    """What a table costs as it is sharded, and what it would elsewhere and otherwise.
 
     Args:
         model: predicts everything again; the answer's own figures are not used.
@@ -44,227 +44,240 @@ def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Expla
     Raises:
         BadConfig: if the answer has no such table, or keeps tables apart that its own rules keep together.
     """
-    wholes = {part.table for part in answer.parts}
-    named = [
-        number
-        for number, (part, as_table) in enumerate(zip(answer.parts, answer.task.tables, strict=True))
-        if table == (part.table if table in wholes else as_table.name)
+    by_name = {one.name: one for one in answer.request.tables}
+    names = [table] if table in by_name else [part.table for part in answer.parts]
+    found = [
+        (number, part)
+        for number, part in enumerate(answer.parts)
+        if part.table in names and table in (part.table, part_table(part, by_name[part.table]).name)
     ]
-    if not named:
-        raise BadConfig(f"there is no table {brief(table)} in this placement. {_close(table, answer.parts)}")
-    now = _Now(answer, model.cost_model)
+    if not found:
+        raise BadConfig(f"there is no table {brief(table)} in this placement. {_close(table, list(by_name))}")
+    what_if = WhatIf(answer, model)
+    name = found[0][1].table
+    position = list(by_name).index(name)
+    without, explained = what_if.without(position), _Parts(answer, what_if)
     return Explanation(
-        table=answer.parts[named[0]].table,
+        table=name,
         model=model.source,
         device=device_text(model.trained_on.hardware, model.trained_on.device_error),
-        step_ms=now.step_ms,
-        slowest_device=int(now.ms_D.argmax()),
-        parts=tuple(_explained(answer, now, number) for number in named),
+        step_ms=what_if.now.step_ms,
+        slowest_device=int(what_if.now.ms_D.argmax()),
+        sharding_type=answer.type_of_table[name],
+        moves_with=tuple(
+            answer.request.tables[other].name for other in what_if.moves_with(position) if other != position
+        ),
+        without_ms=without.step_ms,
+        parts=tuple(explained.part(number) for number, _ in found),
+        ways=tuple(_ways(answer, what_if, position, without)),
     )
 
 
-def _close(table: str, parts: tuple[TablePart, ...]) -> str:
-    names = list(dict.fromkeys(part.table for part in parts))
+def _close(table: str, names: list[str]) -> str:
     close = difflib.get_close_matches(cut(table), names) or [one for one in names if one.lower() == table.lower()]
     if close:
         return f"Did you mean {' or '.join(map(brief, close))}?"
     return f"It has {len(names)}: {', '.join(map(cut, names[:3]))}{', ...' if len(names) > 3 else ''}."
 
 
-def _explained(answer: PlacementAnswer, now: _Now, number: int) -> PartExplanation:
-    part, item, task = answer.parts[number], int(now.items.item_of_T[number]), answer.task
-    as_table, device = task.tables[number], answer.device_of_table[number]
-    left_1H = (now.sums_DH[device] - now.columns_TH[number])[None]
-    (left_ms,), _, (without_ms,) = (ms.tolist() for ms in now.step(device, left_1H, np.array([device]), left_1H))
-    return PartExplanation(
-        name=as_table.name,
-        rows=part.rows,
-        columns=part.columns,
-        device=device,
-        weight_bytes=as_table.size_bytes,
-        state_bytes=task.table_bytes[number] - as_table.size_bytes,
-        moves_with=tuple(task.tables[other].name for other in now.items.members[item] if other != number),
-        alone_ms=now.alone_ms(number),
-        adds_ms=float(now.ms_D[device]) - left_ms,
-        device_ms=float(now.ms_D[device]),
-        on_slowest=bool(now.ms_D[device] >= now.step_ms),
-        without_ms=without_ms,
-        options=tuple(_options(answer, now, item)),
-        best=_best(now, item),
-    )
+# Places --------------------------------------------------------------------------------------------------------------
 
 
-class _Now:
-    """The placement as it is, and what a device costs as a function of what it holds.
+class _Parts:
+    """The parts of an answer, and what moving those that live on one device leads to."""
 
-    Sums are kept in float64 and predicted in float32: what comes and goes leaves nothing behind.
-    """
+    def __init__(self, answer: PlacementAnswer, what_if: WhatIf) -> None:
+        self._answer, self._what_if = answer, what_if
+        self._alone_ms, self._adds_ms = what_if.costs.part_ms(answer.parts)
+        self._position = {one.name: number for number, one in enumerate(answer.request.tables)}
+        self._movable = [
+            number
+            for number, part in enumerate(answer.parts)
+            if what_if.way(self._position[part.table]).scope == DEVICE
+        ]
 
-    def __init__(self, answer: PlacementAnswer, model: CostModel) -> None:
-        task = answer.task
-        self.items = Items.of(task)
-        for members in self.items.members:
-            devices = sorted({answer.device_of_table[position] for position in members})
-            if len(devices) > 1:
-                raise BadConfig(
-                    f"tables {tables_text(task, members)} must stay together, but are on {devices_text(devices)}. "
-                    f"Place them again."
-                )
-        self.names = [table.name for table in task.tables]
-        self.device_of_I = np.array(self.items.devices(answer))
-        self.columns_TH = model.represent(task.tables, task.batch_size).double()
-        num_columns = self.columns_TH.shape[1]
-        self.columns_IH = self.columns_TH.new_zeros(len(self.items.members), num_columns)
-        self.columns_IH.index_add_(0, torch.from_numpy(self.items.item_of_T), self.columns_TH)
-        self.sums_DH = self.columns_TH.new_zeros(task.num_devices, num_columns)
-        self.sums_DH.index_add_(0, torch.tensor(answer.device_of_table), self.columns_TH)
-        self.used_DR = np.zeros_like(self.items.room_DR)
-        np.add.at(self.used_DR, self.device_of_I, self.items.needs_IR)
-        self._model, self._task, self._total_dims = model, task, float(self.columns_TH[:, 0].sum())
-        self.dims_D = self.sums_DH[:, 0].numpy()
-        self.ms_D = self.device_ms(self.sums_DH, self.dims_D.max())
-        self.step_ms = float(self.ms_D.max())
+    def part(self, number: int) -> PartExplanation:
+        """A part, where it is and elsewhere."""
+        part, now = self._answer.parts[number], self._what_if.now
+        as_table = part_table(part, self._answer.request.tables[self._position[part.table]])
+        device_ms = float(now.ms_D[list(part.devices)].max())
+        movable = number in self._movable
+        return PartExplanation(
+            name=as_table.name,
+            rows=part.rows,
+            columns=part.columns,
+            devices=part.devices,
+            weight_bytes=as_table.size_bytes,
+            state_bytes=state_bytes(as_table, self._answer.request.optimizer),
+            alone_ms=self._alone_ms[number],
+            adds_ms=self._adds_ms[number],
+            device_ms=device_ms,
+            on_slowest=device_ms >= now.step_ms,
+            options=tuple(self._options(number)) if movable else (),
+            best=self._best(number) if movable else None,
+        )
 
-    def device_ms(self, sums_NH: torch.Tensor, most_dims: Floats | None = None) -> Floats:
-        """[N] predicted times of devices with these sums of columns; 0 for an empty one.
+    def _moved(self, number: int, device: int) -> Changes:
+        """A part on another device, with all that must stay with it."""
+        position = self._position[self._answer.parts[number].table]
+        home = self._answer.parts[number].device
+        changes = {}
+        for one in self._what_if.moves_with(position):
+            choice = self._what_if.choice(one)
+            changes[one] = Choice(choice.way, tuple(device if place == home else place for place in choice.places))
+        return changes
 
-        Args:
-            most_dims: dims of the device that then holds most; None takes each device for that one.
-        """
-        most = None if most_dims is None else torch.as_tensor(most_dims)
-        context = (self._total_dims, self._task.num_devices, self._task.batch_size, most)
-        return np.asarray(self._model.device_ms(sums_NH.float(), *context).double().numpy())
+    def _options(self, number: int) -> Iterator[DeviceOption]:
+        what_if, home = self._what_if, self._answer.parts[number].device
+        for device in range(self._answer.num_devices):
+            changes = self._moved(number, device)
+            outcome = what_if.now if device == home else what_if.after(changes)
+            yield DeviceOption(
+                device=device,
+                device_ms=float(outcome.ms_D[device]),
+                step_ms=outcome.step_ms,
+                change_ms=outcome.step_ms - what_if.now.step_ms,
+                used_bytes=int(outcome.used_D[device]),
+                room_bytes=int(what_if.room_D[device]),
+                illegal=what_if.illegal(changes, outcome),
+            )
 
-    def step(
-        self, home: int, home_NH: torch.Tensor, there_N: Ints, there_NH: torch.Tensor
-    ) -> tuple[Floats, Floats, Floats]:
-        """[N] predicted times of two devices with other sums of columns, and of the slowest of all devices then.
+    def _best(self, number: int) -> Move | None:
+        """The legal move or swap with the fastest step; of equals, the one after which all devices work least."""
+        what_if, home = self._what_if, self._answer.parts[number].device
+        tried: list[tuple[int, int | None]] = [
+            (device, None) for device in range(self._answer.num_devices) if device != home
+        ]
+        tried += [(self._answer.parts[other].device, other) for other in self._promising(number)]
+        grain_ms = ROUNDING * what_if.now.step_ms
+        best: tuple[tuple[int, int], Move] | None = None
+        for device, other in tried:
+            changes = self._moved(number, device)
+            if other is not None:
+                changes = {**changes, **self._moved(other, home)}
+            outcome = what_if.after(changes)
+            if _same(outcome, what_if.now) or what_if.illegal(changes, outcome):
+                continue
+            change_ms = outcome.step_ms - what_if.now.step_ms
+            key = (round(outcome.step_ms / grain_ms), round(float(outcome.ms_D.sum()) / grain_ms))
+            if best is None or key < best[0]:
+                back = () if other is None else tuple(self._names(other))
+                from_ms, to_ms = float(outcome.ms_D[home]), float(outcome.ms_D[device])
+                best = key, Move(device, back, from_ms, to_ms, outcome.step_ms, change_ms, change_ms < -grain_ms)
+        return None if best is None else best[1]
 
-        Args:
-            home: the first device.
-            home_NH: its sums.
-            there_N: the second device; the first one where it is the only one that changes.
-            there_NH: the second's sums.
-        """
-        most_N = np.maximum(home_NH[:, 0].numpy(), there_NH[:, 0].numpy())
-        most_N = np.maximum(most_N, _highest_of_rest(self.dims_D, home)[there_N])
-        home_ms_N, there_ms_N = self.device_ms(home_NH, most_N), self.device_ms(there_NH, most_N)
-        waits = torch.from_numpy(np.append(most_N, self.dims_D.max()))
-        *wait_N, wait = self._model.wait_ms(waits, self._task.num_devices, self._task.batch_size).tolist()
-        rest_N = _highest_of_rest(self.ms_D, home)[there_N]
-        rest_N = np.where(rest_N > 0, rest_N + np.array(wait_N) - wait, 0.0)
-        return home_ms_N, there_ms_N, np.maximum(np.maximum(home_ms_N, there_ms_N), rest_N)
+    def _promising(self, number: int) -> list[int]:
+        """Parts elsewhere, those first that make the slower one of the two devices fastest, by what each part adds."""
+        own, ms_D = self._answer.parts[number], self._what_if.now.ms_D
 
-    def alone_ms(self, number: int) -> float:
-        """What a device takes at least that holds a part. An exchange is shortest at the even share of the dims."""
-        column_1H = self.columns_TH[number : number + 1].clone()
-        column_1H[:, 0].clamp_(min=self._total_dims / self._task.num_devices)
-        return float(self.device_ms(column_1H)[0])
+        def then_ms(other: int) -> float:
+            more_ms = self._adds_ms[number] - self._adds_ms[other]
+            there = self._answer.parts[other].device
+            return max(float(ms_D[own.device]) - more_ms, float(ms_D[there]) + more_ms)
 
+        elsewhere = [
+            other
+            for other in self._movable
+            if self._answer.parts[other].device != own.device and self._answer.parts[other].table != own.table
+        ]
+        return sorted(elsewhere, key=then_ms)[:TRIED_SWAPS]
 
-def _highest_of_rest(values_D: Floats, device: int) -> Floats:
-    """[D] the highest value of all devices but ``device`` and each; 0 where there is no other."""
-    rest_DD = np.where(np.eye(len(values_D), dtype=bool), 0.0, values_D)
-    rest_DD[:, device] = 0.0
-    return np.asarray(rest_DD.max(axis=1))
+    def _names(self, number: int) -> Iterator[str]:
+        part, tables = self._answer.parts[number], self._answer.request.tables
+        position = self._position[part.table]
+        with_it = self._what_if.moves_with(position)
+        if len(with_it) == 1:
+            yield part_table(part, tables[position]).name
+        else:
+            yield from (tables[one].name for one in with_it)
 
 
-def _options(answer: PlacementAnswer, now: _Now, item: int) -> Iterator[DeviceOption]:
-    """The devices with the item on them."""
-    home = int(now.device_of_I[item])
-    column_H = now.columns_IH[item]
-    with_it_DH = now.sums_DH + column_H
-    with_it_DH[home] = now.sums_DH[home]
-    left_DH = (now.sums_DH[home] - column_H).expand_as(with_it_DH)
-    _, ms_D, step_D = now.step(home, left_DH, np.arange(len(now.ms_D)), with_it_DH)
-    ms_D[home], step_D[home] = now.ms_D[home], now.step_ms
-    used_DR = now.used_DR.copy()
-    used_DR[home] -= now.items.needs_IR[item]
-    legal_D = now.items.legal_D(item, used_DR)
-    for device in range(len(ms_D)):
-        yield DeviceOption(
-            device=device,
-            device_ms=float(ms_D[device]),
-            step_ms=float(step_D[device]),
-            change_ms=float(step_D[device]) - now.step_ms,
-            used_bytes=int(used_DR[device, 0] + now.items.needs_IR[item, 0]),
-            room_bytes=int(now.items.room_DR[device, 0]),
-            illegal=() if legal_D[device] else tuple(_reasons(answer, now, item, device, used_DR[device])),
+def _same(outcome: Outcome, now: Outcome) -> bool:
+    """Whether devices trade what they take, and nothing else: then nothing but names changes."""
+    return bool(np.allclose(np.sort(outcome.ms_D), np.sort(now.ms_D), rtol=ROUNDING, atol=0))
+
+
+# Ways ----------------------------------------------------------------------------------------------------------------
+
+
+def _ways(answer: PlacementAnswer, what_if: WhatIf, position: int, without: Outcome) -> Iterator[WayOption]:
+    """The table in every way: at the fastest legal place that was found, or at the fastest one where none is legal."""
+    now = what_if.way(position)
+    for name in what_if.types(position):
+        if name == now.sharding_type:
+            choices = [what_if.choice(position)]
+        else:
+            choices = list(dict.fromkeys(_choices(what_if, position, name, without)))
+        if not choices:
+            yield WayOption(name, False, (), (), (), 0, None, None, (_impossible(answer, position, name),))
+            continue
+        found = []
+        for choice in choices:
+            outcome = what_if.now if name == now.sharding_type else what_if.after({position: choice})
+            found.append((choice, outcome, what_if.illegal({position: choice}, outcome)))
+        choice, outcome, illegal = min(found, key=lambda one: (bool(one[2]), one[1].step_ms))
+        way = what_if.way(position, choice)
+        yield WayOption(
+            sharding_type=name,
+            is_now=name == now.sharding_type,
+            widths=tuple(piece.columns for piece in way.pieces),
+            devices=what_if.devices(position, choice),
+            nodes=choice.places if way.scope == NODE else (),
+            table_bytes=int(outcome.used_D.sum() - without.used_D.sum()),
+            step_ms=outcome.step_ms,
+            change_ms=outcome.step_ms - what_if.now.step_ms,
+            illegal=illegal,
         )
 
 
-def _reasons(answer: PlacementAnswer, now: _Now, item: int, device: int, used_R: Ints) -> Iterator[str]:
-    """Why an item may not live on a device that holds so much already, in clauses."""
-    items, rules = now.items, answer.request.rules
-    if not items.allowed_ID[item, device]:
-        if device in rules.forbidden_devices:
-            yield "no table may live there"
-        for name in dict.fromkeys(answer.parts[position].table for position in items.members[item]):
-            if device not in rules.pinned.get(name, (device,)):
-                yield f"{name} is pinned to {devices_text(rules.pinned[name])}"
-            if device in rules.forbidden.get(name, ()):
-                yield f"forbidden for {name}"
-    need_R, room_R = items.needs_IR[item], items.room_DR[device]
-    legal_R = legal_mask(used_R, need_R, room_R) | (need_R == 0)
-    if not legal_R[0]:
-        yield f"{gb_rounded_up(int(used_R[0] + need_R[0] - room_R[0]))} GB is missing"
-    for kind in np.flatnonzero(~legal_R[1:]).tolist():
-        group = answer.task.constraints.apart[kind]
-        there = [n for n in group if answer.device_of_table[n] == device and n not in items.members[item]]
-        yield f"must stay apart from {tables_text(answer.task, there)}"
+def _choices(what_if: WhatIf, position: int, name: str, without: Outcome) -> Iterator[Choice]:
+    """Places of a table in one way: where it is allowed and fits, and as if it were allowed everywhere.
 
-
-def devices_text(devices: Sequence[int]) -> str:
-    """Device ids for a person."""
-    return f"device{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}"
-
-
-def _best(now: _Now, item: int) -> Move | None:
-    """The legal move or swap with the fastest step; of equals, the one after which the devices work least together.
-
-    Every swap and every move is asked for in one go: a move is a swap with nothing.
+    Args:
+        without: the placement without the table.
     """
-    items, home = now.items, int(now.device_of_I[item])
-    # [N] what comes back (-1: nothing), and the device it comes from.
-    devices = np.arange(len(now.ms_D))
-    back_N = np.concatenate([np.full(len(devices), -1), np.arange(len(items.members))])
-    there_N = np.concatenate([devices, now.device_of_I])
-    legal_N = (there_N != home) & items.allowed_ID[item, there_N]
-    legal_N &= (back_N < 0) | items.allowed_ID[back_N, home]
-    zero_H, none_R = now.columns_IH.new_zeros(1, now.columns_IH.shape[1]), np.zeros_like(items.needs_IR[:1])
-    back_NR = np.concatenate([items.needs_IR, none_R])[back_N]
-    own_R = items.needs_IR[item]
-    legal_N &= _fits_N(now.used_DR[home] - own_R, back_NR, items.room_DR[home])
-    legal_N &= _fits_N(now.used_DR[there_N] - back_NR, np.broadcast_to(own_R, back_NR.shape), items.room_DR[there_N])
-    back_N, there_N = back_N[legal_N], there_N[legal_N]
-    if not len(back_N):
-        return None
-
-    back_NH = torch.cat([now.columns_IH, zero_H])[torch.from_numpy(back_N)]
-    from_NH = now.sums_DH[home] - now.columns_IH[item] + back_NH
-    to_NH = now.sums_DH[torch.from_numpy(there_N)] - back_NH + now.columns_IH[item]
-    from_ms_N, to_ms_N, step_ms_N = now.step(home, from_NH, there_N, to_NH)
-    # Two devices that trade what they hold, or parts that are alike: nothing but names would change.
-    home_ms, there_ms_N = now.ms_D[home], now.ms_D[there_N]
-    same_N = np.isclose(np.maximum(from_ms_N, to_ms_N), np.maximum(home_ms, there_ms_N), ROUNDING, atol=0)
-    same_N &= np.isclose(np.minimum(from_ms_N, to_ms_N), np.minimum(home_ms, there_ms_N), ROUNDING, atol=0)
-    if same_N.all():
-        return None
-    more_ms_N = from_ms_N + to_ms_N - there_ms_N  # of the two devices together, but for what never changes
-    grain_ms = ROUNDING * now.step_ms
-    best = int(np.lexsort(((more_ms_N / grain_ms).round(), (step_ms_N / grain_ms).round(), same_N))[0])
-    change_ms = float(step_ms_N[best]) - now.step_ms
-    return Move(
-        to_device=int(there_N[best]),
-        swap_with=tuple(now.names[n] for n in items.members[back_N[best]]) if back_N[best] >= 0 else (),
-        from_ms=float(from_ms_N[best]),
-        to_ms=float(to_ms_N[best]),
-        step_ms=float(step_ms_N[best]),
-        change_ms=change_ms,
-        helps=change_ms < -grain_ms,
-    )
+    everywhere = np.ones(len(without.ms_D), dtype=bool)
+    may_D = what_if.may_live(position)
+    for number, way in enumerate(what_if.options.units[position].ways):
+        if way.sharding_type != name:
+            continue
+        if way.scope not in (DEVICE, NODE):
+            yield Choice(number)
+            continue
+        fits_D = without.used_D + max(piece.size_bytes for piece in way.pieces) <= what_if.room_D
+        for allowed_D in (may_D & fits_D, everywhere):
+            for places in _places(what_if, way, without, allowed_D):
+                yield Choice(number, places)
 
 
-def _fits_N(used: Ints, needs_NR: Ints, room: Ints) -> Bools:
-    """[N] whether all kinds of room suffice; what needs nothing of a kind asks nothing of it."""
-    return np.asarray((legal_mask(used, needs_NR, room) | (needs_NR == 0)).all(axis=1))
+def _places(what_if: WhatIf, way: Way, without: Outcome, allowed_D: npt.NDArray[np.bool_]) -> Iterator[tuple[int, ...]]:
+    """Each place for one piece; the least busy ones for several."""
+    machine = what_if.task.machine
+    load = np.where(allowed_D, without.ms_D, np.inf)
+    if way.scope == NODE:
+        load = load.reshape(machine.num_nodes, -1).max(axis=1)
+    if way.sharding_type == TABLE_COLUMN_WISE:
+        groups = [list(machine.devices_of_node(node)) for node in range(machine.num_nodes)]
+    else:
+        groups = [list(range(len(load)))]
+    for group in groups:
+        order = [place for place in sorted(group, key=lambda place: float(load[place])) if np.isfinite(load[place])]
+        if len(way.pieces) == 1:
+            yield from ((place,) for place in order)
+        elif len(order) >= len(way.pieces):
+            yield tuple(order[: len(way.pieces)])
+
+
+def _impossible(answer: PlacementAnswer, position: int, name: str) -> str:
+    """Why a table cannot be sharded in a way, whatever the rules are, a clause."""
+    table, machine = answer.request.tables[position], answer.request.nodes
+    if machine.num_devices == 1:
+        return "there is one device"
+    if name in (TABLE_ROW_WISE, GRID_SHARD):
+        if machine.num_nodes == 1:
+            return "there is one node"
+        if table.is_sequence:
+            return "sequences cannot be sharded so"
+        if name == TABLE_ROW_WISE:
+            return "a node has one device"
+    return f"its {table.embedding_dim} columns cannot be cut into multiples of {COLUMN_STEP}"

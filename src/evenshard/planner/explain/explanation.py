@@ -1,4 +1,4 @@
-"""The records of an explanation: where a table is, what it costs there and elsewhere, its next best move."""
+"""The records of an explanation: how a table is sharded, what that costs, and what each other place and way would."""
 
 from __future__ import annotations
 
@@ -54,38 +54,61 @@ class Move:
 
 @dataclass(frozen=True)
 class PartExplanation:
-    """One part of the table; all of it, where it is not split.
+    """One part of the table; all of it, where it is whole.
 
     Attributes:
-        name: name in the placement, with its columns if it is a part.
+        name: name of the part: the table's, with its rows and columns where it is cut.
         rows, columns: rows and columns of the table in this part.
-        device: device of the part.
-        weight_bytes, state_bytes: its size: weights, and optimizer state where that is counted.
-        moves_with: parts that a rule keeps with it; they move as one.
-        alone_ms: no device that holds the part takes less, whatever else it holds (``PlacementAnswer.alone_ms``).
-        adds_ms: time of its device now, minus that without the part.
-        device_ms: time of its device now.
+        devices: its device, or all of them for a replicated table.
+        weight_bytes, state_bytes: its size on each: weights, and optimizer state where that is counted.
+        alone_ms: what it takes alone on its device (``PlacementAnswer.alone_ms``).
+        adds_ms: what its device would save without it (``PlacementAnswer.adds_ms``).
+        device_ms: time of its device now; of replicas, of the slowest one.
         on_slowest: its device is the slowest one, or as slow.
-        without_ms: time of a step without the part.
-        options: all devices, by id; its own as it is now.
-        best: the legal move or swap with the fastest step, those left out after which the two devices take what they
-            took, or trade it; None where there is none.
+        options: all devices, by id; empty for a part that cannot move alone: a replica, or some of the rows.
+        best: the legal move or swap with the fastest step, those left out that change nothing but names; None where
+            there is none.
     """
 
     name: str
     rows: Span
     columns: Span
-    device: int
+    devices: tuple[int, ...]
     weight_bytes: int
     state_bytes: int
-    moves_with: tuple[str, ...]
     alone_ms: float
     adds_ms: float
     device_ms: float
     on_slowest: bool
-    without_ms: float
     options: tuple[DeviceOption, ...]
     best: Move | None
+
+
+@dataclass(frozen=True)
+class WayOption:
+    """The table sharded in one of the ways, at the best place that was found for it; the other tables stay.
+
+    Attributes:
+        sharding_type: the way.
+        is_now: the table is sharded so now; the figures are those of now.
+        widths: columns of its parts.
+        devices: devices that hold some of it.
+        nodes: nodes of the parts, where rows are cut over the devices of a node.
+        table_bytes: memory that the table takes of all devices together.
+        step_ms: time of the slowest device then; None where the table cannot be sharded so.
+        change_ms: difference to the step now.
+        illegal: why it may not be, a clause each; empty where it may.
+    """
+
+    sharding_type: str
+    is_now: bool
+    widths: tuple[int, ...]
+    devices: tuple[int, ...]
+    nodes: tuple[int, ...]
+    table_bytes: int
+    step_ms: float | None
+    change_ms: float | None
+    illegal: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -98,7 +121,11 @@ class Explanation:
         device: what stands behind the times of the simulated device that it learned from; empty for real hardware.
         step_ms: time of the slowest device now.
         slowest_device: its id, the first of equals.
-        parts: parts of the table, from the first column to the last.
+        sharding_type: how the table is sharded.
+        moves_with: tables that a rule keeps with it; they move as one.
+        without_ms: time of a step without the table.
+        parts: parts of the table that were asked for, by columns, then rows.
+        ways: every way to shard the table.
     """
 
     table: str
@@ -106,4 +133,8 @@ class Explanation:
     device: str
     step_ms: float
     slowest_device: int
+    sharding_type: str
+    moves_with: tuple[str, ...]
+    without_ms: float
     parts: tuple[PartExplanation, ...]
+    ways: tuple[WayOption, ...]

@@ -1,22 +1,25 @@
-"""An explanation as text for the terminal: a sentence, then all devices, then the next best move."""
+"""An explanation as text for the terminal: how a table is sharded, every other way, every other device, a next move."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from rich.table import Table as Grid
 
-from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation
-from evenshard.planner.highlights import DECIDES, names_text
+from evenshard.placement.sharding import DATA_PARALLEL
+from evenshard.planner.explain.explanation import Explanation, Move, PartExplanation, WayOption
+from evenshard.planner.explain.what_if import devices_text, ranges_text
+from evenshard.planner.highlights import names_text
 from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, size_text
 
-_HEADS = ("device", "ms with it", "step, ms", "change", "memory, GB", "")
 _NARROWEST = 80
 """Narrower output breaks lines."""
+MAX_LINES = 32
+"""Devices and parts that are shown where there are more: the fastest ones, and those that hold some of the table."""
 
 
 def print_explanation(explanation: Explanation, file: TextIO | None = None) -> None:
@@ -27,106 +30,191 @@ def print_explanation(explanation: Explanation, file: TextIO | None = None) -> N
     """
     console = plain_console(file)
     console.width = max(console.width, _NARROWEST)
-    for line in _opening(explanation):
-        console.print(line, style="bold")
+    console.print(_opening(explanation), style="bold")
     if explanation.device:
         console.print(f"{printable(explanation.device)}.", style="dim")
-    for part in explanation.parts:
-        console.print()
-        for line in _facts(explanation, part):
-            console.print(line)
-        console.print()
-        console.print(_devices(explanation, part))
-        console.print()
-        for line in _next_move(explanation, part):
-            console.print(line)
-
-
-def _opening(explanation: Explanation) -> Iterator[str]:
-    of = f"{len(explanation.parts)} parts, " if len(explanation.parts) > 1 else ""
-    yield (
-        f"{printable(explanation.table)}: {of}a step takes {ms_text(explanation.step_ms)} ms, device "
-        f"{explanation.slowest_device} is the slowest (predicted by {printable(explanation.model)})."
-    )
-
-
-def _facts(explanation: Explanation, part: PartExplanation) -> Iterator[str]:
-    name = printable(part.name)
-    state = f" and {size_text(part.state_bytes)} of optimizer state" if part.state_bytes else ""
-    yield f"{name} lives on device {part.device}: {size_text(part.weight_bytes)} of weights{state}."
-    yield (
-        f"A device that holds it takes {ms_text(part.alone_ms)} ms at least. It adds {_ms(explanation, part.adds_ms)} "
-        f"to the {_ms(explanation, part.device_ms)} ms of its own."
-    )
-    if part.moves_with:
-        yield f"It must stay with {names_text(part.moves_with)}: they move as one."
-    if not part.on_slowest:
-        yield f"Device {explanation.slowest_device} decides how long a step takes, not its own."
+    for line in _facts(explanation):
+        console.print(line)
+    console.print()
+    console.print(_ways(explanation))
+    console.print(_other_way(explanation))
+    movable = [part for part in explanation.parts if part.options]
+    if not movable:
         return
-    saved_ms = explanation.step_ms - part.without_ms
-    without = f"without it, a step would take {_ms(explanation, part.without_ms)} ms"
-    if saved_ms <= explanation.step_ms * ROUNDING:
-        without = "without it, a step would take the same, as another device takes as long"
-    yield f"Its device decides how long a step takes; {without}."
-    if part.alone_ms >= DECIDES * explanation.step_ms:
-        yield (
-            f"Alone it takes {part.alone_ms / explanation.step_ms:.0%} of a step: no place for it makes a step much "
-            f"faster. Only fewer dims or lookups do, as when it is split by columns (--allow-column-split)."
-        )
+    console.print()
+    console.print(_devices(explanation, movable[0]) if len(movable) == 1 else _parts(explanation, movable))
+    shown = len(movable[0].options) if len(movable) == 1 else len(movable)
+    if shown > MAX_LINES:
+        console.print(f"{shown - MAX_LINES:,} more are left out here (--json lists all).")
+    if len(movable) == 1:
+        console.print(_next_move(explanation, movable[0]))
+    else:
+        console.print(f"Each device with one of them: --table '{printable(movable[0].name)}'.")
 
 
-def _devices(explanation: Explanation, part: PartExplanation) -> Grid:
-    others = {other.device: other.name for other in explanation.parts if other is not part}
-    grid = plain_grid(*_HEADS[:-1])
-    grid.add_column(_HEADS[-1])
-    for option in part.options:
-        notes = ["here" if option.device == part.device else "", *(f"no: {why}" for why in option.illegal)]
-        if option.device in others:
-            notes.append(f"holds {others[option.device]}")
+def _opening(explanation: Explanation) -> str:
+    return (
+        f"{printable(explanation.table)} is sharded {explanation.sharding_type}. A step takes "
+        f"{ms_text(explanation.step_ms)} ms; device {explanation.slowest_device} is the slowest (predicted by "
+        f"{printable(explanation.model)})."
+    )
+
+
+def _facts(explanation: Explanation) -> Iterator[str]:
+    parts = explanation.parts
+    devices = [device for part in parts for device in part.devices]
+    if explanation.sharding_type == DATA_PARALLEL:
+        where = f"A replica of it is on each of the {len(devices)} devices"
+    elif len(parts) == 1:
+        where = f"{printable(parts[0].name)} is on device {devices[0]}"
+    else:
+        where = f"Its {len(parts)} parts are on {devices_text(devices)}"
+    weights = _range([size_text(part.weight_bytes) for part in _by(parts, "weight_bytes")])
+    state = _range([size_text(part.state_bytes) for part in _by(parts, "state_bytes")])
+    each = " each" if len(devices) > 1 else ""
+    with_state = f" and {state} of optimizer state" if any(part.state_bytes for part in parts) else ""
+    yield f"{where}: {weights} of weights{with_state}{each}."
+    alone, adds, total = (
+        _range([_ms(explanation, getattr(part, name)) for part in _by(parts, name)])
+        for name in ("alone_ms", "adds_ms", "device_ms")
+    )
+    what = "It takes" if len(parts) == 1 else "A part takes"
+    yield f"{what} {alone} ms alone, and adds {adds} ms to the {total} ms of its device."
+    if explanation.moves_with:
+        yield f"It must stay with {names_text(explanation.moves_with)}: they move as one."
+    saved_ms = explanation.step_ms - explanation.without_ms
+    if abs(saved_ms) <= explanation.step_ms * ROUNDING:
+        yield "Without the table, a step would take the same: it does not decide."
+    else:
+        yield f"Without the table, a step would take {_ms(explanation, explanation.without_ms)} ms."
+
+
+def _by(parts: Sequence[PartExplanation], name: str) -> tuple[PartExplanation, ...]:
+    """The parts with the lowest and the highest value."""
+    return min(parts, key=lambda part: getattr(part, name)), max(parts, key=lambda part: getattr(part, name))
+
+
+def _range(texts: Sequence[str]) -> str:
+    return " to ".join(dict.fromkeys(texts))
+
+
+# Ways ----------------------------------------------------------------------------------------------------------------
+
+
+def _ways(explanation: Explanation) -> Grid:
+    grid = plain_grid("step, ms", "change", "memory, GB")
+    for head in ("sharded", "on", ""):
+        grid.add_column(head)
+    for way in explanation.ways:
+        if way.step_ms is None:
+            grid.add_row("", "", "", way.sharding_type, f"impossible: {printable('; '.join(way.illegal))}", style="dim")
+            continue
+        notes = ["now"] if way.is_now else []
+        notes += [f"no: {reason}" for reason in way.illegal]
         grid.add_row(
-            str(option.device),
-            _ms(explanation, option.device_ms),
-            _ms(explanation, option.step_ms),
-            _change(explanation, option.change_ms) if option.device != part.device else "",
-            f"{bytes_to_gb(option.used_bytes):.2f} / {bytes_to_gb(option.room_bytes):.4g}",
-            printable("; ".join(note for note in notes if note)),
-            style=_style(part, option),
+            _ms(explanation, way.step_ms),
+            "" if way.is_now else _change(explanation, way.change_ms or 0.0),
+            f"{bytes_to_gb(way.table_bytes):.2f}",
+            way.sharding_type,
+            _where(way),
+            printable("; ".join(notes)),
+            style="bold" if way.is_now else "dim" if way.illegal else None,
         )
     return grid
 
 
-def _style(part: PartExplanation, option: DeviceOption) -> str | None:
-    if option.device == part.device:
-        return "bold"
-    return "dim" if option.illegal else None
+def _where(way: WayOption) -> str:
+    widths = f"{len(way.widths)} x {_range([str(min(way.widths)), str(max(way.widths))])} columns, "
+    cut = widths if len(way.widths) > 1 else "a replica on " if way.sharding_type == DATA_PARALLEL else ""
+    if way.nodes:
+        return f"{cut}node{'s' if len(way.nodes) > 1 else ''} {ranges_text(way.nodes)}"
+    return f"{cut}{devices_text(way.devices)}"
 
 
-def _next_move(explanation: Explanation, part: PartExplanation) -> Iterator[str]:
+def _other_way(explanation: Explanation) -> str:
+    others = [way for way in explanation.ways if way.step_ms is not None and not way.is_now and not way.illegal]
+    if not others:
+        return "No other way is possible and allowed."
+    best = min(others, key=lambda way: way.step_ms or 0.0)
+    change_ms = best.change_ms or 0.0
+    if change_ms < -ROUNDING * explanation.step_ms:
+        return f"Sharded {best.sharding_type}, a step would take {_ms(explanation, -change_ms)} ms less."
+    if change_ms > ROUNDING * explanation.step_ms:
+        return (
+            f"No other way makes a step faster: the best one, {best.sharding_type}, makes it "
+            f"{_ms(explanation, change_ms)} ms slower."
+        )
+    return f"No other way makes a step faster: the best one, {best.sharding_type}, leaves it as it is."
+
+
+# Devices -------------------------------------------------------------------------------------------------------------
+
+
+def _devices(explanation: Explanation, part: PartExplanation) -> Grid:
+    grid = plain_grid("device", "ms with it", "step, ms", "change", "memory, GB")
+    grid.add_column("")
+    shown = sorted(part.options, key=lambda one: (one.device not in part.devices, bool(one.illegal), one.step_ms))
+    for option in sorted(shown[:MAX_LINES], key=lambda one: one.device):
+        is_home = option.device in part.devices
+        notes = ["here" if is_home else "", *(f"no: {why}" for why in option.illegal)]
+        grid.add_row(
+            str(option.device),
+            _ms(explanation, option.device_ms),
+            _ms(explanation, option.step_ms),
+            "" if is_home else _change(explanation, option.change_ms),
+            f"{bytes_to_gb(option.used_bytes):.2f} / {bytes_to_gb(option.room_bytes):.4g}",
+            printable("; ".join(note for note in notes if note)),
+            style="bold" if is_home else "dim" if option.illegal else None,
+        )
+    return grid
+
+
+def _next_move(explanation: Explanation, part: PartExplanation) -> str:
     best = part.best
     if best is None:
-        yield "Next best move: none. No other place is legal, or what is legal changes nothing but names."
-        return
+        return "Next best move: none. No other place is legal, or what is legal changes nothing but names."
     devices = (
-        f"device {part.device} would take {_ms(explanation, best.from_ms)} ms, device {best.to_device} "
+        f"device {part.devices[0]} would take {_ms(explanation, best.from_ms)} ms, device {best.to_device} "
         f"{_ms(explanation, best.to_ms)} ms"
     )
     if best.helps:
-        yield (
+        return (
             f"Next best move: {_move(best)}. A step would take {_ms(explanation, best.step_ms)} ms, "
             f"{_ms(explanation, -best.change_ms)} ms less; {devices}."
         )
-        return
     if best.change_ms > ROUNDING * explanation.step_ms:
         effect = f"makes it {_ms(explanation, best.change_ms)} ms slower"
     else:
         effect = "leaves it as it is"
-    yield f"No move or swap of it makes a step faster. The best one, {_move(best)}, {effect}; {devices}."
+    return f"No move or swap of it makes a step faster. The best one, {_move(best)}, {effect}; {devices}."
 
 
 def _move(move: Move) -> str:
     if move.swap_with:
         return f"swap it with {names_text(move.swap_with)} on device {move.to_device}"
     return f"to device {move.to_device}"
+
+
+# Parts ---------------------------------------------------------------------------------------------------------------
+
+
+def _parts(explanation: Explanation, parts: Sequence[PartExplanation]) -> Grid:
+    """A line for each part, with the move that makes a step faster."""
+    grid = plain_grid("device", "alone, ms", "adds, ms", "device, ms", "change")
+    for head in ("best move", "part"):
+        grid.add_column(head)
+    for part in parts[:MAX_LINES]:
+        best = part.best
+        grid.add_row(
+            str(part.devices[0]),
+            _ms(explanation, part.alone_ms),
+            _ms(explanation, part.adds_ms),
+            _ms(explanation, part.device_ms),
+            *((_change(explanation, best.change_ms), _move(best)) if best is not None and best.helps else ("", "")),
+            printable(part.name),
+            style="bold" if part.on_slowest else None,
+        )
+    return grid
 
 
 def _ms(explanation: Explanation, time_ms: float) -> str:

@@ -1,0 +1,225 @@
+"""A placement and what a step takes after changes of it, by the model of its answer; and which changes are legal.
+
+Changes are priced without any rule, so that what a rule forbids has a price too. A table is a unit of its own there:
+its number is its position in the request.
+
+Legend: D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.placement.feasibility import gb_rounded_up
+from evenshard.placement.sharding import COLUMN_WISE, SHARDING_TYPES, TABLE_COLUMN_WISE, TABLE_WISE, TableLimits
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.highlights import names_text
+from evenshard.planner.pricing import part_costs
+from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.plan_search.costs import PartCosts
+from evenshard.sharders.plan_search.options import DEVICE, Options, Way
+from evenshard.sharders.plan_search.state import Choice, State, choices_of
+from evenshard.utils.errors import BadConfig
+
+Changes = Mapping[int, Choice]
+"""Other choices, by the position of the table."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What changes lead to.
+
+    Attributes:
+        ms_D: times of the devices.
+        used_D: memory that their tables take, bytes.
+    """
+
+    ms_D: npt.NDArray[np.float64]
+    used_D: npt.NDArray[np.int64]
+
+    @property
+    def step_ms(self) -> float:
+        """Time of the slowest device."""
+        return float(self.ms_D.max())
+
+
+class WhatIf:
+    """The placement of an answer, priced by a model.
+
+    Raises:
+        BadConfig: if a table is cut in a way that no search would choose, or the answer keeps tables apart that its own
+            rules keep together.
+    """
+
+    def __init__(self, answer: PlacementAnswer, model: PlacementModel) -> None:
+        self.answer, self.task = answer, answer.task
+        of_request = part_costs(answer.request, model)
+        free = tuple(TableLimits(types=frozenset(self.types(position))) for position in range(len(self.task.tables)))
+        self.costs = PartCosts(
+            replace(of_request.task, limits=free, together=(), apart=()),
+            of_request.kinds,
+            of_request.kind_of_D.tolist(),
+            of_request.links,
+        )
+        self.options = Options(self.costs)
+        choices = choices_of(self.options, answer.parts)
+        if choices is None:
+            raise BadConfig("a table is cut in a way that evenshard does not choose, so it cannot be explained.")
+        self._state = State(self.options, choices)
+        ms_D = np.array([one.predicted_total_ms for one in self.costs.predict(answer.parts).devices])
+        # The state takes the rows of a table for evenly looked up; changes are added to what is predicted exactly.
+        self._offset_D = ms_D - self._state.device_ms_D
+        self.now = Outcome(ms_D, self._state.used_D.copy())
+        self.room_D = np.array(self.task.room_bytes, dtype=np.int64)
+        self.together = [set(group) for group in self.task.together]
+        for group in self.together:
+            self._require_together(sorted(group))
+
+    def _require_together(self, group: Sequence[int]) -> None:
+        devices = sorted({device for position in group for device in self.devices(position)})
+        if len({tuple(self.devices(position)) for position in group}) > 1:
+            raise BadConfig(
+                f"tables {self._names(group)} must stay together, but are on {devices_text(devices)}. Place them again."
+            )
+
+    def types(self, position: int) -> tuple[str, ...]:
+        """The ways to tell apart: columns on one node are their own where columns on any devices are not allowed."""
+        allowed = self.task.limits_of(position).types
+        by_node = TABLE_COLUMN_WISE in allowed and COLUMN_WISE not in allowed
+        other = COLUMN_WISE if by_node else TABLE_COLUMN_WISE
+        return tuple(one for one in SHARDING_TYPES if one != other)
+
+    # Prices -----------------------------------------------------------------------------------------------------------
+
+    def choice(self, position: int) -> Choice:
+        """How a table is sharded now."""
+        return self._state.choices[position]
+
+    def way(self, position: int, choice: Choice | None = None) -> Way:
+        """The way of a choice; without one, of the table now."""
+        return self.options.units[position].ways[(choice or self.choice(position)).way]
+
+    def devices(self, position: int, choice: Choice | None = None) -> tuple[int, ...]:
+        """Devices that hold some of the table."""
+        choice = choice or self.choice(position)
+        found = self._state.touched(self.way(position, choice), choice).tolist()
+        return tuple(dict.fromkeys(found))
+
+    def after(self, changes: Changes) -> Outcome:
+        """What the changes lead to."""
+        undo = {position: self.choice(position) for position in changes}
+        for position, choice in changes.items():
+            self._state.replace(position, choice)
+        outcome = Outcome(self._state.device_ms_D + self._offset_D, self._state.used_D.copy())
+        for position, choice in undo.items():
+            self._state.replace(position, choice)
+        return outcome
+
+    def without(self, position: int) -> Outcome:
+        """The placement without a table."""
+        self.options.add_ways(position, [Way("", DEVICE, ())])
+        return self.after({position: Choice(len(self.options.units[position].ways) - 1)})
+
+    # Rules ------------------------------------------------------------------------------------------------------------
+
+    def moves_with(self, position: int) -> tuple[int, ...]:
+        """Tables that a rule keeps together with one, itself among them."""
+        found = {position}
+        while True:
+            more = found.union(*(group for group in self.together if group & found))
+            if more == found:
+                return tuple(sorted(found))
+            found = more
+
+    def illegal(self, changes: Changes, outcome: Outcome) -> tuple[str, ...]:
+        """Why the changes may not be, in clauses; what is broken now and stays so says nothing.
+
+        Args:
+            outcome: of the changes.
+        """
+        found = [reason for position, choice in changes.items() for reason in self._reasons(position, choice, changes)]
+        missing_D = outcome.used_D - self.room_D
+        worse = np.flatnonzero((missing_D > 0) & (outcome.used_D > self.now.used_D)).tolist()
+        if worse:
+            most = max(worse, key=lambda device: int(missing_D[device]))
+            where = f" on device {most}" if len(worse) > 1 else ""
+            found.append(f"{gb_rounded_up(int(missing_D[most]))} GB is missing{where}")
+        return tuple(dict.fromkeys(found))
+
+    def may_live(self, position: int) -> npt.NDArray[np.bool_]:
+        """[D] where the rules let some of a table live; memory left aside."""
+        allowed = self.task.limits_of(position).devices
+        may_D = np.ones(self.task.num_devices, dtype=bool)
+        if allowed is not None:
+            may_D &= np.isin(np.arange(self.task.num_devices), list(allowed))
+        for group in self.task.apart:
+            if position in group:
+                may_D[[device for other in group if other != position for device in self.devices(other)]] = False
+        return may_D
+
+    def _reasons(self, position: int, choice: Choice, changes: Changes) -> Iterator[str]:
+        way, limits = self.way(position, choice), self.task.limits_of(position)
+        devices = self.devices(position, choice)
+        yield from self._about_type(position, way, devices)
+        if len(devices) < len(choice.places) and way.scope == DEVICE:
+            yield "holds another part of it, and parts of one table never share a device"
+        widths = [piece.columns for piece in way.pieces]
+        if len(widths) > 1 and min(widths) < limits.min_columns:
+            yield f"parts have {limits.min_columns} columns at least"
+        for device in devices:
+            if limits.devices is not None and device not in limits.devices:
+                yield from self._about_device(position, device)
+        for group in self.task.apart:
+            if position in group:
+                there = [
+                    other
+                    for other in group
+                    if other != position and set(self.devices(other, changes.get(other))) & set(devices)
+                ]
+                if there:
+                    yield f"must stay apart from {self._names(there)}"
+
+    def _about_type(self, position: int, way: Way, devices: Sequence[int]) -> Iterator[str]:
+        name = way.sharding_type
+        with_it = [other for other in self.moves_with(position) if other != position]
+        if with_it and name != TABLE_WISE:
+            yield f"a rule keeps it with {self._names(with_it)}, whole and on one device"
+        if name not in self.task.limits_of(position).types:
+            yield "not among the allowed types"
+        if name == TABLE_COLUMN_WISE and len({self.task.machine.node_of(device) for device in devices}) > 1:
+            yield "its columns must stay on one node"
+
+    def _about_device(self, position: int, device: int) -> Iterator[str]:
+        rules, name = self.answer.request.rules, self.task.tables[position].name
+        nodes = rules.pinned_nodes.get(name)
+        if device in rules.forbidden_devices:
+            yield "no table may live there"
+        if device not in rules.pinned.get(name, (device,)):
+            yield f"{name} is pinned to {devices_text(rules.pinned[name])}"
+        if nodes is not None and self.task.machine.node_of(device) not in nodes:
+            yield f"{name} is pinned to node{'s' if len(nodes) > 1 else ''} {ranges_text(nodes)}"
+        if device in rules.forbidden.get(name, ()):
+            yield f"forbidden for {name}"
+
+    def _names(self, positions: Sequence[int]) -> str:
+        return names_text([self.task.tables[position].name for position in positions])
+
+
+def devices_text(devices: Sequence[int]) -> str:
+    """Device ids for a person."""
+    return f"device{'s' if len(devices) > 1 else ''} {ranges_text(devices)}"
+
+
+def ranges_text(numbers: Sequence[int]) -> str:
+    """Ids in ascending order, three or more that follow each other as "2 to 5"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
