@@ -13,7 +13,8 @@ import pytest
 
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.files import load_tables, load_tables_with_assumptions, save_tables
-from evenshard.tables.formats import REUSE_COLUMNS, TABLE_SUFFIXES
+from evenshard.tables.formats import TABLE_SUFFIXES
+from evenshard.tables.records import REUSE_COLUMNS
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evenshard.tables.files import load_tables, save_tables
-from evenshard.tables.formats import REUSE_COLUMNS
 from evenshard.tables.generator import GeneratorConfig, generate_tables
+from evenshard.tables.records import REUSE_COLUMNS
 from evenshard.tables.reuse import DLRM_2021_REUSE
-from evenshard.tables.table import Table
+from evenshard.tables.table import DATA_TYPES, POOLINGS, Table
 from evenshard.utils.errors import BadFile
 
 SUFFIXES = [".yaml", ".yml", ".json", ".csv", ".parquet"]
@@ -98,6 +99,72 @@ def test_saving_the_same_tables_twice_gives_the_same_bytes(tmp_path: Path) -> No
         assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
 
 
+@st.composite
+def special_tables(draw: st.DrawFn) -> Table:
+    """Tables with everything that a table may have."""
+    own = tuple(draw(st.lists(st.floats(0, 100), max_size=3)))
+    num_rows = draw(st.integers(1, 10**9))
+    shares = st.lists(st.integers(1, 9), min_size=1, max_size=min(num_rows, 5))
+    row_shares = draw(st.none() | shares.map(lambda ones: tuple(one / sum(ones) for one in ones)))
+    count = max(len(own), 1)
+    data_type = draw(st.sampled_from(["", *DATA_TYPES]))
+    return Table(
+        draw(names),
+        num_rows,
+        draw(st.integers(1, 1024)),
+        sum(own) if own else draw(st.floats(0, 1e6)),
+        draw(histograms),
+        DATA_TYPES.get(data_type, 8),
+        data_type=data_type,
+        pooling=draw(st.sampled_from(POOLINGS)),
+        is_weighted=draw(st.booleans()),
+        feature_names=tuple(draw(st.just([]) | st.lists(names, min_size=count, max_size=count, unique=True))),
+        feature_pooling_factors=own,
+        is_deduplicated=draw(st.booleans()),
+        module=draw(st.just("") | names),
+        row_shares=row_shares,
+    )
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tables=st.lists(special_tables() | tables_strategy.map(lambda some: some[0]), min_size=1, max_size=4))
+def test_every_field_of_a_table_is_saved(tmp_path: Path, suffix: str, tables: list[Table]) -> None:
+    numbered = tuple(replace(one, name=f"{number} {one.name}") for number, one in enumerate(tables))
+    assert [one.problem() for one in numbered] == [None] * len(numbered)
+    save_tables(numbered, tmp_path / f"tables{suffix}")
+    assert load_tables(tmp_path / f"tables{suffix}") == numbered
+
+
+def test_files_of_plain_tables_have_plain_columns_only(tmp_path: Path) -> None:
+    tables = [ADS, Table("b", 7, 4, 1.0, tuple(UNIFORM), 16)]
+    for suffix in SUFFIXES:
+        save_tables(tables, tmp_path / f"t{suffix}")
+    bins = json.dumps(UNIFORM)
+    assert (tmp_path / "t.csv").read_bytes().decode() == (
+        f'{HEADER},reuse_bins,weight_bits\r\nads,1000,16,2.5,,32\r\nb,7,4,1.0,"{bins}",16\r\n'
+    )
+    plain = (
+        '"name": "{}", "num_rows": {}, "embedding_dim": {}, "pooling_factor": {}, "reuse_bins": {}, "weight_bits": {}'
+    )
+    first, second = plain.format("ads", 1000, 16, 2.5, "null", 32), plain.format("b", 7, 4, 1.0, bins, 16)
+    assert (tmp_path / "t.json").read_text() == f"[\n  {{{first}}},\n  {{{second}}}\n]\n"
+    columns = pq.read_schema(tmp_path / "t.parquet").names
+    assert columns == [*HEADER.split(","), "reuse_bins", "weight_bits"]
+    save_tables([ADS, replace(ADS, name="s", pooling="none")], tmp_path / "t.parquet")
+    assert pq.read_schema(tmp_path / "t.parquet").names == [*columns, "pooling"]
+
+
+def test_lists_stand_in_csv_as_json(tmp_path: Path) -> None:
+    shared = Table("s", 9, 4, 3.0, feature_names=("a", "b,c"), feature_pooling_factors=(1.0, 2.0), is_weighted=True)
+    save_tables([ADS, shared], tmp_path / "t.csv")
+    assert (tmp_path / "t.csv").read_text().splitlines() == [
+        f"{HEADER},reuse_bins,weight_bits,is_weighted,feature_names,feature_pooling_factors",
+        "ads,1000,16,2.5,,32,,,",
+        's,9,4,3.0,,32,true,"[""a"", ""b,c""]","[1.0, 2.0]"',
+    ]
+
+
 # Forms a user may write ----------------------------------------------------------------------------------------------
 
 
@@ -116,6 +183,31 @@ def test_csv_from_a_spreadsheet(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xef\xbb\xbf" + f"{HEADER},weight_bits\r\nads,1000.0,16,2.5,\r\n\r\n".encode())
     assert load_tables(path) == (ADS,)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"data_type": "BF16"}, {"weight_bits": 16, "data_type": "bf16"}),
+        ({"data_type": "int4", "weight_bits": 4}, {"weight_bits": 4, "data_type": "int4"}),
+        ({"pooling": "MEAN"}, {"pooling": "mean"}),
+        ({"is_weighted": "True", "is_deduplicated": "false"}, {"is_weighted": True}),
+        (
+            {"pooling_factor": None, "feature_pooling_factors": [1.5, 2]},
+            {"feature_pooling_factors": (1.5, 2.0), "pooling_factor": 3.5},
+        ),
+        ({"feature_names": ["a", "b"]}, {"feature_names": ("a", "b"), "feature_pooling_factors": (1.25, 1.25)}),
+        (
+            {"feature_names": '["a"]', "row_shares": "[0.75, 0.25]"},
+            {"feature_names": ("a",), "row_shares": (0.75, 0.25)},
+        ),
+        ({"module": "user.ebc", "pooling": "", "feature_names": "", "is_weighted": None}, {"module": "user.ebc"}),
+    ],
+)
+def test_what_is_left_out_follows_from_what_is_given(
+    tmp_path: Path, more: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert load_tables(write(tmp_path, "t.json", [RECORD | more])) == (replace(ADS, **expected),)
 
 
 def test_csv_histogram_in_one_column_or_in_seventeen(tmp_path: Path) -> None:
@@ -197,6 +289,30 @@ def test_json_and_csv_need_the_standard_library_alone(tmp_path: Path) -> None:
         ({"name": ""}, "record 2: name is empty"),
         ({"name": ["x"]}, "name is ['x'], not a string"),
         ({"name": "ads"}, "records 1, 2: several tables are called 'ads'"),
+        ({"data_type": "fp64"}, "data_type is 'fp64', not one of fp32, fp16, bf16"),
+        ({"data_type": "bf16", "weight_bits": 32}, "data_type is bf16, which has 16 bits, but weight_bits is 32"),
+        ({"data_type": 16}, "data_type is 16, not a string"),
+        ({"pooling": "max"}, "pooling is 'max', not one of sum, mean, none"),
+        ({"is_weighted": "perhaps"}, "is_weighted is 'perhaps', not true or false"),
+        ({"is_deduplicated": 1}, "is_deduplicated is 1, not true or false"),
+        ({"feature_names": "a"}, "feature_names is 'a', not a JSON list"),
+        ({"feature_names": [1, 2]}, "a name of feature_names is 1, not a string"),
+        ({"feature_names": ["a", "a"]}, "feature_names has an empty name, or one twice"),
+        (
+            {"feature_names": ["a"], "feature_pooling_factors": [1.0, 1.5]},
+            "feature_names has 1 values, feature_pooling_factors 2",
+        ),
+        ({"feature_pooling_factors": [1.0, 1.0]}, "feature_pooling_factors add up to 2, pooling_factor is 2.5"),
+        (
+            {"feature_pooling_factors": [3.5, -1]},
+            "feature_pooling_factors holds a number that is -1.0, not a number from 0",
+        ),
+        ({"feature_pooling_factors": "all"}, "feature_pooling_factors is 'all', not a JSON list"),
+        ({"feature_pooling_factors": 2.5}, "feature_pooling_factors is 2.5, not a list"),
+        ({"row_shares": [0.5, 0.4]}, "row_shares are not shares that add up to 1"),
+        ({"row_shares": [0.5, "x"]}, "a share of row_shares is 'x', not a number"),
+        ({"row_shares": [0.5, 0.5], "num_rows": 1}, "row_shares has 2 values, not 1 to 1"),
+        ({"module": 3}, "module is 3, not a string"),
     ],
 )
 @pytest.mark.parametrize("suffix", [".json", ".yaml"])

@@ -14,6 +14,7 @@ from evenshard import tracking
 from evenshard.planner.serving import served_code
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
+from evenshard.tables.table import Table
 from evenshard.tracking.registry import copy_parts, register_folder, register_model
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.units import bytes_to_gb
@@ -91,6 +92,18 @@ def test_weight_bits_and_memory_count(registry: Path) -> None:
         served("models:/evenshard-cost/1", rows().drop(columns="weight_bits"), memory_cap_gb=size_gb / 3)
     half = served("models:/evenshard-cost/1", rows().assign(weight_bits=16), memory_cap_gb=size_gb / 3)
     assert set(half["device"]) == {0, 1}
+
+
+def test_rows_of_tables_hold_everything_that_a_table_file_does(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow's about the model's signature
+        from evenshard.planner.mlflow_model import tables_from_rows
+    shared = Table("s", 9, 4, 3.0, feature_names=("a", "b"), feature_pooling_factors=(1.0, 2.0), pooling="none")
+    tables = (*TABLES, shared, Table("w", 9, 4, 3.0, None, 16, "bf16", is_weighted=True, row_shares=(0.5, 0.5)))
+    save_tables(tables, tmp_path / "t.parquet")
+    assert tables_from_rows(pd.read_parquet(tmp_path / "t.parquet")) == tables
+    with pytest.raises(BadConfig, match="table 's': pooling is 'most', not one of sum"):
+        tables_from_rows(pd.read_parquet(tmp_path / "t.parquet").tail(2).assign(pooling="most"))
 
 
 def test_the_policy_places_by_itself(registry: Path) -> None:

@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
@@ -25,6 +26,7 @@ from evenshard.sharders.checkpoint import load_network
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
+from evenshard.tables.records import REQUIRED_COLUMNS, BadRecord, table_of
 from evenshard.tables.table import Table
 from evenshard.tracking.pyfunc import output_row
 from evenshard.utils.errors import BadConfig
@@ -89,29 +91,23 @@ def tables_from_rows(rows: Any) -> tuple[Table, ...]:
     Raises:
         BadConfig: if a row describes no table.
     """
-    if missing := [name for name in ("name", "num_rows", "embedding_dim", "pooling_factor") if name not in rows]:
-        raise BadConfig(f"the tables have no column {missing[0]}. Give name, num_rows, embedding_dim, pooling_factor.")
-    tables = tuple(_table(row) for row in rows.to_dict("records"))
-    for table in tables:
-        if problem := table.problem():
-            raise BadConfig(f"table {brief(table.name)}: {problem}. Correct it.")
-    return tables
+    if missing := [name for name in REQUIRED_COLUMNS if name not in rows]:
+        raise BadConfig(f"the tables have no column {missing[0]}. Give {', '.join(REQUIRED_COLUMNS)}.")
+    return tuple(_table(row) for row in rows.to_dict("records"))
 
 
 def _table(row: dict[str, Any]) -> Table:
-    bins, bits = row.get("reuse_bins"), row.get("weight_bits")
-    return Table(
-        name=str(row["name"]),
-        num_rows=int(row["num_rows"]),
-        embedding_dim=int(row["embedding_dim"]),
-        pooling_factor=float(row["pooling_factor"]),
-        reuse_bins=None if _is_blank(bins) else tuple(float(share) for share in bins),  # type: ignore[union-attr]
-        weight_bits=32 if _is_blank(bits) else int(bits),  # type: ignore[arg-type]
-    )
+    try:
+        return table_of({column: _plain(value) for column, value in row.items()})
+    except BadRecord as error:
+        raise BadConfig(f"table {brief(row['name'])}: {error.problem}. {error.remedy}") from None
 
 
-def _is_blank(value: Any) -> bool:
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
+def _plain(value: Any) -> Any:
+    """What a table file would hold."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return None if value is pd.NA or (isinstance(value, float) and math.isnan(value)) else value
 
 
 set_model(ServedModel())

@@ -1,8 +1,9 @@
 """The user's own table file: read from and written to YAML, JSON, CSV or Parquet.
 
-One record per table, with the columns ``name, num_rows, embedding_dim, pooling_factor`` and, if known,
-``reuse_bins`` (17 shares) and ``weight_bits`` (32 where left out). How a record stands in each format: see
-``formats.py``; how large numbers and files may be: ``utils/limits.py``.
+One record per table, with the columns ``name, num_rows, embedding_dim, pooling_factor`` and, if known, any other field
+of ``Table``, such as ``reuse_bins`` (17 shares) and ``weight_bits`` (32 where left out). How a value is read: see
+``records.py``; how a record stands in each format: ``formats.py``; how large numbers and files may be:
+``utils/limits.py``.
 
 The loop trains on what it reads, so ``load_tables`` wants every pooling factor; to place tables, a stated default will
 do: ``load_tables_with_assumptions``.
@@ -10,32 +11,29 @@ do: ``load_tables_with_assumptions``.
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from evenshard.tables.assumptions import Assumption, assumed_reuse_bins, assumed_weight_bits
-from evenshard.tables.formats import REQUIRED_COLUMNS, REUSE_COLUMNS, TABLE_COLUMNS, RawTable, format_of
-from evenshard.tables.reuse import NUM_REUSE_BINS
+from evenshard.tables.formats import format_of
+from evenshard.tables.records import (
+    REQUIRED_COLUMNS,
+    REUSE_COLUMNS,
+    TABLE_COLUMNS,
+    BadRecord,
+    RawTable,
+    is_blank,
+    record_of,
+    table_of,
+)
 from evenshard.tables.table import Table, duplicate_name
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.json_files import load_json
 from evenshard.utils.limits import MAX_TABLES, RANGES
 from evenshard.utils.messages import brief, cut, reason_of
-
-
-class _BadRecord(Exception):
-    """Problem and remedy of one record, before file and row are known."""
-
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(problem)
-        self.problem, self.remedy = problem, remedy
 
 
 def load_tables(path: str | PathLike[str]) -> tuple[Table, ...]:
@@ -69,9 +67,7 @@ def load_tables_with_assumptions(
         raise BadConfig(f"default_pooling_factor {problem}. Correct it.")
     path = Path(path)
     records = _records(path)
-    default = {"pooling_factor": float(default_pooling_factor)}
-    filled = [record | default if _lacks(record, "pooling_factor") else record for record in records]
-    tables = _tables(path, filled)
+    tables = _tables(path, records, float(default_pooling_factor))
     return tables, tuple(chain.from_iterable(map(_assumed, records, tables)))
 
 
@@ -113,19 +109,8 @@ def save_tables(tables: Sequence[Table], path: str | PathLike[str]) -> None:
         BadFile: unknown suffix.
     """
     _, write = format_of(Path(path))
-    records = [
-        {
-            "name": table.name,
-            "num_rows": table.num_rows,
-            "embedding_dim": table.embedding_dim,
-            "pooling_factor": float(table.pooling_factor),
-            "reuse_bins": None if table.reuse_bins is None else [float(share) for share in table.reuse_bins],
-            "weight_bits": table.weight_bits,
-        }
-        for table in tables
-    ]
     with atomic_path(path) as draft:
-        write(records, draft)
+        write([record_of(table) for table in tables], draft)
 
 
 # From a record to a table -------------------------------------------------------------------------------------------
@@ -163,8 +148,9 @@ def records_in(path: Path, read: Callable[[Path], list[Any]], what: str, if_none
     return records
 
 
-def _tables(path: Path, records: Sequence[Any]) -> tuple[Table, ...]:
-    tables = tuple(_table(path, number, record) for number, record in enumerate(records, start=1))
+def _tables(path: Path, records: Sequence[Any], default_pooling_factor: float | None = None) -> tuple[Table, ...]:
+    numbered = enumerate(records, start=1)
+    tables = tuple(_table(path, number, record, default_pooling_factor) for number, record in numbered)
     name = duplicate_name(tables)
     if name is not None:
         numbers = ", ".join(str(number) for number, table in enumerate(tables, start=1) if table.name == name)
@@ -173,114 +159,29 @@ def _tables(path: Path, records: Sequence[Any]) -> tuple[Table, ...]:
     return tables
 
 
-def _lacks(record: Any, column: str) -> bool:
-    return isinstance(record, dict) and _is_blank(record.get(column))
-
-
 def _assumed(record: RawTable, table: Table) -> Iterator[Assumption]:
     """What the record does not give."""
-    if _lacks(record, "pooling_factor"):
-        text = f"{table.pooling_factor:g}, the default, since the file gives none"
-        yield Assumption(table.name, "pooling_factor", text)
+    lacks = {column for column in TABLE_COLUMNS if is_blank(record.get(column))}
+    several = f" for each of its {table.num_features} features" if table.num_features > 1 else ""
+    if {"pooling_factor", "feature_pooling_factors"} <= lacks:
+        each = table.pooling_factor / table.num_features
+        yield Assumption(table.name, "pooling_factor", f"{each:g}{several}, the default, since the file gives none")
+    elif several and "feature_pooling_factors" in lacks:
+        text = f"pooling_factor, evenly over its {table.num_features} features"
+        yield Assumption(table.name, "feature_pooling_factors", text)
     if table.reuse_bins is None:
         yield assumed_reuse_bins(table.name)
-    if _lacks(record, "weight_bits"):
+    if {"weight_bits", "data_type"} <= lacks:
         yield assumed_weight_bits(table.name, table.weight_bits)
 
 
-def _table(path: Path, number: int, record: Any) -> Table:
+def _table(path: Path, number: int, record: Any, default_pooling_factor: float | None) -> Table:
     where = f"record {number}"
     if not isinstance(record, dict):
         raise BadFile(path, f"is {brief(record)}, not a record", f"Give it {', '.join(REQUIRED_COLUMNS)}.", where)
-    if not _is_blank(record.get("name")):
+    if not is_blank(record.get("name")):
         where += f" (table {brief(record['name'])})"
     try:
-        _check_columns(record)
-        table = Table(
-            name=_name(record["name"]),
-            num_rows=_whole(record["num_rows"], "num_rows"),
-            embedding_dim=_whole(record["embedding_dim"], "embedding_dim"),
-            pooling_factor=_number(record["pooling_factor"], "pooling_factor"),
-            reuse_bins=_reuse_bins(record),
-            weight_bits=32 if _is_blank(record.get("weight_bits")) else _whole(record["weight_bits"], "weight_bits"),
-        )
-    except _BadRecord as error:
+        return table_of(record, default_pooling_factor)
+    except BadRecord as error:
         raise BadFile(path, error.problem, error.remedy, where) from None
-    problem = table.problem()
-    if problem is not None:
-        raise BadFile(path, problem, "Correct the value.", where)
-    return table
-
-
-def _check_columns(record: RawTable) -> None:
-    known = (*TABLE_COLUMNS, *REUSE_COLUMNS)
-    for column in record:
-        if column is None or str(column).strip() == "":
-            raise _BadRecord("has a column without a name", "Name it or remove it (pandas: to_csv(index=False)).")
-        if column not in known:
-            closest = difflib.get_close_matches(cut(str(column)), known, n=1, cutoff=0.0)[0]
-            raise _BadRecord(
-                f"unknown column {brief(column)}; the closest known one is {closest!r}", "Rename or remove it."
-            )
-    for column in REQUIRED_COLUMNS:
-        if column not in record:
-            raise _BadRecord(f"column {column!r} is missing", "Add it.")
-        if _is_blank(record[column]):
-            raise _BadRecord(f"{column} is empty", "Fill it in.")
-
-
-def _is_blank(value: Any) -> bool:
-    return value is None or value == ""
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool):  # an unquoted 12 in YAML
-        return str(value)
-    raise _BadRecord(f"name is {brief(value)}, not a string", "Put the name in quotes.")
-
-
-def _number(value: Any, column: str) -> float:
-    """A float; texts are read as numbers, since CSV has only texts and YAML takes 1e6 for one."""
-    if isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except (ValueError, OverflowError):
-            pass
-    raise _BadRecord(f"{column} is {brief(value)}, not a number", "Correct the value.")
-
-
-def _whole(value: Any, column: str) -> int:
-    """An int; pandas hands whole columns over as floats, so 1000.0 will do."""
-    if isinstance(value, str):
-        with suppress(ValueError):
-            value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    number = _number(value, column)
-    if not number.is_integer():
-        raise _BadRecord(f"{column} is {brief(value)}, not a whole number", "Correct the value.")
-    return int(number)
-
-
-def _reuse_bins(record: RawTable) -> tuple[float, ...] | None:
-    columns = [column for column in REUSE_COLUMNS if not _is_blank(record.get(column))]
-    value = record.get("reuse_bins")
-    if _is_blank(value) or (isinstance(value, float) and math.isnan(value)):
-        if not columns:
-            return None
-        missing = next((column for column in REUSE_COLUMNS if column not in columns), None)
-        if missing is not None:
-            raise _BadRecord(f"{missing} is empty while other reuse columns are not", "Fill in all 17 or none.")
-        return tuple(_number(record[column], column) for column in REUSE_COLUMNS)
-    if columns:
-        raise _BadRecord(f"has both reuse_bins and {columns[0]}", "Keep one form.")
-    if isinstance(value, str):
-        try:
-            value = load_json(value)
-        except ValueError:
-            raise _BadRecord(f"reuse_bins is {brief(value)}, not a JSON list", "Write [0.5, 0.5, ...].") from None
-    if not isinstance(value, list | tuple):
-        raise _BadRecord(f"reuse_bins is {brief(value)}, not a list", f"Give {NUM_REUSE_BINS} shares or leave it out.")
-    return tuple(_number(share, "a share of reuse_bins") for share in value)

@@ -1,7 +1,8 @@
 """Records of tables in YAML, JSON, CSV and Parquet, read and written as they are; values are not checked here.
 
-YAML and JSON hold a list of records, or ``{"tables": [...]}``. In CSV the histogram is a JSON list in one column, or 17
-columns ``reuse_bin_0`` to ``reuse_bin_16``. JSON and CSV need nothing beyond the standard library.
+YAML and JSON hold a list of records, or ``{"tables": [...]}``. In CSV a list is a JSON list in one column; the
+histogram may also be 17 columns, ``reuse_bin_0`` to ``reuse_bin_16``. JSON and CSV need nothing beyond the standard
+library.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evenshard.tables.reuse import NUM_REUSE_BINS
+from evenshard.tables.records import TABLE_COLUMNS, RawTable
 from evenshard.utils.errors import BadFile
 from evenshard.utils.extras import require_package
 from evenshard.utils.json_files import load_json
@@ -23,11 +24,6 @@ from evenshard.utils.limits import MAX_DECODED_BYTES, MAX_TABLES, MAX_VALUES, re
 from evenshard.utils.messages import brief, cut, reason_of
 from evenshard.utils.yaml_files import load_yaml
 
-REQUIRED_COLUMNS = ("name", "num_rows", "embedding_dim", "pooling_factor")
-TABLE_COLUMNS = (*REQUIRED_COLUMNS, "reuse_bins", "weight_bits")
-REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
-
-RawTable = dict[Any, Any]
 Reader = Callable[[Path], list[Any]]
 Writer = Callable[[list[RawTable], Path], None]
 MAX_COLUMNS = 1_000
@@ -107,13 +103,21 @@ def read_csv(path: Path) -> list[Any]:
     return records
 
 
+def _columns(records: list[RawTable]) -> list[str]:
+    """The plain columns, and those in which some record says more."""
+    return [column for column in TABLE_COLUMNS if any(column in record for record in records)]
+
+
 def _write_csv(records: list[RawTable], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, TABLE_COLUMNS)
+        writer = csv.DictWriter(file, _columns(records))
         writer.writeheader()
         for record in records:
-            bins = record["reuse_bins"]
-            writer.writerow({**record, "reuse_bins": "" if bins is None else json.dumps(bins)})
+            writer.writerow({column: _csv_text(value) for column, value in record.items()})
+
+
+def _csv_text(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | bool) else value
 
 
 def _read_parquet(path: Path) -> list[Any]:
@@ -182,8 +186,24 @@ def _write_parquet(records: list[RawTable], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    types = (pa.string(), pa.int64(), pa.int64(), pa.float64(), pa.list_(pa.float64()), pa.int32())
-    schema = pa.schema(list(zip(TABLE_COLUMNS, types, strict=True)))
+    text, flag, numbers = pa.string(), pa.bool_(), pa.list_(pa.float64())
+    types = {
+        "name": text,
+        "num_rows": pa.int64(),
+        "embedding_dim": pa.int64(),
+        "pooling_factor": pa.float64(),
+        "reuse_bins": numbers,
+        "weight_bits": pa.int32(),
+        "data_type": text,
+        "pooling": text,
+        "is_weighted": flag,
+        "feature_names": pa.list_(text),
+        "feature_pooling_factors": numbers,
+        "is_deduplicated": flag,
+        "module": text,
+        "row_shares": numbers,
+    }
+    schema = pa.schema([(column, types[column]) for column in _columns(records)])
     pq.write_table(pa.Table.from_pylist(records, schema=schema), path)
 
 

@@ -245,7 +245,7 @@ def _thinning(share: float) -> FloatArray:
     chances_KSK[..., :-1] -= chances_KSK[..., 1:]
     weights_KS = 1 / counts_KS  # 1 / count**2, of steps as wide as the count
     high_KK = (weights_KS[..., None] * chances_KSK).sum(axis=1) / weights_KS.sum(axis=1)[:, None]
-    return np.maximum(np.concatenate([exact_KK, high_KK]), 0.0)
+    return np.asarray(np.maximum(np.concatenate([exact_KK, high_KK]), 0.0))
 
 
 _EXACT_BINS, _STEPS = 7, 8

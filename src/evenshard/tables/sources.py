@@ -25,7 +25,8 @@ from pathlib import Path
 from evenshard.tables.assumptions import Assumption, assumed_reuse_bins, assumed_weight_bits
 from evenshard.tables.catalog import catalog_names, load_catalog
 from evenshard.tables.files import load_tables_with_assumptions
-from evenshard.tables.formats import REUSE_COLUMNS, TABLE_COLUMNS, TABLE_SUFFIXES
+from evenshard.tables.formats import TABLE_SUFFIXES
+from evenshard.tables.records import REUSE_COLUMNS, TABLE_COLUMNS
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import WEIGHT_BITS, Table
 from evenshard.tables.traffic import tables_from_traffic

@@ -118,8 +118,11 @@ class Table:
                 return f"{column} {problem}"
         if self.weight_bits not in WEIGHT_BITS:
             return f"weight_bits is {brief(self.weight_bits)}, not one of {WEIGHT_BITS}"
-        if self.data_type and DATA_TYPES.get(self.data_type) != self.weight_bits:
-            return f"data_type is {brief(self.data_type)}, which is not of {self.weight_bits} bits"
+        if self.data_type and self.data_type not in DATA_TYPES:
+            return f"data_type is {brief(self.data_type)}, not one of {', '.join(DATA_TYPES)}"
+        if self.data_type and DATA_TYPES[self.data_type] != self.weight_bits:
+            bits = DATA_TYPES[self.data_type]
+            return f"data_type is {self.data_type}, which has {bits} bits, but weight_bits is {self.weight_bits}"
         if self.pooling not in POOLINGS:
             return f"pooling is {brief(self.pooling)}, not one of {', '.join(POOLINGS)}"
         if self.size_bytes > MAX_TABLE_BYTES:

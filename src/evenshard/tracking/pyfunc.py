@@ -100,6 +100,14 @@ def signature(parameters: Mapping[str, bool | int | float | str]) -> Any:
         ColSpec(number, "pooling_factor"),
         ColSpec(Array(number), "reuse_bins", required=False),
         ColSpec(whole, "weight_bits", required=False),
+        ColSpec(text, "data_type", required=False),
+        ColSpec(text, "pooling", required=False),
+        ColSpec(DataType.boolean, "is_weighted", required=False),
+        ColSpec(Array(text), "feature_names", required=False),
+        ColSpec(Array(number), "feature_pooling_factors", required=False),
+        ColSpec(DataType.boolean, "is_deduplicated", required=False),
+        ColSpec(text, "module", required=False),
+        ColSpec(Array(number), "row_shares", required=False),
     ]
     placement: list[Any] = [
         ColSpec(text, "table"),
