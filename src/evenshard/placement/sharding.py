@@ -312,6 +312,10 @@ def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
             rule_out((COLUMN_WISE, TABLE_ROW_WISE, GRID_SHARD), where)
         if not whole_nodes(machine, limits.devices):
             rule_out((TABLE_ROW_WISE, GRID_SHARD), f"{where}, which are not all of a node")
+        if len(whole_nodes(machine, limits.devices)) < 2:
+            rule_out((GRID_SHARD,), f"{where}, which are not all of two nodes")
+    if machine.num_nodes == 1:
+        rule_out((GRID_SHARD,), "there is one node")
     if machine.devices_per_node == 1:
         rule_out((TABLE_ROW_WISE, GRID_SHARD), "a node has one device")
     if not may_be_cut_by_columns(table, limits):

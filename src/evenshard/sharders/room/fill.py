@@ -166,16 +166,20 @@ def _spread(count: int, most: npt.NDArray[np.int64], fill: bool) -> npt.NDArray[
 
 
 def _in_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """[D] rows in proportion to the room that is left, at least one where there is any; None if there is not enough."""
+    """[D] rows in proportion to the room that is left, at least one on each device; None if there is not enough.
+
+    Of few rows, some devices have none: then the others have even shares.
+    """
     most_D = most_blocks(cut, left_D)
-    holders = np.flatnonzero(most_D)
-    if cut.everywhere and len(holders) < min(len(most_D), cut.blocks):
-        return None
-    holders = holders[(-most_D[holders]).argsort(kind="stable")[: cut.blocks]]
+    if len(most_D) == cut.fills <= cut.blocks and most_D.all():
+        rows = _in_proportion(cut.blocks - len(most_D), most_D - 1)
+        return None if rows is None else 1 + rows
+    holders = (-most_D).argsort(kind="stable")[: cut.even_holders]
     blocks_D = np.zeros_like(most_D)
-    if (rows := _in_proportion(cut.blocks - len(holders), most_D[holders] - 1)) is None:
+    blocks_D[holders] = cut.even_rows
+    blocks_D[holders[-1]] -= int(blocks_D.sum()) - cut.blocks
+    if cut.even_holders == cut.fills or len(holders) < cut.even_holders or (blocks_D > most_D).any():
         return None
-    blocks_D[holders] = 1 + rows
     return blocks_D
 
 

@@ -42,22 +42,35 @@ class Cut:
     """Blocks of a table, and where they may live.
 
     Attributes:
-        in_rows: blocks are rows; else four columns.
+        fills: devices that rows are on, all of them unless equal blocks end before the last ones; 0 for columns.
         blocks: how many the table has.
         block_bytes: memory of each.
         part_bytes: memory of each part beside its blocks, such as an optimizer's state of each row.
         least_blocks: blocks of the smallest part.
         scopes: sets of devices, in one of which all parts live.
-        everywhere: each device of the scope holds a part.
     """
 
-    in_rows: bool
+    fills: int
     blocks: int
     block_bytes: int
     part_bytes: int
     least_blocks: int
     scopes: tuple[Devices, ...]
-    everywhere: bool = False
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether blocks are rows; else four columns."""
+        return self.fills > 0
+
+    @property
+    def even_rows(self) -> int:
+        """Rows of an even share, rounded up."""
+        return -(-self.blocks // self.fills)
+
+    @property
+    def even_holders(self) -> int:
+        """Devices with rows where each has an even share, as long as there are any."""
+        return -(-self.blocks // self.even_rows)
 
     def parts(self, table: Table, blocks: Mapping[int, int]) -> list[TablePart]:
         """The table where each device holds so many blocks."""
@@ -95,15 +108,16 @@ class Grid:
 
     def rows_cut(self, blocks: int, node: Devices) -> Cut:
         """The way to cut the rows of so many blocks."""
-        return Cut(True, self.num_rows, blocks * self.block_bytes + self.row_bytes, 0, 1, (node,))
+        return Cut(len(node), self.num_rows, blocks * self.block_bytes + self.row_bytes, 0, 1, (node,))
 
     def most_blocks(self, left_D: npt.NDArray[np.int64]) -> int:
         """The widest part that a node has room for, with so much left on its devices."""
         low, high = 0, self.blocks + 1
         while high - low > 1:
             middle = (low + high) // 2
-            rows = int((left_D.clip(min=0) // (middle * self.block_bytes + self.row_bytes)).sum())
-            low, high = (middle, high) if rows >= self.num_rows else (low, middle)
+            rows_D = left_D.clip(min=0) // (middle * self.block_bytes + self.row_bytes)
+            fits = rows_D.sum() >= self.num_rows and np.count_nonzero(rows_D) >= min(self.num_rows, len(left_D))
+            low, high = (middle, high) if fits else (low, middle)
         return low if low >= self.least_blocks else 0
 
 
@@ -217,17 +231,15 @@ def _cuts(task: ShardingTask, position: int) -> tuple[Cut, ...]:
         found.append(_by_columns(table, limits, task.optimizer, scopes))
     row_bytes = -(-table.embedding_dim * table.weight_bits // 8) + state_bytes(table, task.optimizer) // table.num_rows
     if TABLE_ROW_WISE in types:
-        found.append(Cut(True, table.num_rows, row_bytes, 0, 1, of_nodes))
+        found.append(Cut(task.machine.devices_per_node, table.num_rows, row_bytes, 0, 1, of_nodes))
     if ROW_WISE in types:
-        found.append(Cut(True, table.num_rows, row_bytes, 0, 1, anywhere, everywhere=task.machine.num_nodes > 1))
+        found.append(Cut(task.num_devices, table.num_rows, row_bytes, 0, 1, anywhere))
     return tuple(found)
 
 
 def _grid(task: ShardingTask, position: int) -> Grid:
     table, limits = task.tables[position], task.limits_of(position)
     nodes = tuple(np.array(task.machine.devices_of_node(node)) for node in whole_nodes(task.machine, limits.devices))
-    if len(nodes) == 1:
-        nodes = tuple(np.array_split(nodes[0], 2))
     columns, row_bytes = _by_columns(table, limits, task.optimizer, nodes), NUMBERS[task.optimizer][0] * STATE_BYTES
     block_bytes = columns.block_bytes // table.num_rows
     return Grid(nodes, columns.blocks, columns.least_blocks, table.num_rows, block_bytes, row_bytes)
@@ -236,7 +248,7 @@ def _grid(task: ShardingTask, position: int) -> Grid:
 def _by_columns(table: Table, limits: TableLimits, optimizer: str, scopes: tuple[Devices, ...]) -> Cut:
     part_bytes, blocks = state_bytes_of_rows(table, optimizer), table.embedding_dim // COLUMN_STEP
     block_bytes = (_bytes(table, optimizer) - part_bytes) // blocks
-    return Cut(False, blocks, block_bytes, part_bytes, max(-(-limits.min_columns // COLUMN_STEP), 1), scopes)
+    return Cut(0, blocks, block_bytes, part_bytes, max(-(-limits.min_columns // COLUMN_STEP), 1), scopes)
 
 
 def _bytes(table: Table, optimizer: str) -> int:

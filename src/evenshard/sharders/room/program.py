@@ -149,22 +149,23 @@ def _blocks(model: Any, item: Item, cut: Cut, way: Any) -> tuple[dict[int, Any],
             model.add(held[device] <= cut.blocks * holds[device])
             model.add(held[device] >= cut.least_blocks * holds[device])
             model.add_implication(holds[device], chosen)
-        if cut.everywhere:
-            _add_everywhere(model, cut.blocks, held, holds, chosen)
+        if cut.in_rows:
+            own = [(held[device], holds[device]) for device in scope.tolist()]
+            _add_filled(model, cut, own, chosen)
     model.add(sum(held.values()) == cut.blocks * way)
     model.add(sum(holds.values()) >= item.least_parts * way)
     return held, holds
 
 
-def _add_everywhere(model: Any, rows: int, held: dict[int, Any], holds: dict[int, Any], chosen: Any) -> None:
+def _add_filled(model: Any, cut: Cut, own: list[tuple[Any, Any]], chosen: Any) -> None:
     """Rows are on every device; or as many to each as an even share is, which may leave the last ones without."""
-    even = -(-rows // len(held))
-    holders = -(-rows // even)
     on_all = model.new_bool_var("")
-    for device, count in held.items():
-        model.add(holds[device] == 1).only_enforce_if(chosen, on_all)
-        model.add(count <= even).only_enforce_if(chosen, ~on_all)
-    model.add(sum(holds.values()) == holders).only_enforce_if(chosen, ~on_all)
+    if len(own) < cut.fills:
+        model.add(on_all == 0)
+    for count, holds in own:
+        model.add(holds == 1).only_enforce_if(chosen, on_all)
+        model.add(count <= cut.even_rows).only_enforce_if(chosen, ~on_all)
+    model.add(sum(holds for _, holds in own) == cut.even_holders).only_enforce_if(chosen, ~on_all)
 
 
 def _device_kinds(items: Items) -> list[int]:
