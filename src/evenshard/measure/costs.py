@@ -203,6 +203,7 @@ def combine_visits(visits: Sequence[PlacementCost]) -> PlacementCost:
             fwd_compute_spread_ms=spread("fwd_compute_ms"),
             bwd_compute_spread_ms=spread("bwd_compute_ms"),
             fwd_wait_ms=median_of("fwd_wait_ms"),
+            input_dist_ms=median_of("input_dist_ms"),
         )
 
     return PlacementCost(tuple(over_visits(d) for d in range(len(visits[0].devices))), visits[0].all_to_all)

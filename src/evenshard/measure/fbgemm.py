@@ -24,7 +24,7 @@ from evenshard.measure.hardware import HardwareName
 from evenshard.measure.workload import RecordedLookups, draw_lookups
 from evenshard.placement.optimizer_state import state_bytes
 from evenshard.tables.dlrm_batch import read_dlrm_batch
-from evenshard.tables.table import Table
+from evenshard.tables.table import SUM, Table
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed, MissingPackage
 from evenshard.utils.extras import install_command, require_package
 from evenshard.utils.messages import reason_of
@@ -40,6 +40,7 @@ EMB_OPT_TYPES = {
 }
 """FBGEMM's names of the optimizers."""
 NOT_ON_CPU = {"adam"}
+LEARNING_RATE = 1e-6  # keeps the borrowed weights where they are
 MAX_INT32 = 2**31 - 1
 LOOKUP_CACHE_SHARE = 0.2  # of the device's memory; a table recurs in many shards, so its drawn lookups are kept
 CONTROL_GROUP = Path("/sys/fs/cgroup")
@@ -95,7 +96,7 @@ class ShardKernels:
             BadInput: if one fused call cannot take these tables.
             MeasurementFailed: if a kernel fails inside the block.
         """
-        with one_thread() if self.device.type == "cpu" else nullcontext(), _named_failures(shard):
+        with self.working(shard):
             yield self._load(shard, batch_size)
 
     def free(self) -> None:
@@ -105,27 +106,45 @@ class ShardKernels:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
+    @contextmanager
+    def working(self, tables: Sequence[Table]) -> Iterator[None]:
+        """A block in which what runs out of memory or fails is said of these tables; see ``loaded``."""
+        with one_thread() if self.device.type == "cpu" else nullcontext(), _named_failures(tables):
+            yield
+
     def _load(self, shard: Sequence[Table], batch_size: int) -> LoadedShard:
-        operator = self._operator(shard)
+        operator = self.operator(shard)
         gradient = torch.full((batch_size, sum(table.embedding_dim for table in shard)), 1e-3, device=self.device)
         return LoadedShard(operator, self._batches(shard, batch_size), gradient)
 
-    def _operator(self, shard: Sequence[Table]) -> Any:
-        """The fused embedding operator of a shard."""
+    def reserve(self, num_bytes: int) -> None:
+        """Makes room for the weights of several operators together; see ``operator``."""
+        if self.device.type == "cpu":
+            self._weights.borrow(num_bytes, torch.uint8)
+
+    def operator(
+        self,
+        shard: Sequence[Table],
+        pooling: str = SUM,
+        feature_table_map: Sequence[int] | None = None,
+        first_byte: int = 0,
+    ) -> Any:
+        """The fused embedding operator of a shard.
+
+        Args:
+            shard: its tables.
+            pooling: what it does with a bag.
+            feature_table_map: position of the table of each feature; None for one each.
+            first_byte: where its weights begin in the memory that all operators share.
+        """
         from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
             ComputeDevice,
             SplitTableBatchedEmbeddingBagsCodegen,
         )
 
-        weight_bits = {table.weight_bits for table in shard}
-        if len(weight_bits) > 1 or not weight_bits <= MEASURABLE_WEIGHT_BITS.keys():
-            raise BadInput(
-                f"weight_bits of the tables are {sorted(weight_bits)}: a fused training call takes one "
-                f"precision, 16 or 32. Give all tables the same weight_bits."
-            )
-        dtype = MEASURABLE_WEIGHT_BITS[weight_bits.pop()]
+        dtype = weights_dtype(shard)
         on_gpu = self.device.type == "cuda"
         location = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
@@ -136,7 +155,7 @@ class ShardKernels:
         options: dict[str, Any] = (
             {"embedding_table_index_type": torch.int32, "embedding_table_offset_type": torch.int32}
             if on_gpu
-            else {"preallocated_host_buffers": {"weights": self._weights.borrow(num_weights, dtype)}}
+            else {"preallocated_host_buffers": {"weights": self._weights.borrow(num_weights, dtype, first_byte)}}
         )
         if not on_gpu and sum(state_bytes(table, self._config.optimizer) for table in shard) > _free_host_memory():
             raise OutOfDeviceMemory  # FBGEMM makes the state itself, and Linux would kill the process
@@ -144,8 +163,10 @@ class ShardKernels:
             raise MissingPackage(f"Measuring kernels needs a newer FBGEMM: {install_command('fbgemm_gpu')}")
         return SplitTableBatchedEmbeddingBagsCodegen(
             [(table.num_rows, table.embedding_dim, location, compute) for table in shard],
+            feature_table_map=None if feature_table_map is None else list(feature_table_map),
+            pooling_mode=PoolingMode[pooling.upper()],
             optimizer=EmbOptimType[EMB_OPT_TYPES[self._config.optimizer]],
-            learning_rate=1e-6,  # keeps the borrowed weights where they are
+            learning_rate=LEARNING_RATE,
             weights_precision=SparseType.from_dtype(dtype),
             device=self.device,
             **options,
@@ -153,7 +174,7 @@ class ShardKernels:
 
     def _batches(self, shard: Sequence[Table], batch_size: int) -> list[Batch]:
         """(indices, offsets) of the fused call for each of the batches that the repeats cycle through."""
-        per_table = [self._table_batches(table, batch_size) for table in shard]
+        per_table = [self.table_batches(table, batch_size) for table in shard]
         batches = []
         for number in range(self._config.num_batches):
             indices = torch.cat([batch[number][0] for batch in per_table])
@@ -168,7 +189,7 @@ class ShardKernels:
             batches.append((indices, offsets))
         return batches
 
-    def _table_batches(self, table: Table, batch_size: int) -> list[Batch]:
+    def table_batches(self, table: Table, batch_size: int) -> list[Batch]:
         """The table's own part of each batch: (indices, lengths)."""
         key = (table, batch_size)
         batches = self._lookups.get(key)
@@ -185,6 +206,21 @@ class ShardKernels:
         # TorchRec trains with 32-bit indices on GPUs; FBGEMM's CPU kernels are the faster with 64.
         index_type = torch.int32 if self.device.type == "cuda" else torch.int64
         return lookups.indices.to(self.device, index_type), lookups.lengths.to(self.device, index_type)
+
+
+def weights_dtype(shard: Sequence[Table]) -> torch.dtype:
+    """Data type of the weights of a fused call.
+
+    Raises:
+        BadInput: if one call cannot take these tables.
+    """
+    weight_bits = {table.weight_bits for table in shard}
+    if len(weight_bits) > 1 or not weight_bits <= MEASURABLE_WEIGHT_BITS.keys():
+        raise BadInput(
+            f"weight_bits of the tables are {sorted(weight_bits)}: a fused training call takes one "
+            f"precision, 16 or 32. Give all tables the same weight_bits."
+        )
+    return MEASURABLE_WEIGHT_BITS[weight_bits.pop()]
 
 
 class _LookupCache:
@@ -223,13 +259,13 @@ class _WeightArena:
         self._block = torch.empty(0, dtype=torch.uint8)
         self._touched = 0
 
-    def borrow(self, num_weights: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat view, [num_weights] of ``dtype``, filled with small numbers.
+    def borrow(self, num_weights: int, dtype: torch.dtype, first_byte: int = 0) -> torch.Tensor:
+        """A flat view, [num_weights] of ``dtype``, filled with small numbers, of the block from ``first_byte`` on.
 
         Raises:
             OutOfDeviceMemory: before the operating system would kill the process.
         """
-        num_bytes = num_weights * dtype.itemsize
+        num_bytes = first_byte + num_weights * dtype.itemsize
         if num_bytes > self._touched and num_bytes - self._touched > _free_host_memory():
             raise OutOfDeviceMemory
         if num_bytes > self._block.numel():
@@ -241,7 +277,7 @@ class _WeightArena:
         if num_bytes > self._touched:
             self._block[self._touched : num_bytes].fill_(0x22)  # 2.2e-18 as FP32, 0.012 as FP16: no zeros or subnormals
             self._touched = num_bytes
-        return self._block[:num_bytes].view(dtype)
+        return self._block[first_byte:num_bytes].view(dtype)
 
 
 def _free_host_memory() -> int:

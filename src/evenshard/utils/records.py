@@ -66,6 +66,9 @@ def _typed(value: Any, kind: Any, name: str) -> Any:
         return tuple(
             as_type(one, part, f"{name}[{at}]") for at, (one, part) in enumerate(zip(value, inner, strict=True))
         )
+    if isinstance(kind, type) and issubclass(kind, tuple) and isinstance(value, list):  # a NamedTuple
+        plain = _typed(value, tuple[tuple(get_type_hints(kind).values())], name)  # type: ignore[misc]
+        return _OTHER if plain is _OTHER else kind(*plain)
     if origin is dict and isinstance(value, dict):
         return {key: as_type(one, parts[1], f"{name}.{key}") for key, one in value.items()}
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):

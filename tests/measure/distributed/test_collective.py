@@ -30,16 +30,9 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost
 from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.collective import CollectiveHardware, device_costs
-from evenshard.measure.distributed.exchange import (
-    Exchange,
-    Finding,
-    Splits,
-    Step,
-    Worker,
-    pooled_splits,
-    samples_of_ranks,
-)
+from evenshard.measure.distributed.exchange import Exchange, Finding, Step, Worker
 from evenshard.measure.distributed.jobs import JOBS, MeasureShards, TimeExchanges, decode_job, encode_job
+from evenshard.measure.distributed.ranks import Splits, pooled_splits, samples_of_ranks
 from evenshard.measure.fbgemm import OutOfDeviceMemory
 from evenshard.placement.placement import Placement
 from evenshard.tables.table import Table

@@ -33,20 +33,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, interquartile_range
-from evenshard.measure.distributed.exchange import (
-    INPUT_REFUSED,
-    MEASURING_FAILED,
-    Finding,
-    PeerLost,
-    Ranks,
-    Step,
-    Worker,
-    leave_group,
-    measure_alone,
-)
+from evenshard.measure.distributed.exchange import Finding, Step, Worker, measure_alone
 from evenshard.measure.distributed.jobs import (
     JOBS,
     Kinds,
+    MeasureParts,
     MeasureShards,
     RankJob,
     decode_answer,
@@ -54,10 +45,13 @@ from evenshard.measure.distributed.jobs import (
     encode_answer,
     encode_job,
 )
+from evenshard.measure.distributed.ranks import INPUT_REFUSED, MEASURING_FAILED, PeerLost, Ranks, leave_group
 from evenshard.measure.fbgemm import device_name, driver_version, library_versions, real_device
 from evenshard.measure.hardware import TimeShare
 from evenshard.placement.constraints import UNCONSTRAINED
+from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
+from evenshard.placement.sharding import Communication, ShardingTask
 from evenshard.placement.task import PlacementTask
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.utils.messages import reason_of
@@ -194,10 +188,31 @@ class CollectiveHardware:
         else:
             job = MeasureShards(replace(task, constraints=UNCONSTRAINED), placement)
             findings = self.run_on_all(job, f"measuring {task.task_id}")
+        return self._cost(findings, task.task_id)
+
+    def measure_parts(self, task: ShardingTask, parts: Sequence[TablePart]) -> PlacementCost:
+        """Measures a placement of parts on all ranks, with every exchange that it makes.
+
+        Raises:
+            BadInput: if the machine has not one device for each rank, or parts cannot be run as they are.
+            MeasurementFailed: see ``measure``.
+        """
+        if task.num_devices != self._size:
+            raise BadInput(
+                f"a placement is on {task.num_devices} devices, torchrun started {self._size} processes. Start "
+                f"--nproc-per-node {task.num_devices}."
+            )
+        if task.communication != Communication():
+            raise BadInput("Communication in fewer bits than fp32 cannot be measured. Ask for fp32.")
+        during = "measuring a placement of parts"
+        findings = self.run_on_all(MeasureParts(task.tables, task.machine, task.batch_size, tuple(parts)), during)
+        return self._cost(findings, "a placement of parts")
+
+    def _cost(self, findings: Sequence[Finding], what: str) -> PlacementCost:
         for rank, finding in enumerate(findings):
             if finding.problem in (INPUT_REFUSED, MEASURING_FAILED):
                 kind = BadInput if finding.problem == INPUT_REFUSED else MeasurementFailed
-                raise kind(f"rank {rank}, measuring {task.task_id}: {finding.reason}")
+                raise kind(f"rank {rank}, measuring {what}: {finding.reason}")
         self._kernel_s += _kernel_s([finding.steps for finding in findings])
         return PlacementCost(device_costs(findings, self._config.warmup), all_to_all="measured")
 
@@ -308,6 +323,7 @@ def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, 
             fwd_compute_spread_ms=interquartile_range(forward),
             bwd_compute_spread_ms=interquartile_range(backward),
             fwd_wait_ms=median(step.wait_ms - own for step, own in zip(steps, barriers_ms, strict=True)),
+            input_dist_ms=median(step.input_dist_ms for step in steps),
         )
 
     return tuple(
@@ -318,7 +334,7 @@ def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, 
 
 def _kernel_s(steps_of_ranks: Sequence[Sequence[Step]]) -> float:
     """Seconds of all steps' timed parts, each as long as on the slowest rank."""
-    parts = ("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms")
+    parts = ("input_dist_ms", "fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms")
     together = zip(*filter(None, steps_of_ranks), strict=True)
     slowest_ms = [max(getattr(step, part) for step in steps) for steps in together for part in parts]
     return float(sum(slowest_ms)) / 1e3

@@ -14,12 +14,19 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 
-from evenshard.measure.distributed.exchange import Finding, Splits, Worker, measure_shard
+from evenshard.measure.distributed.exchange import Finding, Worker, measure_shard
+from evenshard.measure.distributed.part_step import measure_own_parts
+from evenshard.measure.distributed.ranks import Splits
 from evenshard.measure.plan import check_placed
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
+from evenshard.placement.sharding import ShardingTask, parts_by_table
 from evenshard.placement.task import PlacementTask
+from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.json_files import load_json
+from evenshard.utils.limits import MAX_TOTAL_BYTES, RANGES
 from evenshard.utils.messages import brief
 from evenshard.utils.records import as_type, record_of
 
@@ -65,6 +72,42 @@ class MeasureShards:
 
 
 @dataclass(frozen=True)
+class MeasureParts:
+    """Every rank measures its parts of a placement; rules and room of its task make no difference to that."""
+
+    tables: tuple[Table, ...]
+    machine: Machine
+    batch_size: int
+    parts: tuple[TablePart, ...]
+    ANSWER: ClassVar[Any] = Finding
+
+    @property
+    def task(self) -> ShardingTask:
+        """With room for everything."""
+        return ShardingTask(self.tables, self.machine, (MAX_TOTAL_BYTES,) * self.machine.num_devices, self.batch_size)
+
+    def check(self, num_ranks: int) -> None:
+        """See ``RankJob``."""
+        for table in self.tables:
+            if problem := table.problem():
+                raise ValueError(f"table {brief(table.name)}: {problem}")
+        if self.machine.num_devices != num_ranks:
+            raise ValueError(f"a placement on {self.machine.num_devices} devices is not for {num_ranks} ranks")
+        if problem := self.machine.problem() or RANGES["batch_size"].problem(self.batch_size):
+            raise ValueError(problem)
+        if self.batch_size % num_ranks:
+            raise ValueError(f"batch_size is {self.batch_size}, which {num_ranks} ranks cannot share evenly")
+        try:
+            parts_by_table(self.task, self.parts)
+        except BadConfig as error:
+            raise ValueError(str(error)) from None
+
+    def run(self, worker: Worker) -> Finding:
+        """See ``RankJob``."""
+        return measure_own_parts(worker, self.task, self.parts)
+
+
+@dataclass(frozen=True)
 class TimeExchanges:
     """Every rank times the same exchanges; the answer is the median duration of each on that rank, ms.
 
@@ -102,7 +145,7 @@ class TimeExchanges:
 
 
 Kinds = Mapping[str, type[RankJob]]
-JOBS: Kinds = {"measure_shards": MeasureShards, "time_exchanges": TimeExchanges}
+JOBS: Kinds = {"measure_shards": MeasureShards, "measure_parts": MeasureParts, "time_exchanges": TimeExchanges}
 
 # On the way ----------------------------------------------------------------------------------------------------------
 

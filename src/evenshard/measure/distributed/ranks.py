@@ -1,0 +1,257 @@
+"""The processes of torchrun, connected: barriers at which they agree, and the collectives that they time.
+
+gloo has no reduce-scatter of its own: torch runs an all-reduce in its place, which sends twice as much. Between CPUs
+one is an all-to-all and a sum here, which sends what a reduce-scatter sends.
+
+Legend: N ranks of a group.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from evenshard.measure.clock import stopwatch
+from evenshard.measure.costs import OUT_OF_MEMORY
+from evenshard.utils.errors import MeasurementFailed
+from evenshard.utils.messages import reason_of
+from evenshard.utils.units import seconds_to_ms
+
+FINE = ""
+INPUT_REFUSED = "bad_input"
+MEASURING_FAILED = "failed"
+PROBLEMS = (
+    FINE,
+    OUT_OF_MEMORY,
+    INPUT_REFUSED,
+    MEASURING_FAILED,
+)  # a meeting agrees on the last of these that any rank brings
+
+MAX_ANSWER_BYTES = 64 * 1024**2  # a thousand steps have 100 KB
+
+
+class PeerLost(MeasurementFailed):
+    """Another process hung, died, or broke its connection: no exchange is possible any more.
+
+    Args:
+        reason: how it became visible.
+        waited_s: seconds spent waiting until then.
+    """
+
+    def __init__(self, reason: str, waited_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.waited_s = waited_s
+
+
+class OthersStopped(Exception):
+    """Another rank cannot go on with this placement; it said so at a meeting, and all ranks are in step."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+# Who gets what -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TierGroups:
+    """The groups that a rank is in: of its node, and of the ranks with the same number in every node."""
+
+    node: dist.ProcessGroup
+    across: dist.ProcessGroup
+
+
+@dataclass(frozen=True)
+class Splits:
+    """How many values one rank sends to, and receives from, every rank (itself included), by rank."""
+
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+
+def samples_of_ranks(batch_size: int, num_ranks: int) -> tuple[int, ...]:
+    """Samples that each rank's dense part trains on: as even as can be, the first ranks take the odd ones."""
+    each, odd = divmod(batch_size, num_ranks)
+    return tuple(each + (rank < odd) for rank in range(num_ranks))
+
+
+def pooled_splits(device_dims: Sequence[int], batch_size: int, rank: int) -> Splits:
+    """The splits of the all-to-all of pooled embeddings; the gradients travel with both sides swapped.
+
+    Args:
+        device_dims: sum of the embedding dims of each device's tables.
+        batch_size: global batch, samples.
+        rank: the rank whose splits these are.
+    """
+    samples = samples_of_ranks(batch_size, len(device_dims))
+    return Splits(
+        sent=tuple(count * device_dims[rank] for count in samples),
+        received=tuple(samples[rank] * dims for dims in device_dims),
+    )
+
+
+# The process group ---------------------------------------------------------------------------------------------------
+
+
+class Ranks:
+    """All processes, connected: gloo for what the hosts agree on and for data of CPUs, NCCL for data of GPUs.
+
+    Every method that needs the others raises PeerLost if one of them does not take part within ``timeout_s``.
+
+    Attributes:
+        rank: rank of this process.
+        size: processes altogether.
+        device: device of this process.
+        backend: backend of the exchanges, "gloo" or "nccl".
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, device: torch.device, timeout_s: float) -> None:
+        """Joins the process group, and exchanges a little so that all connections stand before anything is timed."""
+        self.rank, self.size, self.device = rank, size, device
+        self.backend = "nccl" if device.type == "cuda" else "gloo"
+        self._timeout_s = timeout_s
+        self._tiers: dict[int, TierGroups] = {}
+        # NCCL's watchdog must not take this process down before it has said which rank is lost.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+        with self._answered():
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                store=store,
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+        little = torch.zeros(size, device=device)
+        self.all_to_all_ms(torch.empty_like(little), little, Splits((1,) * size, (1,) * size))
+
+    def meet(self, problem: str = FINE) -> str:
+        """A barrier at which the ranks agree: returns the worst problem that any of them brings.
+
+        A rank that cannot go on comes to the barrier that the others wait at next, and brings its problem.
+        """
+        if problem == FINE and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the host's barrier says nothing about work that is only queued
+        worst = torch.tensor([PROBLEMS.index(problem)])
+        with self._answered():
+            dist.all_reduce(worst, dist.ReduceOp.MAX)
+        return PROBLEMS[int(worst)]
+
+    def go_on_together(self) -> float:
+        """A barrier of ranks that are fine; returns the time spent at it, ms.
+
+        Raises:
+            OthersStopped: if a rank brings a problem.
+        """
+        came = time.perf_counter()
+        worst = self.meet()
+        waited_ms = seconds_to_ms(time.perf_counter() - came)
+        if worst != FINE:
+            raise OthersStopped(worst)
+        return waited_ms
+
+    def timed_ms(self, exchanges: Callable[[], None]) -> float:
+        """Duration of collectives, one after the other, on this rank, ms."""
+        watch = stopwatch(self.device)
+        with self._answered():
+            watch.mark()
+            exchanges()
+            watch.mark()
+            self._wait_for_device()
+        return watch.laps_ms()[0]
+
+    def all_to_all_ms(self, received: torch.Tensor, sent: torch.Tensor, splits: Splits) -> float:
+        """One all-to-all of flat tensors on the device; returns its duration on this rank, ms."""
+        return self.timed_ms(lambda: self.all_to_all(received, sent, splits))
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, splits: Splits, group: dist.ProcessGroup | None = None
+    ) -> None:
+        """Of flat tensors among the ranks of a group; None for all. Where this is called it is timed, too."""
+        dist.all_to_all_single(received, sent, list(splits.received), list(splits.sent), group=group)
+
+    def reduce_scatter(self, own: torch.Tensor, buffer: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+        """The sum over a group of this rank's part of a buffer, which has a part for each rank.
+
+        Args:
+            own: filled with the sum; flat.
+            buffer: flat, [N * own].
+        """
+        if self.backend == "nccl":
+            dist.reduce_scatter(own, list(buffer.view(-1, own.numel())), group=group)
+            return
+        received = torch.empty_like(buffer)
+        dist.all_to_all_single(received, buffer, group=group)
+        torch.sum(received.view(-1, own.numel()), dim=0, out=own)
+
+    def all_gather(self, buffer: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+        """Fills a flat buffer, [N * own], with those of every rank of a group."""
+        dist.all_gather(list(buffer.view(-1, own.numel())), own, group=group)
+
+    def all_reduce(self, summed: torch.Tensor) -> None:
+        """Sums up a tensor over all ranks, in place."""
+        dist.all_reduce(summed)
+
+    def tier_groups(self, devices_per_node: int) -> TierGroups:
+        """This rank's groups of a machine; all ranks ask for them at the same time."""
+        if devices_per_node not in self._tiers:
+            nodes = [range(first, first + devices_per_node) for first in range(0, self.size, devices_per_node)]
+            across = [range(local, self.size, devices_per_node) for local in range(devices_per_node)]
+            own: list[dist.ProcessGroup] = []
+            with self._answered():
+                for members in (*nodes, *across):  # every rank takes part in making every group
+                    group = dist.new_group(list(members), timeout=timedelta(seconds=self._timeout_s))
+                    if self.rank in members:
+                        own.append(group)
+            self._tiers[devices_per_node] = TierGroups(*own)
+        return self._tiers[devices_per_node]
+
+    def gather(self, own: bytes) -> list[bytes]:
+        """The ``own`` of each rank, on rank 0; an empty list elsewhere. Bytes, as objects would come as pickles."""
+        with self._answered():
+            length = torch.tensor([len(own)])
+            lengths = [torch.zeros_like(length) for _ in range(self.size)]
+            dist.all_gather(lengths, length)
+            longest = max(map(int, lengths))
+            if longest > MAX_ANSWER_BYTES:
+                raise RuntimeError(f"an answer has {longest:,} bytes, more than {MAX_ANSWER_BYTES:,}")
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+            everyones = [torch.empty_like(padded) for _ in lengths] if self.rank == 0 else None
+            dist.gather(padded, everyones)
+        return [bytes(one[:size].numpy()) for one, size in zip(everyones or [], lengths, strict=False)]
+
+    def _wait_for_device(self) -> None:
+        """The host's own deadline for an exchange of GPUs: waiting for an event would never end if a rank is lost."""
+        if self.device.type != "cuda":
+            return
+        stream = torch.cuda.current_stream(self.device)
+        deadline = time.monotonic() + self._timeout_s
+        while not stream.query():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.backend} did not end an exchange within {self._timeout_s:g} s")
+
+    @contextmanager
+    def _answered(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:  # all that torch.distributed raises when a rank is lost
+            raise PeerLost(reason_of(error), time.monotonic() - began) from error
+
+
+def leave_group(orderly: bool) -> None:
+    """Frees the process group, if there is one; without order, no other rank is waited for."""
+    if not dist.is_initialized():
+        return
+    if not orderly and dist.group.WORLD is not None:
+        dist.group.WORLD.abort()
+    dist.destroy_process_group()
