@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from evenshard.cli import main
-from evenshard.measure.cost_dataset import load_costs, read_rows
+from evenshard.measure.cost_dataset import load_costs
+from evenshard.measure.cost_rows import read_rows
 from evenshard.measure.traces import RECORDING
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.api import place

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from evenshard.measure.cost_dataset import read_rows
+from evenshard.measure.cost_rows import read_rows
 from evenshard.planner.file import load_answer
 from evenshard.sharders.models import load_model
 from support import podman

@@ -18,7 +18,7 @@ from kfp.local import docker_task_handler
 
 from evenshard.cli import main
 from evenshard.kubeflow import containers, local
-from evenshard.measure.cost_dataset import read_rows
+from evenshard.measure.cost_rows import read_rows
 from evenshard.planner.file import load_answer
 from evenshard.sharders.models import load_model
 from support.kubeflow_builders import SMALL_PARAMS

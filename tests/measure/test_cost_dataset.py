@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.measure import cost_dataset
-from evenshard.measure.cost_dataset import COLUMNS, TIMES, load_costs, read_lineage, read_rows, save_costs
+from evenshard.measure import cost_rows
+from evenshard.measure.cost_dataset import load_costs, load_shardings, save_costs
+from evenshard.measure.cost_rows import COLUMNS, TIMES, read_lineage, read_rows
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.measure.evidence import DeviceError
 from evenshard.placement.placement import Placement
@@ -359,7 +360,7 @@ def test_a_table_that_the_pool_does_not_hold_is_named(tmp_path: Path) -> None:
 # Broken files --------------------------------------------------------------------------------------------------------
 
 
-LATER = ("device_error_percent", "device_error_points", "optimizer")
+LATER = ("device_error_percent", "device_error_points", "optimizer", "devices_per_node", "input_dist_ms")
 
 
 @pytest.mark.parametrize("column", [name for name in COLUMNS if name not in LATER])
@@ -458,7 +459,7 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_too_many_rows_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that comes a billion times takes a few bytes."""
     path = tampered(tmp_path / "costs.parquet", setting("hardware", "abacus", 1))
-    monkeypatch.setattr(cost_dataset, "MAX_ROWS", 8)
+    monkeypatch.setattr(cost_rows, "MAX_ROWS", 8)
     with pytest.raises(BadFile, match="has 9 rows, more than 8"):
         read_rows(path)
 

@@ -10,7 +10,7 @@ import pytest
 
 from evenshard.cli import main
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.cost_dataset import read_rows, save_rows
+from evenshard.measure.cost_rows import read_rows, save_rows
 from evenshard.measure.costs import CONTROL
 from evenshard.stages import benchmark, generate_tables, loop, merge_costs
 from evenshard.tracking import StageRun

@@ -284,7 +284,8 @@ def _read_journal(path: Path) -> None:
 
 
 def _read_costs(path: Path) -> None:
-    from evenshard.measure.cost_dataset import load_costs, read_lineage
+    from evenshard.measure.cost_dataset import load_costs
+    from evenshard.measure.cost_rows import read_lineage
     from evenshard.measure.describe import describe
 
     load_costs(path, POOL)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evenshard.kubeflow import pod_measurement as measuring
-from evenshard.measure.cost_dataset import read_rows
+from evenshard.measure.cost_rows import read_rows
 from evenshard.measure.journal import Journal, Visit
 from evenshard.utils.errors import BadConfig, MeasurementFailed
 from evenshard_components.benchmark.component import benchmark

@@ -9,7 +9,7 @@ from typing import Any
 
 from kfp import dsl
 
-from evenshard.measure.cost_dataset import read_rows
+from evenshard.measure.cost_rows import read_rows
 from evenshard_components.merge_costs.component import merge_costs
 
 Artifacts = Callable[..., dict[str, Any]]

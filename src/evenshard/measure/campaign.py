@@ -12,19 +12,64 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import CONTROL, MeasuredPlacement, Provenance, combine_visits
-from evenshard.measure.hardware import Hardware
+from evenshard.measure.costs import (
+    CONTROL,
+    MeasuredPlacement,
+    MeasuredSharding,
+    PlacementCost,
+    Provenance,
+    combine_visits,
+)
+from evenshard.measure.hardware import ExchangingHardware, Hardware
 from evenshard.measure.journal import Journal, Origin, Visit
+from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
+from evenshard.placement.sharding import ShardingTask
 from evenshard.placement.task import PlacementTask
-from evenshard.utils.errors import BadFile
+from evenshard.utils.errors import BadConfig, BadFile
 
 # The settings without which a visit means something else; what the hardware is called is part of the provenance.
 MEANING = ("link", "num_batches", "warmup", "repeats", "recorded_batch", "keep_cache_warm", "noise", "seed")
+
+
+Measured = TypeVar("Measured", covariant=True)
+
+
+class Measurable(Protocol[Measured]):
+    """Something to measure: a ``Job`` or a ``ShardingJob``."""
+
+    @property
+    def measurement_id(self) -> str:
+        """Unique within a campaign."""
+        ...
+
+    @property
+    def group(self) -> str:
+        """See ``Job``."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """Names it in a journal."""
+        ...
+
+    @property
+    def num_devices(self) -> int:
+        """Of the placement."""
+        ...
+
+    def measure_on(self, hardware: Hardware) -> PlacementCost:
+        """One visit."""
+        ...
+
+    def measured(self, cost: PlacementCost, provenance: Provenance, measured_at: float) -> Measured:
+        """The record of what came of it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -51,8 +96,80 @@ class Job:
     @cached_property
     def key(self) -> str:
         """Names the job in a journal: another table, device or batch size gives another key."""
-        content = repr((self.measurement_id, self.task, self.placement.device_of_table))
-        return hashlib.sha256(content.encode()).hexdigest()[:20]
+        return _key(self.measurement_id, self.task, self.placement.device_of_table)
+
+    @property
+    def num_devices(self) -> int:
+        """See ``Measurable``."""
+        return self.placement.num_devices
+
+    def measure_on(self, hardware: Hardware) -> PlacementCost:
+        """See ``Measurable``."""
+        return hardware.measure(self.task, self.placement)
+
+    def measured(self, cost: PlacementCost, provenance: Provenance, measured_at: float) -> MeasuredPlacement:
+        """See ``Measurable``."""
+        return MeasuredPlacement(
+            self.measurement_id, self.round, self.proposed_by, self.task, self.placement, cost, provenance, measured_at
+        )
+
+
+@dataclass(frozen=True)
+class ShardingJob:
+    """One placement of parts to measure; see ``Job``.
+
+    Attributes:
+        task_id: of the task whose tables it has.
+    """
+
+    measurement_id: str
+    task_id: str
+    task: ShardingTask
+    parts: tuple[TablePart, ...]
+    round: int
+    proposed_by: str
+    group: str
+
+    @cached_property
+    def key(self) -> str:
+        """See ``Job``."""
+        return _key(self.measurement_id, self.task, self.parts)
+
+    @property
+    def num_devices(self) -> int:
+        """See ``Measurable``."""
+        return self.task.num_devices
+
+    def measure_on(self, hardware: Hardware) -> PlacementCost:
+        """See ``Measurable``.
+
+        Raises:
+            BadConfig: if the devices are measured in turn, or not at all.
+        """
+        if not isinstance(hardware, ExchangingHardware):
+            raise BadConfig(
+                f"placements of parts are measured on all {self.num_devices} devices at once, by kernels. Start "
+                f"torchrun --nproc-per-node {self.num_devices} -m evenshard benchmark, with hardware auto, cpu or cuda."
+            )
+        return hardware.measure_parts(self.task, self.parts)
+
+    def measured(self, cost: PlacementCost, provenance: Provenance, measured_at: float) -> MeasuredSharding:
+        """See ``Measurable``."""
+        return MeasuredSharding(
+            self.measurement_id,
+            self.round,
+            self.proposed_by,
+            self.task_id,
+            self.task,
+            self.parts,
+            cost,
+            provenance,
+            measured_at,
+        )
+
+
+def _key(*content: object) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:20]
 
 
 def with_controls(jobs: Sequence[Job], controls: Sequence[tuple[PlacementTask, Placement]], repeats: int) -> list[Job]:
@@ -72,12 +189,12 @@ def with_controls(jobs: Sequence[Job], controls: Sequence[tuple[PlacementTask, P
 
 def measure_jobs(
     hardware: Hardware,
-    jobs: Sequence[Job],
+    jobs: Sequence[Measurable[Measured]],
     config: MeasureConfig,
     journal: Journal,
     budget_s: float | None = None,
     track: Callable[[list[tuple[int, int]]], Iterable[tuple[int, int]]] = iter,
-) -> list[MeasuredPlacement]:
+) -> list[Measured]:
     """Measures what the journal does not hold yet, and returns all that has been measured.
 
     Args:
@@ -99,14 +216,14 @@ def measure_jobs(
     for visit, number in track(missing):
         if time.monotonic() >= deadline:
             break
-        cost = hardware.measure(jobs[number].task, jobs[number].placement)
+        cost = jobs[number].measure_on(hardware)
         journal.append(Visit(jobs[number].key, visit, cost, time.time(), origin))
     return from_journal(jobs, config, journal, origin)
 
 
 def from_journal(
-    jobs: Sequence[Job], config: MeasureConfig, journal: Journal, origin: Origin | None = None
-) -> list[MeasuredPlacement]:
+    jobs: Sequence[Measurable[Measured]], config: MeasureConfig, journal: Journal, origin: Origin | None = None
+) -> list[Measured]:
     """The measured jobs that a journal holds, with their visits combined.
 
     Args:
@@ -127,30 +244,25 @@ def from_journal(
         found = [journal.find(job.key, number, latest) for number in range(config.visits)]
         visits = [visit for visit in found if visit is not None]
         for visit in visits:
-            if len(visit.cost.devices) != job.placement.num_devices:
+            if len(visit.cost.devices) != job.num_devices:
                 problem = f"visit {visit.number} of job {job.key} has {len(visit.cost.devices)} devices"
-                remedy = f"Remove its line: {job.measurement_id} has {job.placement.num_devices}."
+                remedy = f"Remove its line: {job.measurement_id} has {job.num_devices}."
                 raise BadFile(journal.path, problem, remedy)
         if visits:
             measured.append(_measured(job, visits))
     return measured
 
 
-def _measured(job: Job, visits: Sequence[Visit]) -> MeasuredPlacement:
+def _measured(job: Measurable[Measured], visits: Sequence[Visit]) -> Measured:
     provenance: Provenance = visits[0].origin.provenance
-    return MeasuredPlacement(
-        measurement_id=job.measurement_id,
-        round=job.round,
-        proposed_by=job.proposed_by,
-        task=job.task,
-        placement=job.placement,
-        cost=combine_visits([visit.cost for visit in visits]),
-        provenance=replace(provenance, repeats=provenance.repeats * len(visits)),
-        measured_at=max(visit.measured_at for visit in visits),
+    return job.measured(
+        combine_visits([visit.cost for visit in visits]),
+        replace(provenance, repeats=provenance.repeats * len(visits)),
+        max(visit.measured_at for visit in visits),
     )
 
 
-def _schedule(jobs: Sequence[Job], config: MeasureConfig) -> list[tuple[int, int]]:
+def _schedule(jobs: Sequence[Measurable[Measured]], config: MeasureConfig) -> list[tuple[int, int]]:
     """(visit, job) in the order of measuring: the groups take turns, all of them in every pass."""
     rng = np.random.default_rng(config.seed)
     groups: dict[str, list[int]] = {}

@@ -16,7 +16,9 @@ import numpy as np
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import measured_or_simulated, provenance_problem
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
+from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
+from evenshard.placement.sharding import ShardingTask
 from evenshard.placement.task import PlacementTask
 from evenshard.utils.errors import BadInput, MeasurementFailed
 from evenshard.utils.messages import brief
@@ -277,6 +279,27 @@ class MeasuredPlacement:
     def is_control(self) -> bool:
         """True for a repeated control placement, which tells about the noise and not about a sharder."""
         return self.proposed_by == CONTROL
+
+
+@dataclass(frozen=True)
+class MeasuredSharding:
+    """One measured placement of parts of tables; see ``MeasuredPlacement``.
+
+    Attributes:
+        task_id: of the task whose tables it has.
+        task: these tables, and the machine.
+        parts: with their devices.
+    """
+
+    measurement_id: str
+    round: int
+    proposed_by: str
+    task_id: str
+    task: ShardingTask
+    parts: tuple[TablePart, ...]
+    cost: PlacementCost
+    provenance: Provenance
+    measured_at: float = 0.0
 
 
 def optimizer_of(measured: Iterable[MeasuredPlacement]) -> str:

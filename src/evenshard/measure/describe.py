@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from evenshard.measure.cost_dataset import CostRows, read_rows
+from evenshard.measure.cost_rows import CostRows, read_rows
 from evenshard.measure.costs import OK, Provenance
 from evenshard.measure.evidence import device_text
 from evenshard.measure.hardware import measured_or_simulated

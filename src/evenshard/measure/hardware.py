@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
@@ -17,7 +17,9 @@ from evenshard.utils.messages import brief
 if TYPE_CHECKING:
     from evenshard.measure.config import MeasureConfig
     from evenshard.measure.costs import PlacementCost, Provenance
+    from evenshard.placement.parts import TablePart
     from evenshard.placement.placement import Placement
+    from evenshard.placement.sharding import ShardingTask
     from evenshard.placement.task import PlacementTask
 
 Times = Literal["measured", "simulated"]
@@ -46,6 +48,15 @@ class Hardware(Protocol):
 
     def close(self) -> None:
         """Frees the devices."""
+        ...
+
+
+@runtime_checkable
+class ExchangingHardware(Protocol):
+    """Hardware whose devices exchange for real, which is what placements of parts are measured on."""
+
+    def measure_parts(self, task: ShardingTask, parts: Sequence[TablePart]) -> PlacementCost:
+        """Measures one training step of a placement of parts; see ``Hardware.measure``."""
         ...
 
 

@@ -6,8 +6,9 @@ features, cost networks, simulator and kernels know parts without knowing it (do
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -126,6 +127,27 @@ def part_table(part: TablePart, whole: Table) -> Table:
         feature_pooling_factors=tuple(share * one for one in whole.feature_pooling_factors),
         row_shares=None,
     )
+
+
+_NAME = re.compile(r"(.*)\[(?:rows (\d+):(\d+), )?(\d+):(\d+)\]", re.DOTALL)
+
+
+def part_called(name: str, by_name: Mapping[str, Table]) -> TablePart | None:
+    """The part whose table ``part_table`` calls so; None where there is none.
+
+    Args:
+        by_name: the whole tables.
+    """
+    if name in by_name:
+        return column_parts(by_name[name])[0]
+    found = _NAME.fullmatch(name)
+    whole = by_name.get(found[1]) if found else None
+    if found is None or whole is None:
+        return None
+    rows = Span(int(found[2]), int(found[3])) if found[2] else Span(0, whole.num_rows)
+    part = TablePart(whole.name, rows, Span(int(found[4]), int(found[5])))
+    inside = 0 <= rows.start < rows.stop <= whole.num_rows and part.columns.stop <= whole.embedding_dim
+    return part if inside and part.columns.size >= 1 and part_table(part, whole).name == name else None
 
 
 def lookup_share(table: Table, rows: Span) -> float:

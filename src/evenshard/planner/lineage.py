@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.measure.cost_dataset import read_lineage
+from evenshard.measure.cost_rows import read_lineage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.model import REGISTERED, model_of, named_model
 from evenshard.sharders.models import BUNDLED, digest_of

@@ -10,10 +10,11 @@ from statistics import fmean
 
 import numpy as np
 
-from evenshard.measure.campaign import Job, from_journal, measure_jobs
+from evenshard.measure.campaign import Job, Measurable, Measured, ShardingJob, from_journal, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import save_costs
-from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
+from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement, MeasuredSharding
+from evenshard.measure.distributed.collective import local_world_size
 from evenshard.measure.hardware import TimeShare, open_hardware
 from evenshard.measure.journal import Journal
 from evenshard.measure.noise import controls_of, noise_of
@@ -21,7 +22,7 @@ from evenshard.measure.plan import save_measure_plan
 from evenshard.placement.task import load_tasks
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.stages.loop import BenchmarkConfig, BenchmarkInputs, BenchmarkOutputs
-from evenshard.stages.propose import Proposers, among_controls, in_part, placement_jobs, shard_jobs
+from evenshard.stages.propose import Proposers, among_controls, in_part, placement_jobs, shard_jobs, sharding_jobs
 from evenshard.stages.stage import Outcome
 from evenshard.tables.files import load_tables
 from evenshard.utils.console import progress
@@ -46,9 +47,11 @@ def run(
         BadInput: if an input cannot be read or no train task fits its devices.
         MeasurementFailed: if a kernel fails; what was measured before stays in the journal.
     """
-    jobs = _plan(config, measure, inputs)
+    whole, sharded = _plan(config, measure, inputs)
+    jobs: list[Measurable[MeasuredPlacement | MeasuredSharding]] = [*whole, *sharded]
     if outputs.plan is not None:
-        save_measure_plan(jobs, measure, outputs.plan)
+        require(not sharded, "a plan holds whole tables alone. Leave --sharded away, or measure under torchrun here.")
+        save_measure_plan(whole, measure, outputs.plan)
         log.info("%s: %d placements and shards to measure", outputs.plan, len(jobs))
         return Outcome({"num_placements": float(len(jobs))})
     own_journal = outputs.costs.with_name(f".{outputs.costs.name}.journal")
@@ -68,13 +71,15 @@ def run(
     return _outcome(measured, len(jobs), share, inputs.round)
 
 
-def _plan(config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInputs) -> list[Job]:
-    """All jobs of the round in the order of measuring; a time budget then cuts off a random sample of them."""
-    for name in ("placements_per_round", "shards_per_round"):
+def _plan(
+    config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInputs
+) -> tuple[list[Job], list[ShardingJob]]:
+    """All jobs of the round in the order of measuring; a time budget then cuts off a random sample of the first."""
+    for name in ("placements_per_round", "shards_per_round", "sharded_per_round"):
         require(getattr(config, name) >= 0, f"benchmark.{name} is {getattr(config, name)}. Make it at least 0.")
     require(
-        config.placements_per_round + config.shards_per_round > 0,
-        "benchmark.placements_per_round and shards_per_round are both 0. Raise one of them.",
+        config.placements_per_round + config.shards_per_round + config.sharded_per_round > 0,
+        "benchmark.placements_per_round, shards_per_round and sharded_per_round are all 0. Raise one of them.",
     )
     require(
         0 <= config.searched_share <= 1,
@@ -97,12 +102,22 @@ def _plan(config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInpu
     if config.shards_per_round:
         order = np.random.default_rng([config.seed, inputs.round, 3]).permutation(len(jobs))
         jobs = [jobs[number] for number in order]
-    return in_part(jobs, inputs.part, inputs.num_parts, partial(among_controls, tasks=tasks, measure=measure))
+    sharded = sharding_jobs(
+        tasks,
+        config.sharded_per_round,
+        config.sharding_types,
+        config.devices_per_node or local_world_size(),
+        measure.optimizer,
+        inputs.round,
+        config.seed,
+    )
+    whole = in_part(jobs, inputs.part, inputs.num_parts, partial(among_controls, tasks=tasks, measure=measure))
+    return whole, sharded[inputs.part - 1 :: inputs.num_parts]
 
 
 def _measure(
-    jobs: Sequence[Job], measure: MeasureConfig, journal: Journal, inputs: BenchmarkInputs
-) -> tuple[list[MeasuredPlacement], TimeShare]:
+    jobs: Sequence[Measurable[Measured]], measure: MeasureConfig, journal: Journal, inputs: BenchmarkInputs
+) -> tuple[list[Measured], TimeShare]:
     with closing(open_hardware(measure)) as hardware:
         log.info("round %d: timing %d placements on %s", inputs.round, len(jobs), hardware.provenance.hardware)
         if len(journal):
@@ -113,14 +128,18 @@ def _measure(
         return measured, hardware.time_share
 
 
-def _outcome(measured: Sequence[MeasuredPlacement], num_jobs: int, share: TimeShare, round_number: int) -> Outcome:
+def _outcome(
+    found: Sequence[MeasuredPlacement | MeasuredSharding], num_jobs: int, share: TimeShare, round_number: int
+) -> Outcome:
+    measured = [one for one in found if isinstance(one, MeasuredPlacement)]
     placements = [one for one in measured if not one.is_control and one.proposed_by != RANDOM_SHARD]
     costs = [one.cost.max_device_ms for one in placements if one.cost.fits]
     metrics = {
         "num_placements": float(len(placements)),
         "num_searched": float(sum(one.proposed_by == EvenshardSharder.name for one in placements)),
         "num_shards": float(sum(one.proposed_by == RANDOM_SHARD for one in measured)),
-        "num_out_of_memory": float(sum(not one.cost.fits for one in measured)),
+        "num_sharded": float(len(found) - len(measured)),
+        "num_out_of_memory": float(sum(not one.cost.fits for one in found)),
         "kernel_share_of_wall_time": share.kernel_share,
         "wall_s": share.wall_s,
     }
@@ -133,7 +152,7 @@ def _outcome(measured: Sequence[MeasuredPlacement], num_jobs: int, share: TimeSh
     log.info(
         "round %d: %d of %d done; %.0f %% of %.1f s went into kernels",
         round_number,
-        len(measured),
+        len(found),
         num_jobs,
         100 * share.kernel_share,
         share.wall_s,

@@ -119,6 +119,10 @@ class BenchmarkConfig:
             and the cost model learns from them; DreamShard's cost network learns from whole placements.
         searched_share: part of the placements that a search with the previous round's cost model proposes instead of
             the policy. A search finds what the model is wrong about (docs/decisions/0016).
+        sharded_per_round: random placements of train tasks to measure in which tables are cut and replicated. Their
+            exchanges are real: one process for each device, under torchrun.
+        sharding_types: what these draw from, in TorchRec's words; empty for all seven.
+        devices_per_node: devices that such placements take for one node; 0 for those that torchrun started on a host.
         seed: seed of tasks, placements and shards.
     """
 
@@ -127,6 +131,22 @@ class BenchmarkConfig:
         int, Flag("overrides benchmark.shards_per_round: random shards of 1-64 tables", "--shards", least=0)
     ] = 0
     searched_share: float = 0.2
+    sharded_per_round: Annotated[
+        int,
+        Flag(
+            "overrides benchmark.sharded_per_round: random placements of cut and replicated tables, under torchrun",
+            "--sharded",
+            least=0,
+        ),
+    ] = 0
+    sharding_types: Annotated[
+        tuple[str, ...],
+        Flag("overrides benchmark.sharding_types: such as table_wise row_wise data_parallel (default: all)", kind=str),
+    ] = ()
+    devices_per_node: Annotated[
+        int,
+        Flag("overrides benchmark.devices_per_node (default: those that torchrun started on a host)", least=0),
+    ] = 0
     seed: int = 0
 
 

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenshard.measure.cost_dataset import read_rows, save_rows
+from evenshard.measure.cost_rows import read_rows, save_rows
 from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import brief
 from evenshard.utils.params import require

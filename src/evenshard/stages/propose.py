@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from evenshard.measure.campaign import Job, with_controls
+from evenshard.measure.campaign import Job, ShardingJob, with_controls
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import CONTROL, RANDOM_SHARD
+from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement, alone
+from evenshard.placement.sharding import SHARDING_TYPES, ShardingTask
 from evenshard.placement.task import PlacementTask, sample_shards
 from evenshard.sharders.checkpoint import load_checkpoint
 from evenshard.sharders.convex_search.cost_model import CostModel
@@ -22,15 +24,19 @@ from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
-from evenshard.sharders.random import random_placement
+from evenshard.sharders.random import RandomSharder, random_placement
+from evenshard.sharders.random_sharding import random_sharding
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.messages import brief
 from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
 
 log = logging.getLogger(__name__)
 EFFORT = SearchEffort(scores_per_table=1000)
 """A longer search finds placements that are a little better, but no other errors of the model."""
+MEASURED_LINK = "measured"
+"""Link of a machine whose exchanges are timed, not modelled."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,41 @@ def shard_jobs(pool: Sequence[Table], like: PlacementTask, count: int, round_num
         Job(f"round{round_number}-{task.task_id}", task, alone(task), round_number, RANDOM_SHARD, task.task_id)
         for task in shards
     ]
+
+
+def sharding_jobs(
+    tasks: Sequence[PlacementTask],
+    count: int,
+    types: Sequence[str],
+    devices_per_node: int,
+    optimizer: str,
+    round_number: int,
+    seed: int,
+) -> list[ShardingJob]:
+    """``count`` random placements of parts of the tasks' tables, each task in turn.
+
+    Raises:
+        BadConfig: if a sharding type is unknown, or the devices of a task do not make whole nodes.
+        InfeasibleTask: if a task does not fit its devices.
+    """
+    unknown = next((way for way in types if way not in SHARDING_TYPES), None)
+    require(
+        unknown is None,
+        f"benchmark.sharding_types has {brief(unknown)}, which is none of {', '.join(SHARDING_TYPES)}. Correct it.",
+    )
+    rng = np.random.default_rng([seed, round_number, 4])
+    jobs = []
+    for number in range(count):
+        task = tasks[number % len(tasks)]
+        nodes = min(devices_per_node or task.num_devices, task.num_devices)
+        machine = Machine(task.num_devices, nodes, intra=MEASURED_LINK, inter=MEASURED_LINK)
+        problem = machine.problem()
+        require(problem is None, f"task {task.task_id}: {problem}")
+        sharding = ShardingTask(task.tables, machine, task.caps_bytes, task.batch_size, optimizer)
+        parts = random_sharding(sharding, types or SHARDING_TYPES, rng)
+        name = f"round{round_number}-sharded-{number:05d}"
+        jobs.append(ShardingJob(name, task.task_id, sharding, parts, round_number, RandomSharder.name, name))
+    return jobs
 
 
 def in_part(

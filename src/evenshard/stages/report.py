@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from evenshard.measure.cost_dataset import TIMES
+from evenshard.measure.cost_rows import TIMES
 from evenshard.measure.costs import (
     CONTROL,
     OK,

@@ -41,7 +41,7 @@ def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
     Raises:
         BadFile: if one cannot be read.
     """
-    from evenshard.measure.cost_dataset import read_lineage
+    from evenshard.measure.cost_rows import read_lineage
 
     origins = [read_lineage(path) for path in paths]
     return {

@@ -71,6 +71,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_world_size() -> int:
+    """Processes that torchrun started on this host; 0 without torchrun."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+
+
 def is_follower() -> bool:
     """Whether this process only serves rank 0."""
     return int(os.environ.get("RANK", "0")) > 0

@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from evenshard.measure.cost_dataset import load_costs, read_rows
+from evenshard.measure.cost_dataset import load_costs
+from evenshard.measure.cost_rows import read_rows
 from evenshard.measure.costs import OK, MeasuredPlacement
 from evenshard.measure.noise import controls_of, drift_pct, noise_of
 from evenshard.tables.files import load_tables

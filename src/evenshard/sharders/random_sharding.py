@@ -1,0 +1,114 @@
+"""A random placement of parts: every table sharded in a random way, its parts on random devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    GRID_SHARD,
+    ROW_WISE,
+    SEQUENCE_TYPES,
+    TABLE_COLUMN_WISE,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    ShardingTask,
+    check_sharding,
+)
+from evenshard.tables.table import Table
+from evenshard.utils.errors import InfeasibleTask
+
+ATTEMPTS = 20
+"""Placements that are drawn until one fits."""
+
+
+def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Generator) -> tuple[TablePart, ...]:
+    """A placement that fits: half of them shard every table alike where that is possible, the others as it comes.
+
+    Args:
+        types: to draw from; a table that can be none of them is placed whole.
+
+    Raises:
+        InfeasibleTask: if none of several draws fits.
+    """
+    for attempt in range(ATTEMPTS):
+        drawn = [str(rng.choice(list(types)))] if rng.random() < 0.5 else types
+        parts: list[TablePart] = []
+        for table in task.tables:
+            possible = [way for way in drawn if way in possible_types(table, task.machine)]
+            parts += _parts(table, str(rng.choice(possible or [TABLE_WISE])), task.machine, rng)
+        try:
+            check_sharding(task, parts)
+        except InfeasibleTask:
+            if attempt == ATTEMPTS - 1:
+                raise
+            continue
+        return tuple(parts)
+    raise AssertionError
+
+
+def possible_types(table: Table, machine: Machine) -> tuple[str, ...]:
+    """The sharding types that a table can have on a machine, each of them a type of its own there."""
+    found = [TABLE_WISE]
+    if machine.num_devices > 1:
+        found.append(DATA_PARALLEL)
+        if _widths(table) > 1:
+            found.append(COLUMN_WISE)
+        if table.num_rows >= machine.num_devices:
+            found.append(ROW_WISE)
+    if machine.num_nodes > 1 and machine.devices_per_node > 1:
+        if _widths(table) > 1:
+            found.append(TABLE_COLUMN_WISE)
+        if table.num_rows >= machine.devices_per_node:
+            found.append(TABLE_ROW_WISE)
+            if _widths(table) > 1:
+                found.append(GRID_SHARD)
+    return tuple(way for way in found if not table.is_sequence or way in SEQUENCE_TYPES)
+
+
+def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator) -> list[TablePart]:
+    rows, columns = Span(0, table.num_rows), Span(0, table.embedding_dim)
+    everyone = list(range(machine.num_devices))
+    nodes = rng.permutation(machine.num_nodes).tolist()
+    if way == DATA_PARALLEL:
+        return [TablePart(table.name, rows, columns, tuple(everyone))]
+    if way == ROW_WISE:
+        return _by_rows(table, columns, everyone)
+    if way == TABLE_ROW_WISE:
+        return _by_rows(table, columns, list(machine.devices_of_node(nodes[0])))
+    if way == GRID_SHARD:
+        cut = _cut(table, machine.num_nodes, rng)
+        return [
+            part
+            for span, node in zip(cut, nodes, strict=False)
+            for part in _by_rows(table, span, list(machine.devices_of_node(node)))
+        ]
+    homes = list(machine.devices_of_node(nodes[0])) if way == TABLE_COLUMN_WISE else everyone
+    cut = [columns] if way == TABLE_WISE else _cut(table, len(homes), rng)
+    chosen = rng.permutation(homes)[: len(cut)].tolist()
+    return [TablePart(table.name, rows, span, (device,)) for span, device in zip(cut, chosen, strict=True)]
+
+
+def _by_rows(table: Table, columns: Span, devices: Sequence[int]) -> list[TablePart]:
+    """As even as can be."""
+    edges = [table.num_rows * at // len(devices) for at in range(len(devices) + 1)]
+    return [
+        TablePart(table.name, Span(edges[at], edges[at + 1]), columns, (device,)) for at, device in enumerate(devices)
+    ]
+
+
+def _widths(table: Table) -> int:
+    """Parts that its columns can be cut into at most; 1 where they cannot be cut."""
+    return 1 if table.embedding_dim % COLUMN_STEP else table.embedding_dim // COLUMN_STEP
+
+
+def _cut(table: Table, most: int, rng: np.random.Generator) -> list[Span]:
+    """Its columns in 2 to ``most`` parts, as even as can be."""
+    count = int(rng.integers(2, min(most, _widths(table)) + 1))
+    edges = [_widths(table) * at // count * COLUMN_STEP for at in range(count + 1)]
+    return [Span(edges[at], edges[at + 1]) for at in range(count)]
