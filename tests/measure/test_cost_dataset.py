@@ -18,12 +18,15 @@ from hypothesis import strategies as st
 from evenshard.measure import cost_rows
 from evenshard.measure.cost_dataset import load_costs, load_shardings, save_costs
 from evenshard.measure.cost_rows import COLUMNS, TIMES, read_lineage, read_rows
-from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, MeasuredSharding, PlacementCost
 from evenshard.measure.evidence import DeviceError
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement
+from evenshard.placement.sharding import ShardingTask
 from evenshard.utils.errors import BadFile, MeasurementFailed
 from evenshard.utils.provenance import Lineage
-from support.builders import PROVENANCE, cost, device_costs, measured, provenances, some_tables, task
+from support.builders import PROVENANCE, cost, device_costs, measured, provenances, some_tables, table, task
 
 POOL = some_tables(4)
 TASK = task(POOL, devices=3, task_id="train-000")
@@ -40,6 +43,79 @@ def saved_in(tmp_path: Path, *rows: MeasuredPlacement, lineage: Lineage | None =
     path = tmp_path / "costs.parquet"
     save_costs(rows, path, lineage)
     return path
+
+
+# Placements of parts --------------------------------------------------------------------------------------------------
+
+WIDE, LONG, SMALL = table("wide", 40, 8, 2.0), table("long", 40, 4, 3.0), table("small", 5, 4, 1.0)
+
+
+def sharded(*parts: TablePart) -> MeasuredSharding:
+    """On two nodes of two devices."""
+    of_task = ShardingTask((WIDE, LONG, SMALL), Machine(4, 2, intra="gloo", inter="gloo"), (10**6,) * 4, 64)
+    costs = tuple(DeviceCost(1.0 + at, 2.0, 3.0, 4.0, input_dist_ms=0.5) for at in range(4))
+    origin = replace(PROVENANCE, link="gloo")
+    return MeasuredSharding("s0", 1, "random", "train-000", of_task, parts, PlacementCost(costs, "measured"),
+                            origin, 5.0)  # fmt: skip
+
+
+EVERYWHERE = (
+    TablePart("wide", Span(0, 40), Span(0, 4), (0,)),
+    TablePart("wide", Span(0, 40), Span(4, 8), (3,)),
+    TablePart("long", Span(0, 10), Span(0, 4), (2,)),
+    TablePart("long", Span(10, 40), Span(0, 4), (3,)),
+)
+REPLICAS = TablePart("small", Span(0, 5), Span(0, 4), (0, 1, 2, 3))
+
+
+def test_parts_come_back_from_parquet(tmp_path: Path) -> None:
+    path, one = tmp_path / "costs.parquet", sharded(*EVERYWHERE, REPLICAS)
+    save_costs([one], path)
+    assert [row["tables"] for row in read_rows(path).rows] == [
+        ["wide[0:4]", "small"],
+        ["small"],
+        ["long[rows 0:10, 0:4]", "small"],
+        ["wide[4:8]", "long[rows 10:40, 0:4]", "small"],
+    ]
+    (found,) = load_shardings(path, (WIDE, LONG, SMALL))
+    assert set(found.parts) == set(one.parts) and found.task.machine.devices_per_node == 2
+    assert (found.cost, found.provenance, found.task.tables) == (one.cost, one.provenance, one.task.tables)
+    assert load_costs(path, (WIDE, LONG, SMALL)) == ()
+
+
+def test_a_device_with_one_fused_call_is_a_shard_to_learn_from(tmp_path: Path) -> None:
+    """Device 3 has a column part and a row part: two calls. Device 2 gets a quarter of the 3 lookups of a sample."""
+    path = tmp_path / "costs.parquet"
+    save_costs([sharded(*EVERYWHERE, TablePart("small", Span(0, 5), Span(0, 4), (1,)))], path)
+    shards = load_costs(path, (WIDE, LONG, SMALL))
+    assert [[one.name for one in shard.task.tables] for shard in shards] == [
+        ["wide[0:4]"],
+        ["small"],
+        ["long[rows 0:10, 0:4]"],
+    ]
+    (long,) = shards[2].task.tables
+    assert (long.num_rows, long.pooling_factor, shards[2].task.batch_size) == (10, 0.75, 64)
+    assert shards[2].cost.devices == (DeviceCost(3.0, 0.0, 0.0, 4.0),) and shards[2].proposed_by == RANDOM_SHARD
+
+
+@pytest.mark.parametrize(
+    "name", ["long[rows 0:41, 0:4]", "long[0:9]", "long[rows 3:3, 0:4]", "other[0:4]", "long[4:4]"]
+)
+def test_a_part_that_cannot_be_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "costs.parquet"
+    save_costs([sharded(*EVERYWHERE, REPLICAS)], path)
+    content = pq.read_table(path).to_pylist()
+    content[2]["tables"] = [name]
+    pq.write_table(pa.Table.from_pylist(content, schema=pq.read_schema(path)), path)
+    with pytest.raises(BadFile, match="which is not in the table file"):
+        load_shardings(path, (WIDE, LONG, SMALL))
+
+
+def test_parts_that_make_no_type_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "costs.parquet"
+    save_costs([sharded(*EVERYWHERE[:-1], REPLICAS)], path)
+    with pytest.raises(BadFile, match="has parts with the rows 0:10"):
+        load_costs(path, (WIDE, LONG, SMALL))
 
 
 # There and back ------------------------------------------------------------------------------------------------------

@@ -139,10 +139,7 @@ class BenchmarkConfig:
             least=0,
         ),
     ] = 0
-    sharding_types: Annotated[
-        tuple[str, ...],
-        Flag("overrides benchmark.sharding_types: such as table_wise row_wise data_parallel (default: all)", kind=str),
-    ] = ()
+    sharding_types: tuple[str, ...] = ()
     devices_per_node: Annotated[
         int,
         Flag("overrides benchmark.devices_per_node (default: those that torchrun started on a host)", least=0),

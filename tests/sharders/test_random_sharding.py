@@ -1,0 +1,52 @@
+"""Random placements of parts: legal ones, of every type that a table can have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.sharding import SHARDING_TYPES, ShardingTask, check_sharding, parts_by_table, sharding_type
+from evenshard.sharders.random_sharding import possible_types, random_sharding
+from evenshard.utils.errors import InfeasibleTask
+from support.builders import table
+
+TABLES = (table("a", 100, 16), table("b", 3, 8), table("c", 100, 6), replace(table("d", 50, 8), pooling="none"))
+TWO_NODES = Machine(4, 2, intra="gloo", inter="gloo")
+
+
+def task_on(machine: Machine, room: int = 10**9) -> ShardingTask:
+    return ShardingTask(TABLES, machine, (room,) * machine.num_devices, 64)
+
+
+def test_what_a_table_can_be() -> None:
+    wide, few_rows, odd, sequence = (set(possible_types(one, TWO_NODES)) for one in TABLES)
+    assert wide == set(SHARDING_TYPES)
+    assert few_rows == wide - {"row_wise"}
+    assert odd == {"table_wise", "row_wise", "table_row_wise", "data_parallel"}
+    assert sequence == {"table_wise", "column_wise", "row_wise", "data_parallel"}
+    assert set(possible_types(TABLES[0], Machine.one_node(2))) == sequence
+
+
+def test_every_type_is_drawn_and_every_placement_is_legal() -> None:
+    task, rng, seen = task_on(TWO_NODES), np.random.default_rng(0), set()
+    for _ in range(60):
+        parts = random_sharding(task, SHARDING_TYPES, rng)
+        check_sharding(task, parts)
+        by_table = parts_by_table(task, parts)
+        seen |= {sharding_type(by_table[one.name], one, TWO_NODES) for one in TABLES}
+    assert seen >= set(SHARDING_TYPES) - {"table_column_wise"}  # its parts are read as column_wise
+
+
+def test_only_what_was_asked_for_is_drawn() -> None:
+    task = task_on(TWO_NODES)
+    for seed in range(10):
+        parts = random_sharding(task, ("data_parallel",), np.random.default_rng(seed))
+        assert {len(part.devices) for part in parts} == {4}
+
+
+def test_what_never_fits_is_said() -> None:
+    with pytest.raises(InfeasibleTask, match="would hold"):
+        random_sharding(task_on(TWO_NODES, room=10), SHARDING_TYPES, np.random.default_rng(0))
