@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from evenshard.cli import main
-from evenshard.measure.inventory import inventory, known_devices, known_hardware, known_links, unit_of
+from evenshard.measure.inventory import inventory, inventory_text, known_devices, known_hardware, known_links, unit_of
 from evenshard.measure.link import LINKS
 from evenshard.measure.profiles import profile_names, profile_path
 from evenshard.measure.simulated.gpu_profile import GpuProfile
@@ -151,3 +151,10 @@ def test_a_missing_or_torn_file_is_a_bad_file(tmp_path: Path) -> None:
     (tmp_path / "torn.yaml").write_text("link: [")
     with pytest.raises(BadFile, match="not readable as YAML"):
         known_hardware(str(tmp_path / "torn.yaml"))
+
+
+def test_links_have_a_tier_and_other_names() -> None:
+    links = {one["name"]: one for one in inventory()["links"]}
+    assert (links["nvlink_h100"]["tier"], links["nvlink_h100"]["aliases"]) == ("intra", ["h100_nvlink"])
+    assert (links["infiniband_ndr"]["tier"], links["infiniband_ndr"]["aliases"]) == ("inter", ["ib_400g"])
+    assert "infiniband_ndr  " in inventory_text() and known_hardware("ib_400g").name == "infiniband_ndr"

@@ -14,7 +14,7 @@ from typing import Any
 
 from evenshard.measure.evidence import DeviceError, Evidence
 from evenshard.measure.hardware import KINDS
-from evenshard.measure.link import GPUS_OF_A_NODE, LINKS, Link, link
+from evenshard.measure.link import ALIASES, GPUS_OF_A_NODE, LINKS, Link, link, link_name
 from evenshard.measure.profiles import is_link_profile, profile_names, profile_path, sources_of
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.utils.errors import BadConfig
@@ -93,8 +93,8 @@ def known_hardware(name: str) -> KnownHardware:
         BadFile: if the file is no profile.
     """
     bare = name.removeprefix("simulated:")
-    if bare in LINKS:
-        return _link(bare)
+    if bare in LINKS or bare in ALIASES:
+        return _link(link_name(bare))
     if bare in profile_names():
         return _device(bare)
     if bare.endswith((".yaml", ".yml")):
@@ -142,7 +142,14 @@ def inventory() -> dict[str, Any]:
     return {
         "kinds": [{"name": kind.name, "usage": kind.usage, "times": kind.times} for kind in KINDS],
         "devices": [asdict(one) for one in known_devices()],
-        "links": [asdict(one) for one in known_links()],
+        "links": [
+            {
+                **asdict(one),
+                "tier": LINKS[one.name].tier,
+                "aliases": [other for other, own in ALIASES.items() if own == one.name],
+            }
+            for one in known_links()
+        ],
     }
 
 
@@ -158,8 +165,8 @@ def inventory_text() -> str:
         ),
     ]
     links = [
-        ("link", "GB/s", "GPUs", *_EVIDENCE_HEADS),
-        *(row for name, of in LINKS.items() for row in _rows((name, *_speed_and_span(of)), _link(name))),
+        ("link", "tier", "GB/s", "GPUs", *_EVIDENCE_HEADS),
+        *(row for name, of in LINKS.items() for row in _rows((name, of.tier, *_speed_and_span(of)), _link(name))),
     ]
     return "\n".join(
         [
@@ -167,12 +174,13 @@ def inventory_text() -> str:
             "",
             text_table(devices, "<><>>>><", width=_width()),
             "",
-            text_table(links, "<>>>>>><", width=_width()),
+            text_table(links, "<<>>>>>><", width=_width()),
             "",
             *textwrap.wrap(
                 "Held out are measurements that the fit did not use: half of them are predicted with an error below "
                 "the median, 90 % with one below the next figure. GB/s are NCCL's bus bandwidth of an even exchange of "
-                f"{GPUS_OF_A_NODE} GPUs, or of as many as the link connects.",
+                f"{GPUS_OF_A_NODE} GPUs, or of as many as the link connects; between nodes (inter), of the bytes that "
+                "cross it, for each GPU. Links have other names too, such as h100_nvlink and ib_400g.",
                 _width(),
             ),
         ]

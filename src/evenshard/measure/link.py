@@ -7,6 +7,8 @@ The three counts: what a device itself moves in the busier of its two directions
 (the others wait for its data), and what all devices send together (through a host's memory, it takes turns).
 In an even exchange of N devices each sends and receives (N - 1) / N of its buffer. NCCL's bus bandwidth is these bytes
 over the time, so on a switch, where only a device's own direction counts, it is ``bandwidth_gb_s`` of long exchanges.
+Of a link between nodes, ``bandwidth_gb_s`` is for the bytes that cross it: each device has a link of its own there, and
+NVLink carries the rest of an exchange (``measure.collectives``).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +26,7 @@ from evenshard.measure.evidence import Evidence
 from evenshard.measure.hardware import AUTO
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import brief
+from evenshard.utils.messages import brief, cut
 from evenshard.utils.units import seconds_to_ms
 
 BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
@@ -111,6 +114,11 @@ class Link:
         seconds = (own / self.bandwidth_gb_s + slowest / self.slowest_gb_s + shared / self.shared_gb_s) / 1e9
         return np.asarray(seconds * seconds_to_ms(1.0))
 
+    @property
+    def tier(self) -> str:
+        """intra for a link between the devices of a node, or of several that it spans; inter for one between nodes."""
+        return "inter" if math.isinf(self.spans) else "intra"
+
     def even_gb_s(self, num_devices: int) -> float:
         """NCCL's bus bandwidth of a long backward exchange in which all devices send alike."""
         return 1 / (1 / self.bandwidth_gb_s + 1 / self.slowest_gb_s + num_devices / self.shared_gb_s)
@@ -137,6 +145,9 @@ LINKS = {
             Evidence("plans on 4 x RTX 2080 Ti, FP32, batch 65,536, both ways", _NEURO_SHARD, 1500, 1500, 1.1, 6.3),
         ),
     ),
+    "ethernet_1g": Link(
+        30.0, "line rate of 1000BASE; latency of a kernel TCP round through one switch", bandwidth_gb_s=0.125
+    ),
     "ethernet_10g": Link(
         30.0, "line rate of 10GBASE; latency of a kernel TCP round through one switch", bandwidth_gb_s=1.25
     ),
@@ -145,24 +156,24 @@ LINKS = {
     ),
     "infiniband_hdr": Link(
         10.0,
-        "line rate of HDR 200 Gb/s, one for each GPU; latency of a small NCCL all-to-all",
-        bandwidth_gb_s=25.0,
+        "HDR 200 Gb/s for each GPU, line rate 25 GB/s: the bytes that cross it in exchanges of several nodes, of which "
+        "NCCL's bus bandwidth counts those inside of nodes too; latency of a small NCCL all-to-all",
+        bandwidth_gb_s=18.0,
         evidence=(
             Evidence(
-                "24 GB/s of 32 x A100; 404 to 548 us for 12.58 MB of 16 x A100",
+                "24 GB/s of 32 x A100, 19.1 of it here; the shortest of 12.58 MB of 16 x A100, 404 us",
                 f"{_SLIDE}; a trace in facebookresearch/HolisticTraceAnalysis f4d0062",
-                0,
                 2,
-                2.7,
-                3.9,
+                0,
             ),
         ),
     ),
     "infiniband_ndr": Link(
         10.0,
-        "32 x H100, NDR 400 Gb/s for each GPU, line rate 50 GB/s; latency as infiniband_hdr",
-        bandwidth_gb_s=48.0,
-        evidence=(Evidence("48 GB/s of 32 x H100", _SLIDE, 1, 0),),
+        "NDR 400 Gb/s for each GPU, line rate 50 GB/s: the bytes that cross it in an exchange of 4 nodes; latency as "
+        "infiniband_hdr",
+        bandwidth_gb_s=38.4,
+        evidence=(Evidence("48 GB/s of 32 x H100, 24 of 31 peers on other nodes", _SLIDE, 1, 0),),
     ),
     "nvlink_v100": Link(
         15.0,
@@ -207,7 +218,17 @@ LINKS = {
         spans=GPUS_OF_A_NODE,
         evidence=(Evidence("640 GB/s of 8 x B200", _SLIDE, 1, 0),),
     ),
+    "nvlink_gb200": Link(
+        15.0,
+        "as nvlink_b200, for the 72 GPUs of a GB200 NVL72, which has the same 18 NVLink 5.0 links: a guess",
+        bandwidth_gb_s=640.0,
+        spans=72,
+    ),
 }
+ALIASES = {"ib_200g": "infiniband_hdr", "ib_400g": "infiniband_ndr"} | {
+    f"{name.removeprefix('nvlink_')}_nvlink": name for name in LINKS if name.startswith("nvlink_")
+}
+"""Other names of links, such as h100_nvlink."""
 
 
 def is_modelled(name: str) -> bool:
@@ -248,12 +269,15 @@ def link_of(config: MeasureConfig, own: str = DEFAULT_LINK) -> str:
 
     Args:
         own: link of the hardware, which auto means.
+
+    Raises:
+        BadConfig: if there is none.
     """
-    return own if config.link == AUTO else config.link
+    return own if config.link == AUTO else link_name(config.link)
 
 
 def link(name: str) -> Link:
-    """The link called ``name``: one of ``LINKS``, or a YAML file that ``evenshard calibrate-link`` wrote.
+    """The link called ``name``: of ``LINKS`` or ``ALIASES``, or a YAML file that ``evenshard calibrate-link`` wrote.
 
     Raises:
         BadConfig: if there is none.
@@ -270,8 +294,21 @@ def link(name: str) -> Link:
         if all(math.isinf(gb_s) for gb_s in bandwidths.values()):
             raise BadFile(name, f"names none of {', '.join(bandwidths)}", remedy)
         return found
-    if name not in LINKS:
-        raise BadConfig(
-            f"link is {brief(name)}. Use auto, one of {', '.join(LINKS)}, or a file that calibrate-link wrote."
-        )
-    return LINKS[name]
+    return LINKS[link_name(name)]
+
+
+def link_name(name: str) -> str:
+    """The name in ``LINKS`` of a link that may be called by another one; the path of a file as it is.
+
+    Raises:
+        BadConfig: if there is none.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return name
+    plain = name.lower().replace("-", "_")
+    plain = ALIASES.get(plain, plain)
+    if plain not in LINKS:
+        close = get_close_matches(cut(plain), [*LINKS, *ALIASES], n=2)
+        meant = f"Did you mean {' or '.join(close)}? Known are" if close else "Use auto, one of"
+        raise BadConfig(f"link is {brief(name)}. {meant} {', '.join(LINKS)}, or a file that calibrate-link wrote.")
+    return plain

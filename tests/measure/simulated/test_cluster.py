@@ -13,7 +13,7 @@ from evenshard.measure.collectives import Links, exchange_times, volumes_of
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import LINKS, link
 from evenshard.measure.simulated.cluster import SimulatedCluster, dense_ms
-from evenshard.measure.simulated.device_model import backward_ms, backward_ns, forward_ms
+from evenshard.measure.simulated.device_model import backward_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.measure.simulated.shard_work import WorkCounter
@@ -113,34 +113,42 @@ def test_hot_rows_make_an_uneven_part() -> None:
 
 
 def test_a_replica_costs_the_same_on_all_devices() -> None:
-    """It looks up the device's own samples, and reads and writes all its weights: 32,000 of 4 bytes, 4 times."""
-    whole = Table("t", 1000, 32, 20.0, feasible_reuse_bins(1000, 20.0 * BATCH))
+    """It looks up the device's own samples, and reads and writes all its weights: 320 million of 4 bytes, 4 times."""
+    rows, pooling_factor = 10**7, 20_000.0
+    whole = Table("t", rows, 32, pooling_factor, feasible_reuse_bins(rows, pooling_factor * BATCH))
     found = cluster().cost(of_task(whole), [on(whole, *range(8))])
     assert len(set(found.devices)) == 1
-    counter = WorkCounter(H200)
-    columns_PC = counter.columns([replica_table(whole, 8)], BATCH // 8)
-    work = counter.shard_work(columns_PC, np.zeros(1, dtype=np.int64), 1)
-    update_ms = 32_000 * 4 * 4 / H200.hbm_bytes_per_ns / 1e6
-    assert dense_ms(32_000, H200.hbm_bytes_per_ns, "sgd") == pytest.approx(update_ms)
-    assert dense_ms(32_000, H200.hbm_bytes_per_ns, "adam") == pytest.approx(2 * update_ms)  # reads and writes 2 states
+    fwd, bwd = kernel_ms(replica_table(whole, 8), BATCH // 8)
+    values = rows * 32
+    update_ms = values * 4 * 4 / H200.hbm_bytes_per_ns / 1e6
+    assert dense_ms(values, H200.hbm_bytes_per_ns, "sgd") == pytest.approx(update_ms)
+    assert dense_ms(values, H200.hbm_bytes_per_ns, "adam") == pytest.approx(2 * update_ms)  # reads and writes 2 states
     device = found.devices[0]
-    launched_ms = H200.bwd_host_us / 1e3
-    kernels_ms = float(backward_ns(H200, work)[0]) / 1e6 + update_ms
-    assert device.fwd_compute_ms == pytest.approx(float(forward_ms(H200, work)[0]))
-    assert device.bwd_compute_ms == pytest.approx(H200.bwd_overhead_us / 1e3 + max(kernels_ms, launched_ms))
+    assert (device.fwd_compute_ms, device.bwd_compute_ms) == pytest.approx((fwd, bwd + update_ms))
     assert device.fwd_all_to_all_ms == device.input_dist_ms == 0 < device.bwd_all_to_all_ms
 
 
 def test_each_type_of_a_device_is_a_call_of_its_own() -> None:
-    """Kernels of both run one after the other; what comes before the first comes once."""
+    """The host launches the kernels of a call while those of another run; these two take less than their launches."""
     first, second = (Table(name, 1000, 32, 20.0, None) for name in "ab")
-    together = cluster().cost(of_task(first, second), [on(first, 0), on(second, 0)])
-    apart = cluster().cost(of_task(first, second), [on(first, 0), *in_rows(second, *range(8))])
-    assert apart.devices[1].fwd_compute_ms is not None and apart.devices[0].fwd_compute_ms is not None
-    expected = kernel_ms(first)[0] + kernel_ms(part_table(in_rows(second, *range(8))[0], second))[0]
-    assert apart.devices[0].fwd_compute_ms == pytest.approx(expected - H200.fwd_overhead_us / 1e3)
-    assert together.devices[0].fwd_compute_ms is not None
-    assert together.devices[0].fwd_compute_ms < 2 * kernel_ms(first)[0]
+    alone_ms = (H200.fwd_overhead_us + H200.fwd_host_us) / 1e3
+    assert kernel_ms(first)[0] == pytest.approx(alone_ms)
+    for others, expected in (
+        ([on(second, 0)], alone_ms),
+        (in_rows(second, *range(8)), alone_ms + H200.fwd_host_us / 1e3),
+        ([on(second, *range(8))], alone_ms + H200.fwd_host_us / 1e3),
+    ):
+        device = cluster().cost(of_task(first, second), [on(first, 0), *others]).devices[0]
+        assert device.fwd_compute_ms == pytest.approx(expected)
+
+
+def test_kernels_of_all_calls_add_up() -> None:
+    first, second = (Table(name, 10**7, 32, 20_000.0, None) for name in "ab")
+    parts = [on(first, 0), *in_rows(second, *range(8))]
+    device = cluster().cost(of_task(first, second), parts).devices[0]
+    whole, part = kernel_ms(first), kernel_ms(part_table(parts[1], second))
+    expected = (whole[0] + part[0] - H200.fwd_overhead_us / 1e3, whole[1] + part[1] - H200.bwd_overhead_us / 1e3)
+    assert (device.fwd_compute_ms, device.bwd_compute_ms) == pytest.approx(expected)
 
 
 def test_a_slow_device_is_slower_with_the_same_parts() -> None:

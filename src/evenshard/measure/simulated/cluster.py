@@ -8,8 +8,12 @@ Legend: P parts looked up, D devices, C calls.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from evenshard.measure.collectives import GRADIENT_BYTES, Links, exchange_times, volumes_of
 from evenshard.measure.costs import DeviceCost, PlacementCost
@@ -80,33 +84,77 @@ class SimulatedCluster:
     ) -> tuple[FloatArray, FloatArray]:
         """[D] forward and backward compute time: that of all calls of a device, one after the other."""
         devices = task.num_devices
-        calls: dict[KernelCall, int] = {}
-        looked_up: list[tuple[Table, int]] = []
-        cells: list[int] = []
+        fused, dense = _Lookups(), _Lookups()
         for held in held_parts(task, by_table):
-            first = calls.setdefault(held.call, len(calls)) * devices
-            homes = range(devices) if held.device == EVERY_DEVICE else (held.device,)
-            for device in homes:
-                looked_up += held.looked_up
-                cells += [first + device] * len(held.looked_up)
-        is_dense_C = np.array([call.is_dense for call in calls])
-        cell_of_P, forward_D, backward_D = np.array(cells, dtype=np.int64), np.zeros(devices), np.zeros(devices)
+            if held.device == EVERY_DEVICE:
+                dense.add(held.call, 1, 0, held.looked_up)
+            else:
+                fused.add(held.call, devices, held.device, held.looked_up)
+        update_values = _dense_values(by_table)
+        forward_D, backward_D = np.zeros(devices), np.zeros(devices)
         for kind, (profile, counter) in enumerate(self._kinds):
             own_D = self._kind_of_D == kind
-            own_P = own_D[cell_of_P % devices]
-            if not own_P.any():
-                continue
-            columns_PC = columns_of(counter, [one for one, own in zip(looked_up, own_P, strict=True) if own])
-            work = counter.shard_work(columns_PC, cell_of_P[own_P], len(calls) * devices)
-            calls_D = (work.num_tables > 0).reshape(-1, devices).sum(axis=0).astype(np.float64)
-            forward_ns_D = forward_ns(profile, work).reshape(-1, devices).sum(axis=0)
-            fused, dense = (backward_ns(profile, work, one).reshape(-1, devices) for one in (self._optimizer, SGD))
-            backward_ns_D = np.where(is_dense_C[:, None], dense, fused).sum(axis=0)
-            backward_ns_D += NS_PER_MS * dense_ms(_dense_values(by_table), profile.hbm_bytes_per_ns, self._optimizer)
-            short_D = short_ms(profile, work).reshape(-1, devices).max(axis=0)
-            forward_D += pass_ms(forward_ns_D, calls_D, profile.fwd_overhead_us, profile.fwd_host_us)
-            backward_D += pass_ms(backward_ns_D, calls_D, profile.bwd_overhead_us, profile.bwd_host_us) + short_D
+            shards = _passes(profile, counter, fused.of_devices(own_D), devices, self._optimizer)
+            replicas = _passes(profile, counter, dense, 1, SGD)  # the same on every device
+            calls_D = shards.calls + replicas.calls
+            update_ms = dense_ms(update_values, profile.hbm_bytes_per_ns, self._optimizer)
+            backward_ns_D = shards.backward_ns + replicas.backward_ns + NS_PER_MS * update_ms
+            forward_ns_D = shards.forward_ns + replicas.forward_ns
+            short_D = np.maximum(shards.short_ms, replicas.short_ms)
+            forward_ms_D = pass_ms(forward_ns_D, calls_D, profile.fwd_overhead_us, profile.fwd_host_us)
+            backward_ms_D = pass_ms(backward_ns_D, calls_D, profile.bwd_overhead_us, profile.bwd_host_us) + short_D
+            forward_D[own_D], backward_D[own_D] = forward_ms_D[own_D], backward_ms_D[own_D]
         return forward_D, backward_D
+
+
+@dataclass
+class _Lookups:
+    """What is looked up in which cell: a kernel call of a device, call after call.
+
+    Attributes:
+        calls: numbers of the calls.
+        looked_up: tables, each with the samples of its bags.
+        cells: of each.
+    """
+
+    calls: dict[KernelCall, int] = field(default_factory=dict)
+    looked_up: list[tuple[Table, int]] = field(default_factory=list)
+    cells: list[int] = field(default_factory=list)
+
+    def add(self, call: KernelCall, devices: int, device: int, looked_up: Sequence[tuple[Table, int]]) -> None:
+        """A part."""
+        cell = self.calls.setdefault(call, len(self.calls)) * devices + device
+        self.looked_up += looked_up
+        self.cells += [cell] * len(looked_up)
+
+    def of_devices(self, own_D: npt.NDArray[np.bool_]) -> _Lookups:
+        """Those of some devices."""
+        if own_D.all():
+            return self
+        own = [bool(own_D[cell % len(own_D)]) for cell in self.cells]
+        return _Lookups(self.calls, [*compress(self.looked_up, own)], [*compress(self.cells, own)])
+
+
+class _Passes(NamedTuple):
+    """The calls of devices, [D] each: how many, their kernels, and what short ones add."""
+
+    calls: FloatArray
+    forward_ns: FloatArray
+    backward_ns: FloatArray
+    short_ms: FloatArray
+
+
+def _passes(profile: GpuProfile, counter: WorkCounter, lookups: _Lookups, devices: int, optimizer: str) -> _Passes:
+    if not lookups.cells:
+        return _Passes(*np.zeros((4, devices)))
+    cells = np.array(lookups.cells, dtype=np.int64)
+    work = counter.shard_work(columns_of(counter, lookups.looked_up), cells, len(lookups.calls) * devices)
+    return _Passes(
+        (work.num_tables > 0).reshape(-1, devices).sum(axis=0).astype(np.float64),
+        forward_ns(profile, work).reshape(-1, devices).sum(axis=0),
+        backward_ns(profile, work, optimizer).reshape(-1, devices).sum(axis=0),
+        short_ms(profile, work).reshape(-1, devices).max(axis=0),
+    )
 
 
 def columns_of(counter: WorkCounter, looked_up: Sequence[tuple[Table, int]]) -> FloatArray:
