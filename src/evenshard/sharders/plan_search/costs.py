@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from evenshard.measure.collectives import ExchangeTimes, Links, Volumes, exchange_times, part_volume, volumes_of
+from evenshard.measure.collectives import Links, Volumes, exchange_ms, exchange_times, part_volume, volumes_of
 from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, held_parts
 from evenshard.measure.simulated.cluster import dense_ms
 from evenshard.placement.parts import TablePart, lookup_share
@@ -83,7 +83,8 @@ class PartCosts:
                 mean_D2, exchanges.forward, exchanges.backward, exchanges.input_dist, strict=True
             )
         )
-        members_MN = (compute_DM2.sum(dim=2) + torch.from_numpy(exchange_ms(exchanges))[:, None]).amax(dim=0)[:, None]
+        exchanged_D1 = torch.from_numpy(exchanges.input_dist + exchanges.forward + exchanges.backward)[:, None]
+        members_MN = (compute_DM2.sum(dim=2) + exchanged_D1).amax(dim=0)[:, None]
         spread_N = log_spread_N(members_MN)
         half = max(float(kind.model.calibration.half_width_N(spread_N)) for kind in self.kinds)
         predicted_ms = max(device.predicted_total_ms for device in devices)
@@ -142,10 +143,10 @@ class PartCosts:
         for number in range(4):
             volumes = Volumes.empty(self.task.num_devices)
             (volumes.sent, volumes.summed, volumes.summed_in_node, volumes.input_bytes)[number][:] = 1.0
-            slopes.append(float(exchange_ms(exchange_times(self.task, volumes, self.links))[0]))
+            slopes.append(float(exchange_ms(self.task, volumes, self.links)[0]))
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
-        return np.array(slopes), float(exchange_ms(exchange_times(self.task, volumes, self.links))[0])
+        return np.array(slopes), float(exchange_ms(self.task, volumes, self.links)[0])
 
     def _member_ms(self, by_table: Mapping[str, Sequence[TablePart]]) -> torch.Tensor:
         """[D, M, 2] compute times, forward and backward, by each member of the ensembles."""
@@ -185,8 +186,3 @@ class PartCosts:
                 if len(part.devices) > 1
             )
         )
-
-
-def exchange_ms(exchanges: ExchangeTimes) -> np.ndarray:
-    """[D] all exchanges of a device, ms."""
-    return np.asarray(exchanges.input_dist + exchanges.forward + exchanges.backward)

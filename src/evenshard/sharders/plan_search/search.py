@@ -191,16 +191,16 @@ class PlanSearch:
     def _improve(self, state: State) -> None:
         """Descends, kicks and descends again; the state ends as the best that was seen."""
         self._descend(state)
-        best, idle = state.score, 0
+        best, times_D, idle = state.score, state.device_ms_D, 0
         while not self._over() and idle < self.effort.idle_kicks:
             undo = self._kick(state)
             undo += self._descend(state)
             if state.score < best * (1 - LEAST_GAIN):
-                best, idle = state.score, 0
+                best, times_D, idle = state.score, state.device_ms_D, 0
+                self._report(state)
                 continue
             idle += 1
-            for unit, choice in reversed(undo):
-                state.replace(unit, choice)
+            state.undo(undo, times_D)
 
     def _descend(self, state: State) -> list[tuple[int, Choice]]:
         """Takes steps until none helps; what it takes to undo them."""
@@ -224,15 +224,13 @@ class PlanSearch:
         return []
 
     def _try(self, state: State, changes: Sequence[tuple[int, Choice]]) -> list[tuple[int, Choice]]:
-        before = state.score
+        before, times_D = state.score, state.device_ms_D
         undo = [(unit, state.choices[unit]) for unit, _ in changes]
-        for unit, choice in changes:
-            state.replace(unit, choice)
+        state.replace_all(changes)
         self._changes_left -= 1
         if state.score < before * (1 - LEAST_GAIN) and state.fits(self.room_D):
             return undo
-        for unit, choice in reversed(undo):
-            state.replace(unit, choice)
+        state.undo(undo, times_D)
         return []
 
     def _changes(self, state: State) -> Iterator[list[tuple[int, Choice]]]:

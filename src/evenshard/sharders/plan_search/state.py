@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import ExchangeTimes, Volumes, exchange_times
+from evenshard.measure.collectives import Volumes, exchange_ms
 from evenshard.measure.simulated.cluster import dense_ms
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import ShardingTask, parts_by_table, sharding_type
-from evenshard.sharders.plan_search.costs import PartCosts, exchange_ms
+from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.plan_search.networks import Columns
 from evenshard.sharders.plan_search.options import (
     DEVICE,
@@ -69,8 +69,23 @@ class State:
         """How a unit is sharded now."""
         return self.options.units[unit].ways[self.choices[unit].way]
 
+    def replace_all(self, changes: Sequence[tuple[int, Choice]]) -> None:
+        """Shards units another way, or elsewhere."""
+        for unit, choice in changes:
+            self._replace(unit, choice)
+        self.device_ms_D = self._device_ms()
+
+    def undo(self, changes: Sequence[tuple[int, Choice]], device_ms_D: FloatArray) -> None:
+        """Back to earlier choices, with the times that they had."""
+        for unit, choice in reversed(changes):
+            self._replace(unit, choice)
+        self.device_ms_D = device_ms_D
+
     def replace(self, unit: int, choice: Choice) -> None:
         """Shards a unit another way, or elsewhere."""
+        self.replace_all([(unit, choice)])
+
+    def _replace(self, unit: int, choice: Choice) -> None:
         old, old_way = self.choices[unit], self.way(unit)
         self._add(unit, old, -1)
         self.choices[unit] = choice
@@ -81,7 +96,6 @@ class State:
         else:
             touched = np.union1d(self.touched(old_way, old), self.touched(new_way, choice))
         self._refresh(touched)
-        self.device_ms_D = self._device_ms()
 
     def touched(self, way: Way, choice: Choice) -> npt.NDArray[np.int64]:
         """Devices that hold some of it."""
@@ -127,7 +141,7 @@ class State:
     # Costs ------------------------------------------------------------------------------------------------------------
 
     def _device_ms(self) -> FloatArray:
-        total = self.compute_ms_D + self._dense_ms_D() + exchange_ms(self._exchanges())
+        total = self.compute_ms_D + self._dense_ms_D() + exchange_ms(self.task, self._volumes(), self._costs.links)
         return np.asarray(total)
 
     def _dense_ms_D(self) -> FloatArray:
@@ -138,11 +152,10 @@ class State:
         ]
         return np.asarray(np.array(per_kind)[self._costs.kind_of_D])
 
-    def _exchanges(self) -> ExchangeTimes:
+    def _volumes(self) -> Volumes:
         collectives = {self.options.collective_of_call[call] for call in np.flatnonzero(self.users_C > 0).tolist()}
         sent, summed, in_node, inputs = np.maximum(self.volumes_4D, 0.0)
-        volumes = Volumes(sent, summed, in_node, inputs, self.replicated_values, collectives)
-        return exchange_times(self.task, volumes, self._costs.links)
+        return Volumes(sent, summed, in_node, inputs, self.replicated_values, collectives)
 
     @property
     def cost_ms(self) -> float:
