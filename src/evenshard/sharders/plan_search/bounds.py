@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenshard.placement.sharding import COLUMN_WISE, GRID_SHARD, TABLE_COLUMN_WISE
-from evenshard.sharders.plan_search.construction import copies_of
 from evenshard.sharders.plan_search.networks import (
     FIRST_PIECE,
     LINEAR,
@@ -30,7 +29,7 @@ from evenshard.sharders.plan_search.networks import (
     CallNetwork,
     Columns,
 )
-from evenshard.sharders.plan_search.options import REPLICA, Options, volume_numbers
+from evenshard.sharders.plan_search.options import Options
 from evenshard.tables.reuse import FloatArray
 
 ROUNDING = 1e-4
@@ -70,6 +69,13 @@ def lower_bound_ms(options: Options) -> float:
     """The bound, ms; 0 where nothing can be said."""
     task, costs = options.task, options.costs
     devices = task.num_devices
+    alone_P = np.min(
+        [
+            network.compute_ms(columns_PH, np.ones(len(columns_PH), dtype=np.int64))
+            for network, columns_PH in zip(costs.networks, options.columns_KPH, strict=True)
+        ],
+        axis=0,
+    )
     whole = [row for unit in options.units for _, row in unit.ways[0].pieces[0].cells]
     best = 0.0
     room = float(sum(task.room_bytes))
@@ -80,7 +86,7 @@ def lower_bound_ms(options: Options) -> float:
             line = line_at(network, mean_H)
             works.append(line.works(columns_PH) + _own_passes(network, columns_PH))
             at_0.append(line.at_0)
-        table = _ways(options, np.min(works, axis=0))
+        table = _ways(options, np.min(works, axis=0), alone_P)
         best = max(best, _bound(table, min(at_0), room, devices))
     return best * (1 - ROUNDING)
 
@@ -94,32 +100,14 @@ class _Ways:
     bytes_UW: FloatArray
 
 
-def _ways(options: Options, work_P: FloatArray) -> _Ways:
-    alone_P = np.min(
-        [
-            network.compute_ms(columns_PH, np.ones(len(columns_PH), dtype=np.int64))
-            for network, columns_PH in zip(options.costs.networks, options.columns_KPH, strict=True)
-        ],
-        axis=0,
-    )
+def _ways(options: Options, work_P: FloatArray, alone_P: FloatArray) -> _Ways:
+    flat = options.flat
     slopes_4, replica_ms = options.costs.exchange_slopes
-    most = max(len(unit.ways) for unit in options.units)
-    total, alone, size = (np.full((len(options.units), most), np.inf) for _ in range(3))
-    for number, unit in enumerate(options.units):
-        for column, way in enumerate(unit.ways):
-            copies = copies_of(way, options)
-            work = [
-                sum(float(work_P[row]) for _, row in piece.cells) + float(slopes_4 @ volume_numbers(piece.volume))
-                for piece in way.pieces
-            ]
-            longest = max(sum(float(alone_P[row]) for _, row in piece.cells) for piece in way.pieces)
-            if way.scope == REPLICA:
-                work[0] += way.values * replica_ms
-                longest += way.values * replica_ms
-            total[number, column] = sum(work) * copies
-            alone[number, column] = longest if way.sharding_type not in _FINER else 0.0
-            size[number, column] = float(sum(piece.size_bytes for piece in way.pieces)) * copies
-    return _Ways(total, alone, size)
+    replicas_W = flat.values_W * replica_ms
+    total_W = (flat.summed(work_P) + flat.volume_W4 @ slopes_4 + replicas_W) * flat.copies_W
+    finer_W = np.isin(flat.type_W, [number for number, name in enumerate(flat.names) if name in _FINER])
+    alone_W = np.where(finer_W, 0.0, flat.longest(alone_P) + replicas_W)
+    return _Ways(flat.padded(total_W), flat.padded(alone_W), flat.padded(flat.bytes_W))
 
 
 _FINER = (COLUMN_WISE, TABLE_COLUMN_WISE, GRID_SHARD)

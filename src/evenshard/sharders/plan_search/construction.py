@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.simulated.cluster import dense_ms
-from evenshard.sharders.plan_search.options import DEVICE, NODE, REPLICA, Options, Way, volume_numbers
+from evenshard.sharders.plan_search.options import DEVICE, NODE, Options, Way
 from evenshard.sharders.plan_search.state import Choice
 from evenshard.tables.reuse import FloatArray
 
@@ -44,36 +44,21 @@ class Works:
     @staticmethod
     def of(options: Options) -> Works:
         """By what pieces add to a device that holds an even share of everything, whole."""
-        costs, task = options.costs, options.task
-        added_PW = _added_ms(options)
-        slopes_4, replica_slope = costs.exchange_slopes
-        replica_slope += max(dense_ms(1.0, kind.bytes_per_ns, task.optimizer) for kind in costs.kinds)
-        most = max(len(unit.ways) for unit in options.units)
-        shape = (len(options.units), most)
-        piece_UW, total_UW, bytes_UW = (np.full(shape, np.inf) for _ in range(3))
-        types_UW = np.zeros(shape, dtype=np.int64)
-        names: dict[str, int] = {}
-        for number, unit in enumerate(options.units):
-            for column, way in enumerate(unit.ways):
-                copies = copies_of(way, options)
-                piece_ms = [
-                    sum(float(added_PW[row]) for _, row in piece.cells) + float(slopes_4 @ volume_numbers(piece.volume))
-                    for piece in way.pieces
-                ]
-                if way.scope == REPLICA:
-                    piece_ms = [piece_ms[0] + way.values * replica_slope]
-                piece_UW[number, column] = max(piece_ms)
-                total_UW[number, column] = sum(piece_ms) * copies
-                bytes_UW[number, column] = float(sum(piece.size_bytes for piece in way.pieces)) * copies
-                types_UW[number, column] = names.setdefault(way.sharding_type, len(names))
-        return Works(piece_UW, total_UW, bytes_UW, types_UW, tuple(names))
-
-
-def copies_of(way: Way, options: Options) -> int:
-    """Devices that each piece of a way lives on."""
-    if way.scope == DEVICE:
-        return 1
-    return options.task.machine.devices_per_node if way.scope == NODE else options.task.num_devices
+        costs, flat = options.costs, options.flat
+        added_P = _added_ms(options)
+        slopes_4, replica_ms = costs.exchange_slopes
+        replica_ms += max(dense_ms(1.0, kind.bytes_per_ns, options.task.optimizer) for kind in costs.kinds)
+        replicas_W = flat.values_W * replica_ms
+        # Tables that stay together are one piece with several rows.
+        whole_W = flat.summed(added_P) + flat.volume_W4 @ slopes_4 + replicas_W
+        longest_W = flat.longest(added_P) + flat.longest_W4 @ slopes_4 + replicas_W
+        return Works(
+            piece_UW=flat.padded(longest_W),
+            total_UW=flat.padded(whole_W * flat.copies_W),
+            bytes_UW=flat.padded(flat.bytes_W),
+            types_UW=np.where(np.isfinite(typed := flat.padded(flat.type_W.astype(np.float64))), typed, -1).astype(int),
+            names=flat.names,
+        )
 
 
 def _added_ms(options: Options) -> FloatArray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +98,92 @@ class Unit:
     allowed_D: npt.NDArray[np.bool_] | None
 
 
+@dataclass(frozen=True)
+class FlatWays:
+    """All ways of all units, one after the other, as arrays. Legend: W ways, C looked-up rows of their pieces.
+
+    Attributes:
+        unit_W, number_W: the unit of each, and its number there.
+        copies_W: devices that each piece lives on.
+        volume_W4: what all pieces add to the volumes of one copy.
+        longest_W4: the volume of the piece that adds most.
+        values_W: weights of a replica.
+        bytes_W: memory of all devices together.
+        way_C, row_C: the way of each looked-up row, and its number in the matrix of columns.
+        names: sharding types.
+        type_W: the number of each one's type.
+    """
+
+    unit_W: npt.NDArray[np.int64]
+    number_W: npt.NDArray[np.int64]
+    copies_W: FloatArray
+    volume_W4: FloatArray
+    longest_W4: FloatArray
+    values_W: FloatArray
+    bytes_W: FloatArray
+    way_C: npt.NDArray[np.int64]
+    row_C: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+    type_W: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(units: Sequence[Unit], copies: dict[str, int]) -> FlatWays:
+        """The ways of these units; ``copies`` says on how many devices a piece of each scope lives."""
+        names: dict[str, int] = {}
+        rows: list[tuple[float, ...]] = []
+        cells: list[tuple[int, int]] = []
+        for unit, one in enumerate(units):
+            for number, way in enumerate(one.ways):
+                volumes = np.array([volume_numbers(piece.volume) for piece in way.pieces])
+                own = float(copies[way.scope])
+                rows.append(
+                    (
+                        unit,
+                        number,
+                        own,
+                        way.values,
+                        own * sum(piece.size_bytes for piece in way.pieces),
+                        names.setdefault(way.sharding_type, len(names)),
+                        *volumes.sum(axis=0),
+                        *volumes.max(axis=0),
+                    )
+                )
+                cells += [(len(rows) - 1, row) for piece in way.pieces for _, row in piece.cells]
+        table, of_cells = np.array(rows), np.array(cells, dtype=np.int64)
+        unit_W, number_W, type_W = table[:, [0, 1, 5]].astype(np.int64).T
+        return FlatWays(
+            unit_W,
+            number_W,
+            table[:, 2],
+            table[:, 6:10],
+            table[:, 10:14],
+            table[:, 3],
+            table[:, 4],
+            of_cells[:, 0],
+            of_cells[:, 1],
+            tuple(names),
+            type_W,
+        )
+
+    def summed(self, values_P: FloatArray) -> FloatArray:
+        """[W] sums over the looked-up rows of each way."""
+        return np.asarray(
+            np.bincount(self.way_C, weights=values_P[self.row_C], minlength=len(self.unit_W)), dtype=np.float64
+        )
+
+    def longest(self, values_P: FloatArray) -> FloatArray:
+        """[W] the largest of the looked-up rows of each way."""
+        found = np.zeros(len(self.unit_W))
+        np.maximum.at(found, self.way_C, values_P[self.row_C])
+        return found
+
+    def padded(self, values_W: FloatArray) -> FloatArray:
+        """[U, ways of a unit] infinite where there is no such way."""
+        found = np.full((int(self.unit_W.max()) + 1, int(self.number_W.max()) + 1), np.inf)
+        found[self.unit_W, self.number_W] = values_W
+        return found
+
+
 class Options:
     """All units of a task with their ways, and the columns of all their pieces.
 
@@ -118,6 +205,18 @@ class Options:
         ]
         self.dense = np.array([call.is_dense for call in self.calls], dtype=bool)
         self.collective_of_call = tuple((call.module, call.sharding_type) for call in self.calls)
+
+    @cached_property
+    def flat(self) -> FlatWays:
+        """The ways that the options began with."""
+        machine = self.task.machine
+        copies = {
+            DEVICE: 1,
+            NODE: machine.devices_per_node,
+            EVERYWHERE: machine.num_devices,
+            REPLICA: machine.num_devices,
+        }
+        return FlatWays.of(self.units, copies)
 
     def add_ways(self, unit: int, ways: Sequence[Way]) -> None:
         """More ways for a unit, whose pieces were made by ``column_way``."""

@@ -44,6 +44,10 @@ TYPE_SETS = tuple(
     if alone or rows
 )
 """Sets of types that constructions use: each type that is used costs a kernel call and its collectives."""
+SMALL = 2**16
+"""Units times devices up to which every construction is made; of larger tasks, fewer."""
+LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and GRID_SHARD not in types)
+MOST_LARGE_STARTS = 4
 STAGES = ((1.0, 0.35), (0.25, 0.3), (0.0, 0.35))
 """Share of the starts that is improved, at least one, and of all changes that are tried for it; stage after stage."""
 LEAST_GAIN = 1e-4
@@ -61,7 +65,7 @@ class SearchEffort:
         time_limit_s: the search ends after so many seconds at the latest; None for no limit.
     """
 
-    changes: int = 6_000
+    changes: int = 3_000
     idle_kicks: int = 100
     kicked: int = 3
     time_limit_s: float | None = None
@@ -119,6 +123,7 @@ class PlanSearch:
         limit_s = self.effort.time_limit_s
         self._deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
         self._is_interrupted = False
+        self._is_small = len(self.options.units) * costs.task.num_devices <= SMALL
         self._best_ms = float("inf")
 
     def run(self, known: Sequence[Sequence[TablePart]] = ()) -> SearchResult:
@@ -138,7 +143,7 @@ class PlanSearch:
         with on_interrupt(self._interrupt):
             for share, of_changes in STAGES:
                 starts = sorted(starts, key=lambda one: one.cost_ms)
-                kept = max(1, round(share * len(starts)))
+                kept = max(1, round(share * (len(starts) if self._is_small else min(len(starts), MOST_LARGE_STARTS))))
                 for start in starts[:kept]:
                     self._changes_left = int(self.effort.changes * of_changes / kept)
                     self._types = start.types if share else set(SHARDING_TYPES)
@@ -168,9 +173,9 @@ class PlanSearch:
         found: dict[tuple[Choice, ...], _Start] = {}
         even_ms = self.construction.even_ms
         known: dict[bytes, tuple[float, list[Choice]] | None] = {}
-        for types in TYPE_SETS:
+        for types in TYPE_SETS if self._is_small else LARGE_TYPE_SETS:
             best: tuple[float, list[Choice]] | None = None
-            for limit in LIMITS:
+            for limit in LIMITS if self._is_small else LIMITS[::3]:
                 ways_U = self.construction.ways(limit * even_ms, types)
                 key = ways_U.tobytes()
                 if key not in known:
@@ -243,16 +248,8 @@ class PlanSearch:
 
     def _units_on(self, state: State, device: int) -> tuple[list[int], list[int]]:
         """Units with a piece on a device that can move, and those that live on many devices."""
-        movable, spread = [], []
         node = self.costs.task.machine.node_of(device)
-        for unit, choice in enumerate(state.choices):
-            scope = state.way(unit).scope
-            if scope == DEVICE:
-                if device in choice.places:
-                    movable.append(unit)
-            elif scope != NODE or node in choice.places:
-                spread.append(unit)
-        return movable, spread
+        return sorted(state.on_device[device]), sorted(state.on_node[node] | state.everywhere)
 
     def _may_go(self, state: State, unit: int, device: int, leaves: int | None = None) -> bool:
         """Whether rules let a piece of a unit go to a device; memory left aside.
@@ -269,9 +266,9 @@ class PlanSearch:
             return False
         groups = set(self.construction.groups_of(unit))
         return not groups or not any(
-            device in choice.places and groups & set(self.construction.groups_of(other))
-            for other, choice in enumerate(state.choices)
-            if other not in (unit, leaves) and state.way(other).scope == DEVICE
+            groups & set(self.construction.groups_of(other))
+            for other in state.on_device[device]
+            if other not in (unit, leaves)
         )
 
     def _piece_on(self, state: State, unit: int, device: int) -> int:

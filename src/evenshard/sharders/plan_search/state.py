@@ -57,6 +57,9 @@ class State:
         self.used_D = np.zeros(devices, dtype=np.int64)
         self.users_C = np.zeros(calls, dtype=np.int64)
         self.replicated_values = 0.0
+        self.on_device: list[set[int]] = [set() for _ in range(devices)]
+        self.on_node: list[set[int]] = [set() for _ in range(task.machine.num_nodes)]
+        self.everywhere: set[int] = set()
         self.compute_ms_D = np.zeros(devices)
         for unit, choice in enumerate(choices):
             self._add(unit, choice, 1)
@@ -107,6 +110,7 @@ class State:
 
     def _add(self, unit: int, choice: Choice, sign: int) -> None:
         way = self.options.units[unit].ways[choice.way]
+        self._index(unit, way, choice, sign)
         places: Sequence[int] = choice.places if way.scope in (DEVICE, NODE) else (0,) * len(way.pieces)
         for piece, place in zip(way.pieces, places, strict=True):
             where: slice | int
@@ -130,6 +134,19 @@ class State:
             self.volumes_4D[:, where] += volume_4[:, None] if isinstance(where, slice) else volume_4
             self.used_D[where] += sign * piece.size_bytes
         self.replicated_values += sign * way.values
+
+    def _index(self, unit: int, way: Way, choice: Choice, sign: int) -> None:
+        """Remembers where a unit lives, or forgets it."""
+        if way.scope in (EVERYWHERE, REPLICA):
+            homes = [self.everywhere]
+        else:
+            where = self.on_device if way.scope == DEVICE else self.on_node
+            homes = [where[place] for place in choice.places]
+        for home in homes:
+            if sign > 0:
+                home.add(unit)
+            else:
+                home.discard(unit)
 
     def _refresh(self, devices: npt.NDArray[np.int64]) -> None:
         """Computing times of some devices."""
