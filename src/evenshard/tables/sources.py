@@ -36,7 +36,7 @@ from evenshard.utils.messages import brief, cut
 from evenshard.utils.params import check_ranges
 
 BATCH_SUFFIXES = (".pt", ".pt.gz")
-_COUNTED = ("pooling_factor", "reuse_bins")
+_COUNTED = ("pooling_factor", "feature_pooling_factors", "reuse_bins")
 """Columns that a sample of traffic tells."""
 
 

@@ -57,11 +57,11 @@ def test_reading_is_bounded_whatever_the_size(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_hot_table_is_kept_as_counts() -> None:
-    counts = counts_module.TableCounts("ads", None)
+    counts = counts_module.TableCounts("ads", None, ["ads"])
     block = np.arange(1000, dtype=np.int64).repeat(100)
     tracemalloc.start()
     for _ in range(100):
-        counts.add(block.copy(), Path("a.pt"))  # 76 MiB together
+        counts.add("ads", block.copy(), Path("a.pt"))  # 76 MiB together
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     counts.close_window(is_full=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,8 @@ def test_a_dlrm_batch_gives_the_figures_of_dlrm_batch(tmp_path: Path, name: str)
     source = tmp_path / name
     source.write_bytes(gzip.compress(plain.read_bytes()) if name.endswith(".gz") else plain.read_bytes())
     found = tables_from_traffic(source, 64, embedding_dim=8)
-    assert found.tables == tables_from_batch(read_dlrm_batch(source), [8], seed=0)
+    uneven = tuple(replace(one, row_shares=None) for one in found.tables)
+    assert uneven == tables_from_batch(read_dlrm_batch(source), [8], seed=0) != found.tables
 
 
 def test_windows_within_a_dlrm_batch(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.placement.parts import Span, lookup_share
 from evenshard.tables.reuse import feasible_reuse_bins, reuse_bins_of_counts
 from evenshard.tables.traffic import Assumption, tables_from_traffic
 from evenshard.tables.traffic import counts as counts_module
@@ -124,6 +126,91 @@ def test_any_cut_into_files_groups_and_blocks_counts_the_same(
         counts = [np.unique(window, return_counts=True)[1] for window in windows if window]
         if counts:
             assert one.reuse_bins == reuse_bins_of_counts(np.concatenate(counts))
+
+
+# Features ------------------------------------------------------------------------------------------------------------
+
+SHARED = replace(table("songs", rows=8), feature_names=("ads", "user"), feature_pooling_factors=(1.0, 1.0))
+
+
+def test_a_table_of_several_features_counts_their_columns_together(tmp_path: Path) -> None:
+    """Window 1 looks up 7 and 0 twice and 2 once; window 2 looks up 4, 1, 3 once and 5 twice."""
+    found = tables_from_traffic(write_parquet(tmp_path, TRAFFIC), 2, [SHARED])
+    (songs,) = found.tables
+    assert (songs.pooling_factor, songs.feature_pooling_factors) == (2.5, (1.5, 1.0))
+    assert songs.reuse_bins == pytest.approx(bins(4 / 7, 3 / 7))
+    assert songs.row_shares == (0.2, 0.1, 0.1, 0.1, 0.1, 0.2, 0.0, 0.2)
+    assert found.assumptions == () and songs.problem() is None
+
+
+def test_a_feature_of_two_tables_counts_for_both(tmp_path: Path) -> None:
+    other = replace(table("other", rows=9), feature_names=("ads",))
+    for group_lookups in (1, 1 << 24):  # tables read one after the other, and together
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tables_module, "GROUP_LOOKUPS", group_lookups)
+            songs, both = tables_from_traffic(write_parquet(tmp_path, TRAFFIC), 2, [SHARED, other]).tables
+        assert (songs.pooling_factor, both.pooling_factor) == (2.5, 1.5)
+        assert both.feature_names == ("ads",) and both.feature_pooling_factors == ()
+
+
+def test_a_feature_that_the_sample_lacks_keeps_its_lookups(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path, {"ads": TRAFFIC["ads"]})
+    assert "holds no traffic of feature 'user'; it holds feature 'ads'" in complaint(
+        source, tables=[SHARED], embedding_dim=None
+    )
+    found = tables_from_traffic(source, 2, [SHARED], ignore_unmatched=True)
+    assert found.tables[0].feature_pooling_factors == (1.5, 1.0)
+    text = "as given for feature 'user', since the sample does not hold it"
+    assert found.assumptions == (Assumption("songs", "feature_pooling_factors", text),)
+
+
+@pytest.mark.parametrize("names", [(), ("x", "y")])
+def test_a_column_of_a_table_stands_for_all_its_features(tmp_path: Path, names: tuple[str, ...]) -> None:
+    songs = replace(SHARED, name="ads", feature_names=names, pooling_factor=4.0, feature_pooling_factors=(1.0, 3.0))
+    (found,) = tables_from_traffic(write_parquet(tmp_path, {"ads": TRAFFIC["ads"]}), 2, [songs]).tables
+    assert (found.pooling_factor, found.feature_pooling_factors) == (1.5, (0.375, 1.125))
+
+
+def test_a_column_of_a_feature_is_not_a_table_of_its_name(tmp_path: Path) -> None:
+    """Table ads has the feature x; the column ads is a feature of songs."""
+    ads = replace(table("ads", rows=8, pooling=9.0), feature_names=("x",))
+    songs, kept = tables_from_traffic(write_parquet(tmp_path, TRAFFIC), 2, [SHARED, ads], ignore_unmatched=True).tables
+    assert (songs.pooling_factor, kept) == (2.5, ads)
+
+
+def test_a_row_beyond_a_shared_table_is_named_with_its_feature(tmp_path: Path) -> None:
+    small = replace(SHARED, num_rows=6)
+    message = complaint(write_parquet(tmp_path, TRAFFIC), tables=[small], embedding_dim=None)
+    assert "table 'songs', feature 'ads': index 7 is beyond the table's 6 rows" in message
+
+
+# Rows ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 255, 256, 257, 10_000, 3_000_001])
+def test_shares_of_rows_are_those_of_256_equal_runs(tmp_path: Path, num_rows: int) -> None:
+    rows = (np.random.default_rng(0).random(2_000) ** 3 * num_rows).astype(np.int64)
+    source = write_parquet(tmp_path, {"ads": rows.reshape(10, -1).tolist()})
+    (found,) = tables_from_traffic(source, 5, [table("ads", rows=num_rows)]).tables
+    runs = min(num_rows, 256)
+    expected = np.bincount(rows * runs // num_rows, minlength=runs) / 2_000
+    assert found.row_shares == pytest.approx(tuple(expected.tolist())) and found.problem() is None
+    half = lookup_share(found, Span(0, num_rows // 2))
+    assert half == pytest.approx(float((rows < num_rows // 2).mean()), abs=0.01)
+
+
+def test_rows_that_only_the_sample_tells_are_counted_in_growing_runs(tmp_path: Path) -> None:
+    """A tenth of the lookups is of row 5, the others are even over the rows."""
+    rng = np.random.default_rng(0)
+    rows = np.where(rng.random(20_000) < 0.1, 5, rng.integers(1_000_000, size=20_000))
+    source = write_parquet(tmp_path, {"ads": np.sort(rows).reshape(10, -1).tolist()})
+    (found,) = tables_from_traffic(source, 5, embedding_dim=8).tables
+    assert found.num_rows == rows.max() + 1 and found.problem() is None
+    assert found.row_shares is not None and len(found.row_shares) == 256
+    assert found.row_shares[0] == pytest.approx(0.1, abs=0.01) and max(found.row_shares[1:]) < 0.01
+    for part in (10, 100, 700):
+        row = part * 1000
+        assert lookup_share(found, Span(0, row)) == pytest.approx(float((rows < row).mean()), abs=0.02)
 
 
 def test_given_tables_keep_everything_but_the_traffic(tmp_path: Path) -> None:

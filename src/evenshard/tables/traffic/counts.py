@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from evenshard.tables.reuse import NUM_REUSE_BINS, reuse_bins_of_counts
+from evenshard.tables.traffic.row_runs import RowRuns
 from evenshard.tables.traffic.sample import Block, IntArray
 from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import brief
@@ -23,24 +24,28 @@ class TableCounts:
     """What the sample shows of one table.
 
     Attributes:
-        num_lookups: lookups in the whole sample.
+        columns: columns of the sample that are its features.
+        num_lookups: lookups of each column in the whole sample.
         largest_row: largest row that was looked up, -1 if none was.
         unique_K: unique rows of all full windows together by the number of lookups in their window, bin by bin. Their
             shares are the mean histogram of the windows, each weighted by its number of unique rows. So weighted, the
             mean lookups per unique row that the histogram implies are those of the sample; in the plain mean, a
             window of one hot row would count as much as one of a thousand cold rows.
         rest_K: the same of the incomplete last window.
+        row_runs: how the lookups of the whole sample spread over the rows.
     """
 
-    def __init__(self, name: str, num_rows: int | None) -> None:
-        self.name, self._num_rows = name, num_rows
-        self.num_lookups, self.largest_row = 0, -1
+    def __init__(self, name: str, num_rows: int | None, columns: Sequence[str]) -> None:
+        self.name, self._num_rows, self.columns = name, num_rows, tuple(columns)
+        self.num_lookups = dict.fromkeys(self.columns, 0)
+        self.largest_row = -1
+        self.row_runs = RowRuns(num_rows)
         self.unique_K = np.zeros(NUM_REUSE_BINS, dtype=np.int64)
         self.rest_K = np.zeros(NUM_REUSE_BINS, dtype=np.int64)
         self._clear()
 
-    def add(self, rows_L: IntArray, path: Path) -> None:
-        """Lookups of the present window.
+    def add(self, column: str, rows_L: IntArray, path: Path) -> None:
+        """Lookups of a column in the present window.
 
         Raises:
             BadFile: a row number is negative or beyond the table.
@@ -48,7 +53,7 @@ class TableCounts:
         if rows_L.size == 0:
             return
         smallest, largest = int(rows_L.min()), int(rows_L.max())
-        where = f"table {brief(self.name)}"
+        where = f"table {brief(self.name)}" + (f", feature {brief(column)}" if column != self.name else "")
         if smallest < 0:
             raise BadFile(
                 path, f"index {smallest} is negative", "Correct the sample; -1 does not stand for no lookup.", where
@@ -56,8 +61,9 @@ class TableCounts:
         if self._num_rows is not None and largest >= self._num_rows:
             problem = f"index {largest} is beyond the table's {self._num_rows} rows"
             raise BadFile(path, problem, "Correct num_rows or the sample.", where)
-        self.num_lookups += rows_L.size
+        self.num_lookups[column] += rows_L.size
         self.largest_row = max(self.largest_row, largest)
+        self.row_runs.add(rows_L, largest)
         self._pending.append(rows_L)
         self._num_pending += rows_L.size
         if self._num_pending > max(COMPACT_AT, self._rows_U.size):
@@ -109,8 +115,9 @@ class WindowedCounts:
         while start < block.num_samples:
             end = min(block.num_samples, start + self._batch_size - self._filled)
             for table in self._tables:
-                lookups = block.lookups[table.name]
-                table.add(lookups.rows[lookups.offsets[start] : lookups.offsets[end]], path)
+                for column in table.columns:
+                    lookups = block.lookups[column]
+                    table.add(column, lookups.rows[lookups.offsets[start] : lookups.offsets[end]], path)
             self._filled += end - start
             start = end
             if self._filled == self._batch_size:

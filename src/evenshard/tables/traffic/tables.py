@@ -1,4 +1,6 @@
-"""Tables from a sample of traffic: fills in pooling factors and reuse histograms, or makes the tables themselves.
+"""Tables from a sample of traffic: fills in pooling factors, reuse histograms and shares of rows, or makes the tables.
+
+A column of the sample is a feature. A table has the columns of its ``feature_names``, or the one of its own name.
 
 The histogram belongs to a batch size (docs/decisions/0002), so the sample is cut into windows of that many successive
 samples, from file to file. All tables' lookups of one window may be too many to hold at once; then the tables are read
@@ -7,7 +9,7 @@ in groups, one after the other, and each group reads its own part of the files o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -58,15 +60,16 @@ def tables_from_traffic(
 ) -> TrafficTables:
     """Counts a sample of traffic.
 
-    Pooling factors are lookups per sample of the whole sample. Histograms are those of windows of ``batch_size``
+    Pooling factors are lookups per sample of the whole sample, of each feature its own; shares of rows are of the whole
+    sample too. Histograms are those of windows of ``batch_size``
     samples; an incomplete last window counts only for tables that no full one reads. A table that is never looked up
     has pooling factor 0 and no histogram.
 
     Args:
         source: a folder of Parquet files or of ``.pt`` files, read in the order of their names, or one such file.
         batch_size: samples of the task that the tables are for.
-        tables: the tables whose pooling factors and histograms are to be replaced, as ``load_tables`` reads them. None
-            makes tables of all that the sample holds, with as many rows as the largest index tells.
+        tables: the tables whose pooling factors, histograms and shares of rows are to be replaced, as ``load_tables``
+            reads them. None makes tables of all that the sample holds, with as many rows as the largest index tells.
         embedding_dim: without ``tables``: one for all, or one for each.
         weight_bits: without ``tables``: 4, 8, 16 or 32; 32 is assumed where left out.
         ignore_unmatched: tables without traffic stay as they are, traffic without a table is not read.
@@ -78,18 +81,17 @@ def tables_from_traffic(
     source = Path(source)
     _check_settings(batch_size, tables, embedding_dim, weight_bits)
     with opened_sample(source) as sample:
-        names = _wanted(source, sample, tables, embedding_dim, ignore_unmatched)
-        num_rows = {table.name: table.num_rows for table in tables or ()}
-        survey = sample.survey(names)
+        counts = _wanted(source, sample, tables, embedding_dim, ignore_unmatched)
+        survey = sample.survey(list(dict.fromkeys(column for one in counts.values() for column in one.columns)))
         if survey.num_samples == 0:
             raise BadFile(source, "holds no sample", "Give at least one batch.")
-        counts = {name: TableCounts(name, num_rows.get(name)) for name in names}
         _count(sample, survey, counts, batch_size)
     if tables is None:
         assert embedding_dim is not None
-        dims = embedding_dim if isinstance(embedding_dim, Mapping) else dict.fromkeys(names, embedding_dim)
+        dims = embedding_dim if isinstance(embedding_dim, Mapping) else dict.fromkeys(counts, embedding_dim)
         tables = [
-            Table(name, counts[name].largest_row + 1 or 1, dims[name], 0.0, None, weight_bits or 32) for name in names
+            Table(name, one.largest_row + 1 or 1, dims[name], 0.0, None, weight_bits or 32)
+            for name, one in counts.items()
         ]
         assumptions = _assumed_sizes(tables, counts, weight_bits)
     else:
@@ -130,58 +132,70 @@ def _wanted(
     tables: Sequence[Table] | None,
     embedding_dim: int | Mapping[str, int] | None,
     ignore_unmatched: bool,
-) -> list[str]:
-    """The tables of the sample to count. Raises BadFile if some table and some traffic do not find each other."""
-    if tables is not None:
-        known = {table.name for table in tables}
-    elif isinstance(embedding_dim, Mapping):
-        known = set(embedding_dim)
+) -> dict[str, TableCounts]:
+    """The tables to count, by name. Raises BadFile if some table and some traffic do not find each other."""
+    if tables is None:
+        known = sample.names if embedding_dim is None or isinstance(embedding_dim, int) else tuple(embedding_dim)
+        features = {name: (name,) for name in known}
     else:
-        return list(sample.names)
-    without_table = [name for name in sample.names if name not in known]
-    without_traffic = sorted(known - set(sample.names))
+        features = {table.name: table.feature_names or (table.name,) for table in tables}
+    columns = {column for own in features.values() for column in own}
+    in_sample = set(sample.names)
+    for name, own in features.items():
+        # Features that the sample does not tell apart stand in a column of their table.
+        if not in_sample & set(own) and name in in_sample and name not in columns:
+            features[name] = (name,)
+    columns = {column for own in features.values() for column in own}
+    what = "table" if columns == set(features) else "feature"
+    without_table = [name for name in sample.names if name not in columns]
+    without_traffic = sorted(columns - in_sample)
     if without_table and not ignore_unmatched:
-        raise BadFile(
-            source, f"holds traffic of {_some(without_table)}", "Add the table, or ignore what does not match."
-        )
+        problem = f"holds traffic of {_some(what, without_table)}"
+        raise BadFile(source, problem, "Add the table, or ignore what does not match.")
     if without_traffic and not ignore_unmatched:
-        problem = f"holds no traffic of {_some(without_traffic)}; it holds {_some(sample.names)}"
-        raise BadFile(source, problem, "Use the sample's names for the tables, or ignore what does not match.")
-    names = [name for name in sample.names if name in known]
-    if not names:
-        problem = f"holds {_some(sample.names)}, none of the tables"
-        raise BadFile(source, problem, "Use the sample's names for the tables.")
-    return names
+        problem = f"holds no traffic of {_some(what, without_traffic)}; it holds {_some(what, sample.names)}"
+        raise BadFile(source, problem, f"Use the sample's names for the {what}s, or ignore what does not match.")
+    num_rows = {table.name: table.num_rows for table in tables or ()}
+    found = {name: [column for column in own if column in in_sample] for name, own in features.items()}
+    if not any(found.values()):
+        problem = f"holds {_some(what, sample.names)}, none of the tables"
+        raise BadFile(source, problem, f"Use the sample's names for the {what}s.")
+    order = {column: position for position, column in enumerate(sample.names)}
+    names = sorted((name for name, own in found.items() if own), key=lambda name: order[found[name][0]])
+    return {name: TableCounts(name, num_rows.get(name), found[name]) for name in names}
 
 
-def _some(names: Sequence[str]) -> str:
+def _some(what: str, names: Sequence[str]) -> str:
     first = ", ".join(map(brief, names[:3]))
-    return f"table {first}" if len(names) == 1 else f"tables {first}" + f" and {len(names) - 3} more" * (len(names) > 3)
+    return (
+        f"{what} {first}" if len(names) == 1 else f"{what}s {first}" + f" and {len(names) - 3} more" * (len(names) > 3)
+    )
 
 
 def _count(sample: Sample, survey: Survey, counts: Mapping[str, TableCounts], batch_size: int) -> None:
-    steps = [(names, part) for names in _groups(survey, batch_size) for part in survey.parts]
-    for names, part in progress(steps, "counting lookups"):
+    steps = [(tables, part) for tables in _groups(survey, counts.values(), batch_size) for part in survey.parts]
+    for tables, part in progress(steps, "counting lookups"):
+        columns = list(dict.fromkeys(column for table in tables for column in table.columns))
         if part is survey.parts[0]:
-            windows = WindowedCounts([counts[name] for name in names], batch_size)
-            per_sample = sum(1 + survey.num_lookups[name] / survey.num_samples for name in names)
-        for block in sample.blocks(part, names, max(1, int(BLOCK_LOOKUPS / per_sample))):
+            windows = WindowedCounts(tables, batch_size)
+            per_sample = sum(1 + survey.num_lookups[column] / survey.num_samples for column in columns)
+        for block in sample.blocks(part, columns, max(1, int(BLOCK_LOOKUPS / per_sample))):
             windows.add(block, part.path)
         if part is survey.parts[-1]:
             windows.finish()
 
 
-def _groups(survey: Survey, batch_size: int) -> list[list[str]]:
+def _groups(survey: Survey, tables: Iterable[TableCounts], batch_size: int) -> list[list[TableCounts]]:
     """Tables to read together: each group's lookups of a mean window fit into ``GROUP_LOOKUPS``, if more than one."""
     window_samples = min(batch_size, survey.num_samples)
-    groups: list[list[str]] = []
+    groups: list[list[TableCounts]] = []
     room = 0.0
-    for name, num_lookups in survey.num_lookups.items():
-        size = num_lookups / survey.num_samples * window_samples
+    for table in tables:
+        size = sum(survey.num_lookups[column] for column in table.columns) / survey.num_samples * window_samples
         if not groups or size > room:
             groups.append([])
             room = GROUP_LOOKUPS
-        groups[-1].append(name)
+        groups[-1].append(table)
         room -= size
     return groups
 
@@ -210,17 +224,38 @@ def _filled(
         text = "as given, since the sample does not hold the table"
         assumptions += [Assumption(table.name, column, text) for column in ("pooling_factor", "reuse_bins")]
         return table
-    if counts.num_lookups == 0:
+    own = _feature_lookups(table, counts, num_samples, assumptions)
+    table = replace(
+        table, pooling_factor=sum(own), feature_pooling_factors=own if table.feature_pooling_factors else ()
+    )
+    if not any(counts.num_lookups.values()):
         assumptions.append(Assumption(table.name, "reuse_bins", "none, since no row was looked up"))
-        return replace(table, pooling_factor=0.0, reuse_bins=None)
-    pooling_factor = counts.num_lookups / num_samples
+        return replace(table, reuse_bins=None, row_shares=None)
+    table = replace(table, row_shares=counts.row_runs.shares(table.num_rows))
     total = int(counts.unique_K.sum())
     if total:
-        return replace(table, pooling_factor=pooling_factor, reuse_bins=tuple((counts.unique_K / total).tolist()))
+        return replace(table, reuse_bins=tuple((counts.unique_K / total).tolist()))
     # Fewer samples than a batch come back to fewer rows. The histogram is moved only as far as a whole batch's lookups
     # need to fit into the rows at all.
     rest_K = tuple((counts.rest_K / np.sum(counts.rest_K)).tolist())
-    reuse_bins = feasible_reuse_bins(table.num_rows, pooling_factor * batch_size, base=rest_K)
+    reuse_bins = feasible_reuse_bins(table.num_rows, table.pooling_factor * batch_size, base=rest_K)
     text = f"those of {num_samples % batch_size} samples; a batch of {batch_size} comes back to rows more often"
     assumptions.append(Assumption(table.name, "reuse_bins", text))
-    return replace(table, pooling_factor=pooling_factor, reuse_bins=reuse_bins)
+    return replace(table, reuse_bins=reuse_bins)
+
+
+def _feature_lookups(
+    table: Table, counts: TableCounts, num_samples: int, assumptions: list[Assumption]
+) -> tuple[float, ...]:
+    """Lookups per sample of each feature: counted, or as given where the sample does not hold it."""
+    counted = {column: number / num_samples for column, number in counts.num_lookups.items()}
+    if not set(counted) & set(table.feature_names):  # one column for all features
+        (together,) = counted.values()
+        given = sum(table.feature_lookups)
+        return tuple(together * (one / given if given else 1 / table.num_features) for one in table.feature_lookups)
+    if missing := [name for name in table.feature_names if name not in counted]:
+        text = f"as given for {_some('feature', missing)}, since the sample does not hold it"
+        assumptions.append(Assumption(table.name, "feature_pooling_factors", text))
+    return tuple(
+        counted.get(name, given) for name, given in zip(table.feature_names, table.feature_lookups, strict=True)
+    )
