@@ -136,7 +136,7 @@ def _wanted(
     """The tables to count, by name. Raises BadFile if some table and some traffic do not find each other."""
     if tables is None:
         known = sample.names if embedding_dim is None or isinstance(embedding_dim, int) else tuple(embedding_dim)
-        features = {name: (name,) for name in known}
+        features: dict[str, tuple[str, ...]] = {name: (name,) for name in known}
     else:
         features = {table.name: table.feature_names or (table.name,) for table in tables}
     columns = {column for own in features.values() for column in own}
