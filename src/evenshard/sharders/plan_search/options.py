@@ -45,6 +45,8 @@ SCOPES = {
     DATA_PARALLEL: REPLICA,
 }
 MAX_CUTS = 128
+SMALL = 2**16
+"""Tables times devices up to which everything is tried; of larger tasks, less."""
 
 
 @dataclass(frozen=True)
@@ -191,10 +193,12 @@ class Options:
         units: the units.
         calls: kernel calls by number.
         columns_KPH: columns of what is looked up, for each kind of device.
+        is_small: everything may be tried.
     """
 
     def __init__(self, costs: PartCosts) -> None:
         self.costs, self.task = costs, costs.task
+        self.is_small = len(self.task.tables) * self.task.num_devices <= SMALL
         self.calls: dict[KernelCall, int] = {}
         self._looked_up: dict[tuple[Looked, ...], int] = {}
         self._even_share: dict[int, float] = {}
@@ -278,7 +282,7 @@ class Options:
         by_columns = COLUMN_WISE if COLUMN_WISE in types else TABLE_COLUMN_WISE
         if by_columns in types:
             most = allowed if by_columns == COLUMN_WISE else min(allowed, machine.devices_per_node)
-            for widths in column_cuts(whole_columns, most, limits.min_columns):
+            for widths in self._cuts(whole_columns, most, limits.min_columns):
                 found.append(self._way(position, by_columns, widths, 1))
         if machine.num_devices > 1 and everywhere and ROW_WISE in types:
             found.append(self._way(position, ROW_WISE, (whole_columns,), machine.num_devices))
@@ -286,11 +290,16 @@ class Options:
             if TABLE_ROW_WISE in types and machine.devices_per_node > 1:
                 found.append(self._way(position, TABLE_ROW_WISE, (whole_columns,), machine.devices_per_node))
             if GRID_SHARD in types:
-                for widths in column_cuts(whole_columns, machine.num_nodes, limits.min_columns):
+                for widths in self._cuts(whole_columns, machine.num_nodes, limits.min_columns):
                     found.append(self._way(position, GRID_SHARD, widths, machine.devices_per_node))
         if machine.num_devices > 1 and everywhere and DATA_PARALLEL in types:
             found.append(self._replica(position))
         return tuple(found)
+
+    def _cuts(self, columns: int, most: int, least_width: int) -> Iterator[tuple[int, ...]]:
+        """Even cuts; of large tasks, into powers of two alone."""
+        cuts = column_cuts(columns, most, least_width)
+        return (widths for widths in cuts if self.is_small or len(widths).bit_count() == 1)
 
     def _columns_of(self, position: int) -> int:
         return self.task.tables[position].embedding_dim

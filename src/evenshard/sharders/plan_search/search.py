@@ -44,8 +44,6 @@ TYPE_SETS = tuple(
     if alone or rows
 )
 """Sets of types that constructions use: each type that is used costs a kernel call and its collectives."""
-SMALL = 2**16
-"""Units times devices up to which every construction is made; of larger tasks, fewer."""
 LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and GRID_SHARD not in types)
 MOST_LARGE_STARTS = 4
 STAGES = ((1.0, 0.35), (0.25, 0.3), (0.0, 0.35))
@@ -123,7 +121,6 @@ class PlanSearch:
         limit_s = self.effort.time_limit_s
         self._deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
         self._is_interrupted = False
-        self._is_small = len(self.options.units) * costs.task.num_devices <= SMALL
         self._best_ms = float("inf")
 
     def run(self, known: Sequence[Sequence[TablePart]] = ()) -> SearchResult:
@@ -143,7 +140,9 @@ class PlanSearch:
         with on_interrupt(self._interrupt):
             for share, of_changes in STAGES:
                 starts = sorted(starts, key=lambda one: one.cost_ms)
-                kept = max(1, round(share * (len(starts) if self._is_small else min(len(starts), MOST_LARGE_STARTS))))
+                kept = max(
+                    1, round(share * (len(starts) if self.options.is_small else min(len(starts), MOST_LARGE_STARTS)))
+                )
                 for start in starts[:kept]:
                     self._changes_left = int(self.effort.changes * of_changes / kept)
                     self._types = start.types if share else set(SHARDING_TYPES)
@@ -173,9 +172,9 @@ class PlanSearch:
         found: dict[tuple[Choice, ...], _Start] = {}
         even_ms = self.construction.even_ms
         known: dict[bytes, tuple[float, list[Choice]] | None] = {}
-        for types in TYPE_SETS if self._is_small else LARGE_TYPE_SETS:
+        for types in TYPE_SETS if self.options.is_small else LARGE_TYPE_SETS:
             best: tuple[float, list[Choice]] | None = None
-            for limit in LIMITS if self._is_small else LIMITS[::3]:
+            for limit in LIMITS if self.options.is_small else LIMITS[::3]:
                 ways_U = self.construction.ways(limit * even_ms, types)
                 key = ways_U.tobytes()
                 if key not in known:
