@@ -38,6 +38,7 @@ from evenshard.utils.params import check_ranges
 BATCH_SUFFIXES = (".pt", ".pt.gz")
 _COUNTED = ("pooling_factor", "feature_pooling_factors", "reuse_bins")
 """Columns that a sample of traffic tells."""
+_PRECISION = ("weight_bits", "data_type")
 
 
 class SourceKind(Enum):
@@ -143,7 +144,8 @@ def with_traffic(table_set: TableSet, traffic: str | PathLike[str], batch_size: 
     open_before = {(one.table, one.column) for one in before}
     after = [one for one in found.assumptions if (one.table, one.column) not in open_before]
     position = {table.name: number for number, table in enumerate(found.tables)}
-    ordered = sorted(before + after, key=lambda one: (position[one.table], TABLE_COLUMNS.index(one.column)))
+    rank = {column: number for number, column in enumerate(TABLE_COLUMNS)}
+    ordered = sorted(before + after, key=lambda one: (position[one.table], rank.get(one.column, len(rank))))
     return TableSet(found.tables, tuple(ordered))
 
 
@@ -158,7 +160,7 @@ def with_weight_bits(table_set: TableSet, weight_bits: int) -> TableSet:
         table if table.weight_bits == weight_bits else replace(table, weight_bits=weight_bits, data_type="")
         for table in table_set.tables
     )
-    return TableSet(tables, tuple(one for one in table_set.assumptions if one.column != "weight_bits"))
+    return TableSet(tables, tuple(one for one in table_set.assumptions if one.column not in _PRECISION))
 
 
 def _check_weight_bits(weight_bits: int) -> None:

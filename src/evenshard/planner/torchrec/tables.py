@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenshard.planner.options import place_option
+from evenshard.planner.torchrec.config_fields import unused_settings
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.sources import TableSet
@@ -53,7 +54,7 @@ def table_set_of(
     default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
     sharders: Sequence[Any] | None = None,
 ) -> TableSet:
-    """As ``tables_of``, with what is assumed about the tables."""
+    """As ``tables_of``, with what is assumed about the tables and what their configurations say in vain."""
     located = located_tables(collections, sharders)
     if not located:
         raise BadConfig(
@@ -71,7 +72,7 @@ def table_set_of(
         _table(one, _feature_lookups(one, given, names, default_pooling_factor), deduplicates) for one in located
     )
     assumed = _assumed_pooling(located, given, default_pooling_factor)
-    return TableSet(tables, (*assumed, *TableSet.of(tables).assumptions))
+    return TableSet(tables, (*assumed, *TableSet.of(tables).assumptions, *unused_settings(located)))
 
 
 def _table(one: LocatedTable, lookups: tuple[float, ...], deduplicates: bool) -> Table:

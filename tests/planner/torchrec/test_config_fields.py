@@ -1,0 +1,118 @@
+"""Every field of TorchRec's configurations makes a table what it is, or is named as one that changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import pytest
+from torch import nn
+from torchrec.modules.embedding_configs import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    NoEvictionPolicy,
+    PoolingType,
+)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from evenshard.planner.torchrec import tables_of
+from evenshard.planner.torchrec.config_fields import UNUSED, USED, changed_fields
+from evenshard.planner.torchrec.tables import table_set_of
+from evenshard.tables.sources import with_traffic, with_weight_bits
+from support.torchrec_builders import META, USER
+from support.traffic_builders import write_parquet
+
+SET: dict[str, Any] = {
+    "num_embeddings": 99,
+    "embedding_dim": 12,
+    "name": "other",
+    "data_type": DataType.FP16,
+    "feature_names": ["a", "b"],
+    "pooling": PoolingType.MEAN,
+    "weight_init_max": 0.5,
+    "weight_init_min": -0.5,
+    "num_embeddings_post_pruning": 5,
+    "init_fn": nn.init.zeros_,
+    "need_pos": True,
+    "input_dim": 1000,
+    "total_num_buckets": 4,
+    "use_virtual_table": True,
+    "virtual_table_eviction_policy": NoEvictionPolicy(),
+    "enable_embedding_update": True,
+    "stash_weights": True,
+}
+"""Each field, set to something else."""
+PLAIN = {
+    kind: kind(name="plain", feature_names=["plain"], num_embeddings=50, embedding_dim=8)
+    for kind in (EmbeddingBagConfig, EmbeddingConfig)
+}
+
+
+def named(*configs: Any) -> dict[str, str]:
+    """The settings that the answer names, besides lookups and reuse."""
+    found = table_set_of(list(configs)).assumptions
+    return {one.column: one.text for one in found if one.column not in ("pooling_factor", "reuse_bins")}
+
+
+def test_every_field_is_known() -> None:
+    names = {one.name for kind in PLAIN for one in fields(kind)}
+    assert names <= set(SET) and names <= set(USED) | set(UNUSED)
+    assert not set(USED) & set(UNUSED)
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("name", SET)
+def test_every_field_changes_the_table_or_is_named(kind: type, name: str) -> None:
+    if name not in {one.name for one in fields(kind)}:
+        return
+    before, after = PLAIN[kind], replace(PLAIN[kind], **{name: SET[name]})
+    assert name in changed_fields(after)
+    if name in USED:
+        assert tables_of([after]) != tables_of([before])
+    else:
+        assert tables_of([after]) == tables_of([before])
+        assert named(after)[name].startswith("it changes nothing in the answer: ")
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_plain_configuration_says_nothing_in_vain(kind: type) -> None:
+    assert named(PLAIN[kind]) == named(replace(PLAIN[kind], num_embeddings=7)) == {}
+    assert named(replace(PLAIN[kind], init_fn=partial(nn.init.normal_, std=0.1))).keys() == {"init_fn"}
+
+
+def test_a_field_that_a_later_torchrec_adds_is_named() -> None:
+    class Later(EmbeddingBagConfig):
+        """With one more field."""
+
+    later = Later(name="plain", feature_names=["plain"], num_embeddings=50, embedding_dim=8)
+    field = fields(EmbeddingBagConfig)[-1]
+    Later.__dataclass_fields__ = {**EmbeddingBagConfig.__dataclass_fields__, "speed": _like(field, "speed", 0)}
+    later.speed = 3
+    assert named(later)["speed"] == "it changes nothing in the answer: evenshard does not know it"
+
+
+def _like(field: Any, name: str, default: Any) -> Any:
+    """A field of another name."""
+    from copy import copy
+
+    found = copy(field)
+    found.name, found.default = name, default
+    return found
+
+
+def test_what_is_timed_as_something_else_is_named() -> None:
+    assert named(replace(USER[0], pooling=PoolingType.MEAN)) == {"pooling": "MEAN is timed as SUM is"}
+    assert named(replace(USER[0], data_type=DataType.BF16)) == {"data_type": "BF16 is timed by its bits alone"}
+    assert named(replace(USER[0], data_type=DataType.FP16)) == {}
+    weighted = table_set_of(EmbeddingBagCollection(tables=USER, is_weighted=True, device=META)).assumptions
+    assert {one.table for one in weighted if one.column == "is_weighted"} == {"id", "clicks", "wide"}
+
+
+def test_settings_stay_named_where_traffic_is_counted(tmp_path: Any) -> None:
+    known = table_set_of([replace(USER[1], input_dim=1000, data_type=DataType.BF16)])
+    traffic = write_parquet(tmp_path, {"clicks": [[1, 2], [3]]})
+    counted = with_traffic(known, traffic, 2)
+    assert [one.column for one in counted.assumptions] == ["data_type", "input_dim"]
+    assert [one.column for one in with_weight_bits(counted, 32).assumptions] == ["input_dim"]
