@@ -19,7 +19,6 @@ from evenshard.measure.costs import MeasuredPlacement
 from evenshard.measure.evidence import DeviceError, Evidence, device_text, with_device_error
 from evenshard.measure.hardware import open_hardware
 from evenshard.measure.profiles import profile_path, write_profile
-from evenshard.placement.parts import whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.planner.diff.diff import diff
 from evenshard.planner.explain.explain import explain
@@ -32,7 +31,7 @@ from evenshard.planner.summary import print_answer
 from evenshard.sharders.models import load_model
 from evenshard.sharders.trained_on import TrainedOn
 from support.answer_builders import answer
-from support.request_builders import QUICK, request, untrained
+from support.request_builders import LITTLE, QUICK, request, untrained
 
 CONFIRMED, UNCONFIRMED = DeviceError(12.0, 40), DeviceError()
 WORDS = {
@@ -82,24 +81,24 @@ def test_an_answer_tells_the_wide_interval_and_keeps_the_models() -> None:
 
 def test_it_comes_from_what_the_model_was_trained_on() -> None:
     learned = replace(untrained(), trained_on=replace(untrained().trained_on, device_error=CONFIRMED))
-    one = place_request(request(8, 16), learned, PlaceConfig(QUICK))
+    one = place_request(request(8, 16), learned, PlaceConfig(QUICK, LITTLE))
     assert one.device_error == CONFIRMED and one.low_ms < one.model_low_ms < one.model_high_ms < one.high_ms
     assert one.lineage["model"]["trained_on"]["device_error"] == {"percent": 12.0, "points": 40}
 
 
-def test_it_travels_from_a_profile_whose_file_is_gone_into_the_answer(tmp_path: Path) -> None:
+def test_it_travels_from_the_profile_of_the_training_data_into_the_answer(tmp_path: Path) -> None:
     profile, costs = tmp_path / "mine.yaml", tmp_path / "costs.parquet"
     evidence = Evidence("shards", "a laboratory", 50, 40, 5.0, 12.0)
     write_profile(profile_path("v100"), {}, "", [evidence], profile)
     asked = request(8, 16, hardware=f"simulated:{profile}")
-    task = asked.task(whole_tables(asked.tables))
+    task = asked.task()
     hardware, placement = open_hardware(MeasureConfig(f"simulated:{profile}")), Placement((0, 1), 2)
     cost = hardware.measure(task, placement)
     save_costs([MeasuredPlacement("a", 1, "random", task, placement, cost, hardware.provenance)], costs)
-    profile.unlink()
+    write_profile(profile_path("v100"), {}, "", [], profile)
     TrainedOn.of(load_costs(costs, task.tables)).save(tmp_path / "trained_on.json")
     learned = replace(untrained(), trained_on=TrainedOn.load(tmp_path / "trained_on.json"))
-    one = place_request(asked, learned, PlaceConfig(QUICK))
+    one = place_request(asked, learned, PlaceConfig(QUICK, LITTLE))
     assert one.device_error == CONFIRMED
     assert device_error_text(one) == "simulated mine: 90 % of times within 12 %, by 40 held-out measurements"
 
@@ -127,7 +126,7 @@ def test_real_hardware_has_no_such_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_file_has_both_intervals_and_the_error(tmp_path: Path) -> None:
-    one = place_request(request(8, 16), untrained(), PlaceConfig(QUICK))
+    one = place_request(request(8, 16), untrained(), PlaceConfig(QUICK, LITTLE))
     one = replace(one, device_error=CONFIRMED)
     record = json.loads(json_text(one))
     jsonschema.validate(record, json_schema())
@@ -141,7 +140,7 @@ def test_the_file_has_both_intervals_and_the_error(tmp_path: Path) -> None:
 
 def test_explain_and_diff_say_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     model = replace(untrained(), trained_on=replace(untrained().trained_on, device_error=CONFIRMED))
-    one = place_request(request(8, 16), model, PlaceConfig(QUICK))
+    one = place_request(request(8, 16), model, PlaceConfig(QUICK, LITTLE))
     explanation = explain(one, model, "a")
     assert explanation.device == WORDS[CONFIRMED]
     print_explanation(explanation)

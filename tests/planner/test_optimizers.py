@@ -16,7 +16,7 @@ from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.summary import print_answer
 from evenshard.utils.units import ms_text
 from support.builders import table
-from support.request_builders import QUICK, request, untrained
+from support.request_builders import LITTLE, QUICK, request, untrained
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_an_answer_says_when_its_times_are_of_another_optimizer(
     """In the terminal and on the page before the first time, and in the file."""
     monkeypatch.setenv("COLUMNS", "200")
     model = replace(untrained(), trained_on=replace(untrained().trained_on, optimizer=learned))
-    one, file = place_request(request(8, 16, optimizer=asked), model, PlaceConfig(QUICK)), io.StringIO()
+    one, file = place_request(request(8, 16, optimizer=asked), model, PlaceConfig(QUICK, LITTLE)), io.StringIO()
     note = f"Predicted times are of {learned}; {asked}'s memory is counted, its {word} backward pass is not."
     assert one.notes == (() if word is None else (note,))
     assert json.loads(json_text(one))["notes"] == list(one.notes)
@@ -41,9 +41,7 @@ def test_an_answer_says_when_its_times_are_of_another_optimizer(
 def test_candidates_are_timed_with_the_optimizer_of_the_request() -> None:
     tables = [table(f"t{number}", rows=10**6, dim=128, pooling=10) for number in range(4)]
     found = {
-        optimizer: place(
-            tables, 2, 30, hardware="simulated:h200", batch_size=65536, optimizer=optimizer, num_measured=2
-        ).measured
+        optimizer: place(tables, 2, 30, optimizer=optimizer, sharding_types=("table_wise",), num_measured=2).measured
         for optimizer in ("sgd", "adam")
     }
     sgd, adam = ([one.bwd_compute_ms or 0.0 for one in cost.devices] for cost in found.values() if cost is not None)

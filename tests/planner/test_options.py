@@ -96,7 +96,8 @@ def test_every_knob_has_a_meaning_and_a_kind_that_can_be_a_flag() -> None:
     known = place_options()
     assert [option.name for option in known if not option.help] == []
     assert [option.name for option in known if isinstance(option.kind, str)] == ["model"], "quoted types are not read"
-    assert len({option.help for option in known}) == len(known) == len(inspect.signature(PLACE).parameters) - 1
+    assert len({option.help for option in known}) == len(known) == len(inspect.signature(PLACE).parameters) - 2
+    assert "progress" not in {option.name for option in known}, "a function is no knob"
 
 
 def test_the_scalar_of_a_knob_is_the_type_of_its_plain_value() -> None:

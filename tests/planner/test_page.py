@@ -16,13 +16,15 @@ import pytest
 import evenshard
 from evenshard.cli import main
 from evenshard.measure.costs import DeviceCost, PlacementCost
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema
 from evenshard.planner.page.charts import Axis, device_bars, rival_axis, rival_bars, time_axis
 from evenshard.planner.page.page import page, save_page
-from evenshard.planner.rivals import SPLITTING, TORCHREC
+from evenshard.planner.rivals import FULL_SPACE, TORCHREC
 from evenshard.planner.rules import Rules
-from evenshard.sharders.catalog import HEURISTICS
+from evenshard.sharders.catalog import HEURISTICS, label_of
 from evenshard.tables.assumptions import Assumption
 from evenshard.utils.errors import MissingPackage
 from support.answer_builders import GB, answer
@@ -65,7 +67,7 @@ def full() -> PlacementAnswer:
         asked={
             "reserved_bytes": GB // 2,
             "optimizer": "adam",
-            "allow_column_split": True,
+            "sharding_types": (),
             "rules": Rules({names[0]: (0,)}, {names[1]: (0,)}, together=(names[2:4],), apart=(names[:2],)),
             "assumptions": tuple(Assumption(name, "pooling_factor", "<b>1</b>") for name in names),
         },
@@ -115,7 +117,8 @@ def test_every_table_and_device_occurs() -> None:
     text = " ".join(Elements(page(one)).text.split())
     assert "5 tables on 2 devices" in text
     for part in one.parts:
-        assert f"{part.table} {part.columns} {part.device} 1,048,576" in text
+        way = "column_wise" if part.table == "plain" else "table_wise"
+        assert f"{part.table} {way} 0:1048576 {part.columns} {part.device} 1,048,576" in text
     assert "device 0" in text and "device 1" in text
 
 
@@ -126,15 +129,18 @@ def test_the_numbers_are_the_answers() -> None:
         "4.00 ms a step, predicted 90 %: 3.60 to 4.40",
         "3.20 ms lower bound",
         "this placement is within 25 %",
-        "7.50 ms best of the others, simulated greedy by size, with whole tables: 50 % slower",
+        "7.50 ms best of the others, simulated greedy by size, whole tables: 50 % slower",
         "75 % balance: the mean device takes 3.00 ms, the slowest 4.00 ms",
         # Two tables of 64 dims and 48 of the columns of a third; Adam keeps two more numbers per weight.
         "of 4.00 GB memory used fullest: device 0",
-        "0 3 1.000 0.500 0.500 2.000 4.000 5.00",
+        "0 3 0.250 1.000 0.500 0.250 2.000 4.000 5.00",
         "greedy by size 8.00 ms 50 % slower 7.50 simulated",
         "greedy by dim 3.00 ms 25 % faster breaks a rule",
         "x no placement",
-        "plain 1,048,576 64 0:16 device 1 16:64 device 0",
+        "table_wise 4 tables, each on one device",
+        "plain column_wise 1,048,576 64 0:16 device 1 16:64 device 0",
+        "Sharding types table_wise, column_wise, row_wise",
+        "Communication fp32 forward, fp32 backward",
         "reserved, 512 MB",
         "Model bundled:h200",
         "Placements simulated 1,234",
@@ -169,16 +175,43 @@ def test_the_page_begins_with_what_the_times_are_of() -> None:
     assert "priced" not in page(answer())
 
 
-def test_torchrec_may_split_too_and_that_is_said() -> None:
-    split = {"allow_column_split": True}
-    one = answer(comparison=(Rival("random", 9.0), Rival(SPLITTING, 4.5)), asked=split)
+def test_torchrec_may_cut_too_and_that_is_said() -> None:
+    every_way = {"sharding_types": ()}
+    one = answer(comparison=(Rival("random", 9.0), Rival(FULL_SPACE, 4.5)), asked=every_way)
     text = " ".join(Elements(page(one)).text.split())
-    assert "best of the others TorchRec's planner, columns too: 12 % slower" in text
-    assert "place whole tables, except TorchRec's planner with columns, which is the best of its plans" in text
+    assert f"best of the others {label_of(FULL_SPACE)}: 12 % slower" in text
+    assert "place whole tables, except TorchRec's planner with every sharding type, which is the best of" in text
     assert "not compared" not in text
-    whole = " ".join(Elements(page(answer(comparison=(Rival("random", 9.0),), asked=split))).text.split())
-    assert "random, with whole tables: 125 % slower" in whole and "columns too, was not compared: add" in whole
+    whole = " ".join(Elements(page(answer(comparison=(Rival("random", 9.0),), asked=every_way))).text.split())
+    assert "random, whole tables: 125 % slower" in whole and "in every way too, was not compared: add" in whole
     assert "whole tables" not in page(answer(comparison=(Rival("random", 9.0),)))
+
+
+def test_rows_replicas_and_nodes() -> None:
+    """Two nodes of two devices: a replica, rows on node 1, a whole table."""
+    halves = [TablePart("b", Span(2**19 * part, 2**19 * (part + 1)), Span(0, 64), (2 + part,)) for part in range(2)]
+    everything = Span(0, 2**20), Span(0, 64)
+    parts = (TablePart("a", *everything, (0, 1, 2, 3)), *halves, TablePart("c", *everything, (1,)))
+    asked = {"sharding_types": (), "machine": Machine(4, 2, inter="infiniband_ndr")}
+    one = answer(totals_ms=(4, 3, 2, 1), parts=parts, asked=asked, link="nvlink_h200")
+    text = " ".join(Elements(html := page(one)).text.split())
+    for said in (
+        "2 nodes x 2 simulated:h200 (a device model, not a GPU), link nvlink_h200 in a node, infiniband_ndr between",
+        "table_row_wise 1 table, rows over the 2 devices of a node: b on node 1",
+        "data_parallel 1 table, 256 MB on every device: a",
+        "b table_row_wise 1,048,576 64 0:64 2 parts of 524,288 rows, devices 2 to 3",
+        "a data_parallel 0:1048576 0:64 all 1,048,576",
+        "b table_row_wise 524288:1048576 0:64 3 524,288",
+        "On the slowest device, 0 table sharding rows dim lookups size device alone, ms adds, ms of its device a data",
+        "no placement that the request allows takes less",
+    ):
+        assert said in text, said
+    assert [attributes["data-device"] for _, attributes in Elements(html).tags if "data-device" in attributes] == [
+        "all",
+        "2",
+        "3",
+        "1",
+    ]
 
 
 def test_the_same_answer_gives_the_same_page(tmp_path: Path) -> None:
@@ -274,7 +307,7 @@ def test_the_command_writes_the_page(
     monkeypatch.setattr("evenshard.sharders.torchrec_planner.require_torchrec", lambda: None)
     assert main(["place", "t.yaml", "--report", str(tmp_path / "out.html")]) == 0
     assert (tmp_path / "out.html").read_text(encoding="utf-8") == page(full())
-    assert compared == [(*HEURISTICS, *TORCHREC)]
+    assert compared == [(*HEURISTICS, *TORCHREC, FULL_SPACE)]
     assert "ms per step simulated" in capsys.readouterr().out
 
 
@@ -285,7 +318,7 @@ def test_the_page_says_that_torchrec_is_missing(
     assert main(["place", "t.yaml", "--report", str(tmp_path / "out.html")]) == 0
     text = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert text == page(full(), "TorchRec is not installed.")
-    assert "columns too, was not compared: TorchRec is not installed." in unescape(text)
+    assert "in every way too, was not compared: TorchRec is not installed." in unescape(text)
     assert compared == [HEURISTICS]
 
 
@@ -310,11 +343,11 @@ const width = (selector) => document.querySelector(selector).getBoundingClientRe
 find.value = "device 1";
 find.dispatchEvent(new Event("input"));
 const shown = [...document.querySelectorAll("#tables tbody tr")].filter((row) => !row.hidden);
-document.querySelector("#tables th:nth-child(2)").click();
+document.querySelector("#tables th:nth-child(4)").click();
 document.body.dataset.seen = JSON.stringify({
-  track: width("#time-0"), forward: width("#time-0 .k0"), backward: width("#time-0 .k3"), other: width("#time-1 .k0"),
-  used: width("#memory-0 .used"), cap: width("#memory-0 .cap"), devices: shown.map((row) => row.cells[2].textContent),
-  starts: [...document.querySelectorAll("#tables tbody tr")].map((row) => row.cells[1].textContent),
+  track: width("#time-0"), forward: width("#time-0 .k1"), backward: width("#time-0 .k4"), other: width("#time-1 .k1"),
+  used: width("#memory-0 .used"), cap: width("#memory-0 .cap"), devices: shown.map((row) => row.cells[4].textContent),
+  starts: [...document.querySelectorAll("#tables tbody tr")].map((row) => row.cells[3].textContent),
   overflow: document.documentElement.scrollWidth - innerWidth, alerts: window.alerted ?? 0,
 });
 </script></body>"""

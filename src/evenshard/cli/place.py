@@ -29,6 +29,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.rules import RULES
     from evenshard.planner.summary import print_answer
     from evenshard.sharders.catalog import HEURISTICS
+    from evenshard.utils.console import best_so_far
     from evenshard.utils.errors import BadConfig
 
     if args.tables is None:
@@ -37,7 +38,8 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     torchrec, missing = ((), "") if args.report is None else _torchrec()
     chosen = {one.name: getattr(args, one.name) for one in place_options() if one.name not in (*RULES, *NO_FLAG)}
     compare = (*HEURISTICS, *torchrec, *([FULL_SPACE] if torchrec else ()))
-    answer = api.place(args.tables, **chosen, **vars(_rules(args)), compare=compare)
+    with best_so_far() as progress:
+        answer = api.place(args.tables, **chosen, **vars(_rules(args)), compare=compare, progress=progress)
     if args.format == "torchrec":
         from evenshard.planner.torchrec import save_plan
 
@@ -93,7 +95,8 @@ def add_commands(commands: Commands) -> None:
         _place,
         "Place your own tables.",
         "Answers in seconds with a model that comes with evenshard, or with one of your own (--model). Exit code 0: "
-        "placed; 2: bad input, or no placement can exist, with what is missing.",
+        "placed; 2: bad input, or no placement can exist, with what is missing. Ctrl-C takes the best placement that "
+        "was found until then.",
     )
     add = sub.add_argument
     add(

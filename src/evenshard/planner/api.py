@@ -4,7 +4,7 @@ Its signature and its docstring declare every knob of a placement; see ``evensha
 for a flag or a schema. That must not wait for torch: what is heavy is imported when a placement is asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,8 +47,11 @@ def place(
     num_measured: int = 0,
     compare: Sequence[str] = (),
     seed: int = 0,
+    progress: Callable[[float], None] | None = None,
 ) -> "PlacementAnswer":
-    """Decides where embedding tables live: which columns of which table on which device.
+    """Decides where embedding tables live: how each is sharded, and which rows and columns are on which device.
+
+    Ctrl-C ends the search with the best placement until then, once there is one; a note of the answer says so.
 
     Args:
         tables: a table file, the name of a public set, a DLRM batch file or a folder of traffic, here or on S3
@@ -81,6 +84,7 @@ def place(
             trusts the model.
         compare: other sharders to compare with; see ``evenshard.planner.rivals``.
         seed: seed of the search.
+        progress: called with the predicted time of every better placement that is found, ms.
 
     Returns:
         The placement, with its predicted times, how sure they are, and a lower bound. The same arguments give the same.
@@ -117,9 +121,9 @@ def place(
     config = PlaceConfig(SearchConfig(seed=seed), compare=tuple(compare), num_measured=num_measured)
     origin = str(tables) if isinstance(tables, str | Path) else None
     if not num_measured:
-        return place_request(request, loaded, config, tables_from=origin)
+        return place_request(request, loaded, config, tables_from=origin, progress=progress)
     with measured_parts(request, loaded, VISITS) as measure:
-        return place_request(request, loaded, config, measure, origin)
+        return place_request(request, loaded, config, measure, origin, progress)
 
 
 def _types(sharding_types: Sequence[str], allow_column_split: bool) -> tuple[str, ...]:

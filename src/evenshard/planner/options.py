@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from types import NoneType, UnionType
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 UNITS = {"_gb": "GB", "_ms": "ms", "_pct": "%"}
 """A number is called after its unit."""
@@ -47,10 +47,10 @@ class Option:
 
 
 def place_options() -> tuple[Option, ...]:
-    """The knobs of ``evenshard.place``, in its order."""
+    """The knobs of ``evenshard.place``, in its order: its arguments that are no functions."""
     from evenshard.planner import api
 
-    return options_of(api.place)
+    return tuple(option for option in options_of(api.place) if get_origin(option.kind) is not Callable)
 
 
 def place_option(name: str) -> Option:

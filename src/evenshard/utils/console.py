@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, TypeVar
 
 from evenshard.utils.messages import without_credentials
@@ -70,6 +72,20 @@ def progress(items: Collection[Item], description: str) -> Iterator[Item]:
     )
     with Progress(*columns, console=console, transient=True) as bar:
         yield from bar.track(items, description=description)
+
+
+@contextmanager
+def best_so_far() -> Iterator[Callable[[float], None] | None]:
+    """Shows on stderr the best step time that a search has found, ms; None where stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    from evenshard.utils.units import ms_text
+
+    with Console(stderr=True).status("searching") as status:
+        yield lambda ms: status.update(f"best so far {ms_text(ms)} ms a step (Ctrl-C takes it)")
 
 
 def _logged(items: Collection[Item], description: str) -> Iterator[Item]:
