@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import NUMBERS, state_bytes
+from evenshard.placement.sharding import SHARDING_TYPES, part_bytes
 from evenshard.planner.request import caps_of
 from evenshard.planner.rules import Rules
 from evenshard.utils.errors import BadConfig
@@ -29,9 +31,10 @@ def test_optimizer_state_is_fp32_whatever_the_weights_precision() -> None:
 
 def test_a_part_keeps_a_row_wise_state_of_its_own() -> None:
     asked = request(16, optimizer="rowwise_adagrad")
-    whole, split = asked.task(), asked.task(parts_of(asked.tables, {"a": (8,)}))
-    assert whole.table_bytes == (1000 * 16 * 4 + 1000 * 4,)
-    assert split.table_bytes == (1000 * 8 * 4 + 1000 * 4,) * 2
+    task = asked.sharding_task()
+    assert asked.task().table_bytes == (1000 * 16 * 4 + 1000 * 4,)
+    halves = (part for part in parts_of(asked.tables, {"a": (8,)}))
+    assert [part_bytes(task, task.tables[0], part) for part in halves] == [1000 * 8 * 4 + 1000 * 4] * 2
 
 
 def test_reserved_memory_leaves_less_room_and_equal_devices_have_one_cap() -> None:
@@ -42,15 +45,20 @@ def test_reserved_memory_leaves_less_room_and_equal_devices_have_one_cap() -> No
     assert task.caps_bytes == (ROOM * 3 // 4, 0)
 
 
-def test_rules_by_name_become_constraints_by_position_of_every_part() -> None:
+def test_rules_by_name_become_limits_and_groups_by_position() -> None:
     rules = Rules({"b": (1,)}, {"c": (0,)}, (2,), (("a", "c"),), (("b", "d"),))
-    asked = request(8, 16, 8, 8, caps=(ROOM,) * 4, rules=rules)
-    task = asked.task(parts_of(asked.tables, {"b": (8,)}))
-    assert [table.name for table in task.tables] == ["a", "b[0:8]", "b[8:16]", "c", "d"]
-    any_but_2, limits = frozenset({0, 1, 3}), task.constraints
-    assert limits.allowed == (any_but_2, frozenset({1}), frozenset({1}), frozenset({1, 3}), any_but_2)
-    assert limits.together == ((0, 3),)
-    assert limits.apart == ((1, 4), (2, 4))  # parts of one table may share a device
+    asked = request(8, 16, 8, 8, caps=(ROOM,) * 4, rules=rules, sharding_types=("table_wise", "row_wise"))
+    any_but_2, task, whole = frozenset({0, 1, 3}), asked.sharding_task(), asked.task().constraints
+    devices = (any_but_2, frozenset({1}), frozenset({1, 3}), any_but_2)
+    assert tuple(limits.devices for limits in task.limits) == devices == whole.allowed
+    assert {limits.types for limits in task.limits} == {frozenset({"table_wise", "row_wise"})}
+    assert (task.together, task.apart) == (((0, 2),), ((1, 3),)) == (whole.together, whole.apart)
+
+
+def test_every_way_is_allowed_and_one_node_is_meant_unless_the_request_says_otherwise() -> None:
+    task = request(8, reserved_bytes=ROOM // 4).sharding_task()
+    assert task.limits[0].types == frozenset(SHARDING_TYPES)
+    assert (task.machine, task.room_bytes) == (Machine(2, 2), (ROOM * 3 // 4,) * 2)
 
 
 def test_whole_tables_that_stay_apart_are_one_group() -> None:
@@ -61,10 +69,6 @@ def test_whole_tables_that_stay_apart_are_one_group() -> None:
 def test_without_rules_there_are_no_constraints() -> None:
     task = request(8, 8).task()
     assert (task.constraints.allowed, task.constraints.together, task.constraints.apart) == (None, (), ())
-
-
-def test_tables_that_stay_together_are_not_split() -> None:
-    assert request(8, 8, 8, rules=Rules(together=(("a", "b"),))).splittable == {"c"}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +89,9 @@ def test_tables_that_stay_together_are_not_split() -> None:
         ({"rules": Rules(forbidden_devices=(-1,))}, "a rule names device -1"),
         ({"rules": Rules(together=(("a",),))}, "groups a. Name at least two tables"),
         ({"rules": Rules(apart=(("a", "b", "a"),))}, "groups a, b, a. Name at least two tables, each once"),
+        ({"sharding_types": ("table_wise", "by_hand")}, "sharding_types names 'by_hand'. Choose from table_wise, col"),
+        ({"machine": Machine(4, 2)}, "there are 2 nodes and no link between them"),
+        ({"machine": Machine(4, 4)}, "the machine has 4 devices, the request 2"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(more: dict[str, Any], message: str) -> None:
