@@ -45,9 +45,9 @@ def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
     if collective.is_follower():
         collective.serve(measure)
         return {}
-    fit = calibrate_link(measure, args.out, args.max_mb)
-    print(fit.text())
-    print(f"saved: {args.out} (measure.link: {args.out} uses it)")
+    for path, fit in calibrate_link(measure, args.out, args.max_mb).items():
+        print(fit.text())
+        print(f"saved: {path} (measure.link: {path} uses it)")
     return {}
 
 
@@ -140,7 +140,9 @@ def add_commands(commands: Commands) -> None:
         _calibrate_link,
         "Measure all-to-all exchanges and fit the link model.",
         "Start it under `torchrun --nproc-per-node N -m evenshard calibrate-link`: NCCL between GPUs, gloo between "
-        "CPUs. Prints latency, bandwidth per device and goodness of fit, and saves them for measure.link.",
+        "CPUs. Prints latency, bandwidth per device and goodness of fit, and saves them for measure.link. Of several "
+        "hosts of several devices each, the link within a host and that between hosts are two files, link_intra.yaml "
+        "and link_inter.yaml.",
     )
     params_flag(sub)
     hardware_flag(sub)

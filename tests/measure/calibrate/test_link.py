@@ -12,8 +12,17 @@ import numpy as np
 import pytest
 import yaml
 
-from evenshard.measure.calibrate.link import ExchangePoint, LinkFit, calibrate_link, fit_link, save_link
+from evenshard.measure.calibrate.link import (
+    ExchangePoint,
+    LinkFit,
+    calibrate_link,
+    exchange_point,
+    fit_link,
+    peers_of,
+    save_link,
+)
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.distributed.jobs import BETWEEN_NODES, EVERYONE, IN_NODE
 from evenshard.measure.link import BANDWIDTHS, Link, link
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 
@@ -108,6 +117,20 @@ def test_the_text_says_it_all() -> None:
         "gloo",
     ):
         assert part in FIT.text()
+
+
+def test_who_shares_a_link_by_hand() -> None:
+    """Two nodes of two: rank 0 sends 5 values to each peer, the others 1, 2 and 3."""
+    values = (5, 1, 2, 3)
+
+    def point(tier: str, rank: int) -> tuple[int, int, int]:
+        peers = [peers_of(one, 4, tier, 2) for one in range(4)]
+        found = exchange_point(values, rank, peers, 1.0)
+        return found.own_bytes // 4, found.slowest_bytes // 4, found.all_bytes // 4
+
+    assert point(EVERYONE, 3) == (9, 15, 33)
+    assert [point(IN_NODE, rank) for rank in (0, 3)] == [(5, 5, 6), (3, 3, 5)]
+    assert [point(BETWEEN_NODES, rank) for rank in (0, 1, 3)] == [(10, 10, 22), (5, 10, 22), (6, 10, 22)]
 
 
 def test_settings_that_make_no_sense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
-"""The speed of the link between these devices: timed all-to-alls of many sizes, and the model fitted to them.
+"""The speed of the links between these devices: timed all-to-alls of many sizes, and the model fitted to them.
 
-Runs under torchrun, one process per device: NCCL between GPUs, gloo between CPUs.
+Runs under torchrun, one process per device: NCCL between GPUs, gloo between CPUs. On several hosts of several devices
+each there are two links: that within a host is timed on all hosts at the same time, that between hosts with all
+devices, which send to those of other hosts alone.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.collective import CollectiveHardware
-from evenshard.measure.distributed.jobs import TimeExchanges
+from evenshard.measure.distributed.jobs import BETWEEN_NODES, EVERYONE, IN_NODE, TimeExchanges
 from evenshard.measure.fbgemm import real_device
 from evenshard.measure.link import BANDWIDTHS, BYTES_PER_VALUE
 from evenshard.utils.atomic import atomic_path
@@ -93,18 +95,23 @@ class LinkFit:
         )
 
 
-def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> LinkFit:
-    """Measures exchanges between all ranks, fits the link model and saves it. On rank 0; the others ``serve``.
+def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path, LinkFit]:
+    """Measures exchanges between all ranks, fits the link models and saves them. On rank 0; the others ``serve``.
 
     Args:
-        out: link profile to write (.yaml), for ``measure.link``.
+        out: link profile to write (.yaml), for ``measure.link``. Of two tiers, ``_intra`` and ``_inter`` are added to
+            its name.
         max_mb: largest exchange, MB (1024**2 bytes) that a device sends to the others.
+
+    Returns:
+        The fits by the files that they were written to.
 
     Raises:
         BadInput: without torchrun, or if a setting makes no sense.
         MeasurementFailed: if a rank hangs or dies.
     """
-    if collective.world_size() == 1:
+    size, per_node = collective.world_size(), collective.local_world_size()
+    if size == 1:
         raise BadInput(
             "one process has no link to measure. Start it under torchrun --nproc-per-node N -m evenshard "
             "calibrate-link, N processes for N devices."
@@ -115,35 +122,86 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> LinkFit:
         raise BadConfig(f"--out is {out}. Name a file that ends with .yaml, as measure.link expects it.")
     if not LEAST_MB <= max_mb < float("inf"):
         raise BadConfig(f"--max-mb is {max_mb:g}. Make it at least {LEAST_MB:.3f}.")
+    two_tiers = 1 < per_node < size
+    if two_tiers and size % per_node:
+        raise BadInput(f"{size} processes do not fill hosts of {per_node}. Start as many on every host.")
+    tiers = {out: EVERYONE}
+    if two_tiers:
+        tiers = {
+            out.with_stem(f"{out.stem}_intra"): IN_NODE,
+            out.with_stem(f"{out.stem}_inter"): BETWEEN_NODES,
+        }
     with closing(collective.lead(config, real_device(config))) as hardware:
-        points = measure_all_to_all(hardware, int(max_mb * MB))
+        of_tiers = {
+            path: measure_all_to_all(hardware, int(max_mb * MB), tier, per_node) for path, tier in tiers.items()
+        }
         provenance = hardware.provenance
-    origin = (
-        f"{provenance.link} on {provenance.hardware}, {provenance.driver}, {provenance.versions}; exchanges of 1 KB to "
-        f"{max_mb:g} MB per device; {datetime.now(UTC).date().isoformat()} UTC"
-    )
-    fit = replace(fit_link(points), origin=origin)
-    save_link(fit, out.stem, out)
-    return fit
+    fits = {}
+    for path, points in of_tiers.items():
+        where = "" if tiers[path] == EVERYONE else f"; {tiers[path].replace('_', ' ')} of {per_node} devices"
+        origin = (
+            f"{provenance.link} on {provenance.hardware}, {provenance.driver}, {provenance.versions}; exchanges of "
+            f"1 KB to {max_mb:g} MB per device{where}; {datetime.now(UTC).date().isoformat()} UTC"
+        )
+        fits[path] = replace(fit_link(points), origin=origin)
+    for path, fit in fits.items():
+        save_link(fit, path.stem, path)
+    return fits
 
 
 # Measuring -----------------------------------------------------------------------------------------------------------
 
 
-def measure_all_to_all(hardware: CollectiveHardware, max_bytes: int) -> tuple[ExchangePoint, ...]:
-    """Times exchanges of sizes from 1 KB to ``max_bytes`` per device, each doubled, even and uneven, on all ranks."""
+def measure_all_to_all(
+    hardware: CollectiveHardware, max_bytes: int, tier: str = EVERYONE, devices_per_node: int = 0
+) -> tuple[ExchangePoint, ...]:
+    """Times exchanges of sizes from 1 KB to ``max_bytes`` per device, each doubled, even and uneven, on all ranks.
+
+    Args:
+        tier: who exchanges with whom: see ``TimeExchanges``.
+        devices_per_node: of the machine.
+    """
+    num_ranks = collective.world_size()
+    peers = [peers_of(rank, num_ranks, tier, devices_per_node) for rank in range(num_ranks)]
     exchanges = tuple(
-        _values(shape, size)
+        _values(shape, size, len(peers[0]))
         for size in [KB << doubling for doubling in range(int(math.log2(max_bytes / KB)) + 1)]
-        for shape in _shapes(collective.world_size())
+        for shape in _shapes(num_ranks)
     )
-    of_ranks = hardware.run_on_all(TimeExchanges(exchanges), "calibrating the link")
+    of_ranks = hardware.run_on_all(TimeExchanges(exchanges, tier, devices_per_node), "calibrating the link")
     return tuple(
-        ExchangePoint(
-            _busier_bytes(values, rank), _busier_bytes(values, values.index(max(values))), _all_bytes(values), ms
-        )
+        exchange_point(values, rank, peers, ms)
         for rank, times in enumerate(of_ranks)
         for values, ms in zip(exchanges, times, strict=True)
+    )
+
+
+def peers_of(rank: int, num_ranks: int, tier: str, devices_per_node: int) -> list[int]:
+    """The other ranks that a rank exchanges with."""
+    node = rank // devices_per_node if devices_per_node else 0
+    return [
+        other
+        for other in range(num_ranks)
+        if other != rank and (tier == EVERYONE or (other // devices_per_node == node) == (tier == IN_NODE))
+    ]
+
+
+def exchange_point(values: Sequence[int], rank: int, peers: Sequence[Sequence[int]], ms: float) -> ExchangePoint:
+    """A rank's part in an exchange; the slowest and all bytes are those of the ranks that share its link.
+
+    Args:
+        values: that each rank sends to each of its peers.
+        rank: of the point.
+        peers: of every rank.
+        ms: how long it took.
+    """
+    linked = {rank}
+    while more := {peer for one in linked for peer in peers[one]} - linked:
+        linked |= more
+    busier = {one: max(values[one] * len(peers[one]), sum(values[peer] for peer in peers[one])) for one in linked}
+    sent = sum(values[one] * len(peers[one]) for one in linked)
+    return ExchangePoint(
+        BYTES_PER_VALUE * busier[rank], BYTES_PER_VALUE * max(busier.values()), BYTES_PER_VALUE * sent, ms
     )
 
 
@@ -153,18 +211,9 @@ def _shapes(num_ranks: int) -> tuple[tuple[float, ...], ...]:
     return ((1.0,) * num_ranks, rising, (1.0, *[0.125] * (num_ranks - 1)))
 
 
-def _values(shape: Sequence[float], size: int) -> tuple[int, ...]:
-    """Values that each rank sends to each rank; whoever sends most sends ``size`` bytes to all others together."""
-    return tuple(max(1, round(share * size / (BYTES_PER_VALUE * (len(shape) - 1)))) for share in shape)
-
-
-def _busier_bytes(values: Sequence[int], rank: int) -> int:
-    sent, received = values[rank] * (len(values) - 1), sum(values) - values[rank]
-    return BYTES_PER_VALUE * max(sent, received)
-
-
-def _all_bytes(values: Sequence[int]) -> int:
-    return BYTES_PER_VALUE * sum(values) * (len(values) - 1)
+def _values(shape: Sequence[float], size: int, num_peers: int) -> tuple[int, ...]:
+    """Values that each rank sends to each peer; whoever sends most sends ``size`` bytes to all of them together."""
+    return tuple(max(1, round(share * size / (BYTES_PER_VALUE * num_peers))) for share in shape)
 
 
 # Fitting -------------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from evenshard.utils.records import as_type, record_of
 
 WARMUP_PASSES = 1
 TIMED_PASSES = 7
+EVERYONE, IN_NODE, BETWEEN_NODES = "everyone", "in_node", "between_nodes"
 
 
 class RankJob(Protocol):
@@ -112,14 +113,21 @@ class TimeExchanges:
     """Every rank times the same exchanges; the answer is the median duration of each on that rank, ms.
 
     Attributes:
-        exchanges: for each, how many values every rank sends to each rank, itself included, by sender.
+        exchanges: for each, how many values every rank sends to each of its peers, by sender.
+        tier: a rank's peers: ``EVERYONE``, itself included; ``IN_NODE``, likewise, all nodes at the same time; or
+            ``BETWEEN_NODES``, those of other nodes.
+        devices_per_node: ranks of a node.
     """
 
     exchanges: tuple[tuple[int, ...], ...]
+    tier: str = EVERYONE
+    devices_per_node: int = 0
     ANSWER: ClassVar[Any] = tuple[float, ...]
 
     def check(self, num_ranks: int) -> None:
         """See ``RankJob``."""
+        if self.tier != EVERYONE and (self.devices_per_node < 1 or num_ranks % self.devices_per_node):
+            raise ValueError(f"{num_ranks} ranks do not fill nodes of {brief(self.devices_per_node)}")
         for values in self.exchanges:
             if len(values) != num_ranks or min(values) < 0:
                 raise ValueError(f"{brief(values)} does not say how many values each of {num_ranks} ranks sends")
@@ -127,18 +135,27 @@ class TimeExchanges:
     def run(self, worker: Worker) -> tuple[float, ...]:
         """See ``RankJob``."""
         ranks = worker.ranks
-        most_sent = ranks.size * max(values[ranks.rank] for values in self.exchanges)
+        group, members = None, range(ranks.size)
+        if self.tier == IN_NODE:
+            group = ranks.tier_groups(self.devices_per_node).node
+            first = ranks.rank - ranks.rank % self.devices_per_node
+            members = range(first, first + self.devices_per_node)
+        own_node = ranks.rank // self.devices_per_node if self.tier == BETWEEN_NODES else -1
+        peers = [own_node < 0 or rank // self.devices_per_node != own_node for rank in members]
+        most_sent = len(members) * max(values[ranks.rank] for values in self.exchanges)
         most_received = max(map(sum, self.exchanges))
         sent, received = torch.zeros(most_sent, device=ranks.device), torch.zeros(most_received, device=ranks.device)
         passes = []
         for _ in range(WARMUP_PASSES + TIMED_PASSES):  # a disturbance then hits few repeats of many exchanges
             times = []
             for values in self.exchanges:
-                splits = Splits((values[ranks.rank],) * ranks.size, values)
-                ranks.go_on_together()
-                times.append(
-                    ranks.all_to_all_ms(received[: sum(splits.received)], sent[: sum(splits.sent)], splits),
+                splits = Splits(
+                    tuple(is_peer * values[ranks.rank] for is_peer in peers),
+                    tuple(is_peer * values[rank] for is_peer, rank in zip(peers, members, strict=True)),
                 )
+                own, others = sent[: sum(splits.sent)], received[: sum(splits.received)]
+                ranks.go_on_together()
+                times.append(ranks.all_to_all_ms(others, own, splits, group))
             passes.append(times)
         medians: list[float] = np.median(passes[WARMUP_PASSES:], axis=0).tolist()
         return tuple(medians)

@@ -111,7 +111,7 @@ class InputExchange:
         own = self._num_features[ranks.rank]
         # Samples of ranks with the same number in their nodes stand together: a reduce-scatter in the node then splits
         # them as they are.
-        by_node = group.is_in_rows and not group.is_on_all
+        by_node = group.is_in_rows and not group.is_sequence
         sources = sorted(devices, key=lambda rank: rank % machine.devices_per_node) if by_node else devices
         self._order = self._whole([source * own + feature for feature in range(own) for source in sources])
 

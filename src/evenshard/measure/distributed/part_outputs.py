@@ -1,7 +1,7 @@
 """The exchanges of a group's outputs and of their gradients: what each sharding type really sends.
 
 - whole tables and columns: an all-to-all of pooled embeddings, and one back.
-- rows on all devices: a reduce-scatter of partial sums, and an all-gather of gradients.
+- rows on all devices: a reduce-scatter of partial sums, in each node first, and an all-gather of gradients.
 - rows on a node: a reduce-scatter in the node, then an all-to-all between the nodes; back the other way round.
 - sequences: an all-to-all of every lookup's embedding, and one back. Putting them in the order of the lookups is left
   out here.
@@ -58,7 +58,7 @@ def output_exchange(ranks: Ranks, group: ExchangeGroup, machine: Machine, batch_
     if not group.is_in_rows:
         return PooledExchange(ranks, group, batch_size)
     if group.is_on_all or machine.num_nodes == 1:
-        return SummedExchange(ranks, group, batch_size)
+        return SummedExchange(ranks, group, machine, batch_size)
     return NodeSummedExchange(ranks, group, machine, batch_size)
 
 
@@ -85,25 +85,41 @@ class PooledExchange:
 
 
 class SummedExchange:
-    """Rows on all devices: see ``OutputExchange``."""
+    """Rows on all devices: see ``OutputExchange``.
 
-    def __init__(self, ranks: Ranks, group: ExchangeGroup, batch_size: int) -> None:
+    On several nodes the sums are made in each node first, then between ranks with the same number in every node: gloo
+    would send all of every rank's buffer over the slow link, NCCL does not.
+    """
+
+    def __init__(self, ranks: Ranks, group: ExchangeGroup, machine: Machine, batch_size: int) -> None:
         self._ranks, self._batch_size = ranks, batch_size
         self._call_widths = call_widths(group, ranks.rank)
         self._means = _Means(group, group.features(), ranks.device)
-        width = sum(self._call_widths)
-        self.received = torch.empty(batch_size // ranks.size * width, device=ranks.device)
+        own = batch_size // ranks.size * sum(self._call_widths)
+        self._groups = ranks.tier_groups(machine.devices_per_node) if machine.num_nodes > 1 else None
+        self._sums = torch.empty(own * machine.num_nodes, device=ranks.device)
+        self.received = torch.empty(own, device=ranks.device)
         self.gradient = torch.full_like(self.received, GRADIENT)
 
     def forward(self, outputs: Sequence[torch.Tensor], inputs: Distribution) -> None:
         """See ``OutputExchange``."""
-        self._ranks.reduce_scatter(self.received, _side_by_side(outputs, self._ranks))
+        partial_sums = _side_by_side(outputs, self._ranks)
+        if self._groups is None:
+            self._ranks.reduce_scatter(self.received, partial_sums)
+        else:
+            self._ranks.reduce_scatter(self._sums, partial_sums, self._groups.node)
+            self._ranks.reduce_scatter(self.received, self._sums, self._groups.across)
         self._means.divide([self.received], inputs.own)
 
     def backward(self) -> list[torch.Tensor]:
         """See ``OutputExchange``."""
+        gradient = self._means.divided_like_outputs([self.gradient])
         found = torch.empty(self._batch_size * sum(self._call_widths), device=self._ranks.device)
-        self._ranks.all_gather(found, self._means.divided_like_outputs([self.gradient]))
+        if self._groups is None:
+            self._ranks.all_gather(found, gradient)
+        else:
+            self._ranks.all_gather(self._sums, gradient, self._groups.across)
+            self._ranks.all_gather(found, self._sums, self._groups.node)
         return _of_calls(found, self._batch_size, self._call_widths)
 
 

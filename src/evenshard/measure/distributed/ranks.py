@@ -168,9 +168,11 @@ class Ranks:
             self._wait_for_device()
         return watch.laps_ms()[0]
 
-    def all_to_all_ms(self, received: torch.Tensor, sent: torch.Tensor, splits: Splits) -> float:
+    def all_to_all_ms(
+        self, received: torch.Tensor, sent: torch.Tensor, splits: Splits, group: dist.ProcessGroup | None = None
+    ) -> float:
         """One all-to-all of flat tensors on the device; returns its duration on this rank, ms."""
-        return self.timed_ms(lambda: self.all_to_all(received, sent, splits))
+        return self.timed_ms(lambda: self.all_to_all(received, sent, splits, group))
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, splits: Splits, group: dist.ProcessGroup | None = None
