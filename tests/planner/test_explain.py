@@ -46,6 +46,7 @@ from support.explain_builders import ROOM, additive, answered, asked
 from support.request_builders import untrained
 
 GB = 2**30
+ROUGHLY = 2e-3  # members of an ensemble may differ in whether kernels or launches decide
 FOUR = {"a": 5.0, "b": 3.0, "c": 4.0, "d": 2.0}  # on devices 0, 0, 1, 2: 8, 4 and 2 ms
 
 
@@ -410,7 +411,7 @@ def random_answer(seed: int) -> PlacementAnswer:
     raise AssertionError("no legal placement was drawn")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_doing_as_explained_costs_what_was_explained(seed: int) -> None:
     """Each option, each move and each way, as a placement of its own: the same times, and legal if called so."""
     answer, model = random_answer(seed), untrained(seed)
@@ -419,7 +420,7 @@ def test_doing_as_explained_costs_what_was_explained(seed: int) -> None:
 
     def check(parts: Sequence[TablePart], step_ms: float, illegal: Sequence[str]) -> list[float]:
         predicted = costs.predict(parts)
-        assert predicted.predicted_ms == pytest.approx(step_ms, rel=2e-3)  # members of an ensemble differ in what decides
+        assert predicted.predicted_ms == pytest.approx(step_ms, rel=ROUGHLY)
         assert is_legal(costs.task, parts) == (not illegal)
         return [one.predicted_total_ms for one in predicted.devices]
 
@@ -441,7 +442,7 @@ def test_doing_as_explained_costs_what_was_explained(seed: int) -> None:
                     for one in answer.parts
                 ]
                 device_ms = check(moved, option.step_ms, option.illegal)
-                assert device_ms[option.device] == pytest.approx(option.device_ms, rel=2e-3)  # members of an ensemble differ in what decides
+                assert device_ms[option.device] == pytest.approx(option.device_ms, rel=ROUGHLY)
             if part.best is not None:
                 assert part.best.step_ms <= min(
                     (one.step_ms for one in part.options if not one.illegal and one.device not in part.devices),
