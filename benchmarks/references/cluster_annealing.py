@@ -1,5 +1,9 @@
 """Simulated annealing over every way to shard, on the true cost of a simulated cluster: the best known placements.
 
+Types are decided together, as each costs kernel calls and collectives: placements are constructed with the heaviest
+tables of one type, the small ones replicated and the rest of another, for many shares of each; the best ones are
+annealed.
+
 A move takes a table, more often than not one of the slowest device, and moves a part of it, swaps it with another's,
 cuts or joins columns, shifts columns between two parts, or shards the table another way; or it shards all tables of one
 type another way, which saves that type's kernel calls and collectives. What is minimized is a power mean over the
@@ -14,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -40,9 +45,12 @@ from evenshard.tables.table import Table
 
 Parts = tuple[TablePart, ...]
 POWER = 100.0
+CONSTRUCTION_POWER = 8.0
+HEAVY_SHARES, REPLICATED_SHARES = (0.0, 0.15, 0.3, 0.5, 1.0), (0.4, 0.6, 0.75)
+"""Of the tables: those of the first type, and those that are replicated."""
 HOTTEST, COLDEST = 0.02, 0.0001
 """First and last temperature, as shares of the cost."""
-WAYS = (TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, GRID_SHARD, DATA_PARALLEL)
+ALL_WAYS = (TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, GRID_SHARD, DATA_PARALLEL)
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,106 @@ def anneal(
     return Annealed(cluster.cost(task, parts).max_device_ms, parts, step)
 
 
+@dataclass(frozen=True)
+class Effort:
+    """How long to look for the best known placement.
+
+    Attributes:
+        first: starts that are annealed for ``first_moves``.
+        last: of these, annealed for ``last_moves``.
+        tries: places that a construction tries for each part.
+    """
+
+    first: int = 6
+    first_moves: int = 12_000
+    last: int = 2
+    last_moves: int = 60_000
+    tries: int = 3
+
+
+def best_known(
+    cluster: SimulatedCluster,
+    task: ShardingTask,
+    profile: GpuProfile,
+    known: Sequence[Sequence[TablePart]] = (),
+    effort: Effort | None = None,
+    seed: int = 0,
+) -> Annealed:
+    """The best placement of several annealings.
+
+    Args:
+        known: placements that fit, such as those of others; they are starts too.
+    """
+    effort = effort or Effort()
+    starts = [Annealed(cluster.cost(task, parts).max_device_ms, tuple(parts), 0) for parts in known]
+    starts += constructions(cluster, task, profile, effort.tries, seed)
+    for count, moves in ((effort.first, effort.first_moves), (effort.last, effort.last_moves)):
+        starts.sort(key=lambda one: one.ms)
+        starts[:count] = [
+            min(one, anneal(cluster, task, profile, one.parts, moves, seed), key=lambda each: each.ms)
+            for one in starts[:count]
+        ]
+    return min(starts, key=lambda one: one.ms)
+
+
+def constructions(
+    cluster: SimulatedCluster, task: ShardingTask, profile: GpuProfile, tries: int, seed: int
+) -> list[Annealed]:
+    """Placements of mixed types that fit, the best one of every pair of types."""
+    tables = task.tables
+    heavy = sorted(range(len(tables)), key=lambda one: -tables[one].pooling_factor * tables[one].embedding_dim)
+    sizes = sorted(table.num_rows * table.embedding_dim for table in tables)
+    counts = sorted({round(len(tables) * share) for share in HEAVY_SHARES} | {1, 2})
+    limits = sorted({0, *(sizes[min(round(len(sizes) * share), len(sizes) - 1)] for share in REPLICATED_SHARES)})
+    best: dict[tuple[str, str, bool], Annealed] = {}
+    for first, rest in product(ALL_WAYS, (TABLE_WISE, COLUMN_WISE)):
+        if first == DATA_PARALLEL:
+            continue
+        for count, limit in product(counts, limits):
+            ways = [rest] * len(tables)
+            for position in heavy[:count]:
+                ways[position] = first
+            for position, table in enumerate(tables):
+                if table.num_rows * table.embedding_dim < limit:
+                    ways[position] = DATA_PARALLEL
+            parts = _construct(cluster, task, profile, ways, heavy, tries, seed)
+            if parts is None:
+                continue
+            found = Annealed(cluster.cost(task, parts).max_device_ms, parts, 0)
+            key = (first, rest, limit > 0)
+            best[key] = min(best.get(key, found), found, key=lambda one: one.ms)
+    return list(best.values())
+
+
+def _construct(
+    cluster: SimulatedCluster,
+    task: ShardingTask,
+    profile: GpuProfile,
+    ways: Sequence[str],
+    order: Sequence[int],
+    tries: int,
+    seed: int,
+) -> Parts | None:
+    """Table after table in this order, each at the best of several places; None where one has no room."""
+    state = ClusterState(cluster, task, profile)
+    state.start_empty()
+    mover = Mover(state, random.Random(seed))
+    for position in sorted(order, key=lambda one: ways[one] not in (ROW_WISE, DATA_PARALLEL)):
+        way = ways[position]
+        tried: list[tuple[float, Parts]] = []
+        for parts in dict.fromkeys(mover.reshard(position, way) for _ in range(tries)):
+            if parts is None:
+                parts = mover.reshard(position, TABLE_WISE)
+            assert parts is not None, "a table can be whole"
+            state.change({position: parts})
+            if state.fits():
+                tried.append((float(np.mean(state.totals_D**CONSTRUCTION_POWER)), parts))
+        if not tried:
+            return None
+        state.change({position: min(tried, key=lambda one: one[0])[1]})
+    return tuple(part for parts in state.parts for part in parts)
+
+
 def power_mean(totals_D: FloatArray) -> float:
     """Close to the maximum, a little less where few devices are as slow."""
     top = float(totals_D.max())
@@ -132,7 +240,7 @@ class Mover:
         parts = self.state.parts[position]
         way = self._way(position, parts)
         if kind < 0.25 or way in (ROW_WISE, DATA_PARALLEL):
-            found = self._reshard(position)
+            found = self.reshard(position)
         elif kind < 0.45:
             return self._swap(position, way)
         elif way == TABLE_ROW_WISE:
@@ -160,10 +268,11 @@ class Mover:
     def _way(self, position: int, parts: Parts) -> str:
         return sharding_type(parts, self.task.tables[position], self.machine)
 
-    def _reshard(self, position: int, way: str = "") -> Parts | None:
+    def reshard(self, position: int, way: str = "") -> Parts | None:
+        """Other parts of a table, of a type or of any; None where it cannot be of that one."""
         table, rng = self.task.tables[position], self.rng
         able = SEQUENCE_TYPES if table.is_sequence else SHARDING_TYPES
-        way = way or rng.choice(WAYS)
+        way = way or rng.choice(ALL_WAYS)
         if way not in able or (way in (TABLE_ROW_WISE, GRID_SHARD) and self.machine.num_nodes == 1):
             return None
         if way == DATA_PARALLEL:
@@ -200,8 +309,8 @@ class Mover:
         rare = min(by_way.values(), key=len)
         if len(rare) > 12:
             return {}
-        way = self.rng.choice([one for one in WAYS if one in by_way])
-        found = {position: self._reshard(position, way) for position in rare}
+        way = self.rng.choice([one for one in ALL_WAYS if one in by_way])
+        found = {position: self.reshard(position, way) for position in rare}
         return {position: parts for position, parts in found.items() if parts is not None}
 
     # Places -----------------------------------------------------------------------------------------------------------

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import Volumes, exchange_times, part_volume
+from evenshard.measure.collectives import Volumes, exchange_ms, part_volume
 from evenshard.measure.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
 from evenshard.measure.simulated.cluster import SimulatedCluster, columns_of, dense_ms
-from evenshard.measure.simulated.device_model import backward_ms, forward_ms
+from evenshard.measure.simulated.device_model import NS_PER_MS, backward_ns, forward_ns, pass_ms, short_ms
 from evenshard.measure.simulated.gpu_profile import GpuProfile
-from evenshard.measure.simulated.shard_work import MAXIMA, WorkCounter
+from evenshard.measure.simulated.shard_work import MAXIMA, ShardWork, WorkCounter
 from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import TablePart, lookup_share
 from evenshard.placement.sharding import DATA_PARALLEL, ShardingTask, part_bytes, parts_by_table, sharding_type
@@ -78,18 +78,23 @@ class ClusterState:
         self.parts = [by_table[table.name] for table in self.task.tables]
         self._rebuild()
 
+    def start_empty(self) -> None:
+        """Takes no table yet; ``change`` places them."""
+        self.parts = [()] * len(self.task.tables)
+        self._rebuild()
+
     def _rebuild(self) -> None:
         devices, tables = self.task.num_devices, len(self.task.tables)
         shares = [self._share(position, parts) for position, parts in enumerate(self.parts)]
         cells = max(len(self._calls), 1) * devices
-        width = shares[0].work_PC.shape[1]
+        width = self._counter.columns(self.task.tables[:1], self.task.batch_size).shape[1]
         self._sums_QC = np.zeros((cells, width))
         self._maxima_2QT = np.zeros((2, cells, tables))
-        self._ms_2Q = np.zeros((2, cells))
+        self._times_3Q = np.zeros((3, cells))
         self._volumes_D4 = np.zeros((devices, 4))
         self.used_D = np.zeros(devices)
         self._dense: dict[int, FloatArray] = {}
-        self._dense_known_ms: dict[frozenset[int], float] = {}
+        self._dense_known: dict[frozenset[int], FloatArray] = {}
         self._ways: dict[tuple[str, str], int] = {}
         self._changes = 0
         for position, share in enumerate(shares):
@@ -133,6 +138,9 @@ class ClusterState:
 
     def _make_share(self, position: int, parts: tuple[TablePart, ...]) -> Share:
         table, devices = self.task.tables[position], self.task.num_devices
+        if not parts:
+            nothing = np.zeros(0, dtype=np.int64)
+            return Share("", table.module, nothing, np.zeros((0, 0)), np.zeros((0, 4)), nothing, np.zeros(0))
         way = sharding_type(parts, table, self.task.machine)
         homes = np.array([device for part in parts for device in part.devices], dtype=np.int64)
         sizes = np.array([part_bytes(self.task, table, part) for part in parts for _ in part.devices], dtype=float)
@@ -170,6 +178,8 @@ class ClusterState:
         return np.asarray(found)
 
     def _add(self, position: int, share: Share, sign: int) -> None:
+        if not share.way:
+            return
         self.used_D[share.devices_P] += sign * share.bytes_P
         key = (share.module, share.way)
         self._ways[key] = self._ways.get(key, 0) + sign
@@ -188,38 +198,52 @@ class ClusterState:
         sums = self._sums_QC[cells]
         sums[:, MAXIMA] = self._maxima_2QT[:, cells].max(axis=2).T
         filled = sums[:, _TABLES] > 0.5
-        self._ms_2Q[:, cells[~filled]] = 0.0
+        self._times_3Q[:, cells[~filled]] = 0.0
         if filled.any():
-            work = self._counter.work_of_sums(sums[filled])
-            self._ms_2Q[0, cells[filled]] = forward_ms(self._profile, work)
-            self._ms_2Q[1, cells[filled]] = backward_ms(self._profile, work, self._optimizer)
+            self._times_3Q[:, cells[filled]] = self._times(self._counter.work_of_sums(sums[filled]), self._optimizer)
+
+    def _times(self, work: ShardWork, optimizer: str) -> FloatArray:
+        """[3, N] kernels of the forward and backward calls, ns, and what short ones add, ms."""
+        profile = self._profile
+        return np.array([forward_ns(profile, work), backward_ns(profile, work, optimizer), short_ms(profile, work)])
 
     def _finish(self) -> None:
-        """Adds up the devices' times."""
-        devices = self.task.num_devices
-        self.compute_D = self._ms_2Q.sum(axis=0).reshape(-1, devices).sum(axis=0) + self._dense_ms()
+        """Adds up the devices' times, as ``SimulatedCluster`` does."""
+        devices, profile = self.task.num_devices, self._profile
+        times_3CD = self._times_3Q.reshape(3, -1, devices)
+        calls, forward, backward, short = self._replicas()
+        calls_D = calls + (times_3CD[0] > 0).sum(axis=0)
+        forward_D, backward_D = forward + times_3CD[0].sum(axis=0), backward + times_3CD[1].sum(axis=0)
+        self.totals_D = (
+            pass_ms(forward_D, calls_D, profile.fwd_overhead_us, profile.fwd_host_us)
+            + pass_ms(backward_D, calls_D, profile.bwd_overhead_us, profile.bwd_host_us)
+            + np.maximum(times_3CD[2].max(axis=0), short)
+        )
         volumes = Volumes(*np.ascontiguousarray(self._volumes_D4.T))
         volumes.replicated_values = self._replicated()
         volumes.collectives = {key for key, count in self._ways.items() if count > 0}
-        times = exchange_times(self.task, volumes, self._links)
-        self.totals_D = self.compute_D + times.input_dist + times.forward + times.backward
+        self.totals_D += exchange_ms(self.task, volumes, self._links)
 
     def _replicated(self) -> float:
         tables = self.task.tables
         return float(sum(tables[one].num_rows * tables[one].embedding_dim for one in self._dense))
 
-    def _dense_ms(self) -> float:
+    def _replicas(self) -> FloatArray:
+        """[4] calls of replicated tables, their kernels forward and backward, ns, and what short ones add, ms."""
         key = frozenset(self._dense)
-        if key not in self._dense_known_ms:
-            if len(self._dense_known_ms) > 10_000:
-                self._dense_known_ms.clear()
-            self._dense_known_ms[key] = self._count_dense_ms() if key else 0.0
-        return self._dense_known_ms[key]
+        if key not in self._dense_known:
+            if len(self._dense_known) > 10_000:
+                self._dense_known.clear()
+            self._dense_known[key] = self._count_replicas()
+        return self._dense_known[key]
 
-    def _count_dense_ms(self) -> float:
+    def _count_replicas(self) -> FloatArray:
+        if not self._dense:
+            return np.zeros(4)
         by_call: dict[KernelCall, list[FloatArray]] = {}
         for position, work in self._dense.items():
             by_call.setdefault(kernel_call(self.task.tables[position], DATA_PARALLEL), []).append(work)
         calls = self._counter.work_of_sums(np.array([self._combined(np.array(one)) for one in by_call.values()]))
-        of_calls = forward_ms(self._profile, calls) + backward_ms(self._profile, calls)
-        return float(of_calls.sum()) + dense_ms(self._replicated(), self._profile.hbm_bytes_per_ns, self._optimizer)
+        forward, backward, short = self._times(calls, SGD)
+        update_ms = dense_ms(self._replicated(), self._profile.hbm_bytes_per_ns, self._optimizer)
+        return np.array([len(by_call), forward.sum(), backward.sum() + NS_PER_MS * update_ms, short.max()])

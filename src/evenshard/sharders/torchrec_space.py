@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.planner.types import ShardingOption, Topology
 
-MIN_PARTITIONS = (None, 8, 16, 32, 64, 128)
-"""Columns of the narrowest part; None leaves TorchRec's own: 128."""
+MIN_PARTITIONS = (None, 8, 16, 32, 64)
+"""Columns of the narrowest part; None leaves TorchRec's own, which is 128."""
 ORDERS = ("storage", "perf")
 
 
@@ -79,7 +79,7 @@ class PlannerSetting:
 
 
 SETTINGS = tuple(
-    PlannerSetting(width, order, grid) for grid in (False, True) for order in ORDERS for width in MIN_PARTITIONS
+    PlannerSetting(width, order, grid) for order in ORDERS for grid in (False, True) for width in MIN_PARTITIONS
 )
 """TorchRec's own setting first."""
 
@@ -126,6 +126,7 @@ class TorchRecPlanner:
         require_torchrec()
         self._task, self._bandwidths, self._timeout_s = task, bandwidths, timeout_s
         self._size_of = size_of or self._weights_and_state
+        self._known_bytes: dict[tuple[str, int, int], int] = {}
         self._position = {table_name(number): number for number in range(len(task.tables))}
 
     def plan(self, setting: PlannerSetting, widths: Mapping[str, int] | None = None) -> TorchRecPlan:
@@ -255,8 +256,12 @@ class TorchRecPlanner:
         return _SortedEnumerator(enumerator, self._position)
 
     def _shard_bytes(self, name: str, rows: int, columns: int) -> int:
-        table = self._task.tables[self._position[name]]
-        return self._size_of(replace(table, num_rows=rows, embedding_dim=columns, row_shares=None))
+        key = (name, rows, columns)
+        if key not in self._known_bytes:
+            table = self._task.tables[self._position[name]]
+            part = replace(table, num_rows=rows, embedding_dim=columns, row_shares=None)
+            self._known_bytes[key] = self._size_of(part)
+        return self._known_bytes[key]
 
     def _weights_and_state(self, part: Table) -> int:
         return part.size_bytes + state_bytes(part, self._task.optimizer)
