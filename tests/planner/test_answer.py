@@ -1,74 +1,74 @@
-"""What a part costs alone, and what it adds to its device: an answer says both."""
+"""What an answer knows of its parts: their order, types, devices and memory, and what each costs."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-import torch
 
-from evenshard.placement.placement import Placement
-from evenshard.planner.answer import PlacementAnswer
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.place import PlaceConfig, place_request
-from evenshard.sharders.convex_search.cost_model import ExchangeTime
-from evenshard.sharders.convex_search.prediction import PredictedPlacement
-from support.convex_builders import random_model
-from support.request_builders import QUICK, request, untrained
+from evenshard.utils.errors import BadConfig
+from support.answer_builders import answer
+from support.builders import table
+from support.request_builders import LITTLE, QUICK, request, untrained
 
-MODEL = untrained().cost_model
-
-
-def answer(devices: int = 3) -> PlacementAnswer:
-    return place_request(request(8, 16, 64, 32, 8, 128, caps=(2**30,) * devices), untrained(), PlaceConfig(QUICK))
-
-
-def test_no_device_takes_less_than_its_tables_alone() -> None:
-    one = answer()
-    rng = torch.Generator().manual_seed(0)
-    for _ in range(50):
-        where = tuple(torch.randint(0, 3, (6,), generator=rng).tolist())
-        devices = PredictedPlacement.of(MODEL, one.task, Placement(where, 3)).devices
-        for device, alone_ms in zip(where, one.alone_ms, strict=True):
-            assert devices[device].predicted_total_ms >= alone_ms * (1 - 1e-4)
+ROWS = Span(0, 1000)
+HALVES = (Span(0, 500), Span(500, 1000))
+PARTS = (
+    TablePart("c", HALVES[1], Span(0, 32), (1,)),
+    TablePart("c", HALVES[0], Span(0, 32), (0,)),
+    TablePart("b", ROWS, Span(16, 64), (0,)),
+    TablePart("b", ROWS, Span(0, 16), (1,)),
+    TablePart("a", ROWS, Span(0, 8), (0, 1)),
+)
+TABLES = [table(name, 1000, dim) for name, dim in zip("abc", (8, 64, 32), strict=True)]
+CUT = answer(
+    tables=TABLES, parts=PARTS, alone_ms=(1, 2, 3, 4, 5), adds_ms=(6, 7, 8, 9, 10), asked={"sharding_types": ()}
+)
 
 
-def test_a_table_with_the_even_share_of_the_dims_takes_exactly_that() -> None:
-    one = place_request(request(64, 64, 64, caps=(2**30,) * 3), untrained(), PlaceConfig(QUICK))
-    assert [device.predicted_total_ms for device in one.devices] == pytest.approx(list(one.alone_ms))
-    assert one.adds_ms == pytest.approx(one.alone_ms)
+def test_parts_are_in_the_order_of_tables_columns_and_rows_and_their_times_follow() -> None:
+    assert CUT.parts == PARTS[::-1]
+    assert (CUT.alone_ms, CUT.adds_ms) == ((5, 4, 3, 2, 1), (10, 9, 8, 7, 6))
+    assert CUT.parts_of_table["c"] == (PARTS[1], PARTS[0])
 
 
-def test_a_table_with_more_than_the_even_share_takes_that_on_a_device_of_its_own() -> None:
-    one = place_request(request(128, 8), untrained(), PlaceConfig(QUICK))
-    assert one.devices[one.device_of_table[0]].predicted_total_ms == pytest.approx(one.alone_ms[0])
+def test_a_replica_is_on_every_device_and_takes_memory_of_each() -> None:
+    assert CUT.type_of_table == {"a": "data_parallel", "b": "column_wise", "c": "row_wise"}
+    assert CUT.parts_on_device == ((0, 2, 3), (0, 1, 4))
+    assert CUT.part_bytes == tuple(4 * size for size in (1000 * 8, 1000 * 16, 1000 * 48, 500 * 32, 500 * 32))
+    assert CUT.used_bytes == (4 * 1000 * (8 + 48 + 16), 4 * 1000 * (8 + 16 + 16))
 
 
-def test_a_narrow_table_alone_does_not_wait_for_what_others_send() -> None:
-    slow_link = random_model(exchange=ExchangeTime(0.0, 1.0))
-    one = place_request(request(8, 64, 64), replace(untrained(), cost_model=slow_link), PlaceConfig(QUICK))
-    # The even share is 68 of 136 dims; on its own device, the narrow table would receive 128.
-    exchange_ms = 2 * 68 * one.task.batch_size / 2 * 4
-    assert one.alone_ms[0] == pytest.approx(exchange_ms, rel=0.05)
+def test_only_whole_tables_have_a_device() -> None:
+    assert answer((0, 1, 1)).device_of_table == (0, 1, 1)
+    with pytest.raises(BadConfig, match=r"table 'a' is sharded data_parallel.*table_wise only \(sharding_types\)"):
+        _ = CUT.device_of_table
 
 
-def test_what_a_table_adds_is_what_its_device_saves_without_it() -> None:
-    one = answer()
-    for position, device in enumerate(one.device_of_table):
-        there = [table for table, where in enumerate(one.device_of_table) if where == device and table != position]
-        represented_TH = MODEL.represent(one.task.tables, one.task.batch_size)
-        without_H = represented_TH[there].sum(dim=0)
-        dims = [0] * 3
-        for table, where in enumerate(one.device_of_table):
-            dims[where] += one.task.tables[table].embedding_dim * (table != position)
-        total = float(represented_TH[:, 0].sum())
-        left_ms = float(MODEL.device_ms(without_H, total, 3, one.task.batch_size, max(dims)))
-        saved_ms = one.devices[device].predicted_total_ms - left_ms
-        assert one.adds_ms[position] == pytest.approx(saved_ms, abs=1e-4)
+def test_parts_that_make_no_sharding_type_are_refused() -> None:
+    with pytest.raises(BadConfig, match=r"'b' has several parts on device 0\. Make them one wider part"):
+        answer((0, 0, 0, 0), tables=TABLES, cuts={"b": (16,)})
 
 
-def test_the_costs_follow_their_tables() -> None:
-    asked = request(8, 128, caps=(2**30,) * 2)
-    turned = replace(asked, tables=asked.tables[::-1])
-    one, other = (place_request(which, untrained(), PlaceConfig(QUICK)) for which in (asked, turned))
-    assert one.alone_ms[1] > one.alone_ms[0]
-    assert other.alone_ms == pytest.approx(one.alone_ms[::-1])
+def test_the_type_of_a_table_depends_on_the_machine() -> None:
+    """Rows on two devices are on all devices of a node, or of the machine."""
+    parts = [TablePart("a", rows, Span(0, 8), (device,)) for device, rows in enumerate(HALVES)]
+    two_nodes = {"machine": Machine(4, 2, inter="infiniband_ndr"), "sharding_types": ()}
+    one = answer(totals_ms=(4, 3, 2, 1), tables=TABLES[:1], parts=tuple(parts), asked=two_nodes)
+    assert one.type_of_table == {"a": "table_row_wise"}
+    one = answer(tables=TABLES[:1], parts=tuple(parts), asked={"sharding_types": ()})
+    assert one.type_of_table == {"a": "row_wise"}
+
+
+def test_the_gap_is_to_the_lower_bound() -> None:
+    assert answer(lower_bound_ms=3.2).gap_pct == pytest.approx(25)
+
+
+def test_a_device_takes_no_less_than_each_of_its_parts_alone() -> None:
+    one = place_request(request(8, 16, 64, 32, 8, 128), untrained(), PlaceConfig(QUICK, LITTLE))
+    for device, numbers in zip(one.devices, one.parts_on_device, strict=True):
+        for number in numbers:
+            assert one.alone_ms[number] <= device.predicted_total_ms
+    assert one.predicted_ms == max(device.predicted_total_ms for device in one.devices)
+    assert 0 < one.lower_bound_ms <= one.predicted_ms
