@@ -23,9 +23,10 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
+from evenshard.planner.torchrec.constraints import constrained
 from evenshard.planner.torchrec.machine import machine_of
 from evenshard.planner.torchrec.model import DEFAULT_HARDWARE, chosen_model
-from evenshard.planner.torchrec.modules import collections_in
+from evenshard.planner.torchrec.modules import collections_in, located_tables
 from evenshard.planner.torchrec.plans import sharding_plan
 from evenshard.planner.torchrec.tables import DEFAULT_POOLING_FACTOR, table_set_of
 from evenshard.sharders.base import Sharder
@@ -37,7 +38,7 @@ from evenshard.utils.params import check_ranges
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
-    from torchrec.distributed.planner.types import Topology
+    from torchrec.distributed.planner.types import ParameterConstraints, Topology
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 DEFAULT_BATCH_SIZE = 512
@@ -73,6 +74,10 @@ class EvenshardPlanner:
         forbidden_devices: Sequence[int] = (),
         together: Sequence[Sequence[str]] = (),
         apart: Sequence[Sequence[str]] = (),
+        pinned_nodes: Mapping[str, int | Sequence[int]] | None = None,
+        table_types: Mapping[str, str | Sequence[str]] | None = None,
+        min_columns: Mapping[str, int] | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
         allow_column_split: bool | None = None,
         hardware: str | None = None,
         model: str | Path | PlacementModel | None = None,
@@ -96,8 +101,9 @@ class EvenshardPlanner:
             pooling_factors: pooling factors by table or feature, as ``tables_of`` takes them.
             default_pooling_factor: pooling factor of each feature that is not named.
             optimizer: optimizer whose state takes memory too: sgd, rowwise_adagrad, adagrad or adam.
-            pinned, forbidden, forbidden_devices, together, apart: rules, as in ``evenshard.place``; devices are ranks,
-                tables are called as ``tables_of`` calls them.
+            pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns: rules, as in
+                ``evenshard.place``; devices are ranks, tables are called as ``tables_of`` calls them.
+            constraints: TorchRec's constraints, by table. What of them changes nothing is named in a note.
             allow_column_split: tables may be split by columns; they may not where it is left out.
             hardware: hardware to place for, such as simulated:h200. Default: the model's, or that of this process' GPU,
                 or simulated:h200.
@@ -117,8 +123,12 @@ class EvenshardPlanner:
         self._machine = machine_of(topology, world_size, local_world_size, compute_device, memory_cap_gb, reserved_gb)
         self._batch_size, self._optimizer, self._seed = batch_size, optimizer, seed
         self._pooling_factors, self._default_pooling_factor = dict(pooling_factors or {}), default_pooling_factor
-        self._rules = Rules.of(pinned, forbidden, forbidden_devices, together, apart)
+        self._rules = Rules.of(
+            pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns
+        )
+        self._constraints = dict(constraints or {})
         self._allow_column_split, self._hardware, self._model = bool(allow_column_split), hardware, model
+        self._notes: tuple[str, ...] = ()
         self.answer: PlacementAnswer | None = None
 
     def plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None = None) -> ShardingPlan:
@@ -191,15 +201,18 @@ class EvenshardPlanner:
         self, collections: Mapping[str, Any], sharders: Sequence[ModuleSharder[Any]] | None
     ) -> PlacementRequest:
         known = table_set_of(collections, self._pooling_factors, self._default_pooling_factor, sharders)
-        machine = self._machine
+        machine, types = self._machine, BY_COLUMNS if self._allow_column_split else (TABLE_WISE,)
+        located = located_tables(collections, sharders)
+        found = constrained(self._constraints, known, located, types, machine.compute_device)
+        known, self._notes = found.known, found.notes
         return PlacementRequest(
             tables=known.tables,
             caps_bytes=machine.caps_bytes,
             batch_size=self._batch_size * machine.world_size,
             reserved_bytes=machine.reserved_bytes,
             optimizer=self._optimizer,
-            rules=self._rules,
-            sharding_types=BY_COLUMNS if self._allow_column_split else (TABLE_WISE,),
+            rules=self._rules + found.rules,
+            sharding_types=types,
             hardware=self._hardware or DEFAULT_HARDWARE,
             assumptions=known.assumptions,
         )
@@ -208,7 +221,8 @@ class EvenshardPlanner:
         """Where the columns live, as ``evenshard.place`` says."""
         model, hardware = chosen_model(self._model, self._hardware, self._machine.compute_device)
         config = PlaceConfig(SearchConfig(seed=self._seed))
-        self.answer = place_request(replace(request, hardware=hardware), model, config)
+        answer = place_request(replace(request, hardware=hardware), model, config)
+        self.answer = replace(answer, notes=(*answer.notes, *self._notes))
         for warning in (*self.answer.notes, *self.answer.warnings):
             log.warning("%s", warning)
         return self.answer.parts

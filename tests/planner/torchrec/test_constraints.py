@@ -1,0 +1,100 @@
+"""TorchRec's ParameterConstraints: every field is used, or named as unused."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+
+from evenshard.placement.sharding import TABLE_WISE
+from evenshard.planner.torchrec.constraints import USED, Constrained, constrained
+from evenshard.planner.torchrec.modules import located_tables
+from evenshard.planner.torchrec.tables import table_set_of
+from evenshard.utils.errors import BadConfig
+
+CONFIGS = [
+    EmbeddingBagConfig(name="a", embedding_dim=64, num_embeddings=100, feature_names=["f", "g"]),
+    EmbeddingBagConfig(name="b", embedding_dim=16, num_embeddings=100, feature_names=["h"]),
+]
+SET: dict[str, Any] = {
+    "sharding_types": ["row_wise", "data_parallel"],
+    "compute_kernels": ["dense"],
+    "min_partition": 32,
+    "pooling_factors": [3.0, 5.0],
+    "num_poolings": [2.0, 1.0],
+    "batch_sizes": [64, 32],
+    "is_weighted": True,
+    "cache_params": object(),
+    "enforce_hbm": True,
+    "stochastic_rounding": False,
+    "bounds_check_mode": object(),
+    "feature_names": ["g", "f"],
+    "output_dtype": DataType.FP16,
+    "device_group": "cpu",
+    "key_value_params": object(),
+    "use_virtual_table": True,
+}
+"""A value of each field that is not its default."""
+
+
+def of(**named: Any) -> Constrained:
+    located = located_tables(CONFIGS)
+    constraints = {"a": ParameterConstraints(**named)}
+    return constrained(constraints, table_set_of(CONFIGS), located, (TABLE_WISE,), "cuda")
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(ParameterConstraints)])
+def test_every_field_is_used_or_named(name: str) -> None:
+    try:
+        found = of(**{name: SET[name]})
+    except BadConfig as error:
+        assert name in USED and name in str(error)
+        return
+    named = (f"Of TorchRec's constraints, these change nothing in the placement: {name} (a).",)
+    assert found.notes == (() if name in USED else named)
+
+
+def test_constraints_become_rules_and_tables() -> None:
+    found = of(sharding_types=["row_wise", "table_wise"], min_partition=32, is_weighted=True, pooling_factors=[3, 5])
+    assert found.rules.table_types == {"a": ("row_wise", "table_wise")}
+    assert found.rules.min_columns == {"a": 32}
+    a, b = found.known.tables
+    assert (a.is_weighted, a.pooling_factor, a.feature_pooling_factors) == (True, 8.0, (3.0, 5.0))
+    assert not b.is_weighted and b.pooling_factor == 1.0
+    assert [one.table for one in found.known.assumptions if one.column == "pooling_factor"] == ["b"]
+
+
+def test_names_of_features_give_the_order_of_pooling_factors() -> None:
+    found = of(feature_names=["g", "f"], pooling_factors=[3.0, 5.0])
+    assert found.known.tables[0].feature_pooling_factors == (5.0, 3.0)
+
+
+def test_a_dense_kernel_is_that_of_replicas() -> None:
+    assert of(compute_kernels=["dense"]).rules.table_types == {"a": ("data_parallel",)}
+    assert of(compute_kernels=["fused", "fused_uvm"]).rules.table_types == {"a": (TABLE_WISE,)}
+    both = {"sharding_types": ["row_wise", "data_parallel"]}
+    assert of(compute_kernels=["fused"], **both).rules.table_types == {"a": ("row_wise",)}
+    assert of(compute_kernels=["fused", "dense"], **both).rules.table_types == {"a": ("row_wise", "data_parallel")}
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"compute_kernels": ["key_value"]}, r"compute_kernels are \['key_value'\], evenshard places dense and fused"),
+        ({"compute_kernels": ["dense"], "sharding_types": ["row_wise"]}, "no kernel of compute_kernels .* row_wise"),
+        ({"device_group": "rank3"}, "device_group is 'rank3', the devices are cuda. To name a rank, use pinned="),
+        ({"pooling_factors": [1.0, 2.0, 3.0]}, "3 pooling_factors for 2 features"),
+        ({"feature_names": ["x"]}, r"feature_names are \['x'\], the table's are \['f', 'g'\]"),
+    ],
+)
+def test_what_cannot_be_placed_is_one_line(named: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        of(**named)
+
+
+def test_a_constraint_of_no_table_is_an_error() -> None:
+    with pytest.raises(BadConfig, match="constraints name table 'z', which is not among the tables"):
+        constrained({"z": ParameterConstraints()}, table_set_of(CONFIGS), located_tables(CONFIGS), (), "cuda")
