@@ -37,7 +37,8 @@ def tables_of(
         collections: a model (or one collection), collections by their path in a model, a list of collections, or a list
             of ``EmbeddingBagConfig`` or ``EmbeddingConfig``.
         pooling_factors: mean lookups per sample, by table or by feature. A name of a table means all its features
-            together, each with as many as the others; other names are features.
+            together, each with as many as the others; other names are features, and so is a table's name that is a
+            feature's too, where others of the table are named.
         default_pooling_factor: pooling factor of each feature that is not named.
         sharders: sharders of modules, which say whether sequences are deduplicated; TorchRec's default ones where left
             out.
@@ -119,9 +120,10 @@ def _feature_lookups(
     one: LocatedTable, given: Mapping[str, float], tables: set[str], default: float
 ) -> tuple[float, ...]:
     """Lookups per sample of each feature of a table."""
-    if one.name in given:
+    if _is_named_whole(one, given):
         return (given[one.name] / len(one.features),) * len(one.features)
-    meant_for_others = next((name for name in one.features if name in given and name in tables), None)
+    others = tables - {one.name}
+    meant_for_others = next((name for name in one.features if name in given and name in others), None)
     if meant_for_others is not None:
         raise BadConfig(
             f"pooling_factors names {brief(meant_for_others)}, which is a table, and a feature of table "
@@ -130,13 +132,19 @@ def _feature_lookups(
     return tuple(given.get(feature, default) for feature in one.features)
 
 
+def _is_named_whole(one: LocatedTable, given: Mapping[str, float]) -> bool:
+    """Whether the name of a table means all its features; beside others of them, it is the feature of that name."""
+    features = set(one.features)
+    return one.name in given and not (one.name in features and (features - {one.name}) & given.keys())
+
+
 def _assumed_pooling(
     located: Sequence[LocatedTable], given: Mapping[str, float], default: float
 ) -> Iterator[Assumption]:
     """Lookups that are not given."""
     which = " that is not named" if given else ""
     for one in located:
-        if one.name in given:
+        if _is_named_whole(one, given):
             if len(one.features) > 1:
                 text = f"pooling_factor, evenly over its {len(one.features)} features"
                 yield Assumption(one.name, "feature_pooling_factors", text)
