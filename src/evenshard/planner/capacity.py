@@ -1,101 +1,22 @@
-"""Whether there is room for a request, and advice where there is none. Columns are cut wherever that is allowed.
-
-A refusal is a proof, or it says that nothing was found. Its figures hold for every placement; for the memory or the
-devices that it advises, a placement was found.
-
-Legend: I items, D devices.
-"""
+"""The refusal of a request, with memory, devices or types for which a placement was found."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
-
-from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM, no_placement_found, require_room
-from evenshard.placement.items import Items
-from evenshard.placement.optimizer_state import state_bytes_of_rows
-from evenshard.placement.parts import COLUMN_STEP, TablePart, column_parts, whole_tables
-from evenshard.placement.placement import Placement
-from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM
+from evenshard.placement.optimizer_state import state_bytes
+from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, SHARDING_TYPES
 from evenshard.planner.request import TASK_ID, PlacementRequest
-from evenshard.sharders.packing import TIME_LIMIT_S, Pieces, pack, packed_in_order
+from evenshard.sharders.room.legal_parts import first_fit
 from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.limits import RANGES
 from evenshard.utils.units import BYTES_PER_GB, gb_to_bytes
 
 
-@dataclass(frozen=True)
-class Room:
-    """A request as something to pack.
-
-    Attributes:
-        task: task of the whole tables; their optimizer state is the least that they can have, cut or not.
-        pieces: its items, with their blocks of columns where they may be cut.
-        cut: positions of the tables that may be.
-    """
-
-    task: PlacementTask
-    pieces: Pieces
-    cut: frozenset[int]
-
-    @staticmethod
-    def of(request: PlacementRequest) -> Room:
-        """Tables in one piece, or in blocks of four columns where the request allows that."""
-        task = request.task()
-        items = Items.of(task)
-        blocks_I, part_bytes_I = (
-            np.ones(len(items.members), dtype=np.int64),
-            np.zeros(len(items.members), dtype=np.int64),
-        )
-        cut, wholes = [], whole_tables(request.tables)
-        kept_whole = {name for group in request.rules.together for name in group}
-        for position, item in enumerate(items.item_of_T.tolist()):
-            table, whole = request.tables[position], wholes[position]
-            if COLUMN_WISE in request.types and table.name not in kept_whole and whole.halves():
-                cut.append(position)
-                blocks_I[item] = table.embedding_dim // COLUMN_STEP
-                part_bytes_I[item] = state_bytes_of_rows(table, request.optimizer)
-        pieces = Pieces(items, blocks_I, part_bytes_I)
-        parts_I = pieces.least_parts_I()
-        parts_I = np.where(
-            parts_I > 0, parts_I, items.allowed_ID.sum(axis=1).clip(min=1)
-        )  # and even so they do not fit
-        more_T = (part_bytes_I * (parts_I - 1))[items.item_of_T].tolist()
-        sizes = zip(task.table_bytes, more_T, task.tables, strict=True)
-        state = tuple(size + more - table.size_bytes for size, more, table in sizes)
-        return Room(replace(task, constraints=replace(task.constraints, state_bytes=state)), pieces, frozenset(cut))
-
-
-def any_parts(
-    request: PlacementRequest, seed: int = 0, time_limit_s: float = TIME_LIMIT_S
-) -> tuple[tuple[TablePart, ...], Placement]:
-    """Some parts, and a legal placement of them; the same arguments give the same.
-
-    Args:
-        request: the request.
-        seed, time_limit_s: the same as in ``pack``.
-
-    Raises:
-        InfeasibleTask: if there are none, or none were found in time; the message says which of the two.
-    """
-    room = Room.of(request)
-    require_room(room.task, room.cut)
-    packed = pack(room.pieces, seed, time_limit_s)
-    if packed.blocks_ID is None:
-        raise no_placement_found(room.task, packed.why_not, room.cut)
-    parts: list[TablePart] = []
-    device_of_part: list[int] = []
-    for table, item in zip(request.tables, room.pieces.items.item_of_T.tolist(), strict=True):
-        devices = np.flatnonzero(packed.blocks_ID[item])
-        device_of_part += devices.tolist()
-        parts += column_parts(table, (packed.blocks_ID[item, devices].cumsum()[:-1] * COLUMN_STEP).tolist())
-    return tuple(parts), Placement(tuple(device_of_part), request.num_devices)
-
-
 def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
-    """The error of a search as an answer to a request: with memory or devices for which a placement was found."""
+    """The error of a search as an answer to a request."""
     problem = error.problem.removeprefix(f"{TASK_ID}: ")  # a request is not one task of many: its name says nothing
     if not error.remedy.startswith(MORE_MEMORY):
         return InfeasibleTask(problem, error.remedy)
@@ -108,17 +29,26 @@ def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
         enough.append(f"num_devices to {devices}{'' if alike else ' (the new ones as large as the largest)'}")
     if enough:
         remedies.append(f"Raise {' or '.join(enough)}{rest}")
-    for_parts = None if COLUMN_WISE in request.types else _enough_devices_for_parts(request)
-    if for_parts is not None and (devices is None or for_parts < devices):
-        on = "" if for_parts == request.num_devices else f" on {for_parts} devices"
-        remedies.append(f"Split by columns (--allow-column-split), the tables fit{on}.")
+    for types, how in (
+        (BY_COLUMNS, "Split by columns (--allow-column-split)"),
+        (SHARDING_TYPES, "Sharded in every way (sharding_types left out)"),
+    ):
+        if set(types) <= set(request.types) or (types == BY_COLUMNS and COLUMN_WISE in request.types):
+            continue
+        more_types = replace(request, sharding_types=types)
+        count = request.num_devices if _fits(more_types) else _enough_devices(more_types)
+        if count is not None and (devices is None or count < devices):
+            on = "" if count == request.num_devices else f" on {count} devices"
+            remedies.append(f"{how}, the tables fit{on}.")
+            break
     if not remedies:
         remedies.append("Neither more memory nor more devices helped: relax the rules on where tables may live.")
     return InfeasibleTask(problem, " ".join(remedies))
 
 
 def _fits(request: PlacementRequest) -> bool:
-    return packed_in_order(Room.of(request).pieces) is not None
+    task = request.sharding_task()
+    return all(task.types) and first_fit(task) is not None
 
 
 def _enough_gb(request: PlacementRequest) -> float | None:
@@ -128,26 +58,29 @@ def _enough_gb(request: PlacementRequest) -> float | None:
         return _fits(replace(request, caps_bytes=(gb_to_bytes(hundredths / 100),) * request.num_devices))
 
     least = min(request.caps_bytes) * 100 // BYTES_PER_GB
-    total = sum(Room.of(request).task.table_bytes) + request.reserved_bytes
-    enough = _least_that(fits, least, max(least, -(-total * 100 // BYTES_PER_GB)) + 1)
+    total = sum(table.size_bytes + 2 * state_bytes(table, request.optimizer) for table in request.tables)
+    enough = _least_that(fits, least, max(least, -(-(total + request.reserved_bytes) * 100 // BYTES_PER_GB)) + 1)
     return None if enough is None else enough / 100
 
 
 def _enough_devices(request: PlacementRequest) -> int | None:
-    """Devices, the new ones as large as the largest, for which a placement was found."""
+    """Devices in nodes as there are, the new ones as large as the largest, for which a placement was found."""
+    machine = request.nodes
+    if machine.groups:
+        return None
+    step = 1 if machine.num_nodes == 1 else machine.domain_size
 
-    def fits(devices: int) -> bool:
+    def fits(steps: int) -> bool:
+        devices = request.num_devices + steps * step
+        per_node = devices if machine.num_nodes == 1 else machine.devices_per_node
         more = (max(request.caps_bytes),) * (devices - request.num_devices)
-        return _fits(replace(request, caps_bytes=(*request.caps_bytes, *more)))
+        grown = replace(machine, num_devices=devices, devices_per_node=per_node)
+        return _fits(replace(request, caps_bytes=(*request.caps_bytes, *more), machine=grown))
 
-    most = request.num_devices + len(request.tables) + int(Room.of(request).pieces.blocks_I.max())
-    return _least_that(fits, request.num_devices, most)
-
-
-def _enough_devices_for_parts(request: PlacementRequest) -> int | None:
-    """The same where tables may be split, beginning with the devices there are."""
-    in_parts = replace(request, sharding_types=BY_COLUMNS)
-    return request.num_devices if _fits(in_parts) else _enough_devices(in_parts)
+    most = len(request.tables) + max(table.embedding_dim for table in request.tables)
+    most = min(most, int(RANGES["num_devices"].most) - request.num_devices)
+    steps = _least_that(fits, 0, -(-most // step))
+    return None if steps is None else request.num_devices + steps * step
 
 
 def _least_that(fits: Callable[[int], bool], low: int, most: int) -> int | None:

@@ -17,10 +17,13 @@ from evenshard.planner.capacity import refusal
 from evenshard.planner.pricing import MeasureParts, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import rivals
+from evenshard.planner.rules import Rules
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
-from evenshard.sharders.plan_search.search import PlanSearch, Progress, SearchEffort
+from evenshard.sharders.plan_search.search import PlanSearch, Progress, SearchEffort, SearchResult
+from evenshard.sharders.room.legal_parts import legal_parts
+from evenshard.sharders.room.reasons import require_room, require_types
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import one_thread
 from evenshard.version import __version__
@@ -70,7 +73,7 @@ def place_request(
     task = costs.task
     search = PlanSearch(costs, config.effort, config.search.seed, progress)
     try:
-        found = search.run(_whole_starts(request, model, config))
+        found = _searched(request, model, config, search)
     except InfeasibleTask as error:
         raise refusal(request, error) from None
     best, cost = found.best, None
@@ -114,6 +117,20 @@ def place_request(
     )
 
 
+def _searched(
+    request: PlacementRequest, model: PlacementModel, config: PlaceConfig, search: PlanSearch
+) -> SearchResult:
+    """What the search finds; where none of its own starts has room, it begins at any legal placement."""
+    if request.rules != Rules():
+        require_types(search.costs.task)
+        require_room(search.costs.task)
+    starts = _whole_starts(request, model, config)
+    try:
+        return search.run(starts)
+    except InfeasibleTask:
+        return search.run((legal_parts(search.costs.task, config.search.seed),))
+
+
 def _whole_starts(
     request: PlacementRequest, model: PlacementModel, config: PlaceConfig
 ) -> tuple[Sequence[TablePart], ...]:
@@ -122,7 +139,7 @@ def _whole_starts(
     Raises:
         InfeasibleTask: if there is none.
     """
-    if set(request.types) != {TABLE_WISE}:
+    if any(types != {TABLE_WISE} for types in request.sharding_task().types):
         return ()
     sharder = EvenshardSharder(model.cost_model, model.policy, config.search)
     placement = sharder.search(request.task()).best.placement

@@ -217,6 +217,7 @@ def _ways(answer: PlacementAnswer, what_if: WhatIf, position: int, without: Outc
             found.append((choice, outcome, what_if.illegal({position: choice}, outcome)))
         choice, outcome, illegal = min(found, key=lambda one: (bool(one[2]), one[1].step_ms))
         way = what_if.way(position, choice)
+        step_ms = what_if.now.step_ms if name == now.sharding_type else what_if.step_ms(position, choice)
         yield WayOption(
             sharding_type=name,
             is_now=name == now.sharding_type,
@@ -224,8 +225,8 @@ def _ways(answer: PlacementAnswer, what_if: WhatIf, position: int, without: Outc
             devices=what_if.devices(position, choice),
             nodes=choice.places if way.scope == NODE else (),
             table_bytes=int(outcome.used_D.sum() - without.used_D.sum()),
-            step_ms=outcome.step_ms,
-            change_ms=outcome.step_ms - what_if.now.step_ms,
+            step_ms=step_ms,
+            change_ms=step_ms - what_if.now.step_ms,
             illegal=illegal,
         )
 

@@ -22,7 +22,7 @@ from evenshard.planner.pricing import part_costs
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.plan_search.options import DEVICE, Options, Way
-from evenshard.sharders.plan_search.state import Choice, State, choices_of
+from evenshard.sharders.plan_search.state import Choice, State, choices_of, parts_of
 from evenshard.utils.errors import BadConfig
 
 Changes = Mapping[int, Choice]
@@ -71,7 +71,7 @@ class WhatIf:
             raise BadConfig("a table is cut in a way that evenshard does not choose, so it cannot be explained.")
         self._state = State(self.options, choices)
         ms_D = np.array([one.predicted_total_ms for one in self.costs.predict(answer.parts).devices])
-        # The state takes the rows of a table for evenly looked up; changes are added to what is predicted exactly.
+        # The state takes all rows of a table for as busy as the busiest; changes are added to the exact prediction.
         self._offset_D = ms_D - self._state.device_ms_D
         self.now = Outcome(ms_D, self._state.used_D.copy())
         self.room_D = np.array(self.task.room_bytes, dtype=np.int64)
@@ -118,6 +118,15 @@ class WhatIf:
         for position, choice in undo.items():
             self._state.replace(position, choice)
         return outcome
+
+    def step_ms(self, position: int, choice: Choice) -> float:
+        """Time of the slowest device with a table sharded otherwise, each part priced with its own rows."""
+        name = self.task.tables[position].name
+        choices = [choice if one == position else self.choice(one) for one in range(len(self.task.tables))]
+        stay = [part for part in self.answer.parts if part.table != name]
+        return self.costs.predict(
+            [*stay, *(part for part in parts_of(self.options, choices) if part.table == name)]
+        ).predicted_ms
 
     def without(self, position: int) -> Outcome:
         """The placement without a table."""

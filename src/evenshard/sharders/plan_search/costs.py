@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,13 +108,15 @@ class PartCosts:
         calls_D = self._calls(held)
         alone, adds = np.zeros(len(held)), np.zeros(len(held))
         one_call = np.ones(len(held), dtype=np.int64)
+        held_together = Counter((one.call, one.device) for one in held)
+        last_P = np.array([held_together[one.call, one.device] == 1 for one in held])  # its call goes with it
         for kind, network in enumerate(self.networks):
             columns_PH = np.add.reduceat(network.columns(flat), firsts, axis=0)
             sums_DH = np.zeros((devices, columns_PH.shape[1]), dtype=np.float32) + columns_PH[spread_P].sum(axis=0)
             np.add.at(sums_DH, device_of_P[~spread_P], columns_PH[~spread_P])
             full_D = network.compute_ms(sums_DH, calls_D)
             home_P = np.where(spread_P, full_D.argmax(), device_of_P)
-            rest_P = network.compute_ms(sums_DH[home_P] - columns_PH, calls_D[home_P])
+            rest_P = network.compute_ms(sums_DH[home_P] - columns_PH, calls_D[home_P] - last_P)
             own = self.kind_of_D[home_P] == kind
             alone[own] = network.compute_ms(columns_PH, one_call)[own]
             adds[own] = (full_D[home_P] - rest_P)[own]

@@ -133,8 +133,12 @@ class PlanSearch:
             InfeasibleTask: if none was found.
         """
         begun = [choices_of(self.options, parts) for parts in known]
-        starts = [_Start(choices, set(SHARDING_TYPES)) for choices in begun if choices is not None]
+        starts = [
+            _Start(choices, set(SHARDING_TYPES)) for choices in begun if choices is not None and self._fits(choices)
+        ]
         starts += self._constructed()
+        if not starts and known:  # its rows are uneven, as its memory is
+            return SearchResult(self.costs.predict(known[0]), tuple(map(tuple, known)))
         if not starts:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
         with on_interrupt(self._interrupt):
@@ -155,6 +159,9 @@ class PlanSearch:
         predicted = [self.costs.predict(parts) for parts in candidates]
         order = sorted(range(len(predicted)), key=lambda number: predicted[number].predicted_ms)
         return SearchResult(predicted[order[0]], tuple(candidates[number] for number in order), self._is_interrupted)
+
+    def _fits(self, choices: list[Choice]) -> bool:
+        return State(self.options, choices).fits(self.room_D)
 
     def _interrupt(self) -> None:
         self._is_interrupted = True

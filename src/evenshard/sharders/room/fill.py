@@ -166,21 +166,21 @@ def _spread(count: int, most: npt.NDArray[np.int64], fill: bool) -> npt.NDArray[
 
 
 def _in_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """[D] rows in proportion to the room that is left, at least one on each device; None if there is not enough.
-
-    Of few rows, some devices have none: then the others have even shares.
+    """[D] rows, even where there is room for that, else in proportion to the room that is left, at least one on each
+    device; None if there is not enough. Of few rows, some devices have none: then the others have even shares.
     """
     most_D = most_blocks(cut, left_D)
-    if len(most_D) == cut.fills <= cut.blocks and most_D.all():
-        rows = _in_proportion(cut.blocks - len(most_D), most_D - 1)
-        return None if rows is None else 1 + rows
-    holders = (-most_D).argsort(kind="stable")[: cut.even_holders]
-    blocks_D = np.zeros_like(most_D)
-    blocks_D[holders] = cut.even_rows
-    blocks_D[holders[-1]] -= int(blocks_D.sum()) - cut.blocks
-    if cut.even_holders == cut.fills or len(holders) < cut.even_holders or (blocks_D > most_D).any():
+    even_D = np.zeros_like(most_D)
+    in_turn = np.arange(len(most_D)) if cut.even_holders == cut.fills else (-most_D).argsort(kind="stable")
+    holders = in_turn[: cut.even_holders]
+    even_D[holders] = cut.even_rows
+    even_D[holders[-1]] -= int(even_D.sum()) - cut.blocks
+    if len(holders) == cut.even_holders and (even_D <= most_D).all():
+        return even_D
+    if len(most_D) < cut.fills or not most_D.all():
         return None
-    return blocks_D
+    rows = _in_proportion(cut.blocks - len(most_D), most_D - 1)
+    return None if rows is None else 1 + rows
 
 
 def _in_proportion(count: int, most: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:

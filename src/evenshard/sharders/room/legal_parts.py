@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from evenshard.placement.feasibility import MORE_ROOM
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import ShardingTask, check_sharding
-from evenshard.sharders.room.fill import Way, more_ways, packed, quick_ways
+from evenshard.sharders.room.fill import more_ways, packed, quick_ways
 from evenshard.sharders.room.items import Items
 from evenshard.sharders.room.program import solved
-from evenshard.sharders.room.reasons import contradiction, needs_and_room, reason
+from evenshard.sharders.room.reasons import needs_and_room, require_room, require_types
 from evenshard.utils.errors import InfeasibleTask, MissingPackage
 from evenshard.utils.extras import require_package
 
@@ -32,13 +30,11 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
     Raises:
         InfeasibleTask: if there are none, or none were found in time; the message says which of the two.
     """
-    if (why := contradiction(task)) is not None:
-        raise InfeasibleTask(why.problem, why.remedy)
+    require_types(task)
     items = Items.of(task)
     if (found := first_fit(task, items)) is not None:
         return found
-    if (why := reason(task, items)) is not None:
-        raise InfeasibleTask(why.problem, why.remedy)
+    require_room(task, items)
     pairs = len(items.items) * task.num_devices
     if pairs <= MAX_TRIED_PAIRS:
         for way in more_ways(items, seed):
@@ -61,8 +57,10 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
 def first_fit(task: ShardingTask, items: Items | None = None) -> tuple[TablePart, ...] | None:
     """Legal parts where the quick ways find some; the rules of the task do not contradict each other."""
     items = Items.of(task) if items is None else items
-    ways: Sequence[Way] = () if items.room_D.min() < 0 else tuple(quick_ways(items))
-    return next((found for way in ways if (found := _checked(task, packed(items, way))) is not None), None)
+    too_much = sum(item.least_bytes for item in items.items) > int(items.room_D.sum())
+    if too_much or items.room_D.min() < 0:
+        return None
+    return next((found for way in quick_ways(items) if (found := _checked(task, packed(items, way))) is not None), None)
 
 
 def _checked(task: ShardingTask, parts: list[TablePart] | None) -> tuple[TablePart, ...] | None:

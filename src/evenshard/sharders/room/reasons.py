@@ -15,30 +15,38 @@ from evenshard.placement import feasibility
 from evenshard.placement.constraints import Constraints
 from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM, Reason
 from evenshard.placement.optimizer_state import state_bytes
+from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.placement import caps_text, gb_text
 from evenshard.placement.sharding import SHARDING_TYPES, ShardingTask, ruled_out
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.room.fill import most_blocks
 from evenshard.sharders.room.items import Cut, Item, Items
+from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import brief
 
 
-def contradiction(task: ShardingTask) -> Reason | None:
-    """Why the rules of a table leave it no way to be sharded; None if each table has one."""
+def require_types(task: ShardingTask) -> None:
+    """Raises InfeasibleTask if the rules of a table leave it no way to be sharded."""
     position = next((at for at, types in enumerate(task.types) if not types), None)
     if position is None:
-        return None
+        return
     why = ruled_out(task, position)
     asked = [one for one in SHARDING_TYPES if one in task.limits_of(position).types]
     clauses = dict.fromkeys(why[one] for one in asked)
-    return Reason(
+    raise InfeasibleTask(
         f"table {brief(task.tables[position].name)} may only be sharded {' or '.join(asked)}, but "
         f"{', and '.join(clauses)}.",
         "Allow it another type, or drop one of these rules.",
     )
 
 
-def reason(task: ShardingTask, items: Items) -> Reason | None:
+def require_room(task: ShardingTask, items: Items | None = None) -> None:
+    """Raises InfeasibleTask if no placement can exist for a plain reason; each table has types left."""
+    if (why := _reason(task, Items.of(task) if items is None else items)) is not None:
+        raise InfeasibleTask(why.problem, why.remedy)
+
+
+def _reason(task: ShardingTask, items: Items) -> Reason | None:
     """Why no placement of a task can exist; None without a plain reason.
 
     The most specific reason: replicas that fill a device, rules that contradict each other, tables too large for where
@@ -62,11 +70,29 @@ def reason(task: ShardingTask, items: Items) -> Reason | None:
         if (item.cuts or item.grid is not None) and not _fits_alone(item, items.room_D):
             types = ", ".join(one for one in SHARDING_TYPES if one in task.types[item.positions[0]])
             return Reason(
-                f"table {brief(item.tables[0].name)} needs at least {gb_text(item.least_bytes)}, more than the devices "
-                f"that it may live on can hold of it as it may be sharded ({types}; {caps_text(relaxed)}).",
+                f"table {brief(item.tables[0].name)} does not fit the devices that it may live on, however it may be "
+                f"sharded ({types}): they have room for {_most_of(item, items.room_D)} ({caps_text(relaxed)}).",
                 f"{MORE_ROOM}, or allow it more types.",
             )
     return None
+
+
+def _most_of(item: Item, room_D: npt.NDArray[np.int64]) -> str:
+    """What empty devices have room for of an item that may be cut, in words."""
+    most = [(max(_most_together(cut, room_D[scope]) for scope in cut.scopes), cut) for cut in item.cuts]
+    if not most:
+        return f"{gb_text(int(room_D[item.allowed_D].sum()))} of {gb_text(item.least_bytes)}"
+    count, cut = max(most, key=lambda one: one[0] / one[1].blocks)
+    if cut.in_rows:
+        return f"{count:,} of its {cut.blocks:,} rows"
+    return f"{COLUMN_STEP * count} of its {COLUMN_STEP * cut.blocks} columns, in parts of at least " + (
+        f"{COLUMN_STEP * cut.least_blocks}"
+    )
+
+
+def _most_together(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
+    """Blocks that the devices of a scope have room for, in as many parts as there may be."""
+    return int(np.sort(most_blocks(cut, room_D))[::-1][: cut.blocks // cut.least_blocks].sum())
 
 
 def needs_and_room(task: ShardingTask, items: Items) -> str:
@@ -130,9 +156,6 @@ def _fits_alone(item: Item, room_D: npt.NDArray[np.int64]) -> bool:
     """Whether empty devices have room for an item, as far as its bytes tell."""
     if item.may_be_whole and room_D[item.allowed_D].max() >= item.size_bytes:
         return True
-    for cut in item.cuts:
-        for scope in cut.scopes:
-            most = np.sort(most_blocks(cut, room_D[scope]))[::-1][: cut.blocks // cut.least_blocks]
-            if int(most.sum()) >= cut.blocks:
-                return True
+    if any(_most_together(cut, room_D[scope]) >= cut.blocks for cut in item.cuts for scope in cut.scopes):
+        return True
     return item.grid is not None and int(room_D[item.allowed_D].sum()) >= item.least_bytes
