@@ -68,11 +68,19 @@ def served(uri: str, tables: pd.DataFrame, **params: Any) -> pd.DataFrame:
 def test_mlflow_serves_what_evenshard_places(registry: Path) -> None:
     answer = evenshard.place(TABLES, 2, 1.0, batch_size=64, model=registry / "round_0", hardware="auto")
     expected = [
-        {"table": part.table, "device": part.device, "column_start": 0, "column_stop": part.columns.stop}
+        {
+            "table": part.table,
+            "device": device,
+            "row_start": part.rows.start,
+            "row_stop": part.rows.stop,
+            "column_start": part.columns.start,
+            "column_stop": part.columns.stop,
+        }
         for part in answer.parts
+        for device in part.devices
     ]
     assert served("models:/evenshard-cost/1", rows()).to_dict("records") == expected
-    assert [one["table"] for one in expected] == [table.name for table in TABLES]
+    assert list(dict.fromkeys(one["table"] for one in expected)) == [table.name for table in TABLES]
 
 
 def test_the_columns_may_be_as_few_as_a_table_file_needs(registry: Path) -> None:
@@ -123,7 +131,8 @@ def test_a_version_holds_code_as_text_and_what_it_needs(registry: Path) -> None:
     info = get_model_info("models:/evenshard-cost/1")
     assert info.signature.inputs.input_names()[:4] == ["name", "num_rows", "embedding_dim", "pooling_factor"]
     assert {one.name: one.default for one in info.signature.params} == served_code().parameters
-    assert info.signature.outputs.input_names() == ["table", "device", "column_start", "column_stop"]
+    spans = ["row_start", "row_stop", "column_start", "column_stop"]
+    assert info.signature.outputs.input_names() == ["table", "device", *spans]
     with tracking.download_model("models:/evenshard-cost/1") as model:
         folder = model.parents[1]
         assert not list(folder.rglob("*.pkl")) and not list(folder.rglob("*.parquet"))

@@ -1,7 +1,7 @@
 """The prediction of a registered model, tables in and placement out: the code that MLflow stores beside the networks.
 
 ``mlflow.pyfunc.load_model("models:/evenshard-cost@champion").predict(tables, params={"num_devices": 4})`` runs it. The
-columns are those of a table file. Each row of the answer says which columns of a table live on which device.
+columns are those of a table file. Each row of the answer says which rows and columns of a table live on which device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSh
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
 from evenshard.tables.records import REQUIRED_COLUMNS, BadRecord, table_of
 from evenshard.tables.table import Table
-from evenshard.tracking.pyfunc import output_row
+from evenshard.tracking.pyfunc import output_rows
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 from evenshard.utils.params import check_ranges
@@ -48,7 +48,7 @@ class ServedModel(PythonModel):
             self._policy = DreamShardSharder(cost_net, policy, normalizer)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """One row for each part of a table; see ``output_row``.
+        """One row for each part of a table and each device that has it; see ``output_rows``.
 
         Raises:
             BadInput: if a table or a parameter makes no sense.
@@ -57,7 +57,7 @@ class ServedModel(PythonModel):
         tables = tables_from_rows(model_input)
         arguments = {**served_parameters(), **(params or {})}
         parts = self._searched(tables, arguments) if self._model else self._rolled_out(tables, **arguments)
-        return pd.DataFrame(map(output_row, parts))
+        return pd.DataFrame(row for part in parts for row in output_rows(part))
 
     def _searched(self, tables: tuple[Table, ...], arguments: dict[str, Any]) -> tuple[TablePart, ...]:
         assert self._model is not None

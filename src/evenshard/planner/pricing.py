@@ -23,7 +23,7 @@ from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
 from evenshard.utils.errors import BadConfig
 
 CPU_BYTES_PER_NS = 5.0
-"""Of the memory of real hardware that no profile describes, for the dense gradients of replicas: one core of a CPU."""
+"""Of the memory of hardware that no profile describes, for the dense gradients of replicas: one core of a CPU."""
 
 MeasureParts = Callable[[ShardingTask, Sequence[Sequence[TablePart]]], list[PlacementCost]]
 """Measures placements of parts."""
@@ -92,7 +92,10 @@ def _device_kind(model: PlacementModel, hardware: str) -> DeviceKind:
     name = HardwareName.parse(hardware)
     if name.kind.times == "measured":
         return DeviceKind(model.cost_model, CPU_BYTES_PER_NS)
-    profile = gpu_profile(name.device)
+    try:
+        profile = gpu_profile(name.device)
+    except BadConfig:  # a model is served where the profile that it was trained on is not
+        return DeviceKind(model.cost_model, CPU_BYTES_PER_NS)
     return DeviceKind(model.cost_model, profile.hbm_bytes_per_ns, partial(alone_ms, WorkCounter(profile), profile))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -76,18 +76,24 @@ def pip_requirements() -> list[str]:
     return known
 
 
-def output_row(part: TablePart) -> dict[str, str | int]:
-    """What the model answers about a part of a table: its device, and its columns to the one behind the last."""
-    return {
-        "table": part.table,
-        "device": part.device,
-        "column_start": part.columns.start,
-        "column_stop": part.columns.stop,
-    }
+def output_rows(part: TablePart) -> Iterator[dict[str, str | int]]:
+    """What the model answers about a part of a table, for each device that has it: its rows and columns.
+
+    Rows and columns go to the one behind the last.
+    """
+    for device in part.devices:
+        yield {
+            "table": part.table,
+            "device": device,
+            "row_start": part.rows.start,
+            "row_stop": part.rows.stop,
+            "column_start": part.columns.start,
+            "column_stop": part.columns.stop,
+        }
 
 
 def signature(parameters: Mapping[str, bool | int | float | str]) -> Any:
-    """Input: the columns of a table file. Output: those of ``output_row``. Parameters: names and defaults."""
+    """Input: the columns of a table file. Output: those of ``output_rows``. Parameters: names and defaults."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import Array, DataType
@@ -112,6 +118,8 @@ def signature(parameters: Mapping[str, bool | int | float | str]) -> Any:
     placement: list[Any] = [
         ColSpec(text, "table"),
         ColSpec(whole, "device"),
+        ColSpec(whole, "row_start"),
+        ColSpec(whole, "row_stop"),
         ColSpec(whole, "column_start"),
         ColSpec(whole, "column_stop"),
     ]
