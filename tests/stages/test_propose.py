@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from evenshard.measure.campaign import ShardingJob
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import CONTROL, RANDOM_SHARD
 from evenshard.placement.placement import check_placement
+from evenshard.placement.sharding import check_sharding
 from evenshard.placement.task import sample_shards
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
-from evenshard.stages.propose import EFFORT, Proposers, among_controls, placement_jobs, shard_jobs
+from evenshard.stages.propose import EFFORT, Proposers, among_controls, placement_jobs, shard_jobs, sharding_jobs
 from evenshard.utils.errors import BadConfig, InfeasibleTask
-from support.builders import cost_net, policy, some_tables, table, task
+from support.builders import FakeHardware, cost_net, policy, some_tables, table, task
 from support.convex_builders import NORMALIZER, random_model
 
 POOL = some_tables(100)
@@ -40,6 +43,36 @@ def test_tasks_that_fit_nowhere_are_skipped_and_none_at_all_is_an_error() -> Non
     with pytest.raises(InfeasibleTask, match="No train task fits"):
         placement_jobs([FULL], 3, 1, seed=0)
     assert placement_jobs([FULL], 0, 1, seed=0) == []
+
+
+# Placements of parts --------------------------------------------------------------------------------------------------
+
+
+def jobs_of_parts(count: int = 6, types: tuple[str, ...] = (), per_node: int = 0) -> list[ShardingJob]:
+    return sharding_jobs([replace(one, num_devices=4) for one in TASKS], count, types, per_node, "sgd", 1, seed=0)
+
+
+def test_placements_of_parts_take_tasks_in_turn_and_fit() -> None:
+    jobs = jobs_of_parts(per_node=2)
+    assert [job.task_id for job in jobs] == [*(f"train-{n:03d}" for n in range(5)), "train-000"]
+    assert len({job.key for job in jobs}) == 6 and {job.task.machine.num_nodes for job in jobs} == {2}
+    for job in jobs:
+        check_sharding(job.task, job.parts)
+    assert [job.key for job in jobs_of_parts(per_node=2)] == [job.key for job in jobs]
+    assert {job.task.machine.num_nodes for job in jobs_of_parts()} == {1}
+    assert {job.task.machine.num_nodes for job in jobs_of_parts(per_node=8)} == {1}
+
+
+def test_types_and_nodes_that_cannot_be_are_one_line() -> None:
+    with pytest.raises(BadConfig, match="'rows', which is none of table_wise, column_wise"):
+        jobs_of_parts(types=("row_wise", "rows"))
+    with pytest.raises(BadConfig, match="task train-000: 4 devices do not fill nodes of 3"):
+        jobs_of_parts(per_node=3)
+
+
+def test_one_process_exchanges_nothing() -> None:
+    with pytest.raises(BadConfig, match=r"torchrun --nproc-per-node 4 -m evenshard benchmark"):
+        jobs_of_parts(1)[0].measure_on(FakeHardware())
 
 
 # The search's share ---------------------------------------------------------------------------------------------------

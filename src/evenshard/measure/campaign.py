@@ -141,17 +141,21 @@ class ShardingJob:
         return self.task.num_devices
 
     def measure_on(self, hardware: Hardware) -> PlacementCost:
-        """See ``Measurable``.
+        """See ``Measurable``."""
+        return self.exchanging(hardware).measure_parts(self.task, self.parts)
+
+    def exchanging(self, hardware: Hardware) -> ExchangingHardware:
+        """The hardware, whose devices exchange for real.
 
         Raises:
-            BadConfig: if the devices are measured in turn, or not at all.
+            BadConfig: if they are measured in turn, or simulated.
         """
         if not isinstance(hardware, ExchangingHardware):
             raise BadConfig(
                 f"placements of parts are measured on all {self.num_devices} devices at once, by kernels. Start "
                 f"torchrun --nproc-per-node {self.num_devices} -m evenshard benchmark, with hardware auto, cpu or cuda."
             )
-        return hardware.measure_parts(self.task, self.parts)
+        return hardware
 
     def measured(self, cost: PlacementCost, provenance: Provenance, measured_at: float) -> MeasuredSharding:
         """See ``Measurable``."""

@@ -119,6 +119,9 @@ def _measure(
     jobs: Sequence[Measurable[Measured]], measure: MeasureConfig, journal: Journal, inputs: BenchmarkInputs
 ) -> tuple[list[Measured], TimeShare]:
     with closing(open_hardware(measure)) as hardware:
+        for job in jobs:
+            if isinstance(job, ShardingJob):
+                job.exchanging(hardware)  # before anything else is measured
         log.info("round %d: timing %d placements on %s", inputs.round, len(jobs), hardware.provenance.hardware)
         if len(journal):
             log.info("%s: %d timings of an earlier run are on record", journal.path, len(journal))
