@@ -55,8 +55,8 @@ def place(
 
     Args:
         tables: a table file, the name of a public set, a DLRM batch file or a folder of traffic, here or on S3
-            (s3://bucket/tables.parquet); or ``Table``s; or TorchRec's ``EmbeddingBagCollection``, a model with some, or
-            a list of ``EmbeddingBagConfig``.
+            (s3://bucket/tables.parquet); or ``Table``s; or TorchRec's ``EmbeddingBagCollection`` or
+            ``EmbeddingCollection``, a model with some, or a list of their configurations.
         num_devices: devices, equally fast.
         memory_cap_gb: memory of a device, GB of 1024**3 bytes; one number, or one for each device.
         reserved_gb: GB of each device kept for everything besides tables.

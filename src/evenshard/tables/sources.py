@@ -145,7 +145,9 @@ def with_traffic(table_set: TableSet, traffic: str | PathLike[str], batch_size: 
     after = [one for one in found.assumptions if (one.table, one.column) not in open_before]
     position = {table.name: number for number, table in enumerate(found.tables)}
     rank = {column: number for number, column in enumerate(TABLE_COLUMNS)}
-    ordered = sorted(before + after, key=lambda one: (position[one.table], rank.get(one.column, len(rank))))
+    ordered = sorted(
+        before + after, key=lambda one: (position.get(one.table, len(position)), rank.get(one.column, len(rank)))
+    )
     return TableSet(found.tables, tuple(ordered))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +27,11 @@ from evenshard.planner.torchrec import EvenshardPlanner, tables_of
 from evenshard.planner.torchrec.modules import collections_in, other_modules_in
 from evenshard.planner.torchrec.tables import table_set_of
 from evenshard.tables.assumptions import Assumption
+from evenshard.tables.sources import with_traffic
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from support.torchrec_builders import GREEDY, ITEM, META, NAMES, USER, Model
+from support.traffic_builders import write_parquet
 
 SEQUENCES = [
     EmbeddingConfig(name="songs", feature_names=["history", "target"], num_embeddings=90, embedding_dim=4),
@@ -201,7 +204,7 @@ def collisions() -> ManagedCollisionEmbeddingCollection:
     )
 
 
-def test_modules_of_other_kinds_are_left_to_torchrec() -> None:
+def test_modules_of_other_kinds_are_left_to_torchrec(tmp_path: Path) -> None:
     model = Model(META)
     model.sequence = EmbeddingCollection(tables=SEQUENCES, device=META)
     model.positional, model.collisions = positional(), collisions()
@@ -222,6 +225,15 @@ def test_modules_of_other_kinds_are_left_to_torchrec() -> None:
         "virtual": "EmbeddingCollection",
     }
     assert {one.module for one in tables_of(model)} == {"user.ebc", "item", "sequence"}
+    known = table_set_of(model)
+    left = {one.table: one.text for one in known.assumptions if one.column == "module"}
+    assert left == {
+        "positional.clicks": "FeatureProcessedEmbeddingBagCollection, which is left to TorchRec",
+        "collisions.users": "ManagedCollisionEmbeddingCollection, which is left to TorchRec",
+        "virtual.v": "EmbeddingCollection, which is left to TorchRec",
+    }
+    counted = with_traffic(known, write_parquet(tmp_path, {"wide": [[1]]}), 1)
+    assert [one for one in counted.assumptions if one.column == "module"] == list(known.assumptions[-3:])
 
 
 def test_the_sharders_say_which_modules_have_tables() -> None:

@@ -107,7 +107,7 @@ def collections_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> d
 
     A collection that stands at several paths counts once, at the first, as in ``DistributedModelParallel``.
     """
-    return {path: module for path, module in _sharded_modules(model, sharders) if _is_placed(module)}
+    return {path: module for path, module, _ in _sharded_modules(model, sharders) if _is_placed(module)}
 
 
 def other_modules_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> dict[str, nn.Module]:
@@ -115,7 +115,14 @@ def other_modules_in(model: nn.Module, sharders: Sequence[Any] | None = None) ->
 
     Such as collections with feature processors, managed collisions, or tables of virtual rows.
     """
-    return {path: module for path, module in _sharded_modules(model, sharders) if not _is_placed(module)}
+    return {path: module for path, module, _ in _sharded_modules(model, sharders) if not _is_placed(module)}
+
+
+def other_tables_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> Iterator[tuple[str, nn.Module]]:
+    """The tables of ``other_modules_in``, by path and name, each with its module."""
+    for path, module, names in _sharded_modules(model, sharders):
+        if not _is_placed(module):
+            yield from ((qualified_name(path, name), module) for name in names)
 
 
 def _is_placed(module: nn.Module) -> bool:
@@ -127,15 +134,15 @@ def _is_placed(module: nn.Module) -> bool:
     return not any(getattr(config, "use_virtual_table", False) for config in configs_of(module))
 
 
-def _sharded_modules(model: nn.Module, sharders: Sequence[Any] | None) -> Iterator[tuple[str, Any]]:
-    """Paths and modules that the sharders take, from the top down, each module once."""
+def _sharded_modules(model: nn.Module, sharders: Sequence[Any] | None) -> Iterator[tuple[str, Any, list[str]]]:
+    """Paths, modules that the sharders take and their tables, from the top down, each module once."""
     require_torchrec()
     from torchrec.distributed.sharding_plan import get_default_sharders
 
     sharder_of_type = {one.module_type: one for one in (get_default_sharders() if sharders is None else sharders)}
     seen: set[int] = set()
 
-    def visit(path: str, module: nn.Module) -> Iterator[tuple[str, Any]]:
+    def visit(path: str, module: nn.Module) -> Iterator[tuple[str, Any, list[str]]]:
         if id(module) in seen:
             return
         seen.add(id(module))
@@ -143,7 +150,7 @@ def _sharded_modules(model: nn.Module, sharders: Sequence[Any] | None) -> Iterat
         if sharder is None:
             for name, child in module.named_children():
                 yield from visit(qualified_name(path, name), child)
-        elif sharder.shardable_parameters(module):
-            yield path, module
+        elif names := list(sharder.shardable_parameters(module)):
+            yield path, module, names
 
     return visit("", model)

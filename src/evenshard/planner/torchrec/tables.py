@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.planner.options import place_option
 from evenshard.planner.torchrec.config_fields import unused_settings
-from evenshard.planner.torchrec.modules import LocatedTable, located_tables
+from evenshard.planner.torchrec.modules import LocatedTable, located_tables, other_tables_in
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.sources import TableSet
 from evenshard.tables.table import DATA_TYPES, SEQUENCE, USUAL_DATA_TYPES, Table
@@ -72,8 +72,18 @@ def table_set_of(
     tables = tuple(
         _table(one, _feature_lookups(one, given, names, default_pooling_factor), deduplicates) for one in located
     )
-    assumed = _assumed_pooling(located, given, default_pooling_factor)
-    return TableSet(tables, (*assumed, *TableSet.of(tables).assumptions, *unused_settings(located)))
+    assumed = list(_assumed_pooling(located, given, default_pooling_factor))
+    assumed = [*assumed, *TableSet.of(tables).assumptions, *unused_settings(located)]
+    return TableSet(tables, (*assumed, *_left_to_torchrec(collections, sharders)))
+
+
+def _left_to_torchrec(collections: Collections, sharders: Sequence[Any] | None) -> Iterator[Assumption]:
+    """The tables of a model that are not placed."""
+    from torch import nn
+
+    if isinstance(collections, nn.Module):
+        for name, module in other_tables_in(collections, sharders):
+            yield Assumption(name, "module", f"{type(module).__name__}, which is left to TorchRec")
 
 
 def _table(one: LocatedTable, lookups: tuple[float, ...], deduplicates: bool) -> Table:
