@@ -78,9 +78,8 @@ def part_of(table: str, device: int, start: int, stop: int) -> TablePart:
 
 
 SPLIT = (
-    part_of("wide", 1, 12, 24),  # parts out of order, of unequal width, two of them on one rank
-    part_of("wide", 1, 0, 8),
-    part_of("wide", 0, 8, 12),
+    part_of("wide", 1, 8, 24),  # parts out of order and of unequal width
+    part_of("wide", 0, 0, 8),
     part_of("clicks", 0, 0, 8),
     part_of("clicks", 1, 8, 16),
     part_of("user.ebc.id", 0, 0, 8),

@@ -203,15 +203,10 @@ def is_replicated(parts: Sequence[TablePart]) -> bool:
 
 def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Machine) -> str | None:
     """Says in one sentence, that the name of a table begins, why its parts make none of the types; None if they do."""
-    rows_of: dict[Span, list[TablePart]] = {}
-    for part in parts:
-        rows_of.setdefault(part.columns, []).append(part)
-    spans = sorted(rows_of)
-    if problem := _tiles_problem("columns", spans, table.embedding_dim):
+    if problem := tiling_problem(parts, table):
         return problem
-    for of_columns in rows_of.values():
-        if problem := _tiles_problem("rows", sorted(part.rows for part in of_columns), table.num_rows):
-            return problem
+    rows_of = _by_columns(parts)
+    spans = sorted(rows_of)
     in_rows = len(parts) > len(rows_of)
     for part in parts:
         if not part.devices:
@@ -253,6 +248,24 @@ def _fills(parts: Sequence[TablePart], table: Table, num_devices: int) -> bool:
         return True
     block = -(-table.num_rows // num_devices)
     return len(parts) == -(-table.num_rows // block) and max(part.rows.size for part in parts) == block
+
+
+def tiling_problem(parts: Sequence[TablePart], table: Table) -> str | None:
+    """Says likewise why the parts are not the whole table, each row and column of it once; None if they are."""
+    rows_of = _by_columns(parts)
+    if problem := _tiles_problem("columns", sorted(rows_of), table.embedding_dim):
+        return problem
+    for of_columns in rows_of.values():
+        if problem := _tiles_problem("rows", sorted(part.rows for part in of_columns), table.num_rows):
+            return problem
+    return None
+
+
+def _by_columns(parts: Sequence[TablePart]) -> dict[Span, list[TablePart]]:
+    found: dict[Span, list[TablePart]] = {}
+    for part in parts:
+        found.setdefault(part.columns, []).append(part)
+    return found
 
 
 def _tiles_problem(what: str, spans: Sequence[Span], size: int) -> str | None:

@@ -12,18 +12,23 @@ plan is loaded::
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import by_table
+from evenshard.placement.sharding import DATA_PARALLEL, TABLE_COLUMN_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import read_json, validate_record
-from evenshard.planner.torchrec.entries import TableEntry, checked_local_world_size, table_entry
-from evenshard.planner.torchrec.plans import sharding_plan
+from evenshard.planner.torchrec.entries import (
+    TableEntry,
+    checked_local_world_size,
+    table_entry,
+    type_among,
+)
+from evenshard.planner.torchrec.plans import parts_on_machine, plan_of_parts, replica
 from evenshard.sharders.torchrec_planner import part_of_shard
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
@@ -31,9 +36,9 @@ from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
-    from torch import nn
     from torchrec.distributed.types import ShardingPlan
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    from evenshard.planner.torchrec.plans import Modules
 
 _WHAT = "a TorchRec plan"
 _REMEDY = "Write it with `evenshard place ... --format torchrec -o`."
@@ -63,24 +68,28 @@ def save_plan(
     Args:
         answer: answer of ``evenshard.place``; its devices become ranks.
         path: path of the plan file.
-        local_world_size: ranks of a node; all of them where it is left out.
+        local_world_size: ranks of a node; those of the answer's machine where it is left out.
         compute_device: cuda or cpu.
 
     Raises:
         BadConfig: if ranks do not fill nodes, or if the kind of device is unknown.
     """
-    local_world_size = checked_local_world_size(local_world_size, answer.num_devices, compute_device)
-    tables = answer.request.tables
-    parts_of_table = by_table(answer.parts, tables, answer.num_devices)
+    nodes = answer.request.nodes
+    local_world_size = nodes.devices_per_node if local_world_size is None else local_world_size
+    machine = Machine(nodes.num_devices, checked_local_world_size(local_world_size, nodes.num_devices, compute_device))
+    parts_of_table = parts_on_machine(answer.parts, answer.request.tables, machine)
+    entries = {}
+    for at, table in enumerate(answer.request.tables):
+        parts = parts_of_table[table.name]
+        way = type_among(answer.task.limits_of(at).types, parts, table, machine)
+        entries[table.name] = table_entry(parts, table, machine, compute_device, way)
     plan = PlanFile.model_validate(
         {
             "schema_version": 1,
             "world_size": answer.num_devices,
             "local_world_size": local_world_size,
             "compute_device": compute_device,
-            "tables": {
-                name: table_entry(parts, compute_device, local_world_size) for name, parts in parts_of_table.items()
-            },
+            "tables": entries,
             "lineage": dict(answer.lineage),
         }
     )
@@ -90,7 +99,7 @@ def save_plan(
 
 def load_plan(
     path: str | Path,
-    modules: nn.Module | Mapping[str, EmbeddingBagCollection],
+    modules: Modules,
     *,
     local_world_size: int | None = None,
     compute_device: str | None = None,
@@ -109,14 +118,10 @@ def load_plan(
         BadConfig: if the model has other tables, TorchRec is not installed, or an argument makes no sense.
     """
     record, tables, parts = _read(path)
-    return sharding_plan(
-        parts,
-        tables,
-        modules,
-        record.world_size,
-        compute_device=record.compute_device if compute_device is None else compute_device,
-        local_world_size=record.local_world_size if local_world_size is None else local_world_size,
-    )
+    compute_device = record.compute_device if compute_device is None else compute_device
+    local_world_size = record.local_world_size if local_world_size is None else local_world_size
+    machine = Machine(record.world_size, checked_local_world_size(local_world_size, record.world_size, compute_device))
+    return plan_of_parts(parts, tables, modules, machine, compute_device, _allowed(record))
 
 
 def load_plan_parts(path: str | Path) -> tuple[tuple[TablePart, ...], int]:
@@ -145,20 +150,35 @@ def _contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TablePart, ...
     """
     tables: list[Table] = []
     found: list[TablePart] = []
+    machine = Machine(record.world_size, record.local_world_size)
     for name, entry in record.tables.items():
         if not entry.shards or len(entry.ranks) != len(entry.shards):
             raise BadConfig(f"table {brief(name)} has {len(entry.ranks)} ranks and {len(entry.shards)} shards")
         parts = [
             part_of_shard(name, rank, one.shard_offsets, one.shard_sizes)
             for rank, one in zip(entry.ranks, entry.shards, strict=True)
+            if one.shard_sizes[0]
         ]
-        num_rows, dim = max(part.rows.stop for part in parts), max(part.columns.stop for part in parts)
+        num_rows = max((part.rows.stop for part in parts), default=0)
+        dim = max((part.columns.stop for part in parts), default=0)
         table = Table(name, num_rows, dim, 1.0)
         if problem := table.problem():
             raise BadConfig(f"table {brief(name)}: {problem}")
-        whole = by_table(parts, [table], record.world_size)[name]
-        if entry != table_entry(whole, record.compute_device, record.local_world_size):
+        if entry.sharding_type == DATA_PARALLEL:
+            parts = [replica(table, entry.ranks)]
+        whole = parts_on_machine(parts, [table], machine)[name]
+        way = type_among({entry.sharding_type}, whole, table, machine)
+        if entry != table_entry(whole, table, machine, record.compute_device, way):
             raise BadConfig(f"the ranks, shards and types of table {brief(name)} contradict each other")
         tables.append(table)
         found.extend(whole)
     return tuple(tables), tuple(found)
+
+
+def _allowed(record: PlanFile) -> dict[str, frozenset[str]]:
+    """The types that a table may be written as, where it is not all of them."""
+    return {
+        name: frozenset({TABLE_COLUMN_WISE})
+        for name, entry in record.tables.items()
+        if entry.sharding_type == TABLE_COLUMN_WISE
+    }

@@ -1,34 +1,48 @@
 """A placement as TorchRec's ``ShardingPlan``, and a plan as a placement.
 
-A whole table is ``table_wise``, a split one ``column_wise``, both on fused kernels, which update the weights in the
-backward pass. A plan names tables by the path of their collection and their own name.
+All seven sharding types are written, on fused kernels, which update the weights in the backward pass; replicas are on
+dense ones. A plan names tables by the path of their collection and their own name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span, TablePart, whole_tables
 from evenshard.placement.placement import Placement, by_table, parts_on
+from evenshard.placement.sharding import (
+    DATA_PARALLEL,
+    SHARDING_TYPES,
+    ShardingTask,
+    parts_by_table,
+    tiling_problem,
+)
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.torchrec.entries import TableEntry, checked_local_world_size, table_entry
+from evenshard.planner.torchrec.entries import (
+    DENSE,
+    FUSED,
+    TableEntry,
+    checked_local_world_size,
+    table_entry,
+    type_among,
+)
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables, qualified_name
+from evenshard.planner.torchrec.trainable import ShardedTable, check_trainable, written_type
 from evenshard.sharders.torchrec_planner import part_of_shard, require_torchrec
-from evenshard.tables.table import Table
+from evenshard.sharders.torchrec_space import merged
+from evenshard.tables.table import SEQUENCE, Table, duplicate_name
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
+from evenshard.utils.messages import brief, cut
 
 if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ParameterSharding, ShardingPlan
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-    Modules = nn.Module | Mapping[str, EmbeddingBagCollection]
+    from evenshard.planner.torchrec.modules import Collection
 
-READABLE = ("table_wise", "column_wise", "table_column_wise")
-"""Sharding types that put whole columns on one rank each."""
+    Modules = nn.Module | Mapping[str, Collection]
 
 
 # Out -----------------------------------------------------------------------------------------------------------------
@@ -45,7 +59,7 @@ def sharding_plan(
 ) -> ShardingPlan: ...
 @overload
 def sharding_plan(
-    answer: Placement | Sequence[TablePart],
+    answer: PlacementAnswer | Placement | Sequence[TablePart],
     tables: Sequence[Table],
     modules: Modules,
     world_size: int | None = None,
@@ -54,7 +68,7 @@ def sharding_plan(
     local_world_size: int | None = None,
 ) -> ShardingPlan: ...
 def sharding_plan(
-    answer: Placement | Sequence[TablePart],
+    answer: PlacementAnswer | Placement | Sequence[TablePart],
     tables: Sequence[Table] | Modules,
     modules: Modules | None = None,
     world_size: int | None = None,
@@ -64,28 +78,31 @@ def sharding_plan(
 ) -> ShardingPlan:
     """A plan that ``DistributedModelParallel`` accepts; device ids are ranks.
 
-    An answer of ``evenshard.place`` knows its tables: ``sharding_plan(answer, model)``.
+    An answer of ``evenshard.place`` knows its tables: ``sharding_plan(answer, model)``. Where a collection has tables
+    cut by columns, its whole ones are written as column_wise with one part: TorchRec looks both up in one call.
 
     Args:
-        answer: a placement of ``tables``, or parts of them where tables are split.
+        answer: a placement of ``tables``, or parts of them.
         tables: tables in the placement's order, with their names from ``tables_of``; they may stand in any order.
         modules: the model that will be wrapped, or its collections by path.
-        world_size: ranks; the placement's devices where it is left out, which parts do not tell.
+        world_size: ranks; those of the answer where it is left out, which parts do not tell.
         compute_device: cuda or cpu (TorchRec's device types).
-        local_world_size: ranks of a node; all of them where it is left out.
+        local_world_size: ranks of a node; where it is left out, those of the answer's machine, or all of them.
 
     Raises:
-        BadConfig: if answer, tables and modules do not belong together.
+        BadConfig: if answer, tables and modules do not belong together, or TorchRec cannot train the tables so.
     """
-    require_torchrec()
-    from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
-
-    if isinstance(answer, PlacementAnswer) and modules is None:
-        tables, modules = answer.request.tables, cast("Modules", tables)
+    allowed: Mapping[str, frozenset[str]] = {}
+    if isinstance(answer, PlacementAnswer):
+        if modules is None:
+            tables, modules = answer.request.tables, cast("Modules", tables)
+        if local_world_size is None:
+            local_world_size = answer.request.nodes.devices_per_node
+        allowed = {table.name: answer.task.limits_of(at).types for at, table in enumerate(answer.request.tables)}
     if modules is None:
         raise BadConfig("the model is missing. Give tables and model.")
     tables = cast("Sequence[Table]", tables)
-    if isinstance(answer, Placement):
+    if isinstance(answer, PlacementAnswer | Placement):
         if world_size not in (None, answer.num_devices):
             raise BadConfig(
                 f"the placement has {answer.num_devices} devices, world_size is {world_size}. Place the tables again."
@@ -94,15 +111,69 @@ def sharding_plan(
         answer = answer.parts if isinstance(answer, PlacementAnswer) else parts_on(whole_tables(tables), answer)
     if world_size is None or world_size < 1:
         raise BadConfig(f"world_size is {world_size}; parts need it. Give the number of ranks.")
-    local_world_size = checked_local_world_size(local_world_size, world_size, compute_device)
-    parts_of_table = by_table(answer, tables, world_size)
+    machine = Machine(world_size, checked_local_world_size(local_world_size, world_size, compute_device))
+    return plan_of_parts(answer, tables, modules, machine, compute_device, allowed)
+
+
+def plan_of_parts(
+    parts: Sequence[TablePart],
+    tables: Sequence[Table],
+    modules: Modules,
+    machine: Machine,
+    compute_device: str,
+    allowed: Mapping[str, frozenset[str]],
+) -> ShardingPlan:
+    """The plan of parts; ``allowed`` are the types that a table may be written as, by its name: any where it is not."""
+    require_torchrec()
+    from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+
+    parts_of_table = parts_on_machine(parts, tables, machine)
     of_model = located_tables(modules)
     _check_same_tables(tables, of_model)
-    plan: dict[str, Any] = {}
+    collections: dict[str, dict[str, ShardedTable]] = {}
     for one in of_model:
-        entry = table_entry(parts_of_table[one.name], compute_device, local_world_size)
-        plan.setdefault(one.path, EmbeddingModuleShardingPlan())[one.config.name] = _parameter_sharding(entry)
+        sharded = _sharded(one, parts_of_table[one.name], machine, allowed.get(one.name, frozenset(SHARDING_TYPES)))
+        collections.setdefault(one.path, {})[one.config.name] = sharded
+    given = {table.name: table for table in tables}
+    plan: dict[str, Any] = {}
+    for path, collection in collections.items():
+        together = list(collection.values())
+        check_trainable(together, compute_device)
+        plan[path] = EmbeddingModuleShardingPlan()
+        for name, table in collection.items():
+            way = written_type(table, together)
+            entry = table_entry(table.parts, given[table.name], machine, compute_device, way)
+            plan[path][name] = _parameter_sharding(entry)
     return ShardingPlan(plan)
+
+
+def parts_on_machine(
+    parts: Sequence[TablePart], tables: Sequence[Table], machine: Machine
+) -> Mapping[str, tuple[TablePart, ...]]:
+    """The parts of each table, by columns, then rows.
+
+    Raises:
+        BadConfig: if the parts are not those of the tables, or two tables have one name.
+    """
+    if (twice := duplicate_name(tables)) is not None:
+        raise BadConfig(f"two tables are called {brief(twice)}. Give each its own name.")
+    return parts_by_table(ShardingTask(tuple(tables), machine, (0,) * machine.num_devices, 1), parts)
+
+
+def _sharded(
+    located: LocatedTable, parts: Sequence[TablePart], machine: Machine, allowed: frozenset[str]
+) -> ShardedTable:
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+
+    config = located.config
+    table = Table(located.name, config.num_embeddings, config.embedding_dim, 1.0)
+    return ShardedTable(
+        name=located.name,
+        pooling=config.pooling.value.lower() if isinstance(config, EmbeddingBagConfig) else SEQUENCE,
+        way=type_among(allowed, parts, table, machine),
+        allowed=allowed,
+        parts=tuple(parts),
+    )
 
 
 def _check_same_tables(tables: Sequence[Table], located: Sequence[LocatedTable]) -> None:
@@ -121,22 +192,22 @@ def _check_same_tables(tables: Sequence[Table], located: Sequence[LocatedTable])
 
 
 def _parameter_sharding(entry: TableEntry) -> ParameterSharding:
+    """A replicated table has no specification of shards in TorchRec."""
     from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardMetadata
 
+    shards = [
+        ShardMetadata(
+            shard_offsets=list(one.shard_offsets),
+            shard_sizes=list(one.shard_sizes),
+            placement=one.placement,
+        )
+        for one in entry.shards
+    ]
     return ParameterSharding(
         sharding_type=entry.sharding_type,
         compute_kernel=entry.compute_kernel,
         ranks=list(entry.ranks),
-        sharding_spec=EnumerableShardingSpec(
-            [
-                ShardMetadata(
-                    shard_offsets=list(one.shard_offsets),
-                    shard_sizes=list(one.shard_sizes),
-                    placement=one.placement,
-                )
-                for one in entry.shards
-            ]
-        ),
+        sharding_spec=None if entry.sharding_type == DATA_PARALLEL else EnumerableShardingSpec(shards),
     )
 
 
@@ -152,8 +223,7 @@ def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) 
         num_devices: ranks; a plan does not tell them, as some may hold nothing.
 
     Raises:
-        BadConfig: if the plan splits a table over ranks, shards another way than by whole columns, or is of other
-            tables.
+        BadConfig: if the plan cuts or replicates a table, or is of other tables.
     """
     device_of_table = []
     for name, parts in by_table(shards_of(plan, tables), tables, num_devices).items():
@@ -161,31 +231,51 @@ def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) 
         if len(devices) > 1:
             raise BadConfig(
                 f"table {brief(name)} is split over the devices {sorted(devices)}, and a Placement holds whole tables. "
-                f"Use the shards instead, or plan without column-wise splits."
+                f"Use the shards instead, or plan table_wise only."
             )
         device_of_table.append(devices.pop())
     return Placement(tuple(device_of_table), num_devices)
 
 
 def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TablePart, ...]:
-    """The same for plans that may split tables by columns, table after table, in the order of ``tables``.
+    """Where a plan puts the parts of tables, table after table, in the order of ``tables``.
+
+    A table is read as it lives, whatever its compute kernel is; see ``other_kernels``. Parts of a table on one rank are
+    one wider part, so that its columns may stand in another order than in the plan.
 
     Raises:
-        BadConfig: if the plan shards another way than by whole columns, or is of other tables.
+        BadConfig: if the plan is of other tables, or does not list their shards.
     """
+    return tuple(part for table, entry in _entries(plan, tables) for part in _parts(table, entry))
+
+
+def other_kernels(plan: ShardingPlan, tables: Sequence[Table]) -> dict[str, str]:
+    """Compute kernels by table, of those that evenshard does not place on: such as tables in host memory."""
+    return {
+        table.name: entry.compute_kernel
+        for table, entry in _entries(plan, tables)
+        if entry.compute_kernel not in (FUSED, DENSE)
+    }
+
+
+def _entries(plan: ShardingPlan, tables: Sequence[Table]) -> list[tuple[Table, ParameterSharding]]:
+    """Every table with its entry."""
     entries = {(path, name): one for path, module in plan.plan.items() for name, one in _parameters(path, module)}
-    parts: list[TablePart] = []
+    keys_of: dict[str, list[tuple[str, str]]] = {}
+    for key in entries:
+        for name in {key[1], qualified_name(*key)}:
+            keys_of.setdefault(name, []).append(key)
+    found = []
     for table in tables:
-        keys = [key for key in entries if table.name in (key[1], qualified_name(*key))]
-        if len(keys) != 1:
-            problem = "not in the plan" if not keys else f"in the plan {len(keys)} times"
+        keys = keys_of.get(table.name, [])
+        if len(keys) != 1 or keys[0] not in entries:
+            problem = "not in the plan" if len(keys) < 2 else f"in the plan {len(keys)} times"
             raise BadConfig(f"table {brief(table.name)} is {problem}. Give the tables as `tables_of` calls them.")
-        parts.extend(_parts(table, entries.pop(keys[0])))
+        found.append((table, entries.pop(keys[0])))
     if entries:
-        left = ", ".join(repr(qualified_name(*key)) for key in entries)
+        left = cut(", ".join(repr(qualified_name(*key)) for key in entries))
         raise BadConfig(f"the plan also shards {left}. Give all its tables.")
-    num_devices = 1 + max((part.device for part in parts), default=0)
-    return tuple(chain.from_iterable(by_table(parts, tables, num_devices).values()))
+    return found
 
 
 def _parameters(path: str, module: Any) -> Sequence[tuple[str, ParameterSharding]]:
@@ -195,11 +285,15 @@ def _parameters(path: str, module: Any) -> Sequence[tuple[str, ParameterSharding
 
 
 def _parts(table: Table, entry: ParameterSharding) -> tuple[TablePart, ...]:
-    if entry.sharding_type not in READABLE:
+    if entry.sharding_type not in SHARDING_TYPES:
         raise BadConfig(
-            f"table {brief(table.name)} is sharded {entry.sharding_type}; evenshard knows {', '.join(READABLE)}. "
-            f"Constrain TorchRec's planner to these."
+            f"table {brief(table.name)} is sharded {brief(entry.sharding_type)}; evenshard knows "
+            f"{', '.join(SHARDING_TYPES)}. Constrain TorchRec's planner to these."
         )
+    if entry.sharding_type == DATA_PARALLEL:
+        if not entry.ranks:
+            raise BadConfig(f"the plan does not list the ranks of table {brief(table.name)}. Give a complete plan.")
+        return (replica(table, entry.ranks),)
     shards = getattr(entry.sharding_spec, "shards", None)
     if not shards:
         raise BadConfig(f"the plan does not list the shards of table {brief(table.name)}. Give a complete plan.")
@@ -208,7 +302,16 @@ def _parts(table: Table, entry: ParameterSharding) -> tuple[TablePart, ...]:
         raise BadConfig(
             f"table {brief(table.name)} is on the ranks {entry.ranks}, its shards on {ranks}. Make a new plan."
         )
-    return tuple(
+    parts = [
         part_of_shard(table.name, rank, shard.shard_offsets, shard.shard_sizes)
         for rank, shard in zip(ranks, shards, strict=True)
-    )
+        if shard.shard_sizes[0]  # a rank may have none of the rows
+    ]
+    if problem := tiling_problem(parts, table):
+        raise BadConfig(f"table {brief(table.name)} {problem}")
+    return merged(parts)
+
+
+def replica(table: Table, ranks: Sequence[int]) -> TablePart:
+    """A table with a replica on each of these ranks."""
+    return TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), tuple(sorted(ranks)))

@@ -1,0 +1,98 @@
+"""What TorchRec 1.8 trains right, as tests/planner/torchrec/test_every_type.py finds by training.
+
+- In an ``EmbeddingCollection`` tables are whole, cut by rows over all ranks, replicated, or cut by columns; of those
+  that are cut by columns, all parts in the collection have one width. FBGEMM cannot look up a replica on the CPU.
+- TorchRec makes means of partial sums by dividing a collection's whole output, once one of its mean tables is cut by
+  rows. Tables that are not cut by rows are divided too, and those of ``grid_shard`` are not: both train wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    GRID_SHARD,
+    ROW_WISE,
+    SEQUENCE_TYPES,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+)
+from evenshard.tables.table import MEAN, SEQUENCE
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
+
+SAME_CALL = {TABLE_WISE: COLUMN_WISE, TABLE_ROW_WISE: GRID_SHARD}
+"""A pooled table of the first type is also one of the second with a single part by columns."""
+
+
+@dataclass(frozen=True)
+class ShardedTable:
+    """A table of a collection, as it is sharded.
+
+    Attributes:
+        name: evenshard's.
+        pooling: sum, mean or none.
+        way: its sharding type.
+        allowed: the types that it may be written as.
+        parts: its parts.
+    """
+
+    name: str
+    pooling: str
+    way: str
+    allowed: frozenset[str]
+    parts: tuple[TablePart, ...]
+
+
+def check_trainable(collection: Sequence[ShardedTable], compute_device: str) -> None:
+    """Raises BadConfig if the tables of a collection cannot be trained so."""
+    widths = {part.columns.size for one in collection if one.way == COLUMN_WISE for part in one.parts}
+    others = [one for one in collection if one.way not in (ROW_WISE, TABLE_ROW_WISE)]
+    for one in collection:
+        if one.pooling == SEQUENCE:
+            _check_sequence(one, widths, compute_device)
+        elif one.pooling == MEAN and one.way == GRID_SHARD:
+            raise BadConfig(
+                f"table {brief(one.name)} is sharded grid_shard, in which TorchRec trains no means. Leave it whole, "
+                f"replicate it, or cut it by columns."
+            )
+        elif one.pooling == MEAN and one.way in (ROW_WISE, TABLE_ROW_WISE) and others:
+            raise BadConfig(
+                f"table {brief(one.name)} is sharded {one.way}, which TorchRec trains with means only where all tables "
+                f"of a collection are cut by rows, and {brief(others[0].name)} is {others[0].way}. Leave it whole, "
+                f"replicate it, or cut it by columns."
+            )
+
+
+def _check_sequence(table: ShardedTable, widths: set[int], compute_device: str) -> None:
+    if table.way not in SEQUENCE_TYPES:
+        raise BadConfig(
+            f"table {brief(table.name)} of an EmbeddingCollection is sharded {table.way}; TorchRec knows "
+            f"{', '.join(SEQUENCE_TYPES)} there. Choose one."
+        )
+    if table.way == COLUMN_WISE and len(widths) > 1:
+        raise BadConfig(
+            f"table {brief(table.name)} of an EmbeddingCollection is cut by columns, where parts have the widths "
+            f"{brief(sorted(widths))}. Give all of the collection one width."
+        )
+    if table.way == DATA_PARALLEL and compute_device == "cpu":
+        raise BadConfig(
+            f"table {brief(table.name)} of an EmbeddingCollection is replicated, which FBGEMM cannot look up on the "
+            f"CPU. Choose another type."
+        )
+
+
+def written_type(table: ShardedTable, collection: Sequence[ShardedTable]) -> str:
+    """The type to write: that of others in its collection, where the table is a case of it too.
+
+    TorchRec looks up and exchanges the tables of each type apart: one type less saves a kernel call and exchanges.
+    """
+    same = SAME_CALL.get(table.way)
+    if table.pooling != SEQUENCE and same in table.allowed and any(one.way == same for one in collection):
+        assert same is not None
+        return same
+    return table.way

@@ -1,0 +1,263 @@
+"""Every sharding type, proven by training: 4 ranks on 2 nodes and 2 ranks on one, on the CPU, with gloo between them.
+
+Run by pytest, this file starts itself four times; started so, it is one of the ranks (``process``).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torchrec.distributed.types import ShardingPlan
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES
+from evenshard.planner.torchrec import shards_of, tables_of
+from evenshard.planner.torchrec.plans import plan_of_parts
+from evenshard.utils.errors import BadConfig
+from support.torchrec_training import (
+    Everything,
+    Widths,
+    in_parts,
+    sharded_losses,
+    unsharded_losses,
+)
+
+META = torch.device("meta")
+TABLES = {table.name: table for table in tables_of(Everything(META))}
+TWO_RANKS, TWO_NODES = Machine(2, 2), Machine(4, 2)
+MEAN_TABLES = ("p_mean", "m_long", "m_short")
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to shard the tables: by name, or by the letter that their collection begins with; table_wise where left out.
+
+    Attributes:
+        ways: sharding types.
+        widths: columns of the parts of a table that is cut by columns.
+        machine: of the ranks.
+    """
+
+    ways: Mapping[str, str]
+    widths: Mapping[str, Widths] = field(default_factory=dict)
+    machine: Machine = TWO_NODES
+
+    def way(self, name: str) -> str:
+        return self.ways.get(name, self.ways.get(name[0], "table_wise"))
+
+    @property
+    def parts(self) -> tuple[TablePart, ...]:
+        return tuple(
+            part
+            for number, (name, table) in enumerate(TABLES.items())
+            for part in in_parts(
+                table, self.way(name), self.machine, number % self.machine.num_devices, self.widths.get(name, ())
+            )
+        )
+
+    def plan(self) -> ShardingPlan:
+        """evenshard's plan; types within a node are the only ones that are allowed where they are asked for."""
+        allowed = {name: frozenset({self.way(name)}) for name in TABLES if self.way(name) == "table_column_wise"}
+        model = Everything(META)
+        return plan_of_parts(self.parts, list(TABLES.values()), model, self.machine, "cpu", allowed)
+
+
+def everything(way: str, machine: Machine = TWO_NODES) -> Case:
+    """All tables sharded in a way, as far as TorchRec trains them so on the CPU."""
+    ways = dict.fromkeys("pmw", way)
+    if way in ("row_wise", "table_row_wise", "grid_shard"):
+        ways["p_mean"] = "table_wise"
+    if way == "grid_shard":
+        ways["m"] = "column_wise"
+    if way in SEQUENCE_TYPES and way != "data_parallel":
+        ways["s"] = way
+    return Case(ways, machine=machine)
+
+
+MIXED = {
+    "p_sum": "grid_shard",
+    "p_mean": "column_wise",
+    "p_shared": "table_row_wise",
+    "p_tiny": "data_parallel",
+    "m_long": "table_row_wise",
+    "m_short": "row_wise",
+    "w_long": "table_column_wise",
+    "w_short": "row_wise",
+    "s_shared": "row_wise",
+    "s_own": "column_wise",
+}
+RIGHT: dict[str, Case] = {
+    **{f"4 {way}": everything(way) for way in SHARDING_TYPES},
+    **{f"2 {way}": everything(way, TWO_RANKS) for way in ("table_wise", "column_wise", "row_wise", "data_parallel")},
+    "4 mixed": Case(MIXED),
+    "4 columns of unequal widths": Case(
+        {"p_sum": "column_wise", "p_shared": "grid_shard", "w_short": "column_wise"},
+        {"p_sum": (8, 4, 4), "p_shared": (12, 4), "w_short": (4, 12)},
+    ),
+    "4 rows of all tables": Case({"p": "row_wise", "p_shared": "table_row_wise", "m": "row_wise", "s": "row_wise"}),
+}
+"""What trains with the losses of the model in one piece."""
+WRONG: dict[str, Case] = {
+    "4 rows of one mean table": Case({"p_mean": "row_wise"}),
+    "4 rows of sums and of means, the others whole": Case({"p": "row_wise", "p_tiny": "table_wise"}),
+    "4 means in a grid": Case({"m_long": "grid_shard"}),
+}
+"""What TorchRec trains with other losses, and without a word."""
+IMPOSSIBLE: dict[str, Case] = {
+    "4 sequences on a node": Case({"s_own": "table_row_wise"}),
+    "4 sequences in a grid": Case({"s_own": "grid_shard"}),
+    "4 sequences replicated on the CPU": Case({"s_own": "data_parallel"}),
+    "2 sequences of unequal widths": Case({"s": "column_wise"}, {"s_shared": (12, 4), "s_own": (12, 4)}, TWO_RANKS),
+}
+"""What TorchRec refuses."""
+MESSAGES = {
+    "4 rows of one mean table": "table 'p_mean' is sharded row_wise, which TorchRec trains with means only where all",
+    "4 rows of sums and of means, the others whole": "cut by rows, and 'p_tiny' is table_wise. Leave it whole",
+    "4 means in a grid": "table 'm_long' is sharded grid_shard, in which TorchRec trains no means",
+    "4 sequences on a node": "table 's_own' of an EmbeddingCollection is sharded table_row_wise; TorchRec knows table_",
+    "4 sequences in a grid": "table 's_own' of an EmbeddingCollection is sharded grid_shard; TorchRec knows table_wise",
+    "4 sequences replicated on the CPU": "is replicated, which FBGEMM cannot look up on the CPU",
+    "2 sequences of unequal widths": r"where parts have the widths \[4, 12\]. Give all of the collection one width",
+}
+
+
+def uneven_rows() -> ShardingPlan:
+    """A plan with other blocks of rows than ceil(rows / ranks), as its own list of shards would allow."""
+    plan = Case({"p_sum": "row_wise"}).plan()
+    shards = plan.plan["pooled"]["p_sum"].sharding_spec.shards
+    for shard, (start, size) in zip(shards, [(0, 20), (20, 10), (30, 10), (40, 10)], strict=True):
+        shard.shard_offsets, shard.shard_sizes = [start, 0], [size, 16]
+    return plan
+
+
+# In the ranks ---------------------------------------------------------------------------------------------------------
+
+
+PATIENCE = timedelta(seconds=150)
+
+
+def process(rank: int, out: Path) -> None:
+    """One rank of the session. The first two are a group of their own, too."""
+    import torch.distributed as dist
+
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=4, timeout=PATIENCE)
+    group_of = {TWO_RANKS: dist.new_group([0, 1]), TWO_NODES: dist.group.WORLD}
+    plans = {name: (case.machine, case.plan()) for name, case in RIGHT.items()}
+    with patch("evenshard.planner.torchrec.plans.check_trainable"):  # what is refused is tried
+        plans |= {name: (case.machine, case.plan()) for name, case in (WRONG | IMPOSSIBLE).items()}
+    plans["uneven rows"] = (TWO_NODES, uneven_rows())
+    notes: dict[str, Any] = {}
+    for name, (machine, plan) in plans.items():
+        if rank < machine.num_devices:
+            try:
+                notes[name] = sharded_losses(plan, group_of[machine])
+            except Exception as error:
+                notes[name] = error
+    (out / f"notes-{rank}.pickle").write_bytes(pickle.dumps(notes))
+    dist.destroy_process_group()
+
+
+# In pytest ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank saw."""
+    out = tmp_path_factory.mktemp("ranks")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    said = [out / f"said-{rank}" for rank in range(TWO_NODES.num_devices)]
+    started = []
+    for rank, path in enumerate(said):
+        with path.open("w") as errors:
+            started.append(subprocess.Popen([sys.executable, __file__, str(rank), str(out)], env=env, stderr=errors))
+    try:
+        codes = [one.wait(timeout=300) for one in started]
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+    assert not any(codes), "\n".join(path.read_text()[-3000:] for path in said)
+    return [pickle.loads((out / f"notes-{rank}.pickle").read_bytes()) for rank in range(TWO_NODES.num_devices)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[int, list[float]]:
+    """The losses of the model in one piece, by the number of ranks whose batches it gets."""
+    return {world_size: unsharded_losses(world_size) for world_size in (2, 4)}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_losses_are_those_of_the_model_in_one_piece(
+    notes: list[dict[str, Any]], expected: dict[int, list[float]], name: str
+) -> None:
+    num_ranks = RIGHT[name].machine.num_devices
+    for of_rank in notes[:num_ranks]:
+        assert of_rank[name] == pytest.approx(expected[num_ranks], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", [*WRONG, "uneven rows"])
+def test_what_is_refused_as_wrong_trains_with_other_losses(
+    notes: list[dict[str, Any]], expected: dict[int, list[float]], name: str
+) -> None:
+    """From the first step on, before any weight is updated."""
+    assert notes[0][name][0] != pytest.approx(expected[4][0], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_is_refused_as_impossible_fails(notes: list[dict[str, Any]], name: str) -> None:
+    for of_rank in notes[: IMPOSSIBLE[name].machine.num_devices]:
+        assert isinstance(of_rank[name], ValueError | RuntimeError | AssertionError)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_plan_that_torchrec_cannot_train_is_refused(name: str) -> None:
+    with pytest.raises(BadConfig, match=MESSAGES[name]):
+        (WRONG | IMPOSSIBLE)[name].plan()
+
+
+def test_rows_live_where_torchrec_looks_them_up() -> None:
+    plan = uneven_rows()
+    with pytest.raises(BadConfig, match="table 'p_sum' has the rows 0:20 on 0, 20:30 on 1, 30:40 on 2"):
+        plan_of_parts(
+            shards_of(plan, list(TABLES.values())), list(TABLES.values()), Everything(META), TWO_NODES, "cpu", {}
+        )
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_plan_comes_back_as_it_went(name: str) -> None:
+    case = RIGHT[name]
+    parts = sorted(case.parts, key=lambda part: (list(TABLES).index(part.table), part.columns, part.rows))
+    assert list(shards_of(case.plan(), list(TABLES.values()))) == parts
+
+
+def test_types_and_kernels_by_hand() -> None:
+    """The whole table beside one that is cut by columns is looked up with it; so are rows of a node beside a grid."""
+    plan = Case(MIXED).plan().plan
+    found = {name: (one.sharding_type, one.compute_kernel) for of in plan.values() for name, one in of.items()}
+    assert found == {
+        **{name: (way, "fused") for name, way in MIXED.items()},
+        "p_shared": ("grid_shard", "fused"),
+        "p_tiny": ("data_parallel", "dense"),
+    }
+    columns = Case({"p_sum": "column_wise", "s_shared": "column_wise"}).plan().plan
+    assert {name: one.sharding_type for name, one in columns["pooled"].items()} == dict.fromkeys(
+        ("p_sum", "p_mean", "p_shared", "p_tiny"), "column_wise"
+    )
+    assert columns["sequences"]["s_own"].sharding_type == columns["weighted"]["w_long"].sharding_type == "table_wise"
+
+
+if __name__ == "__main__":
+    process(int(sys.argv[1]), Path(sys.argv[2]))
