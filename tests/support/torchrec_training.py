@@ -131,7 +131,7 @@ def module_sharders() -> list[Any]:
 
 
 def sharded_losses(plan: ShardingPlan, group: Any) -> list[float]:
-    """The mean losses over the ranks of a group of the sharded model, which begins with the weights of the whole one."""
+    """The sharded model's mean losses over the ranks of a group; it begins with the weights of the whole one."""
     import torch.distributed as dist
     from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.distributed.types import ShardingEnv

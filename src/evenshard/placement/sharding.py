@@ -23,7 +23,7 @@ from functools import cached_property, lru_cache
 from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import SGD, state_bytes
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, part_table
-from evenshard.tables.table import DATA_TYPES, Table
+from evenshard.tables.table import DATA_TYPES, MEAN, Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief, cut, printable
 from evenshard.utils.units import bytes_to_gb
@@ -313,6 +313,9 @@ def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
     on_all = (ROW_WISE, DATA_PARALLEL, *((TABLE_ROW_WISE,) if machine.num_nodes == 1 else ()))
     if table.is_sequence:
         rule_out([one for one in SHARDING_TYPES if one not in SEQUENCE_TYPES], "its lookups are not pooled")
+        rule_out((COLUMN_WISE,), "TorchRec cuts all sequences of a collection into one width, or none")
+    if table.pooling == MEAN:
+        rule_out(IN_ROWS, "TorchRec takes means of rows wrongly beside tables that are not cut by rows")
     if position in task.kept_together:
         others = [one for one in SHARDING_TYPES if one != TABLE_WISE]
         rule_out(others, "it stays together with others, whole on one device")

@@ -12,6 +12,7 @@ import pytest
 
 from evenshard.cli import main
 from evenshard.placement.placement import Placement
+from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
@@ -30,8 +31,8 @@ def asked(split: bool) -> PlacementRequest:
     pinned = {"user.ebc.id": (0,), "item.id": (0,), "clicks": (1,), "tags": (1,)}
     tables = tables_of(Model(META))
     if split:
-        return PlacementRequest(tables, CAPS, 1024, rules=Rules(pinned=pinned), allow_column_split=True)
-    return PlacementRequest(tables, (10**6,) * 4, 2048)
+        return PlacementRequest(tables, CAPS, 1024, rules=Rules(pinned=pinned), sharding_types=BY_COLUMNS)
+    return PlacementRequest(tables, (10**6,) * 4, 2048, sharding_types=(TABLE_WISE,))
 
 
 @cache
@@ -77,7 +78,7 @@ def test_a_file_becomes_the_plan_of_its_answer(tmp_path: Path, split: bool) -> N
 
 
 def test_a_file_says_what_torchrec_says(tmp_path: Path) -> None:
-    """The entries are those that TorchRec serializes, by table instead of by module."""
+    """The entries are those that TorchRec serializes, by table instead of by module; whole tables are called so."""
     one = answer(True)
     save_plan(one, tmp_path / "plan.json", local_world_size=1)
     content = json.loads((tmp_path / "plan.json").read_text())
@@ -85,6 +86,9 @@ def test_a_file_says_what_torchrec_says(tmp_path: Path) -> None:
     if not hasattr(plan, "_serialize"):
         pytest.skip("this TorchRec does not serialize plans")
     theirs = plan._serialize()["plan"]
+    for whole in (theirs["user.ebc"]["id"], theirs["user.ebc"]["clicks"]):
+        assert whole["sharding_type"] == "column_wise"  # beside a split one
+        whole["sharding_type"] = "table_wise"
     assert content["tables"] == json.loads(
         json.dumps(
             {
@@ -143,13 +147,16 @@ def wide(content: dict[str, Any]) -> dict[str, Any]:
         (lambda c: wide(c)["shards"][1].update(placement="rank:7/cuda:7"), "table 'wide' contradict each other"),
         (
             lambda c: wide(c)["shards"][1].update(shard_offsets=[1, 12]),
-            "table 'wide' hold the rows 0:30; each",
+            "table 'wide' has parts with the rows 0:30; each",
         ),
-        (lambda c: wide(c)["shards"][1].update(shard_sizes=[29, 12]), "table 'wide' hold the rows 0:29; each"),
-        (lambda c: wide(c)["shards"][0].update(shard_sizes=[30, 8]), "table 'wide' hold the columns 0:8, 12:24; each"),
+        (
+            lambda c: wide(c)["shards"][1].update(shard_sizes=[29, 12]),
+            "parts with the rows 0:29; each",
+        ),
+        (lambda c: wide(c)["shards"][0].update(shard_sizes=[30, 8]), "parts with the columns 0:8, 12:24; each"),
         (lambda c: wide(c)["ranks"].pop(), "table 'wide' has 1 ranks and 2 shards"),
         (lambda c: wide(c).update(ranks=[], shards=[]), "table 'wide' has 0 ranks and 0 shards"),
-        (lambda c: wide(c)["shards"][0].update(shard_sizes=[0, 12]), "table 'wide' hold the rows 0:0; each"),
+        (lambda c: wide(c)["shards"][0].update(shard_sizes=[0, 12]), "parts with the columns 12:24; each"),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, change: Any, message: str) -> None:
@@ -199,17 +206,17 @@ def test_flags_that_need_others(capsys: pytest.CaptureFixture[str], flags: list[
 def test_our_own_plan_is_predicted_what_its_answer_says(split: bool) -> None:
     one = answer(split)
     theirs = predicted(sharding_plan(one, Model(META)), one, untrained())
-    assert theirs.placement == Placement(one.device_of_table, one.num_devices)
+    assert theirs.parts == one.parts
     assert theirs.predicted_ms == one.predicted_ms
     assert (theirs.low_ms, theirs.high_ms) == (one.model_low_ms, one.model_high_ms)
-    assert (theirs.devices, theirs.lower_bound_ms) == (one.devices, one.lower_bound_ms)
+    assert theirs.devices == one.devices
 
 
 def test_torchrecs_plan_is_judged_by_the_same_model() -> None:
     """Rules and memory left aside: this one breaks both. Without a model, the one of the request's hardware judges."""
     plan = sharding_plan(SPLIT, tables_of(Model(META)), Model(META), 2)
     theirs = predicted(plan, asked(True), untrained())
-    assert theirs.placement.device_of_table == (0, 0, 1, 1, 0, 1, 1, 0)
+    assert [part.device for part in theirs.parts] == [0, 0, 1, 0, 1, 1, 0]
     worst = max(device.predicted_total_ms for device in theirs.devices)
     assert theirs.predicted_ms == pytest.approx(worst)
     bundled = predicted(plan, asked(True))

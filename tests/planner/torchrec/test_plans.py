@@ -6,15 +6,25 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from evenshard.measure.collectives import Links
+from evenshard.measure.link import link
+from evenshard.measure.simulated.cluster import SimulatedCluster
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
-from evenshard.planner.torchrec import TablePart, placement_of, sharding_plan, shards_of, tables_of
+from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES, parts_by_table, ways_of
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.torchrec import TablePart, placement_of, predicted, sharding_plan, shards_of, tables_of
+from evenshard.planner.torchrec.plans import other_kernels
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.units import BYTES_PER_GB
 from support.builders import table
+from support.request_builders import untrained
 from support.torchrec_builders import META, SPLIT, USER, Model, part_of, topology
+from support.torchrec_training import Everything, module_sharders
 
 # Plans ----------------------------------------------------------------------------------------------------------------
 
@@ -39,12 +49,12 @@ def test_a_plan_by_hand() -> None:
 
 def test_a_split_by_hand() -> None:
     plan = sharding_plan(SPLIT, tables_of(Model(META)), Model(META), 2).plan["user.ebc"]
-    assert (plan["id"].sharding_type, plan["wide"].sharding_type) == ("table_wise", "column_wise")
-    assert (plan["wide"].compute_kernel, plan["wide"].ranks) == ("fused", [1, 0, 1])
+    assert {name: one.sharding_type for name, one in plan.items()} == dict.fromkeys(plan, "column_wise")
+    assert (plan["wide"].compute_kernel, plan["wide"].ranks) == ("fused", [0, 1])
     parts = plan["wide"].sharding_spec.shards
-    assert [part.shard_offsets for part in parts] == [[0, 0], [0, 8], [0, 12]]
-    assert [part.shard_sizes for part in parts] == [[30, 8], [30, 4], [30, 12]]
-    assert [str(part.placement) for part in parts] == ["rank:1/cuda:1", "rank:0/cuda:0", "rank:1/cuda:1"]
+    assert [part.shard_offsets for part in parts] == [[0, 0], [0, 8]]
+    assert [part.shard_sizes for part in parts] == [[30, 8], [30, 16]]
+    assert [str(part.placement) for part in parts] == ["rank:0/cuda:0", "rank:1/cuda:1"]
 
 
 def test_a_whole_table_may_have_any_dim() -> None:
@@ -70,46 +80,76 @@ def test_a_plan_comes_back_as_it_went_whatever_the_order_of_tables() -> None:
         placement_of(split, tables, 2)
 
 
-def torchrecs_plan(*sharding_types: str) -> ShardingPlan:
+EVERYTHING = tables_of(Everything(META))
+TWO_NODES = Machine(4, 2, intra="h100_nvlink", inter="infiniband_ndr")
+
+
+def torchrecs_plan(way: str | None) -> ShardingPlan:
+    """TorchRec's plan of 4 GPUs on 2 nodes, with each table sharded in a way where its collection can be."""
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec.distributed.planner.types import ParameterConstraints
 
     constraints = {
-        name: ParameterConstraints(sharding_types=list(sharding_types), min_partition=8)
-        for name in ("id", "clicks", "wide", "tags")
+        one.name: ParameterConstraints(sharding_types=[way], min_partition=4)
+        for one in EVERYTHING
+        if way is not None and (way in SEQUENCE_TYPES or not one.is_sequence)
     }
     planner = EmbeddingShardingPlanner(
-        topology=topology(2),
+        topology=topology(4, local_world_size=2),
         constraints=constraints,
         storage_reservation=FixedPercentageStorageReservation(0.15),
         stats=[],
         debug=False,
     )
-    return planner.plan(Model(META), [EmbeddingBagCollectionSharder()])
+    return planner.plan(Everything(META), module_sharders())
 
 
-def test_torchrecs_own_plan_can_be_compared() -> None:
-    """Read and written again it is the same plan, split tables too."""
-    model = Model(META)
-    tables = tables_of(model)
+@pytest.mark.parametrize("way", [None, *SHARDING_TYPES])
+def test_torchrecs_own_plans_are_read_priced_and_compared(way: str | None) -> None:
+    """Those of its own choice, and those of each type; where it puts columns twice on a rank, they are one part."""
+    plan = torchrecs_plan(way)
+    parts = shards_of(plan, EVERYTHING)
+    request = PlacementRequest(EVERYTHING, (BYTES_PER_GB,) * 4, 2048, machine=TWO_NODES)
+    task = request.sharding_task()
+    by_table = parts_by_table(task, parts)
+    of_type = {one.name for one in EVERYTHING if way in ways_of(by_table[one.name], one, TWO_NODES)}
+    pooled = {one.name for one in EVERYTHING if not one.is_sequence}
+    if way not in (None, "grid_shard", "column_wise"):
+        assert of_type >= (pooled if way not in SEQUENCE_TYPES else {one.name for one in EVERYTHING})
+    h100 = gpu_profile("h100")
+    links = Links(link("h100_nvlink"), link("infiniband_ndr"))
+    assert SimulatedCluster(TWO_NODES, [h100] * 4, links).cost(task, parts).max_device_ms > 0
+    priced = predicted(plan, request, untrained())
+    assert priced.predicted_ms > 0 and priced.parts == parts
+    assert not other_kernels(plan, EVERYTHING)
+
+
+def test_a_table_on_another_kernel_is_read_as_it_lives_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    plan = torchrecs_plan("table_wise")
+    plan.plan["pooled"]["p_sum"].compute_kernel = "fused_uvm_caching"
+    assert other_kernels(plan, EVERYTHING) == {"p_sum": "fused_uvm_caching"}
+    assert shards_of(plan, EVERYTHING) == shards_of(torchrecs_plan("table_wise"), EVERYTHING)
+    predicted(plan, PlacementRequest(EVERYTHING, (BYTES_PER_GB,) * 4, 2048, machine=TWO_NODES), untrained())
+    assert "table p_sum is on fused_uvm_caching in the plan; it is priced as on fused" in caplog.text
+
+
+def test_a_plan_of_whole_tables_comes_back_as_torchrecs() -> None:
+    model = Everything(META)
     whole = torchrecs_plan("table_wise")
-    placement = placement_of(whole, tables, 2)
-    assert set(placement.device_of_table) == {0, 1}
-    assert sharding_plan(placement, tables, model) == whole
-    split = torchrecs_plan("column_wise")
-    shards = shards_of(split, tables)
-    assert sum(shard.table == "wide" for shard in shards) == 3
-    again = sharding_plan(shards, tables, model, 2).plan["user.ebc"]["wide"]
-    assert again == split.plan["user.ebc"]["wide"]
-    within_nodes = shards_of(torchrecs_plan("table_column_wise"), tables)
-    assert sum(shard.table == "wide" for shard in within_nodes) == 3
+    placement = placement_of(whole, EVERYTHING, 4)
+    assert sharding_plan(placement, EVERYTHING, model, local_world_size=2) == whole
 
 
-@pytest.mark.parametrize("sharding_type", ["row_wise", "data_parallel"])
-def test_what_is_not_split_by_columns_is_refused(sharding_type: str) -> None:
-    with pytest.raises(BadConfig, match=f"table 'user.ebc.id' is sharded {sharding_type}; evenshard knows table_wise"):
-        shards_of(torchrecs_plan(sharding_type), tables_of(Model(META)))
+def test_an_unknown_type_is_refused() -> None:
+    plan = torchrecs_plan("table_wise")
+    plan.plan["pooled"]["p_sum"].sharding_type = "diagonal"
+    with pytest.raises(BadConfig, match="table 'p_sum' is sharded 'diagonal'; evenshard knows table_wise, column_wise"):
+        shards_of(plan, EVERYTHING)
+    plan.plan["pooled"]["p_sum"].sharding_type = "data_parallel"
+    plan.plan["pooled"]["p_sum"].ranks = None
+    with pytest.raises(BadConfig, match="does not list the ranks of table 'p_sum'"):
+        shards_of(plan, EVERYTHING)
 
 
 def test_a_plan_of_other_tables_is_refused() -> None:
@@ -121,9 +161,9 @@ def test_a_plan_of_other_tables_is_refused() -> None:
         shards_of(plan, [*tables, table("new")])
     with pytest.raises(BadConfig, match="table 'id' is in the plan 2 times"):
         shards_of(plan, [replace(tables[0], name="id")])
-    with pytest.raises(BadConfig, match="table 'clicks' hold the rows 0:40; each of its 41"):
+    with pytest.raises(BadConfig, match="table 'clicks' has parts with the rows 0:40; each of its 41"):
         shards_of(plan, [tables[0], replace(tables[1], num_rows=41), *tables[2:]])
-    with pytest.raises(BadConfig, match=r"table 'clicks' hold the columns 0:16; each of its 32"):
+    with pytest.raises(BadConfig, match=r"table 'clicks' has parts with the columns 0:16; each of its 32"):
         placement_of(plan, [tables[0], replace(tables[1], embedding_dim=32), *tables[2:]], 1)
     with pytest.raises(BadConfig, match="the devices are 0 to 0"):
         placement_of(sharding_plan(Placement((1,) * 5, 2), tables, Model(META)), tables, 1)
@@ -147,8 +187,8 @@ def parts_with(*of_wide: TablePart) -> list[TablePart]:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (parts_with(), "'wide' hold the columns none; each of its 24 columns"),
-        (parts_with(part_of("wide", 0, 0, 8), part_of("wide", 1, 12, 24)), "hold the columns 0:8, 12:24;"),
+        (parts_with(), "'wide' has parts with the columns none; each of its 24 columns"),
+        (parts_with(part_of("wide", 0, 0, 8), part_of("wide", 1, 12, 24)), "has parts with the columns 0:8, 12:24;"),
         (parts_with(part_of("narrow", 0, 0, 24)), "'narrow', which is not among the tables"),
         (Placement((0, 0, 0), 2), "the placement has 3 tables, but 5 tables are given"),
         (Placement((0,) * 5, 3), "the placement has 3 devices, world_size is 2"),

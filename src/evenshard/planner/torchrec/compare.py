@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,14 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.model import chosen_model
-from evenshard.planner.torchrec.plans import shards_of
+from evenshard.planner.torchrec.plans import other_kernels, shards_of
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.costs import PredictedParts
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingPlan
+
+log = logging.getLogger(__name__)
 
 
 def predicted(
@@ -32,7 +35,8 @@ def predicted(
     """What the cost model says about a plan, whether it keeps memory and rules or not.
 
     Args:
-        plan: TorchRec's or evenshard's, sharded in any way.
+        plan: TorchRec's or evenshard's, sharded in any way. Of tables on kernels that evenshard does not place on, it
+            warns (logging).
         asked: an answer for the same tables and devices, or its request. Tables are called as ``tables_of`` calls them.
         model: model as in ``evenshard.place``, the one that answered; None: the one that comes with evenshard.
 
@@ -41,4 +45,8 @@ def predicted(
     """
     request = asked.request if isinstance(asked, PlacementAnswer) else asked
     loaded, _ = chosen_model(model, request.hardware, "cuda")
+    for name, kernel in other_kernels(plan, request.tables).items():
+        log.warning(
+            "table %s is on %s in the plan; it is priced as on fused, in the memory of its device.", name, kernel
+        )
     return part_costs(request, loaded).predict(shards_of(plan, request.tables))
