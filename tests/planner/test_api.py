@@ -34,13 +34,19 @@ NAMES = [
     "place",
     "save_answer",
 ]
-POSITIONAL = {"tables": inspect.Parameter.empty, "num_devices": 8, "memory_cap_gb": 64.0}
+POSITIONAL = {"tables": inspect.Parameter.empty, "num_devices": None, "memory_cap_gb": 64.0}
 KEYWORDS = {
     "batch_size": 65_536,
     "hardware": "simulated:h200",
     "model": None,
     "optimizer": "sgd",
     "reserved_gb": 0.0,
+    "nodes": None,
+    "devices_per_node": None,
+    "nodes_per_domain": 1,
+    "intra": "",
+    "inter": "",
+    "cluster": None,
     "pinned": None,
     "forbidden": None,
     "forbidden_devices": (),
@@ -104,6 +110,12 @@ FLAGS = [
     ("--model work/round_3", "model", "work/round_3"),
     ("--optimizer adam", "optimizer", "adam"),
     ("--reserved-gb 3.5", "reserved_gb", 3.5),
+    ("--nodes 2", "nodes", 2),
+    ("--devices-per-node 4", "devices_per_node", 4),
+    ("--nodes-per-domain 2", "nodes_per_domain", 2),
+    ("--intra h100_nvlink", "intra", "h100_nvlink"),
+    ("--inter ib_400g", "inter", "ib_400g"),
+    ("--cluster cluster.yaml", "cluster", Path("cluster.yaml")),
     ("--pin a=0,1 --pin b=2", "pinned", {"a": (0, 1), "b": (2,)}),
     ("--forbid a=3", "forbidden", {"a": (3,)}),
     ("--forbid-device 1 --forbid-device 2", "forbidden_devices", (1, 2)),

@@ -43,8 +43,16 @@ class HardwareSource(Source):
         return tuple(Path(name.device) for name in names_in(value) if name.device)
 
 
+class LinkSource(Source):
+    """An argument type: a link, which may be the file of its profile."""
+
+    def paths(self, value: Any) -> tuple[Path, ...]:
+        """The file of the profile, if it is one."""
+        return (Path(value),) if str(value).endswith((".yaml", ".yml")) else ()
+
+
 PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}
-SOURCE, A_MODEL, HARDWARE_NAME = Source(), Source(*MODEL_PARTS), HardwareSource()
+SOURCE, A_MODEL, HARDWARE_NAME, LINK_NAME = Source(), Source(*MODEL_PARTS), HardwareSource(), LinkSource()
 
 
 def output_flag(kind: Output) -> dict[str, Any]:

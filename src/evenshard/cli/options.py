@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evenshard.cli.arguments import A_MODEL, HARDWARE_NAME, PATH, number
+from evenshard.cli.arguments import A_MODEL, HARDWARE_NAME, LINK_NAME, PATH, number
 from evenshard.planner.options import Option
 from evenshard.utils.limits import RANGES
 from evenshard.utils.messages import brief
@@ -78,6 +78,8 @@ _KINDS: Mapping[Any, Mapping[str, Any]] = {
 MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
     "hardware": {"type": HARDWARE_NAME, "metavar": "NAME"},
     "model": {"type": A_MODEL, "metavar": "PATH|URI"},
+    "intra": {"type": LINK_NAME, "metavar": "LINK"},
+    "inter": {"type": LINK_NAME, "metavar": "LINK"},
 }
 """Arguments that may name what the command must not overwrite."""
 
@@ -88,7 +90,7 @@ def add_option(sub: argparse._ActionsContainer, option: Option) -> None:
     if settings is None:
         settings = {"type": _number_of(option), "metavar": option.unit or "N"}
     meaning, default = option.help.replace("%", "%%"), option.default
-    if isinstance(default, str | int | float) and not isinstance(default, bool):
+    if isinstance(default, str | int | float) and not isinstance(default, bool) and default != "":
         meaning += f" (default: {default if isinstance(default, str) else f'{default:g}'})"
     name = FLAGS.get(option.name, f"--{option.name.replace('_', '-')}")
     sub.add_argument(name, dest=option.name, help=meaning, **{"default": default, **settings})

@@ -14,8 +14,8 @@ from evenshard.planner.rules import RULES, Rules
 from evenshard.sharders.catalog import HEURISTICS
 from evenshard.utils.params import section
 
-NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured"}
-"""The model is another input of the task, traffic comes as tables, and a pod has nothing to measure on."""
+NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "cluster"}
+"""The model is another input of the task, traffic comes as tables, a pod has nothing to measure on and no files."""
 
 
 def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:

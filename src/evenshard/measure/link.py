@@ -14,6 +14,7 @@ NVLink carries the rest of an exchange (``measure.collectives``).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -229,6 +230,9 @@ ALIASES = {"ib_200g": "infiniband_hdr", "ib_400g": "infiniband_ndr"} | {
     f"{name.removeprefix('nvlink_')}_nvlink": name for name in LINKS if name.startswith("nvlink_")
 }
 """Other names of links, such as h100_nvlink."""
+STATED_LATENCY_US = 15.0
+"""Of a link of which only a bandwidth is stated: that of NVLink."""
+_BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)gb_s")
 
 
 def is_modelled(name: str) -> bool:
@@ -277,7 +281,10 @@ def link_of(config: MeasureConfig, own: str = DEFAULT_LINK) -> str:
 
 
 def link(name: str) -> Link:
-    """The link called ``name``: of ``LINKS`` or ``ALIASES``, or a YAML file that ``evenshard calibrate-link`` wrote.
+    """The link called ``name``.
+
+    Args:
+        name: in ``LINKS`` or ``ALIASES``, a bandwidth such as 50gb_s, or a YAML file of ``evenshard calibrate-link``.
 
     Raises:
         BadConfig: if there is none.
@@ -294,21 +301,32 @@ def link(name: str) -> Link:
         if all(math.isinf(gb_s) for gb_s in bandwidths.values()):
             raise BadFile(name, f"names none of {', '.join(bandwidths)}", remedy)
         return found
-    return LINKS[link_name(name)]
+    own = link_name(name)
+    if stated := _BANDWIDTH.fullmatch(own):
+        return Link(STATED_LATENCY_US, "as stated; latency a guess", bandwidth_gb_s=float(stated[1]))
+    return LINKS[own]
+
+
+def bandwidth_name(gb_s: float) -> str:
+    """The name of a link of which a bandwidth is all that is known."""
+    return f"{gb_s:.6g}gb_s"
 
 
 def link_name(name: str) -> str:
-    """The name in ``LINKS`` of a link that may be called by another one; the path of a file as it is.
+    """The name in ``LINKS`` of a link that may be called by another one; a bandwidth or the path of a file as it is.
 
     Raises:
         BadConfig: if there is none.
     """
     if name.endswith((".yaml", ".yml")):
         return name
-    plain = name.lower().replace("-", "_")
+    plain = name.lower().replace("-", "_").replace("gb/s", "gb_s").replace(" ", "")
+    if (stated := _BANDWIDTH.fullmatch(plain)) and float(stated[1]) > 0:
+        return plain
     plain = ALIASES.get(plain, plain)
     if plain not in LINKS:
         close = get_close_matches(cut(plain), [*LINKS, *ALIASES], n=2)
         meant = f"Did you mean {' or '.join(close)}? Known are" if close else "Use auto, one of"
-        raise BadConfig(f"link is {brief(name)}. {meant} {', '.join(LINKS)}, or a file that calibrate-link wrote.")
+        others = "a bandwidth such as 50gb_s, or a file that calibrate-link wrote"
+        raise BadConfig(f"link is {brief(name)}. {meant} {', '.join(LINKS)}, {others}.")
     return plain

@@ -84,8 +84,7 @@ class Machine:
     def problem(self) -> str | None:
         """Says in one sentence what makes it impossible and what to do, or None."""
         for what in ("num_devices", "devices_per_node", "nodes_per_domain"):
-            limits = RANGES["num_devices"]
-            if problem := limits.problem(getattr(self, what)):
+            if problem := RANGES[what].problem(getattr(self, what)):
                 return f"{what} {problem}. Correct it."
         if self.devices_per_node > self.num_devices:
             return (

@@ -22,10 +22,16 @@ VISITS = 3
 
 def place(
     tables: "str | Path | Sequence[Table] | Collections",
-    num_devices: int = 8,
+    num_devices: int | None = None,
     memory_cap_gb: float | Sequence[float] = 64.0,
     *,
     reserved_gb: float = 0.0,
+    nodes: int | None = None,
+    devices_per_node: int | None = None,
+    nodes_per_domain: int = 1,
+    intra: str = "",
+    inter: str = "",
+    cluster: str | Path | None = None,
     hardware: str = "simulated:h200",
     model: "str | Path | PlacementModel | None" = None,
     batch_size: int = 65_536,
@@ -57,9 +63,15 @@ def place(
         tables: a table file, the name of a public set, a DLRM batch file or a folder of traffic, here or on S3
             (s3://bucket/tables.parquet); or ``Table``s; or TorchRec's ``EmbeddingBagCollection`` or
             ``EmbeddingCollection``, a model with some, or a list of their configurations.
-        num_devices: devices, equally fast.
+        num_devices: devices; where left out, those of all nodes or of the cluster, else 8.
         memory_cap_gb: memory of a device, GB of 1024**3 bytes; one number, or one for each device.
         reserved_gb: GB of each device kept for everything besides tables.
+        nodes: hosts; where left out, as many as the devices fill.
+        devices_per_node: devices of a host; where left out, all of them, or as many as the link within a host connects.
+        nodes_per_domain: hosts whose devices share the link within a host, as where NVLink spans several.
+        intra: link within a host, such as nvlink_h100; where left out, that of the hardware.
+        inter: link between hosts, such as ib_400g, one for each device; needed for more than one host.
+        cluster: YAML file of hosts and links, in place of the arguments above; docs/place.md has its keys.
         hardware: hardware that the answer is for: cpu, cuda, or simulated:<profile>, a device model.
         model: a round's folder such as work/round_3, here or on S3, an MLflow URI such as
             models:/evenshard-cost@champion, or a loaded model; where left out, the one that comes with evenshard for
@@ -93,31 +105,44 @@ def place(
         BadInput: if an argument cannot be used; the message says what to do.
         InfeasibleTask: if there is no legal placement; the message says what is missing.
     """
+    from evenshard.planner.cluster import devices_of
     from evenshard.planner.model import model_of
     from evenshard.planner.place import PlaceConfig, place_request
     from evenshard.planner.pricing import measured_parts
-    from evenshard.planner.request import PlacementRequest, caps_of
+    from evenshard.planner.request import PlacementRequest
     from evenshard.planner.rules import Rules
     from evenshard.sharders.convex_search.sharder import SearchConfig
     from evenshard.sharders.models import PlacementModel
     from evenshard.utils.params import check_ranges
     from evenshard.utils.units import gb_to_bytes
 
-    check_ranges(num_devices=num_devices, batch_size=batch_size, reserved_gb=reserved_gb, seed=seed)
+    check_ranges(batch_size=batch_size, reserved_gb=reserved_gb, seed=seed)
     check_ranges(default_pooling_factor=default_pooling_factor, num_measured=num_measured)
+    devices = devices_of(
+        num_devices,
+        memory_cap_gb,
+        hardware,
+        nodes=nodes,
+        devices_per_node=devices_per_node,
+        nodes_per_domain=nodes_per_domain,
+        intra=intra,
+        inter=inter,
+        cluster=cluster,
+    )
     known = _tables(tables, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor)
     request = PlacementRequest(
         tables=known.tables,
-        caps_bytes=caps_of(memory_cap_gb, num_devices),
+        caps_bytes=devices.caps_bytes,
         batch_size=batch_size,
         reserved_bytes=gb_to_bytes(reserved_gb),
         optimizer=optimizer,
         rules=Rules.of(pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns),
         sharding_types=_types(sharding_types, allow_column_split),
-        hardware=hardware,
+        machine=devices.machine,
+        hardware=devices.hardware,
         assumptions=known.assumptions,
     )
-    loaded = model if isinstance(model, PlacementModel) else model_of(model, hardware)
+    loaded = model if isinstance(model, PlacementModel) else model_of(model, devices.hardware)
     config = PlaceConfig(SearchConfig(seed=seed), compare=tuple(compare), num_measured=num_measured)
     origin = str(tables) if isinstance(tables, str | Path) else None
     if not num_measured:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from evenshard.planner.cluster import DEFAULT_DEVICES
 from evenshard.planner.options import place_options
 from evenshard.tracking.pyfunc import ServedCode
 
@@ -18,8 +19,6 @@ def served_code() -> ServedCode:
 
 def served_parameters() -> dict[str, bool | int | float | str]:
     """The arguments of ``evenshard.place`` that a registered model takes, with their defaults: plain values."""
-    return {
-        option.name: option.default
-        for option in place_options()
-        if option.scalar is not None and option.default is not None and option.name not in NOT_SERVED
-    }
+    defaults = {option.name: option.default for option in place_options() if option.scalar is not None}
+    defaults["num_devices"] = DEFAULT_DEVICES
+    return {name: value for name, value in defaults.items() if value is not None and name not in NOT_SERVED}

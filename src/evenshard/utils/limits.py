@@ -58,6 +58,9 @@ class Range:
 
 RANGES: Mapping[str, Range] = {
     "num_devices": Range(1, 4_096, whole=True),
+    "nodes": Range(1, 4_096, whole=True),
+    "devices_per_node": Range(1, 4_096, whole=True),
+    "nodes_per_domain": Range(1, 4_096, whole=True),
     "batch_size": Range(1, 2**31 - 1, whole=True),
     "memory_cap_gb": Range(0, 2**20, above=True),
     "reserved_gb": Range(0, 2**20),

@@ -100,7 +100,7 @@ class CallNetwork:
 
     def _passes_ms(self, sums: Columns) -> Columns:
         """[N, 2] forward and backward time of single calls."""
-        bent = (sums[:, FIRST_PIECE:] + self.bias_H).reshape(len(sums), self.pieces, -1)
+        bent = (sums[:, FIRST_PIECE:] + self.bias_H).reshape(len(sums), self.pieces, len(self.output_U2))
         hidden = np.maximum(bent.max(axis=1), 0)
         sorts = (sums[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self.pass_ms_2
         smooth = self.overhead_2 + sums[:, LINEAR] + hidden @ self.output_U2

@@ -1,0 +1,209 @@
+"""Machines as users state them: flags, cluster files, and one clear line for what makes no sense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from evenshard import place
+from evenshard.cli import main
+from evenshard.placement.machine import DeviceGroup, Machine
+from evenshard.planner.cluster import ClusterFile, Hosts, MachineAndMemory, devices_of, load_cluster
+from evenshard.utils.errors import BadConfig, BadFile, BadInput
+from support.builders import some_tables
+
+GB = 2**30
+MIXED = {
+    "hosts": [
+        {"count": 2, "devices": 4, "hardware": "simulated:h200", "memory_gb": 141},
+        {"devices": 4, "hardware": "simulated:a100_80gb", "memory_gb": 80},
+    ],
+    "inter": "ib_400g",
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "machine"),
+    [
+        ({}, Machine(8, 8)),
+        ({"num_devices": 4}, Machine(4, 4)),
+        ({"num_devices": 4, "inter": "ib_400g"}, Machine(4, 4)),
+        ({"num_devices": 16, "inter": "ib_400g"}, Machine(16, 8, inter="infiniband_ndr")),
+        ({"nodes": 2, "inter": "ib_400g"}, Machine(16, 8, inter="infiniband_ndr")),
+        ({"nodes": 2, "num_devices": 8, "inter": "ethernet_25g"}, Machine(8, 4, inter="ethernet_25g")),
+        (
+            {"nodes": 2, "devices_per_node": 8, "intra": "h100_nvlink", "inter": "ib_400g"},
+            Machine(16, 8, 1, "nvlink_h100", "infiniband_ndr"),
+        ),
+        ({"num_devices": 16, "devices_per_node": 16}, Machine(16, 16)),
+        ({"num_devices": 72, "devices_per_node": 4, "nodes_per_domain": 18, "intra": "nvlink_gb200"},
+         Machine(72, 4, 18, "nvlink_gb200")),
+        ({"num_devices": 16, "hardware": "cpu"}, Machine(16, 16)),
+        ({"num_devices": 16, "hardware": "simulated:v100"}, Machine(16, 16)),  # a DGX-2
+        ({"num_devices": 8, "intra": "900 GB/s", "devices_per_node": 4, "inter": "50gb_s"},
+         Machine(8, 4, 1, "900gb_s", "50gb_s")),
+    ],
+)  # fmt: skip
+def test_machines_of_flags(arguments: dict[str, Any], machine: Machine) -> None:
+    assert devices_of(**arguments).machine == machine
+
+
+def test_memory_and_hardware_of_flags() -> None:
+    found = devices_of(2, [10, 20.5], "simulated:h100")
+    assert found == MachineAndMemory(Machine(2, 2), (10 * GB, int(20.5 * GB)), "simulated:h100")
+    assert devices_of(2) == MachineAndMemory(Machine(2, 2), (64 * GB,) * 2, "simulated:h200")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_devices": 16}, "16 devices are more than nvlink_h200 connects (8). Say how large a node is and what"),
+        ({"num_devices": 9, "hardware": "cuda"}, "9 devices are more than a node connects (8)."),
+        ({"num_devices": 16, "devices_per_node": 8}, "there are 2 nodes and no link between them. Name it, such as --"),
+        ({"nodes": 2}, "there are 2 nodes and no link between them."),
+        ({"num_devices": 12, "inter": "ib_400g"}, "12 devices do not fill nodes of 8."),
+        ({"num_devices": 8, "nodes": 2, "devices_per_node": 8, "inter": "ib_400g"},
+         "num_devices is 8, but there are 2 nodes of 8 devices. Correct one of the three."),
+        ({"num_devices": 9, "nodes": 2, "inter": "ib_400g"}, "num_devices is 9, but there are 2 nodes of 4 devices."),
+        ({"num_devices": 4, "devices_per_node": 8}, "devices_per_node is 8, but there are 4 devices."),
+        ({"nodes": 2, "inter": "ib_40g"}, "inter: link is 'ib_40g'. Did you mean ib_400g"),
+        ({"intra": "carrier_pigeon"}, "intra: link is 'carrier_pigeon'. Use auto, one of pcie3_host"),
+        ({"nodes": 0}, "nodes is 0, not a whole number from 1"),
+        ({"num_devices": 0}, "num_devices is 0, not a whole number from 1"),
+        ({"nodes_per_domain": 2}, "1 nodes do not fill domains of 2."),
+        ({"num_devices": 2, "memory_cap_gb": [1, 2, 3]}, "memory_cap_gb has 3 numbers for 2 devices."),
+    ],
+)  # fmt: skip
+def test_flags_that_make_no_machine(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        devices_of(**arguments)
+    assert str(caught.value).startswith(message)
+
+
+# Cluster files -------------------------------------------------------------------------------------------------------
+
+
+def written(tmp_path: Path, content: Any) -> Path:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+def test_a_file_of_two_kinds_of_hosts(tmp_path: Path) -> None:
+    path = written(tmp_path, MIXED)
+    assert load_cluster(path) == ClusterFile(
+        (Hosts(4, 2, "simulated:h200", 141), Hosts(4, 1, "simulated:a100_80gb", 80)), inter="ib_400g"
+    )
+    found = devices_of(cluster=path)
+    groups = (DeviceGroup("simulated:h200", 8), DeviceGroup("simulated:a100_80gb", 4))
+    assert found.machine == Machine(12, 4, inter="infiniband_ndr", groups=groups)
+    assert found.caps_bytes == (141 * GB,) * 8 + (80 * GB,) * 4 and found.hardware == "simulated:h200"
+    assert devices_of(12, cluster=path) == found
+
+
+def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
+    path = written(tmp_path, {"hosts": [{"devices": 2, "count": 2}], "intra": "nvlink_a100", "inter": "ethernet_25g"})
+    found = devices_of(None, 40.0, "simulated:a100_40gb", cluster=path)
+    expected = Machine(4, 2, intra="nvlink_a100", inter="ethernet_25g")
+    assert found == MachineAndMemory(expected, (40 * GB,) * 4, "simulated:a100_40gb")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("[", "is not readable as YAML"),
+        ("", "None is not an object with fields"),
+        ({}, "hosts is missing"),
+        ({"hosts": []}, "hosts is empty"),
+        ({**MIXED, "link": "ib_400g"}, "'link' is unknown. Its keys are hosts, nodes_per_domain, intra, inter; those"),
+        ({"hosts": [{"device": 4}]}, "'device' is unknown"),
+        ({"hosts": [{"count": 4}]}, "devices is missing"),
+        ({"hosts": [{"devices": "four"}]}, "devices is 'four', not a whole number"),
+        ({"hosts": [{"devices": 0}]}, "hosts, entry 1: devices is 0, not a whole number from 1"),
+        ({"hosts": [{"devices": 4, "count": -1}]}, "hosts, entry 1: count is -1, not a whole number from 1"),
+        ({"hosts": [{"devices": 4, "memory_gb": 0}]}, "hosts, entry 1: memory_gb is 0, not a number above 0"),
+        ({**MIXED, "hosts": [{"devices": 4}, {"devices": 8}]}, "hosts, entry 2: devices is 8, but 4 in entry 1"),
+        ({**MIXED, "hosts": [{"devices": 4, "memory_gb": 9}, {"devices": 4}]}, "memory_gb is given for some hosts,"),
+        ({"hosts": [{"devices": 4, "count": 2}]}, "there are 2 nodes and no link between them."),
+        ({**MIXED, "inter": "ib_40g"}, "inter: link is 'ib_40g'. Did you mean"),
+        ({**MIXED, "nodes_per_domain": 2}, "3 nodes do not fill domains of 2."),
+        ({"hosts": [{"devices": 4, "hardware": "simulated:h2000"}]}, "simulated device is 'h2000'. Use one of"),
+        ({"hosts": [{"devices": 4, "hardware": "abacus"}]}, "hardware is 'abacus'. Use one of"),
+    ],
+)
+def test_a_file_that_makes_no_machine(tmp_path: Path, content: Any, problem: str) -> None:
+    path = written(tmp_path, content)
+    with pytest.raises(BadFile) as caught:
+        devices_of(cluster=path)
+    assert str(caught.value).startswith(f"{path}") and problem in str(caught.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match="no such file"):
+        load_cluster(tmp_path / "cluster.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_devices": 8}, "has 12 devices, num_devices is 8. Leave it out, or take hosts out of the file."),
+        ({"nodes": 3}, "the cluster file says what nodes says. Leave nodes out."),
+        ({"inter": "ib_400g"}, "the cluster file says what inter says."),
+        ({"memory_cap_gb": 80.0}, "memory_gb is in the file, and memory_cap_gb is given too."),
+        ({"hardware": "simulated:b200"}, "hardware is simulated:h200 in the file, but simulated:b200 is asked for."),
+    ],
+)
+def test_a_file_and_flags_that_contradict_it(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        devices_of(**arguments, cluster=written(tmp_path, MIXED))
+    assert message in str(caught.value)
+
+
+# Placed --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_placement_for_two_kinds_of_hosts(tmp_path: Path) -> None:
+    answer = place(some_tables(12), cluster=written(tmp_path, MIXED), batch_size=4096)
+    assert answer.num_devices == 12 and answer.request.nodes.num_nodes == 3
+    assert answer.request.nodes.hardware_of(11) == "simulated:a100_80gb"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--devices", "16"], "16 devices are more than nvlink_h200 connects (8)."),
+        (["--nodes", "2"], "there are 2 nodes and no link between them."),
+        (["--nodes", "2", "--inter", "carrier_pigeon"], "inter: link is 'carrier_pigeon'."),
+        (["--devices", "8", "--cluster", "cluster.yaml"], "cluster.yaml has 12 devices, num_devices is 8."),
+        (["--cluster", "missing.yaml"], "missing.yaml: no such file."),
+        (["--nodes", "9999"], "--nodes: is 9999, not a whole number from 1"),
+    ],
+)
+def test_the_command_says_what_is_wrong_in_a_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    message: str,
+) -> None:
+    written(tmp_path, MIXED)
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(["place", "mlperf_dlrm_v2", *flags])
+    except SystemExit as stopped:  # argparse's own
+        code = stopped.code
+    out = capsys.readouterr()
+    assert code == 2 and message in out.err and not out.out
+
+
+def test_the_command_names_the_machine_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tables = tmp_path / "tables.csv"
+    tables.write_text("name,num_rows,embedding_dim,pooling_factor\na,1000,16,3\nb,1000,16,3\n")
+    flags = "--nodes 2 --devices-per-node 2 --intra h100_nvlink --inter ib_400g --batch-size 4096"
+    assert main(["place", str(tables), *flags.split()]) == 0
+    first = " ".join(capsys.readouterr().out.split())
+    assert first.startswith("2 nodes x 2 simulated:h200") and "link nvlink_h100 in a node, infiniband_ndr" in first
+    assert "batch 4,096, optimizer sgd, no memory reserved" in first
