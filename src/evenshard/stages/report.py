@@ -35,6 +35,7 @@ CSV_COLUMNS = (
     "predicted_ms",
     "device_id",
     "num_tables",
+    "input_dist_ms",
     "fwd_compute_ms",
     "fwd_all_to_all_ms",
     "bwd_all_to_all_ms",
