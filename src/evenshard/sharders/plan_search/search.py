@@ -57,13 +57,13 @@ class SearchEffort:
     """How long to look.
 
     Attributes:
-        changes: changes that are tried out, all together, whatever becomes of them.
+        changes: changes that are tried out, all together, whatever becomes of them; more where devices are more.
         idle_kicks: kicks, one after the other, that made nothing better, until the search ends.
         kicked: units that a kick changes at most.
         time_limit_s: the search ends after so many seconds at the latest; None for no limit.
     """
 
-    changes: int = 3_000
+    changes: int = 4_000
     idle_kicks: int = 100
     kicked: int = 3
     time_limit_s: float | None = None
@@ -115,7 +115,7 @@ class PlanSearch:
         self.room_D = np.array(costs.task.room_bytes, dtype=np.int64)
         self.construction = Construction(self.options, Works.of(self.options), self.room_D)
         self._rng = np.random.default_rng(seed)
-        self._changes_left = self.effort.changes
+        self._changes_left = self._changes_in_all = self._scaled(self.effort.changes)
         self._types = set(SHARDING_TYPES)
         self._progress = progress
         limit_s = self.effort.time_limit_s
@@ -148,7 +148,7 @@ class PlanSearch:
                     1, round(share * (len(starts) if self.options.is_small else min(len(starts), MOST_LARGE_STARTS)))
                 )
                 for start in starts[:kept]:
-                    self._changes_left = int(self.effort.changes * of_changes / kept)
+                    self._changes_left = int(self._changes_in_all * of_changes / kept)
                     self._types = start.types if share else set(SHARDING_TYPES)
                     state = State(self.options, start.choices)
                     self._report(state)
@@ -162,6 +162,11 @@ class PlanSearch:
 
     def _fits(self, choices: list[Choice]) -> bool:
         return State(self.options, choices).fits(self.room_D)
+
+    def _scaled(self, changes: int) -> int:
+        """More changes for more devices; of a large task each takes long."""
+        devices = min(self.costs.task.num_devices, MOST_COUNTED_DEVICES)
+        return round(changes * (1 + devices / MOST_COUNTED_DEVICES)) if self.options.is_small else changes
 
     def _interrupt(self) -> None:
         self._is_interrupted = True
@@ -250,6 +255,7 @@ class PlanSearch:
         movable, spread = self._units_on(state, slow)
         yield from self._moves(state, slow, movable)
         yield from self._swaps(state, slow, movable)
+        yield from self._node_changes(state, slow)
         yield from self._other_ways(state, slow, [*movable, *spread])
 
     def _units_on(self, state: State, device: int) -> tuple[list[int], list[int]]:
@@ -366,6 +372,33 @@ class PlanSearch:
                 (other, _moved(state.choices[other], device, slow)),
             ]
 
+    def _node_changes(self, state: State, slow: int) -> Iterator[list[tuple[int, Choice]]]:
+        """Moves of rows from the node of the slow device to less busy nodes, and exchanges with what is there."""
+        machine = self.costs.task.machine
+        home = machine.node_of(slow)
+        load_N = state.device_ms_D.reshape(machine.num_nodes, -1).max(axis=1)
+        nodes = [node for node in np.argsort(load_N, kind="stable").tolist() if node != home][:SWAP_TARGETS]
+        free_N = (self.room_D - state.used_D).reshape(machine.num_nodes, -1).min(axis=1)
+        for unit in sorted(state.on_node[home]):
+            size = state.way(unit).pieces[0].size_bytes
+            for node in nodes:
+                if node in state.choices[unit].places or not self._node_may(unit, node):
+                    continue
+                if size <= free_N[node]:
+                    yield [(unit, _moved(state.choices[unit], home, node))]
+                for other in sorted(state.on_node[node] - state.on_node[home])[:TRIED_SWAPS]:
+                    if self._node_may(other, home):
+                        yield [
+                            (unit, _moved(state.choices[unit], home, node)),
+                            (other, _moved(state.choices[other], node, home)),
+                        ]
+
+    def _node_may(self, unit: int, node: int) -> bool:
+        """Whether rules let rows of a unit live on a node."""
+        allowed_D = self.options.units[unit].allowed_D
+        own = self.costs.task.machine.devices_of_node(node)
+        return allowed_D is None or bool(allowed_D[own.start : own.stop].all())
+
     def _other_ways(self, state: State, slow: int, units: Sequence[int]) -> Iterator[list[tuple[int, Choice]]]:
         """Other ways to shard the units of the slow device, each placed where least is to do."""
         if len(units) > MOST_OTHER_WAYS:
@@ -438,6 +471,8 @@ class PlanSearch:
         return undo
 
 
+MOST_COUNTED_DEVICES = 128
+"""Devices from which on a search takes twice as many changes as on one."""
 MOST_CANDIDATES = 16
 """Placements that a search gives back."""
 MOVE_TARGETS, SWAP_TARGETS = 16, 6
