@@ -15,13 +15,16 @@ from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.cost_rows import read_rows
 from evenshard.measure.traces import RECORDING
+from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.api import place
 from evenshard.planner.file import save_answer
 from evenshard.planner.highlights import device_error_text
 from evenshard.planner.torchrec import save_plan
+from evenshard.stages.observe import tables_of_devices
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.table import Table
+from support.answer_builders import answer as made_by_hand
 from support.traced_training import LOCAL_BATCH, LOOKUPS, PLAN, TABLES, WORLD_SIZE, record
 from support.truth import truth_file
 
@@ -152,12 +155,29 @@ def test_what_is_missing_is_said_in_a_line(training: Path, tmp_path: Path, capsy
     assert "--batch-size 32" in refused(capsys, *both, "--placement", str(tmp_path / "batch.json"))
     save_answer(place(tables, 4, 1.0, model=BUNDLED, batch_size=32), tmp_path / "four.json")
     assert "4 devices, the training has 2 ranks" in refused(capsys, *both, "--placement", str(tmp_path / "four.json"))
+    save_answer(
+        place(tables, 2, 1.0, model=BUNDLED, batch_size=32, sharding_types=["row_wise"]), tmp_path / "rows.json"
+    )
+    rows = ["--placement", str(tmp_path / "rows.json")]
+    assert "a cost dataset holds whole tables and columns of tables" in refused(capsys, *both, *rows, *costs)
     wider = [replace(table, embedding_dim=32) if table.name == "wide" else table for table in tables]
     save_answer(answer_of(wider), tmp_path / "wider.json")
     assert "Rank 1 looked up 24 columns" in refused(capsys, *both, "--placement", str(tmp_path / "wider.json"), *costs)
     compared = observed(capsys, *both, "--placement", str(tmp_path / "wider.json"))["comparison"]
     assert "is this the placement" in compared["notes"][0]
     assert not (tmp_path / "costs.parquet").exists()
+
+
+def test_rows_are_tables_of_their_rank_and_replicas_are_in_no_fused_call(tmp_path: Path) -> None:
+    parts = (
+        TablePart("a", Span(0, 30), Span(0, 8), (0,)),
+        TablePart("a", Span(30, 40), Span(0, 8), (1,)),
+        TablePart("b", Span(0, 40), Span(0, 8), (0, 1)),
+    )
+    tables = [Table("a", 40, 8, 4.0), Table("b", 40, 8, 4.0)]
+    save_answer(made_by_hand((), tables=tables, parts=parts, asked={"sharding_types": ()}), tmp_path / "rows.json")
+    (first,), (second,) = tables_of_devices(tmp_path / "rows.json", None)
+    assert (first.num_rows, first.pooling_factor) == (30, 3.0) and (second.num_rows, second.pooling_factor) == (10, 1.0)
 
 
 def test_a_cpu_s_traces_fit_no_device_model(training: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

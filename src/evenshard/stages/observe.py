@@ -299,10 +299,6 @@ def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlaceme
         raise BadConfig(f"costs need the traces of all {observation.world_size} ranks; missing: {missing}. Give them.")
     if observation.world_size > 1 and any(one.waiting_ms is None for one in observation.ranks):
         raise BadConfig("the ranks have recorded different collectives. Record all of them with one schedule.")
-    if differences := _differences(placed, observation):
-        raise BadFile(placed.source, differences[0].rstrip("?"), "Name the placement that it ran with.")
-    if unknown := optimizer_problem(observation.optimizer):
-        raise BadConfig(f"costs need an optimizer that evenshard knows: {unknown}. Leave --costs-out out.")
     by_name = {table.name: table for table in placed.request.tables}
     for table in placed.request.tables:
         of_table = [part for part in placed.parts if part.table == table.name]
@@ -312,6 +308,10 @@ def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlaceme
                 f"a cost dataset holds whole tables and columns of tables; {brief(table.name)} is sharded {way}. Leave "
                 f"--costs-out out."
             )
+    if differences := _differences(placed, observation):
+        raise BadFile(placed.source, differences[0].rstrip("?"), "Name the placement that it ran with.")
+    if unknown := optimizer_problem(observation.optimizer):
+        raise BadConfig(f"costs need an optimizer that evenshard knows: {unknown}. Leave --costs-out out.")
     gpu = observation.ranks[0].gpu
     name = f"{OBSERVED}-{round(observation.started_at * 1e6)}"
     return MeasuredPlacement(
