@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from evenshard.placement.items import Items
-from evenshard.placement.placement import check_placement
+from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders import packing
-from evenshard.sharders.packing import Pieces, any_placement
+from evenshard.sharders.packing import any_placement, whole_items
+from evenshard.sharders.room.program import solved
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import sized, split_by, table, task
 from support.constraint_builders import gb_task, legal_placements, limited, limited_tasks
@@ -35,87 +34,24 @@ def test_a_full_memory_is_packed() -> None:
 def test_the_solver_finds_what_no_order_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve tables of three sizes that fill three unlike devices to the last byte."""
     of_task = limited(task(sized(*[7] * 4, *[5] * 4, *[3] * 4), 3), device_caps_bytes=(4 * 25, 4 * 20, 4 * 15))
-    monkeypatch.setattr(packing, "packed_in_order", lambda pieces, seed=None: None)
+    monkeypatch.setattr(packing, "packed", lambda items, way: None)
     check_placement(of_task, any_placement(of_task))
-
-
-def test_the_solver_may_begin_with_any_of_unlike_devices() -> None:
-    items = Items.of(limited(task(sized(5, 1), 2), device_caps_bytes=(4, 20)))
-    blocks_ID = packing._solved(Pieces.whole(items), 0, 1.0).blocks_ID
-    assert blocks_ID is not None and blocks_ID.tolist() == [[0, 1], [1, 0]]
 
 
 @settings(max_examples=60, deadline=None)
 @given(of_task=limited_tasks())
 def test_the_solver_alone_knows_exactly_what_is_possible(of_task: PlacementTask) -> None:
-    items = Items.of(of_task)
-    assume(items.allowed_ID.any(axis=1).all())
-    packed = packing._solved(Pieces.whole(items), 0, 10.0)
+    items = whole_items(of_task)
+    assume(all(item.allowed_D.any() for item in items.items))
+    assume(Items.of(of_task).needs_IR[:, 1:].max(initial=0) < 2)  # together and apart: a plain reason
+    ended = solved(items, 0, 10.0)
     if legal := legal_placements(of_task):
-        assert packed.blocks_ID is not None and not packed.impossible
-        assert items.placement(packed.blocks_ID.argmax(axis=1).tolist()) in legal
+        assert ended.parts is not None and not ended.impossible
+        device_of = {part.table: part.device for part in ended.parts}
+        devices = tuple(device_of[one.name] for one in of_task.tables)
+        assert Placement(devices, of_task.num_devices) in legal
     else:
-        assert packed.impossible and packed.blocks_ID is None
-
-
-@st.composite
-def small_pieces(draw: st.DrawFn) -> Pieces:
-    """Up to three items in up to four blocks, on up to three devices; many cannot be packed."""
-    blocks_I = np.array(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
-    sizes_I = np.array([draw(st.integers(1, 4)) for _ in blocks_I])
-    part_bytes_I = np.array([draw(st.integers(0, 3)) if blocks > 1 else 0 for blocks in blocks_I])
-    devices, seats = draw(st.integers(1, 3)), np.array([[draw(st.integers(0, 1))] for _ in blocks_I])
-    room_DR = np.array([[draw(st.integers(3, 12)), 1] for _ in range(devices)])
-    allowed_ID = np.array([[draw(st.sampled_from([True, True, False])) for _ in range(devices)] for _ in blocks_I])
-    needs_IR = np.column_stack([blocks_I * sizes_I + part_bytes_I, seats])
-    count = len(blocks_I)
-    items = Items(tuple((n,) for n in range(count)), np.arange(count), needs_IR, room_DR, allowed_ID)
-    return Pieces(items, blocks_I, part_bytes_I)
-
-
-def fits(pieces: Pieces, blocks_ID: np.ndarray) -> bool:
-    """The rule from its description."""
-    items = pieces.items
-    sizes_I = (items.needs_IR[:, 0] - pieces.part_bytes_I) / pieces.blocks_I
-    for d, (memory, seats) in enumerate(items.room_DR.tolist()):
-        here = blocks_ID[:, d] > 0
-        if (blocks_ID[:, d] * sizes_I + here * pieces.part_bytes_I).sum() > memory:
-            return False
-        if items.needs_IR[here, 1].sum() > seats or not items.allowed_ID[here, d].all():
-            return False
-    return bool((blocks_ID.sum(axis=1) == pieces.blocks_I).all())
-
-
-@settings(max_examples=100, deadline=None)
-@given(pieces=small_pieces())
-def test_what_is_cut_is_packed_exactly_where_that_is_possible(pieces: Pieces) -> None:
-    devices = len(pieces.items.room_DR)
-    ways = [
-        [way for way in product(range(blocks + 1), repeat=devices) if sum(way) == blocks]
-        for blocks in pieces.blocks_I.tolist()
-    ]
-    possible = [np.array(way) for way in product(*ways) if fits(pieces, np.array(way))]
-    solved, quick = packing._solved(pieces, 0, 10.0), packing.packed_in_order(pieces, 0)
-    assert solved.impossible == (not possible)
-    for found in (solved.blocks_ID, quick):
-        assert found is None or fits(pieces, found)
-    assert (solved.blocks_ID is None) == (not possible)
-    parts_I = pieces.least_parts_I()
-    for blocks_ID in possible:
-        assert (((blocks_ID > 0).sum(axis=1) >= parts_I) & (parts_I > 0)).all()
-
-
-def test_parts_fill_their_devices_or_are_even() -> None:
-    nine = Pieces(Items.of(task(sized(9), 3, cap=20)), np.array([9]), np.array([0]))
-    nothing_DR = np.zeros_like(nine.items.room_DR)
-    full, even = packing._cut(nine, 0, nothing_DR, True), packing._cut(nine, 0, nothing_DR, False)
-    assert full is not None and sorted(full.tolist()) == [0, 4, 5]
-    assert even is not None and sorted(even.tolist()) == [0, 4, 5]
-    less_DR = nothing_DR.copy()
-    less_DR[2, 0] = 4
-    full, even = packing._cut(nine, 0, less_DR + 4, True), packing._cut(nine, 0, less_DR + 4, False)
-    assert full is not None and full.tolist() == [4, 4, 1]
-    assert even is not None and even.tolist() == [3, 3, 3]
+        assert ended.impossible and ended.parts is None
 
 
 def test_the_message_says_what_is_needed_and_there() -> None:

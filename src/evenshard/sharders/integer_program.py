@@ -14,7 +14,7 @@ Choices = list[dict[int, Any]]
 """For each item of an order, its variables by device: 1 where it goes."""
 
 
-def device_variables(model: Any, items: Items, order: Sequence[int], named: bool = True) -> Choices:
+def device_variables(model: Any, items: Items, order: Sequence[int]) -> Choices:
     """The variables of a model of CP-SAT.
 
     Devices of one kind can swap names. Each of them is named by the first item of the order that it holds, so that the
@@ -24,39 +24,28 @@ def device_variables(model: Any, items: Items, order: Sequence[int], named: bool
         model: the model that gets the variables.
         items: the items to place.
         order: order of the items.
-        named: devices are named so; False where an item may be on several.
     """
     kinds = items.device_kinds()
-    rank_D = [kinds[:device].count(kind) if named else 0 for device, kind in enumerate(kinds)]
+    rank_D = [kinds[:device].count(kind) for device, kind in enumerate(kinds)]
     return [
         {device: model.new_bool_var("") for device, rank in enumerate(rank_D) if rank <= number and allowed[device]}
         for number, allowed in enumerate(items.allowed_ID[list(order)].tolist())
     ]
 
 
-def add_room(
-    model: Any,
-    items: Items,
-    order: Sequence[int],
-    choices: Choices,
-    device: int,
-    blocks: Sequence[tuple[Any, int]] = (),
-) -> None:
+def add_room(model: Any, items: Items, order: Sequence[int], choices: Choices, device: int) -> None:
     """What a device holds fits its room: the rule of ``legal_mask``, as constraints.
 
     Args:
         model: the model that gets the constraints.
         items, order, choices: the candidates for the device.
         device: the device with the room.
-        blocks: variables that count what else it holds, and the bytes that each of these takes.
     """
     from ortools.sat.python import cp_model
 
     here = [(one[device], item) for one, item in zip(choices, order, strict=True) if device in one]
     for kind, room in enumerate(items.room_DR[device].tolist()):
         needs = [(variable, int(items.needs_IR[item, kind])) for variable, item in here]
-        if kind == 0:
-            needs.extend(blocks)
         variables, weights = [variable for variable, _ in needs], [need for _, need in needs]
         model.add(cp_model.LinearExpr.weighted_sum(variables, weights) <= room)
 
