@@ -128,7 +128,7 @@ def test_a_table_too_big_for_a_device_is_split_only_if_that_is_allowed(devices: 
 
 @pytest.mark.parametrize(("name", "devices", "cap_gb"), [("nvidia_medium", 8, 40), ("nvidia_large", 32, 64)])
 def test_public_sets_with_tables_larger_than_a_device_are_placed(name: str, devices: int, cap_gb: float) -> None:
-    answer = evenshard.place(name, devices, cap_gb, allow_column_split=True)
+    answer = evenshard.place(name, devices, cap_gb, inter="ib_400g", allow_column_split=True)
     giants = {table.name for table in answer.request.tables if table.size_bytes > cap_gb * BYTES_PER_GB}
     assert len(giants) == 2 and giants <= {name for name, way in answer.type_of_table.items() if way == "column_wise"}
     assert max(answer.used_bytes) <= cap_gb * BYTES_PER_GB
@@ -182,7 +182,8 @@ def test_a_request_far_from_the_training_data_is_flagged(capsys: pytest.CaptureF
 
 def test_the_first_lines_say_what_is_priced_and_as_what(table_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = table_file.with_name("placement.json")
-    assert main(["place", str(table_file), "--devices", "16", "--reserved-gb", "2", "-o", str(out)]) == 0
+    flags = ["--devices", "16", "--devices-per-node", "16", "--reserved-gb", "2", "-o", str(out)]
+    assert main(["place", str(table_file), *flags]) == 0
     head = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
     assert head.startswith(
         "16 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 65,536, "
