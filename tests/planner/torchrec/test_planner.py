@@ -19,6 +19,7 @@ from torchrec.distributed.types import ShardingPlan
 
 import evenshard
 from evenshard.placement.placement import Placement
+from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
 from evenshard.planner.torchrec.model import chosen_model
@@ -203,10 +204,32 @@ def test_a_table_too_big_for_a_rank_is_split_where_that_is_allowed() -> None:
         "model": untrained(),
     }
     with pytest.raises(PlannerError) as caught:
-        EvenshardPlanner(**kwargs).plan(Model(META))
+        EvenshardPlanner(**kwargs, sharding_types=["table_wise"]).plan(Model(META))
     assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
     wide = EvenshardPlanner(**kwargs, allow_column_split=True).plan(Model(META)).plan["user.ebc"]["wide"]
     assert wide.sharding_type == "column_wise" and set(wide.ranks) == {0, 1}
+
+
+def test_nodes_of_a_topology_have_the_nearest_link_between_them() -> None:
+    """13.4 GB/s, TorchRec's own value, is nearest to InfiniBand HDR's 18."""
+    kwargs: dict[str, Any] = {"memory_cap_gb": gb(10**6), "model": untrained()}
+    planner = EvenshardPlanner(topology=topology(4, local_world_size=2), **kwargs)
+    planner.plan(Model(META))
+    assert planner.answer is not None
+    machine = planner.answer.request.nodes
+    assert (machine.num_devices, machine.devices_per_node, machine.inter) == (4, 2, "infiniband_hdr")
+    assert planner.answer.request.types == SHARDING_TYPES
+    nodes: dict[str, Any] = {"world_size": 4, "local_world_size": 2, "compute_device": "cuda"}
+    with pytest.raises(BadConfig, match="there are 2 nodes and no link between them"):
+        EvenshardPlanner(**nodes, **kwargs).plan(Model(META))
+    rows = EvenshardPlanner(
+        **nodes, **kwargs, inter="ib_400g", sharding_types=["table_row_wise"], table_types={"tags": "table_wise"}
+    )
+    found = rows.plan(Model(META)).plan
+    assert (
+        found["user.ebc"]["wide"].sharding_type == "table_row_wise"
+        and found["item"]["tags"].sharding_type == "table_wise"
+    )
 
 
 def test_collective_plan_takes_what_torchrecs_takes() -> None:

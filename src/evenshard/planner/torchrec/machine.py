@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from evenshard.measure.link import LINKS
 from evenshard.planner.request import caps_of
 from evenshard.planner.torchrec.entries import checked_local_world_size
-from evenshard.sharders.torchrec_planner import require_torchrec
+from evenshard.sharders.torchrec_planner import BYTES_PER_MS, require_torchrec
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.params import check_ranges
 from evenshard.utils.units import gb_to_bytes
@@ -90,3 +92,10 @@ def machine_of(
         caps = tuple(int(storage * (1 - share)) for storage in storages)
     check_ranges(reserved_gb=reserved_gb or 0.0)
     return Machine(local_world_size, compute_device, caps, gb_to_bytes(reserved_gb or 0.0))
+
+
+def nearest_link(topology: Topology) -> str:
+    """The link between nodes with the bandwidth nearest to a topology's."""
+    gb_s = topology.comms_bandwidths.inter_host_bw / BYTES_PER_MS
+    between = {name: one for name, one in LINKS.items() if name.startswith(("ethernet", "infiniband"))}
+    return min(between, key=lambda name: abs(math.log(between[name].bandwidth_gb_s / gb_s)))

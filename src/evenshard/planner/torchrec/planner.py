@@ -16,15 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import check_placement, parts_on
-from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
+from evenshard.placement.sharding import BY_COLUMNS, DATA_PARALLEL, SHARDING_TYPES, TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.constraints import constrained
-from evenshard.planner.torchrec.machine import machine_of
+from evenshard.planner.torchrec.machine import machine_of, nearest_link
 from evenshard.planner.torchrec.model import DEFAULT_HARDWARE, chosen_model
 from evenshard.planner.torchrec.modules import collections_in, located_tables
 from evenshard.planner.torchrec.plans import sharding_plan
@@ -32,6 +33,7 @@ from evenshard.planner.torchrec.tables import DEFAULT_POOLING_FACTOR, table_set_
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
+from evenshard.tables.sources import TableSet
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.params import check_ranges
 
@@ -78,7 +80,10 @@ class EvenshardPlanner:
         table_types: Mapping[str, str | Sequence[str]] | None = None,
         min_columns: Mapping[str, int] | None = None,
         constraints: Mapping[str, ParameterConstraints] | None = None,
+        sharding_types: Sequence[str] | None = None,
         allow_column_split: bool | None = None,
+        intra: str | None = None,
+        inter: str | None = None,
         hardware: str | None = None,
         model: str | Path | PlacementModel | None = None,
         seed: int = 0,
@@ -87,8 +92,8 @@ class EvenshardPlanner:
 
         Args:
             sharder: decides instead of ``evenshard.place``; tables stay whole then.
-            topology: TorchRec's description of the machine; it stands for the next three arguments. Of its speeds
-                nothing is used: those are the cost model's.
+            topology: TorchRec's description of the machine; it stands for the next three arguments. Of its speeds that
+                between nodes is used; the others are the cost model's.
             world_size: ranks; those of the process group where left out.
             local_world_size: ranks of a node. Where left out: what TorchRec finds (torchrun's ``LOCAL_WORLD_SIZE``, or
                 else 8) if the process group tells the ranks; otherwise all.
@@ -104,7 +109,10 @@ class EvenshardPlanner:
             pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns: rules, as in
                 ``evenshard.place``; devices are ranks, tables are called as ``tables_of`` calls them.
             constraints: TorchRec's constraints, by table. What of them changes nothing is named in a note.
-            allow_column_split: tables may be split by columns; they may not where it is left out.
+            sharding_types: the ways in which tables may be sharded, by TorchRec's words; all seven where left out.
+            allow_column_split: short for sharding_types table_wise and column_wise.
+            intra, inter: links within a node and between nodes, as ``evenshard hardware`` lists them. Several nodes
+                need one between them; a topology's is the listed one with the nearest bandwidth.
             hardware: hardware to place for, such as simulated:h200. Default: the model's, or that of this process' GPU,
                 or simulated:h200.
             model: model as in ``evenshard.place``.
@@ -116,8 +124,10 @@ class EvenshardPlanner:
         if sharder is not None:
             if not callable(getattr(sharder, "place", None)):
                 raise BadConfig(f"sharder is a {type(sharder).__name__}, which cannot place. Name other arguments.")
-            if (allow_column_split, hardware, model) != (None, None, None):
-                raise BadConfig("a sharder decides by itself. Leave out allow_column_split, hardware and model.")
+            if (sharding_types, allow_column_split, hardware, model) != (None, None, None, None):
+                raise BadConfig(
+                    "a sharder decides by itself. Leave out sharding_types, allow_column_split, hardware and model."
+                )
         check_ranges(batch_size=batch_size, seed=seed)
         self._sharder = sharder
         self._machine = machine_of(topology, world_size, local_world_size, compute_device, memory_cap_gb, reserved_gb)
@@ -127,7 +137,13 @@ class EvenshardPlanner:
             pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns
         )
         self._constraints = dict(constraints or {})
-        self._allow_column_split, self._hardware, self._model = bool(allow_column_split), hardware, model
+        if allow_column_split and sharding_types and set(sharding_types) != set(BY_COLUMNS):
+            raise BadConfig("allow_column_split is short for sharding_types. Give one of the two.")
+        self._types = BY_COLUMNS if allow_column_split else tuple(sharding_types or SHARDING_TYPES)
+        self._hardware, self._model = hardware, model
+        if inter is None and topology is not None:
+            inter = nearest_link(topology)
+        self._intra, self._inter = intra or "", inter or ""
         self._notes: tuple[str, ...] = ()
         self.answer: PlacementAnswer | None = None
 
@@ -155,7 +171,7 @@ class EvenshardPlanner:
         except InfeasibleTask as error:
             raise PlannerError(str(error), PlannerErrorType.INSUFFICIENT_STORAGE) from error
         return sharding_plan(
-            parts,
+            parts if self.answer is None else self.answer,
             request.tables,
             collections,
             request.num_devices,
@@ -201,7 +217,7 @@ class EvenshardPlanner:
         self, collections: Mapping[str, Any], sharders: Sequence[ModuleSharder[Any]] | None
     ) -> PlacementRequest:
         known = table_set_of(collections, self._pooling_factors, self._default_pooling_factor, sharders)
-        machine, types = self._machine, BY_COLUMNS if self._allow_column_split else (TABLE_WISE,)
+        machine, types = self._machine, (TABLE_WISE,) if self._sharder is not None else self._types
         located = located_tables(collections, sharders)
         found = constrained(self._constraints, known, located, types, machine.compute_device)
         known, self._notes = found.known, found.notes
@@ -211,11 +227,30 @@ class EvenshardPlanner:
             batch_size=self._batch_size * machine.world_size,
             reserved_bytes=machine.reserved_bytes,
             optimizer=self._optimizer,
-            rules=self._rules + found.rules,
+            rules=self._rules + found.rules + self._rules_of_cpu(known, found.rules),
             sharding_types=types,
+            machine=self._nodes(),
             hardware=self._hardware or DEFAULT_HARDWARE,
             assumptions=known.assumptions,
         )
+
+    def _rules_of_cpu(self, known: TableSet, given: Rules) -> Rules:
+        """On the CPU FBGEMM looks up no replicas of sequences."""
+        if self._machine.compute_device != "cpu" or DATA_PARALLEL not in self._types:
+            return Rules()
+        types = tuple(way for way in self._types if way != DATA_PARALLEL)
+        has_own = self._rules.table_types.keys() | given.table_types.keys()
+        return Rules(
+            table_types={one.name: types for one in known.tables if one.is_sequence and one.name not in has_own}
+        )
+
+    def _nodes(self) -> Machine | None:
+        """Nodes and links; a sharder places whole tables on devices, wherever they are."""
+        if self._sharder is not None:
+            return None
+        machine = self._machine
+        nodes = Machine(machine.world_size, machine.local_world_size, intra=self._intra)
+        return nodes if nodes.num_domains == 1 else replace(nodes, inter=self._inter)
 
     def _answered(self, request: PlacementRequest) -> Sequence[TablePart]:
         """Where the columns live, as ``evenshard.place`` says."""
