@@ -214,7 +214,9 @@ def _machine_of_flags(
     inter: str,
 ) -> Machine:
     intra, inter = _link_name("intra", intra), _link_name("inter", inter)
-    spans = _spans(hardware, intra)
+    if nodes is devices_per_node is None and not intra and (num_devices or DEFAULT_DEVICES) <= GPUS_OF_A_NODE:
+        num_devices = devices_per_node = num_devices or DEFAULT_DEVICES
+    spans = math.inf if devices_per_node is not None else _spans(hardware, intra)
     if nodes is not None:
         if devices_per_node is None:
             devices_per_node = int(min(spans, GPUS_OF_A_NODE)) if num_devices is None else max(num_devices // nodes, 1)
