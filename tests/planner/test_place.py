@@ -217,6 +217,7 @@ def test_the_first_lines_say_what_is_priced_and_as_what(table_file: Path, capsys
         (["TABLES", "--together", "user,item", "--apart", "user,item"], "together"),
         (["TABLES", "--devices", "2", "--apart", "user,item,query"], "apart"),
         (["TABLES", "--embedding-dim", "16"], "embedding_dim"),
+        (["TABLES", "--devices", "16"], "16 devices are more than nvlink_h200 connects (8)"),
         (["TABLES", "--sharding-types", "table_wise,by_hand"], "sharding_types names 'by_hand'"),
         (["TABLES", "--sharding-types", "row_wise", "--allow-column-split"], "allow_column_split is short for"),
     ],
