@@ -18,6 +18,7 @@ from evenshard.placement.sharding import (
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
+    Communication,
     ShardingTask,
     TableLimits,
     check_sharding,
@@ -284,3 +285,13 @@ def blocks(one: Table, devices: range, columns: Span) -> list[TablePart]:
         TablePart(one.name, Span(start, min(start + block, one.num_rows)), columns, (device,))
         for start, device in zip(starts, devices, strict=False)
     ]
+
+
+def test_data_types_on_the_way() -> None:
+    assert Communication.of(()) == Communication("fp32", "fp32")
+    assert Communication.of(["fp16"]) == Communication("fp16", "fp16")
+    assert Communication.of(["fp16", "bf16"]) == Communication("fp16", "bf16")
+    assert (Communication("int8").forward_bytes, Communication("int8").backward_bytes) == (1, 4)
+    for wrong in (["fp12"], ["fp16", "fp16", "fp16"]):
+        with pytest.raises(BadConfig, match="communication is"):
+            Communication.of(wrong)

@@ -62,6 +62,21 @@ class Communication:
     forward: str = "fp32"
     backward: str = "fp32"
 
+    @staticmethod
+    def of(data_types: Sequence[str]) -> Communication:
+        """No data type for FP32, one for both ways, or one for each.
+
+        Raises:
+            BadConfig: if there are more, or one is unknown.
+        """
+        unknown = next((one for one in data_types if one not in DATA_TYPES), None)
+        if unknown is not None or len(data_types) > 2:
+            raise BadConfig(
+                f"communication is {brief(', '.join(data_types))}. Use {', '.join(DATA_TYPES)}: one, or forward "
+                f"and backward."
+            )
+        return Communication(data_types[0], data_types[-1]) if data_types else Communication()
+
     @property
     def forward_bytes(self) -> float:
         """Of one value."""

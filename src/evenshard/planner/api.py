@@ -40,6 +40,7 @@ def place(
     traffic: str | Path | None = None,
     embedding_dim: int | None = None,
     default_pooling_factor: float = 1.0,
+    communication: Sequence[str] = (),
     sharding_types: Sequence[str] = (),
     allow_column_split: bool = False,
     pinned: Mapping[str, int | Sequence[int]] | None = None,
@@ -82,6 +83,8 @@ def place(
         traffic: a sample of lookups with the pooling factors and histograms of the tables of a file or public set.
         embedding_dim: dim of all tables, where the tables are a sample of traffic.
         default_pooling_factor: lookups per sample of a table that has no pooling factor; reported as assumed.
+        communication: data types in which embeddings and their gradients travel (TorchRec: qcomms), such as fp16, or
+            fp16 and bf16 for the two ways; fp32 where left out.
         sharding_types: the ways in which tables may be sharded, by TorchRec's words; all seven where left out.
         allow_column_split: short for sharding_types table_wise and column_wise.
         pinned: the device, or devices, that a table may live on.
@@ -105,6 +108,7 @@ def place(
         BadInput: if an argument cannot be used; the message says what to do.
         InfeasibleTask: if there is no legal placement; the message says what is missing.
     """
+    from evenshard.placement.sharding import Communication
     from evenshard.planner.cluster import devices_of
     from evenshard.planner.model import model_of
     from evenshard.planner.place import PlaceConfig, place_request
@@ -137,6 +141,7 @@ def place(
         reserved_bytes=gb_to_bytes(reserved_gb),
         optimizer=optimizer,
         rules=Rules.of(pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns),
+        communication=Communication.of(communication),
         sharding_types=_types(sharding_types, allow_column_split),
         machine=devices.machine,
         hardware=devices.hardware,

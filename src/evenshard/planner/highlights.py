@@ -15,7 +15,14 @@ from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.link import is_modelled
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, part_table
-from evenshard.placement.sharding import DATA_PARALLEL, ROW_WISE, SHARDING_TYPES, TABLE_ROW_WISE, TABLE_WISE
+from evenshard.placement.sharding import (
+    DATA_PARALLEL,
+    ROW_WISE,
+    SHARDING_TYPES,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    Communication,
+)
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, asked_full_space
@@ -245,10 +252,18 @@ def setting_text(answer: PlacementAnswer) -> str:
         machine_text(request) + model,
         link_text(answer),
         f"batch {request.batch_size:,}",
+        _communication_text(request.communication),
         f"optimizer {request.optimizer}",
         f"{reserved} reserved",
     )
     return ", ".join(fact for fact in facts if fact)
+
+
+def _communication_text(way: Communication) -> str:
+    """Data types on the way; empty where they are as usual."""
+    if way == Communication():
+        return ""
+    return f"exchanged as {way.forward}" if way.forward == way.backward else f"{way.forward} out, {way.backward} back"
 
 
 def timing_word(answer: PlacementAnswer) -> str:
