@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from evenshard.measure.link import LINKS
+from evenshard.measure.link import bandwidth_name
 from evenshard.planner.request import caps_of
 from evenshard.planner.torchrec.entries import checked_local_world_size
 from evenshard.sharders.torchrec_planner import BYTES_PER_MS, require_torchrec
@@ -94,8 +93,13 @@ def machine_of(
     return Machine(local_world_size, compute_device, caps, gb_to_bytes(reserved_gb or 0.0))
 
 
-def nearest_link(topology: Topology) -> str:
-    """The link between nodes with the bandwidth nearest to a topology's."""
-    gb_s = topology.comms_bandwidths.inter_host_bw / BYTES_PER_MS
-    between = {name: one for name, one in LINKS.items() if name.startswith(("ethernet", "infiniband"))}
-    return min(between, key=lambda name: abs(math.log(between[name].bandwidth_gb_s / gb_s)))
+def links_of_topology(topology: Topology) -> tuple[str, str]:
+    """The links within a node and between nodes, by a topology's bandwidths, as ``measure.link`` names them.
+
+    That within a node is empty where it is TorchRec's default: the hardware's own is known better.
+    """
+    from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
+
+    given = topology.comms_bandwidths
+    intra = "" if given.intra_host_bw == INTRA_NODE_BANDWIDTH else bandwidth_name(given.intra_host_bw / BYTES_PER_MS)
+    return intra, bandwidth_name(given.inter_host_bw / BYTES_PER_MS)

@@ -25,7 +25,7 @@ from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.constraints import constrained
-from evenshard.planner.torchrec.machine import machine_of, nearest_link
+from evenshard.planner.torchrec.machine import links_of_topology, machine_of
 from evenshard.planner.torchrec.model import DEFAULT_HARDWARE, chosen_model
 from evenshard.planner.torchrec.modules import collections_in, located_tables
 from evenshard.planner.torchrec.plans import sharding_plan
@@ -92,8 +92,8 @@ class EvenshardPlanner:
 
         Args:
             sharder: decides instead of ``evenshard.place``; tables stay whole then.
-            topology: TorchRec's description of the machine; it stands for the next three arguments. Of its speeds that
-                between nodes is used; the others are the cost model's.
+            topology: TorchRec's description of the machine; it stands for the next three arguments. Of its speeds
+                those of its links are used; the others are the cost model's.
             world_size: ranks; those of the process group where left out.
             local_world_size: ranks of a node. Where left out: what TorchRec finds (torchrun's ``LOCAL_WORLD_SIZE``, or
                 else 8) if the process group tells the ranks; otherwise all.
@@ -112,7 +112,7 @@ class EvenshardPlanner:
             sharding_types: the ways in which tables may be sharded, by TorchRec's words; all seven where left out.
             allow_column_split: short for sharding_types table_wise and column_wise.
             intra, inter: links within a node and between nodes, as ``evenshard hardware`` lists them. Several nodes
-                need one between them; a topology's is the listed one with the nearest bandwidth.
+                need one between them; a topology's has its bandwidth.
             hardware: hardware to place for, such as simulated:h200. Default: the model's, or that of this process' GPU,
                 or simulated:h200.
             model: model as in ``evenshard.place``.
@@ -141,9 +141,8 @@ class EvenshardPlanner:
             raise BadConfig("allow_column_split is short for sharding_types. Give one of the two.")
         self._types = BY_COLUMNS if allow_column_split else tuple(sharding_types or SHARDING_TYPES)
         self._hardware, self._model = hardware, model
-        if inter is None and topology is not None:
-            inter = nearest_link(topology)
-        self._intra, self._inter = intra or "", inter or ""
+        own = ("", "") if topology is None else links_of_topology(topology)
+        self._intra, self._inter = intra or own[0], inter or own[1]
         self._notes: tuple[str, ...] = ()
         self.answer: PlacementAnswer | None = None
 
