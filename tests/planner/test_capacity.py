@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from ortools.sat.python import cp_model
 
 from evenshard.placement.machine import Machine
@@ -258,6 +259,15 @@ def test_mlperfs_tables_fit_eight_devices_of_13_gb_by_columns() -> None:
     tables = load_catalog("mlperf_dlrm_v2", 65_536)
     asked = PlacementRequest(tables, (gb_to_bytes(13),) * 8, 65_536, sharding_types=BY_COLUMNS)
     check_parts(asked, legal_parts(asked.sharding_task()))
+
+
+def test_the_search_knows_the_types_that_rules_leave() -> None:
+    """Rows of the one node are row_wise; rules that leave nothing are named before anything is searched."""
+    asked = request(8, 8, rules=Rules.of(table_types={"a": "table_row_wise"}))
+    assert place_request(asked, untrained(), PlaceConfig(QUICK)).type_of_table["a"] == ROW_WISE
+    nothing = request(8, 8, rules=Rules.of({"a": 0}, table_types={"a": "row_wise"}))
+    with pytest.raises(InfeasibleTask, match="'a' may only be sharded row_wise, but it may only live on the devices"):
+        place_request(nothing, untrained(), PlaceConfig(QUICK))
 
 
 def test_the_memory_that_a_refusal_names_has_the_reserve_in_it() -> None:

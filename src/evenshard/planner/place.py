@@ -71,8 +71,11 @@ def place_request(
     config = config or PlaceConfig()
     costs = part_costs(request, model)
     task = costs.task
-    search = PlanSearch(costs, config.effort, config.search.seed, progress)
     try:
+        require_types(task)
+        if request.rules != Rules():
+            require_room(task)
+        search = PlanSearch(costs, config.effort, config.search.seed, progress)
         found = _searched(request, model, config, search)
     except InfeasibleTask as error:
         raise refusal(request, error) from None
@@ -121,9 +124,6 @@ def _searched(
     request: PlacementRequest, model: PlacementModel, config: PlaceConfig, search: PlanSearch
 ) -> SearchResult:
     """What the search finds; where none of its own starts has room, it begins at any legal placement."""
-    if request.rules != Rules():
-        require_types(search.costs.task)
-        require_room(search.costs.task)
     starts = _whole_starts(request, model, config)
     try:
         return search.run(starts)

@@ -269,10 +269,7 @@ class Options:
             return (Way(TABLE_WISE, DEVICE, (whole,)),)
         (position,) = members
         limits, machine = self.task.limits_of(position), self.task.machine
-        if any(position in group for group in self.task.apart):
-            types = limits.types & {TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE}
-        else:
-            types = limits.types
+        types = self._types(position)
         allowed = machine.num_devices if limits.devices is None else len(limits.devices)
         everywhere = allowed == machine.num_devices
         whole_columns = self._columns_of(position)
@@ -300,6 +297,19 @@ class Options:
         """Even cuts; of large tasks, into powers of two alone."""
         cuts = column_cuts(columns, most, least_width)
         return (widths for widths in cuts if self.is_small or len(widths).bit_count() == 1)
+
+    def _types(self, position: int) -> frozenset[str]:
+        """The types that are looked for: whole tables are table_column_wise too, rows of the one node are row_wise."""
+        machine, types = self.task.machine, self.task.types[position]
+        if machine.num_devices == 1:
+            return frozenset({TABLE_WISE})
+        if TABLE_COLUMN_WISE in types:
+            types |= {TABLE_WISE}
+        if TABLE_ROW_WISE in types and machine.num_nodes == 1:
+            types |= {ROW_WISE}
+        if position in self.task.kept_apart:
+            return types & {TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE} or types
+        return types
 
     def _columns_of(self, position: int) -> int:
         return self.task.tables[position].embedding_dim
