@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 
@@ -34,7 +35,7 @@ from evenshard.placement.sharding import ShardingTask, check_sharding
 from evenshard.planner.place import place_request
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.models import load_model
+from evenshard.sharders.models import PlacementModel, load_model
 from evenshard.sharders.torchrec_planner import Bandwidths
 from evenshard.sharders.torchrec_space import SETTINGS, PlannerSetting, TorchRecPlanner, machine_bandwidths
 from evenshard.tables.catalog import load_catalog
@@ -108,7 +109,7 @@ class Case:
     def line(self, side: str, setting: str, parts: Sequence[TablePart], seconds: float) -> Line:
         """A placement, priced by all."""
         check_sharding(self.task, parts)
-        predicted = part_costs(self.request, load_model(None, HARDWARE)).predict(parts).predicted_ms
+        predicted = part_costs(self.request, model()).predict(parts).predicted_ms
         return Line(
             self.name,
             self.task.num_devices,
@@ -138,6 +139,12 @@ def tables_called(name: str) -> tuple[Table, ...]:
     return load_catalog(name, BATCH_SIZE)
 
 
+@cache
+def model() -> PlacementModel:
+    """The model that comes with evenshard."""
+    return load_model(None, HARDWARE)
+
+
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
@@ -162,7 +169,7 @@ def torchrec_lines(case: Case, known: Sequence[Line], timeout_s: int) -> Iterato
 def evenshard_line(case: Case) -> Line:
     """The answer of ``evenshard place``."""
     began = time.process_time()
-    answer = place_request(case.request, load_model(None, HARDWARE))
+    answer = place_request(case.request, model())
     return case.line(EVENSHARD, "", answer.parts, time.process_time() - began)
 
 
@@ -251,7 +258,7 @@ def ratings() -> Iterator[str]:
         planner = TorchRecPlanner(task, RATED_GB_S)
         answer = place_request(
             PlacementRequest(task.tables, task.room_bytes, BATCH_SIZE, hardware=HARDWARE, machine=task.machine),
-            load_model(None, HARDWARE),
+            model(),
         )
         widths: dict[str, int] = {}
         for part in answer.parts:
