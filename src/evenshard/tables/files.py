@@ -26,8 +26,8 @@ from evenshard.tables.records import (
     BadRecord,
     RawTable,
     is_blank,
-    record_of,
     table_of,
+    table_record,
 )
 from evenshard.tables.table import Table, duplicate_name
 from evenshard.utils.atomic import atomic_path
@@ -110,7 +110,7 @@ def save_tables(tables: Sequence[Table], path: str | PathLike[str]) -> None:
     """
     _, write = format_of(Path(path))
     with atomic_path(path) as draft:
-        write([record_of(table) for table in tables], draft)
+        write([table_record(table) for table in tables], draft)
 
 
 # From a record to a table -------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class BadRecord(Exception):
         self.problem, self.remedy = problem, remedy
 
 
-def record_of(table: Table) -> RawTable:
+def table_record(table: Table) -> RawTable:
     """A table as a record that ``table_of`` reads."""
     record: RawTable = {
         "name": table.name,

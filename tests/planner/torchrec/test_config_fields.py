@@ -18,7 +18,7 @@ from torchrec.modules.embedding_configs import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.planner.torchrec import tables_of
-from evenshard.planner.torchrec.config_fields import UNUSED, USED, changed_fields
+from evenshard.planner.torchrec.config_fields import UNUSED_FIELDS, USED_FIELDS, changed_fields
 from evenshard.planner.torchrec.tables import table_set_of
 from evenshard.tables.sources import with_traffic, with_weight_bits
 from support.torchrec_builders import META, USER
@@ -58,8 +58,8 @@ def named(*configs: Any) -> dict[str, str]:
 
 def test_every_field_is_known() -> None:
     names = {one.name for kind in PLAIN for one in fields(kind)}
-    assert names <= set(SET) and names <= set(USED) | set(UNUSED)
-    assert not set(USED) & set(UNUSED)
+    assert names <= set(SET) and names <= set(USED_FIELDS) | set(UNUSED_FIELDS)
+    assert not set(USED_FIELDS) & set(UNUSED_FIELDS)
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -69,7 +69,7 @@ def test_every_field_changes_the_table_or_is_named(kind: type, name: str) -> Non
         return
     before, after = PLAIN[kind], replace(PLAIN[kind], **{name: SET[name]})
     assert name in changed_fields(after)
-    if name in USED:
+    if name in USED_FIELDS:
         assert tables_of([after]) != tables_of([before])
     else:
         assert tables_of([after]) == tables_of([before])

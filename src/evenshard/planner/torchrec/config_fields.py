@@ -10,10 +10,10 @@ from typing import Any
 from evenshard.planner.torchrec.modules import LocatedTable
 from evenshard.tables.assumptions import Assumption
 
-USED = ("num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "pooling")
+USED_FIELDS = ("num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "pooling")
 """Fields of which ``tables_of`` makes a table."""
 _NO_TIME = "initial weights take no time of a step"
-UNUSED = {
+UNUSED_FIELDS = {
     "weight_init_max": _NO_TIME,
     "weight_init_min": _NO_TIME,
     "init_fn": _NO_TIME,
@@ -45,8 +45,8 @@ def unused_settings(located: Sequence[LocatedTable]) -> Iterator[Assumption]:
             text = "weights of lookups are exchanged with them; the kernel is timed without"
             yield Assumption(one.name, "is_weighted", text)
         for name in changed_fields(config):
-            if name not in USED:
-                why = UNUSED.get(name, "evenshard does not know it")
+            if name not in USED_FIELDS:
+                why = UNUSED_FIELDS.get(name, "evenshard does not know it")
                 yield Assumption(one.name, name, f"it changes nothing in the answer: {why}")
 
 
