@@ -122,11 +122,11 @@ def test_a_call_is_of_one_module_type_precision_pooling_and_weighting(
     one = replace(PLAIN, **change)
     task = task_of(one)
     (held,) = held_parts(task, parts_by_table(task, [part(one, (2,))]))
-    assert held.call == KernelCall("", "table_wise", "fp32", "sum", False)._replace(**expected)
+    assert held.call == KernelCall("", "column_wise", "fp32", "sum", False)._replace(**expected)
 
 
 def test_parts_of_unlike_types_share_no_call() -> None:
-    """Of two tables whole, one by columns, one by rows and a replica, the first two share one."""
+    """Of two tables whole, one by columns, one by rows and a replica, the first three share one."""
     other, rows, columns, replica = (replace(PLAIN, name=name) for name in ("other", "rows", "columns", "replica"))
     task = task_of(PLAIN, other, rows, columns, replica)
     parts = [
@@ -139,10 +139,10 @@ def test_parts_of_unlike_types_share_no_call() -> None:
     ]
     held = list(held_parts(task, parts_by_table(task, parts)))
     assert [one.call.sharding_type for one in held] == [
-        *["table_wise"] * 2,
+        *["column_wise"] * 2,
         *["row_wise"] * 4,
         *["column_wise"] * 2,
         "data_parallel",
     ]
-    assert len({one.call for one in held if one.device == 0}) == 3
+    assert len({one.call for one in held if one.device == 0}) == 2
     assert [one.looked_up[0][0].num_rows for one in held if one.call.sharding_type == "row_wise"] == [25] * 4

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from evenshard.measure.kernel_calls import kernel_call
 from evenshard.measure.link import Link
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, deduplicated_table, lookup_share
@@ -55,7 +56,7 @@ class Volumes:
         summed_in_node: likewise, of tables whose rows are on one node.
         input_bytes: bytes of indices, lengths and weights that it gets for each sample.
         replicated_values: values of dense gradients; the same number for all.
-        collectives: (module, sharding type) of what is exchanged.
+        collectives: (module, sharding type) of what is exchanged, as in kernel calls.
     """
 
     sent: FloatArray
@@ -118,7 +119,7 @@ def volumes_of(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) 
     for table in task.tables:
         parts = by_table[table.name]
         way = sharding_type(parts, table, task.machine)
-        found.collectives.add((table.module, way))
+        found.collectives.add(kernel_call(table, way)[:2])
         if way == DATA_PARALLEL:
             found.replicated_values += float(table.num_rows * table.embedding_dim)
             continue

@@ -1,8 +1,9 @@
 """Which parts of tables share a kernel call, and what each call looks up.
 
 TorchRec makes one fused call on a device for each module, sharding type, data type of the weights, pooling, and for
-weighted lookups apart; replicated tables are looked up by a dense call. A part is looked up as one table or more: one
-for each feature, and a sequence as bags of one lookup each.
+weighted lookups apart; replicated tables are looked up by a dense call. Whole pooled tables are written as column_wise
+with one part, and rows on a node as a grid of one column, so that they share the call (``planner.torchrec``). A part is
+looked up as one table or more: one for each feature, and a sequence as bags of one lookup each.
 
 Legend: B samples of the global batch.
 """
@@ -14,7 +15,16 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from evenshard.placement.parts import TablePart, deduplicated_table, part_table, replica_table
-from evenshard.placement.sharding import DATA_PARALLEL, ShardingTask, sharding_type
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    GRID_SHARD,
+    TABLE_COLUMN_WISE,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    ShardingTask,
+    sharding_type,
+)
 from evenshard.tables.table import SUM, Table
 
 
@@ -51,9 +61,14 @@ class HeldPart:
 EVERY_DEVICE = -1
 
 
+SHARED_CALLS = {TABLE_WISE: COLUMN_WISE, TABLE_COLUMN_WISE: COLUMN_WISE, TABLE_ROW_WISE: GRID_SHARD}
+"""Types of pooled tables that are looked up, and exchanged, with those of another one."""
+
+
 def kernel_call(table: Table, way: str) -> KernelCall:
     """The call that looks up the parts of a table that is sharded this way."""
-    return KernelCall(table.module, way, table.dtype, table.pooling, table.is_weighted)
+    word = way if table.is_sequence else SHARED_CALLS.get(way, way)
+    return KernelCall(table.module, word, table.dtype, table.pooling, table.is_weighted)
 
 
 def held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> Iterator[HeldPart]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from evenshard.measure.link import beyond_span
@@ -18,9 +18,11 @@ from evenshard.planner.pricing import MeasureParts, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import rivals
 from evenshard.planner.rules import Rules
+from evenshard.sharders.convex_search.local_search import SearchEffort as TableSearchEffort
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
+from evenshard.sharders.plan_search.options import SMALL
 from evenshard.sharders.plan_search.search import PlanSearch, Progress, SearchEffort, SearchResult
 from evenshard.sharders.room.legal_parts import legal_parts
 from evenshard.sharders.room.reasons import require_room, require_types
@@ -29,6 +31,10 @@ from evenshard.utils.process import one_thread
 from evenshard.version import __version__
 
 INTERRUPTED = "The search was interrupted: this is the best placement until then, another run may find a better one."
+QUICK = TableSearchEffort(num_chains=2, scores_per_table=300)
+"""Effort of a search for whole tables that only makes a start for the search over all ways to shard."""
+MOST_PAIRS = 2**19
+"""Tables times devices up to which whole tables are searched for by themselves."""
 
 
 @dataclass(frozen=True)
@@ -134,15 +140,23 @@ def _searched(
 def _whole_starts(
     request: PlacementRequest, model: PlacementModel, config: PlaceConfig
 ) -> tuple[Sequence[TablePart], ...]:
-    """Where whole tables alone are allowed on one node: the placement by the search for those, policy included.
+    """A placement of whole tables where all may be whole: a good one where nothing else is allowed, else a quick one.
 
     Raises:
-        InfeasibleTask: if there is none.
+        InfeasibleTask: if nothing else is allowed, and there is none.
     """
-    if any(types != {TABLE_WISE} for types in request.sharding_task().types):
+    types = request.sharding_task().types
+    alone, pairs = all(one == {TABLE_WISE} for one in types), len(request.tables) * request.num_devices
+    if any(TABLE_WISE not in one for one in types) or pairs > (MOST_PAIRS if alone else SMALL):
         return ()
-    sharder = EvenshardSharder(model.cost_model, model.policy, config.search)
-    placement = sharder.search(request.task()).best.placement
+    quick = replace(config.search, effort=QUICK, num_rollouts=16, max_splits=0)
+    sharder = EvenshardSharder(model.cost_model, model.policy, config.search if alone else quick)
+    try:
+        placement = sharder.search(request.task()).best.placement
+    except InfeasibleTask:
+        if alone:
+            raise
+        return ()
     return (parts_on(whole_tables(request.tables), placement),)
 
 

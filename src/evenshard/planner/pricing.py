@@ -22,8 +22,9 @@ from evenshard.sharders.models import PlacementModel, load_model
 from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
 from evenshard.utils.errors import BadConfig
 
-CPU_BYTES_PER_NS = 5.0
-"""Of the memory of hardware that no profile describes, for the dense gradients of replicas: one core of a CPU."""
+REAL_BYTES_PER_NS = {"cpu": 5.0, "cuda": 1000.0}
+"""What the memory moves of hardware that no profile describes, for the dense gradients of replicas: guesses for a core
+of a CPU, and for a GPU."""
 
 MeasureParts = Callable[[ShardingTask, Sequence[Sequence[TablePart]]], list[PlacementCost]]
 """Measures placements of parts."""
@@ -91,11 +92,11 @@ def part_costs(
 def _device_kind(model: PlacementModel, hardware: str) -> DeviceKind:
     name = HardwareName.parse(hardware)
     if name.kind.times == "measured":
-        return DeviceKind(model.cost_model, CPU_BYTES_PER_NS)
+        return DeviceKind(model.cost_model, REAL_BYTES_PER_NS.get(name.kind.name, REAL_BYTES_PER_NS["cpu"]))
     try:
         profile = gpu_profile(name.device)
     except BadConfig:  # a model is served where the profile that it was trained on is not
-        return DeviceKind(model.cost_model, CPU_BYTES_PER_NS)
+        return DeviceKind(model.cost_model, REAL_BYTES_PER_NS["cuda"])
     return DeviceKind(model.cost_model, profile.hbm_bytes_per_ns, partial(alone_ms, WorkCounter(profile), profile))
 
 

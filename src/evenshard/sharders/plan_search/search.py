@@ -35,13 +35,12 @@ from evenshard.utils.process import on_interrupt
 
 LIMITS = (8.0, 4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06, 0.04)
 """Limits on the time of a piece that constructions try, in mean works of a device."""
-ONE_DEVICE = (TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE)
 TYPE_SETS = tuple(
-    {*alone, *rows, *replicas}
-    for alone in ((), (TABLE_WISE,), (COLUMN_WISE, TABLE_COLUMN_WISE), ONE_DEVICE)
+    {*columns, *rows, *replicas}
+    for columns in ((), (TABLE_WISE,), (TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE))
     for rows in ((), (ROW_WISE,), (TABLE_ROW_WISE,), (TABLE_ROW_WISE, GRID_SHARD))
     for replicas in ((), (DATA_PARALLEL,))
-    if alone or rows
+    if columns or rows
 )
 """Sets of types that constructions use: each type that is used costs a kernel call and its collectives."""
 LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and GRID_SHARD not in types)
