@@ -62,7 +62,7 @@ class SearchEffort:
         time_limit_s: the search ends after so many seconds at the latest; None for no limit.
     """
 
-    changes: int = 4_000
+    changes: int = 3_000
     idle_kicks: int = 100
     kicked: int = 3
     time_limit_s: float | None = None
