@@ -11,7 +11,7 @@ from evenshard.measure.link import beyond_span
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import parts_on
-from evenshard.placement.sharding import TABLE_WISE, check_sharding, parts_by_table
+from evenshard.placement.sharding import TABLE_WISE, ShardingTask, check_sharding, parts_by_table
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
 from evenshard.planner.pricing import MeasureParts, part_costs
@@ -26,6 +26,7 @@ from evenshard.sharders.plan_search.options import SMALL
 from evenshard.sharders.plan_search.search import PlanSearch, Progress, SearchEffort, SearchResult
 from evenshard.sharders.room.legal_parts import legal_parts
 from evenshard.sharders.room.reasons import require_room, require_types
+from evenshard.tables.assumptions import Assumption
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import one_thread
 from evenshard.version import __version__
@@ -107,7 +108,7 @@ def place_request(
         "search": {"seed": config.search.seed, "num_measured": config.num_measured},
     }
     return PlacementAnswer(
-        request=request,
+        request=replace(request, assumptions=(*request.assumptions, *_even_rows(task, ordered))),
         parts=tuple(ordered),
         alone_ms=alone_ms,
         adds_ms=adds_ms,
@@ -158,6 +159,14 @@ def _whole_starts(
             raise
         return ()
     return (parts_on(whole_tables(request.tables), placement),)
+
+
+def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assumption]:
+    """Of tables that are cut by rows and have no counted rows: that their lookups are even over them."""
+    in_rows = {part.table for part in parts if len(part.devices) == 1 and part.rows.start > 0}
+    for table in task.tables:
+        if table.name in in_rows and table.row_shares is None:
+            yield Assumption(table.name, "row_shares", "lookups even over the rows that devices share")
 
 
 def _notes(request: PlacementRequest, model: PlacementModel) -> Iterator[str | None]:
