@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.simulated.cluster import dense_ms
+from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.sharders.plan_search.options import DEVICE, NODE, Options, Way
 from evenshard.sharders.plan_search.state import Choice
 from evenshard.tables.reuse import FloatArray
@@ -96,7 +97,7 @@ class Construction:
         """The mean device's work if every unit takes the way with the least."""
         return float(self._works.total_UW.min(axis=1).sum()) / self._options.task.num_devices
 
-    def ways(self, limit_ms: float, types: Collection[str]) -> npt.NDArray[np.int64]:
+    def ways(self, limit_ms: float, types: Collection[str], replica_price: float = 1.0) -> npt.NDArray[np.int64]:
         """[U] the way of each unit with the least work whose pieces are below the limit; else that with the least.
 
         Ways that take less memory are preferred as far as the memory needs it.
@@ -104,6 +105,7 @@ class Construction:
         Args:
             limit_ms: of the work of a piece.
             types: sharding types to use where a unit may.
+            replica_price: factor on the work of replicas: what they spare the slowest device is more than on average.
         """
         works = self._works
         wanted = np.isin(works.types_UW, [number for number, name in enumerate(works.names) if name in types])
@@ -112,7 +114,8 @@ class Construction:
         piece_UW = np.where(wanted, works.piece_UW, np.inf)
         small = piece_UW <= limit_ms
         allowed = np.where(small.any(axis=1, keepdims=True), small, piece_UW <= piece_UW.min(axis=1, keepdims=True))
-        total_UW = np.where(allowed, works.total_UW, np.inf)
+        is_replica = works.types_UW == (works.names.index(DATA_PARALLEL) if DATA_PARALLEL in works.names else -2)
+        total_UW = np.where(allowed, works.total_UW * np.where(is_replica, replica_price, 1.0), np.inf)
         room = float(self._room_D.sum()) * FULL
         price, chosen = 0.0, np.asarray(total_UW.argmin(axis=1))
         rows = np.arange(len(chosen))

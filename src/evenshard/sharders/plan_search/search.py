@@ -37,15 +37,17 @@ LIMITS = (8.0, 4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06
 """Limits on the time of a piece that constructions try, in mean works of a device."""
 TYPE_SETS = tuple(
     {*columns, *rows, *replicas}
-    for columns in ((), (TABLE_WISE,), (TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE))
+    for columns in ((), (TABLE_WISE,), (COLUMN_WISE, TABLE_COLUMN_WISE), (TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE))
     for rows in ((), (ROW_WISE,), (TABLE_ROW_WISE,), (TABLE_ROW_WISE, GRID_SHARD))
     for replicas in ((), (DATA_PARALLEL,))
     if columns or rows
 )
 """Sets of types that constructions use: each type that is used costs a kernel call and its collectives."""
+REPLICA_PRICES = (1.0, 0.3)
+"""Factors on the work of replicas that constructions try."""
 LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and GRID_SHARD not in types)
 MOST_LARGE_STARTS = 4
-STAGES = ((1.0, 0.35), (0.25, 0.3), (0.0, 0.35))
+STAGES = ((0.5, 0.45), (0.15, 0.35), (0.0, 0.2))
 """Share of the starts that is improved, at least one, and of all changes that are tried for it; stage after stage."""
 LEAST_GAIN = 1e-4
 """Of the score, relatively: less is no step."""
@@ -184,18 +186,21 @@ class PlanSearch:
         even_ms = self.construction.even_ms
         known: dict[bytes, tuple[float, list[Choice]] | None] = {}
         for types in TYPE_SETS if self.options.is_small else LARGE_TYPE_SETS:
-            best: tuple[float, list[Choice]] | None = None
-            for limit in LIMITS if self.options.is_small else LIMITS[::3]:
-                ways_U = self.construction.ways(limit * even_ms, types)
-                key = ways_U.tobytes()
-                if key not in known:
-                    choices = self.construction.place(ways_U) or self.construction.place(ways_U, by_memory=True)
-                    known[key] = None if choices is None else (State(self.options, choices).cost_ms, choices)
-                one = known[key]
-                if one is not None and (best is None or one[0] < best[0]):
-                    best = one
-            if best is not None and tuple(best[1]) not in found:
-                found[tuple(best[1])] = _Start(best[1], types, best[0])
+            limits = LIMITS if self.options.is_small else LIMITS[::3]
+            prices = REPLICA_PRICES if DATA_PARALLEL in types and self.options.is_small else (1.0,)
+            for price in prices:
+                best: tuple[float, list[Choice]] | None = None
+                for limit in limits:
+                    ways_U = self.construction.ways(limit * even_ms, types, price)
+                    key = ways_U.tobytes()
+                    if key not in known:
+                        choices = self.construction.place(ways_U) or self.construction.place(ways_U, by_memory=True)
+                        known[key] = None if choices is None else (State(self.options, choices).cost_ms, choices)
+                    one = known[key]
+                    if one is not None and (best is None or one[0] < best[0]):
+                        best = one
+                if best is not None and tuple(best[1]) not in found:
+                    found[tuple(best[1])] = _Start(best[1], types, best[0])
         return list(found.values())
 
     # Improvement ------------------------------------------------------------------------------------------------------
