@@ -32,8 +32,6 @@ from evenshard.placement.sharding import (
     GRID_SHARD,
     IN_ROWS,
     ROW_WISE,
-    SEQUENCE_TYPES,
-    SHARDING_TYPES,
     TABLE_ROW_WISE,
     TABLE_WISE,
     ShardingTask,
@@ -271,9 +269,10 @@ class Mover:
     def reshard(self, position: int, way: str = "") -> Parts | None:
         """Other parts of a table, of a type or of any; None where it cannot be of that one."""
         table, rng = self.task.tables[position], self.rng
-        able = SEQUENCE_TYPES if table.is_sequence else SHARDING_TYPES
         way = way or rng.choice(ALL_WAYS)
-        if way not in able or (way in (TABLE_ROW_WISE, GRID_SHARD) and self.machine.num_nodes == 1):
+        if way not in self.task.types[position] or (
+            way in (TABLE_ROW_WISE, GRID_SHARD) and self.machine.num_nodes == 1
+        ):
             return None
         if way == DATA_PARALLEL:
             return (self._part(table, range(self.task.num_devices)),)
@@ -350,7 +349,7 @@ class Mover:
         homes = sorted(widths, key=lambda device: self.state.totals_D[device])
         one = homes[-1] if rng.random() < 0.5 else rng.choice(homes)
         kind = rng.random()
-        if kind < 0.5 or table.embedding_dim % COLUMN_STEP:
+        if kind < 0.5 or table.embedding_dim % COLUMN_STEP or COLUMN_WISE not in self.task.types[position]:
             if len(homes) == self.task.num_devices:
                 return None
             widths[self._light_device(homes)] = widths.pop(one)

@@ -36,7 +36,7 @@ class Share:
     """What a table adds to the cluster.
 
     Attributes:
-        way: its sharding type.
+        way: its sharding type; empty for a table that is not placed.
         cells_P: [P] cells of its parts.
         work_PC: [P, C] work.
         volumes_P4: [P, 4] values sent, summed, summed in the node, and bytes of input.
@@ -44,7 +44,6 @@ class Share:
     """
 
     way: str
-    module: str
     cells_P: npt.NDArray[np.int64]
     work_PC: FloatArray
     volumes_P4: FloatArray
@@ -140,19 +139,18 @@ class ClusterState:
         table, devices = self.task.tables[position], self.task.num_devices
         if not parts:
             nothing = np.zeros(0, dtype=np.int64)
-            return Share("", table.module, nothing, np.zeros((0, 0)), np.zeros((0, 4)), nothing, np.zeros(0))
+            return Share("", nothing, np.zeros((0, 0)), np.zeros((0, 4)), nothing, np.zeros(0))
         way = sharding_type(parts, table, self.task.machine)
         homes = np.array([device for part in parts for device in part.devices], dtype=np.int64)
         sizes = np.array([part_bytes(self.task, table, part) for part in parts for _ in part.devices], dtype=float)
         if way == DATA_PARALLEL:
             work = self._combined(columns_of(self._counter, replica_lookups(table, self.task)))
             none = np.zeros(0, dtype=np.int64)
-            return Share(way, table.module, none, work[None], np.zeros((0, 4)), homes, sizes)
+            return Share(way, none, work[None], np.zeros((0, 4)), homes, sizes)
         call = self._calls.setdefault(kernel_call(table, way), len(self._calls))
         known = [self._part(position, way, part) for part in parts]
         return Share(
             way,
-            table.module,
             call * devices + homes,
             np.array([work for work, _ in known]),
             np.array([volumes for _, volumes in known]),
@@ -181,7 +179,7 @@ class ClusterState:
         if not share.way:
             return
         self.used_D[share.devices_P] += sign * share.bytes_P
-        key = (share.module, share.way)
+        key = kernel_call(self.task.tables[position], share.way)[:2]
         self._ways[key] = self._ways.get(key, 0) + sign
         if share.way == DATA_PARALLEL:
             if sign > 0:

@@ -85,23 +85,18 @@ def _whole(name: str, request: PlacementRequest) -> Iterator[Candidate]:
 
 
 def _full_space(request: PlacementRequest, links: Links) -> list[Candidate]:
-    """TorchRec's plans; tables that must be together stay whole, as it knows nothing of that.
+    """TorchRec's plans.
 
     Raises:
         InfeasibleTask: if it finds none.
     """
     task, machine = request.sharding_task(), request.nodes
-    whole = {position for group in task.together for position in group}
-    limits = tuple(
-        replace(one, types=one.types & {TABLE_WISE} or one.types) if position in whole else one
-        for position, one in enumerate(task.limits)
-    )
     bandwidths = replace(
         bandwidths_of(MeasureConfig(request.hardware)),
         intra_node_gb_s=links.intra.even_gb_s(machine.domain_size),
         inter_node_gb_s=links.widest.even_gb_s(machine.num_devices),
     )
-    planner = TorchRecPlanner(replace(task, limits=limits), bandwidths, TIMEOUT_S)
+    planner = TorchRecPlanner(task, bandwidths, TIMEOUT_S)
     chosen = [
         PlannerSetting(columns, grid_shard=grid)
         for grid in ((False, True) if machine.num_nodes > 1 and GRID_SHARD in request.types else (False,))

@@ -29,7 +29,6 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
     GRID_SHARD,
-    SEQUENCE_TYPES,
     SHARDING_TYPES,
     ShardingTask,
     parts_by_table,
@@ -232,9 +231,9 @@ class TorchRecPlanner:
 
         found = {}
         for name, position in self._position.items():
-            table, limits = self._task.tables[position], self._task.limits_of(position)
-            able = SEQUENCE_TYPES if table.is_sequence else SHARDING_TYPES
-            allowed = [way for way in able if way in limits.types and (setting.grid_shard or way != GRID_SHARD)]
+            table = self._task.tables[position]
+            able = [way for way in SHARDING_TYPES if way in self._task.types[position]]
+            allowed = [way for way in able if setting.grid_shard or way != GRID_SHARD] or able
             found[name] = ParameterConstraints(
                 sharding_types=allowed,
                 compute_kernels=["fused", "dense"],  # dense is for replicas
