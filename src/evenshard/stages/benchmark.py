@@ -106,7 +106,7 @@ def _plan(
         tasks,
         config.sharded_per_round,
         config.sharding_types,
-        config.devices_per_node or local_world_size(),
+        config.ranks_per_node or local_world_size(),
         measure.optimizer,
         inputs.round,
         config.seed,

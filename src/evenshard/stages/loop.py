@@ -122,7 +122,7 @@ class BenchmarkConfig:
         sharded_per_round: random placements of train tasks to measure in which tables are cut and replicated. Their
             exchanges are real: one process for each device, under torchrun.
         sharding_types: what these draw from, in TorchRec's words; empty for all seven.
-        devices_per_node: devices that such placements take for one node; 0 for those that torchrun started on a host.
+        ranks_per_node: devices that such placements take for one node; 0 for those that torchrun started on a host.
         seed: seed of tasks, placements and shards.
     """
 
@@ -140,9 +140,13 @@ class BenchmarkConfig:
         ),
     ] = 0
     sharding_types: tuple[str, ...] = ()
-    devices_per_node: Annotated[
+    ranks_per_node: Annotated[
         int,
-        Flag("overrides benchmark.devices_per_node (default: those that torchrun started on a host)", least=0),
+        Flag(
+            "overrides benchmark.ranks_per_node (default: those that torchrun started on a host)",
+            "--devices-per-node",
+            least=0,
+        ),
     ] = 0
     seed: int = 0
 
