@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import check_placement, parts_on
-from evenshard.placement.sharding import BY_COLUMNS, DATA_PARALLEL, SHARDING_TYPES, TABLE_WISE
+from evenshard.placement.sharding import BY_COLUMNS, DATA_PARALLEL, SHARDING_TYPES, TABLE_WISE, used_bytes
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
@@ -27,7 +27,14 @@ from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.constraints import constrained
 from evenshard.planner.torchrec.machine import links_of_topology, machine_of
 from evenshard.planner.torchrec.model import DEFAULT_HARDWARE, chosen_model
-from evenshard.planner.torchrec.modules import collections_in, located_tables
+from evenshard.planner.torchrec.modules import (
+    collections_in,
+    located_tables,
+    other_modules_in,
+    other_tables_in,
+    qualified_name,
+)
+from evenshard.planner.torchrec.other_modules import plan_of_others
 from evenshard.planner.torchrec.plans import sharding_plan
 from evenshard.planner.torchrec.tables import DEFAULT_POOLING_FACTOR, table_set_of
 from evenshard.sharders.base import Sharder
@@ -35,6 +42,7 @@ from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.sources import TableSet
 from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.messages import cut
 from evenshard.utils.params import check_ranges
 
 if TYPE_CHECKING:
@@ -51,7 +59,7 @@ log = logging.getLogger(__name__)
 
 class EvenshardPlanner:
     """Plans a model's ``EmbeddingBagCollection``s and ``EmbeddingCollection``s, as ``evenshard.place`` or any
-    sharder does.
+    sharder does. Modules of other kinds are planned by TorchRec's planner in the memory that is left, in the same plan.
 
     Attributes:
         answer: all that is known about the last plan, on the rank that made it; None before, and with a sharder.
@@ -108,7 +116,8 @@ class EvenshardPlanner:
             optimizer: optimizer whose state takes memory too: sgd, rowwise_adagrad, adagrad or adam.
             pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns: rules, as in
                 ``evenshard.place``; devices are ranks, tables are called as ``tables_of`` calls them.
-            constraints: TorchRec's constraints, by table. What of them changes nothing is named in a note.
+            constraints: TorchRec's constraints, by table. What of them changes nothing is named in a note; those of
+                tables that TorchRec places are all used.
             sharding_types: the ways in which tables may be sharded, by TorchRec's words; all seven where left out.
             allow_column_split: short for sharding_types table_wise and column_wise.
             intra, inter: links within a node and between nodes, as ``evenshard hardware`` lists them. Several nodes
@@ -143,11 +152,12 @@ class EvenshardPlanner:
         self._hardware, self._model = hardware, model
         own = ("", "") if topology is None else links_of_topology(topology)
         self._intra, self._inter = intra or own[0], inter or own[1]
+        self._topology = topology
         self._notes: tuple[str, ...] = ()
         self.answer: PlacementAnswer | None = None
 
     def plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None = None) -> ShardingPlan:
-        """The plan; empty for a model that has no collections. Of tables the model knows little of, it warns (logging).
+        """The plan; empty for a model without tables. Of tables the model knows little of, it warns (logging).
 
         Args:
             module: the model, as ``DistributedModelParallel`` will get it.
@@ -161,22 +171,31 @@ class EvenshardPlanner:
         from torchrec.distributed.types import ShardingPlan
 
         self.answer = None
-        collections = collections_in(module, sharders)
-        if not collections:
-            return ShardingPlan({})
-        request = self._request(collections, sharders)
-        try:
-            parts = self._answered(request) if self._sharder is None else _sharded(self._sharder, request)
-        except InfeasibleTask as error:
-            raise PlannerError(str(error), PlannerErrorType.INSUFFICIENT_STORAGE) from error
-        return sharding_plan(
-            parts if self.answer is None else self.answer,
-            request.tables,
-            collections,
-            request.num_devices,
-            compute_device=self._machine.compute_device,
-            local_world_size=self._machine.local_world_size,
-        )
+        plan = ShardingPlan({})
+        left_bytes = [cap - self._machine.reserved_bytes for cap in self._machine.caps_bytes]
+        if collections := collections_in(module, sharders):
+            request = self._request(module, sharders)
+            try:
+                parts = self._answered(request) if self._sharder is None else _sharded(self._sharder, request)
+            except InfeasibleTask as error:
+                raise PlannerError(str(error), PlannerErrorType.INSUFFICIENT_STORAGE) from error
+            plan = sharding_plan(
+                parts if self.answer is None else self.answer,
+                request.tables,
+                collections,
+                request.num_devices,
+                compute_device=self._machine.compute_device,
+                local_world_size=self._machine.local_world_size,
+            )
+            used = used_bytes(request.sharding_task(), parts)
+            left_bytes = [left - taken for left, taken in zip(left_bytes, used, strict=True)]
+        if others := other_modules_in(module, sharders):
+            theirs = plan_of_others(
+                others, sharders, self._machine, left_bytes, self._topology, self._batch_size, self._constraints
+            )
+            plan.plan.update(theirs.plan)
+            self._name_others(theirs)
+        return plan
 
     def collective_plan(
         self,
@@ -212,13 +231,14 @@ class EvenshardPlanner:
         plan: ShardingPlan = result[0]
         return plan
 
-    def _request(
-        self, collections: Mapping[str, Any], sharders: Sequence[ModuleSharder[Any]] | None
-    ) -> PlacementRequest:
-        known = table_set_of(collections, self._pooling_factors, self._default_pooling_factor, sharders)
+    def _request(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None) -> PlacementRequest:
+        known = table_set_of(module, self._pooling_factors, self._default_pooling_factor, sharders)
         machine, types = self._machine, (TABLE_WISE,) if self._sharder is not None else self._types
-        located = located_tables(collections, sharders)
-        found = constrained(self._constraints, known, located, types, machine.compute_device)
+        located = located_tables(module, sharders)
+        names = {name for one in located for name in (one.name, one.config.name)}
+        others = {name.rpartition(".")[2] for name, _ in other_tables_in(module, sharders)} - names
+        constraints = {name: own for name, own in self._constraints.items() if name not in others}
+        found = constrained(constraints, known, located, types, machine.compute_device)
         known, self._notes = found.known, found.notes
         return PlacementRequest(
             tables=known.tables,
@@ -260,6 +280,21 @@ class EvenshardPlanner:
         for warning in (*self.answer.notes, *self.answer.warnings):
             log.warning("%s", warning)
         return self.answer.parts
+
+    def _name_others(self, plan: ShardingPlan) -> None:
+        """Says which tables TorchRec placed, and how."""
+        placed = (
+            f"{qualified_name(path, name)} ({entry.sharding_type}, {entry.compute_kernel})"
+            for path, tables in plan.plan.items()
+            for name, entry in tables.items()
+        )
+        note = (
+            f"TorchRec's planner placed tables of modules that evenshard does not place, in the memory that was left; "
+            f"no time counts them: {cut(', '.join(placed), 400)}."
+        )
+        log.warning("%s", note)
+        if self.answer is not None:
+            self.answer = replace(self.answer, notes=(*self.answer.notes, note))
 
 
 def _sharded(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]:

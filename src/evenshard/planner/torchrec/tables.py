@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 DEFAULT_POOLING_FACTOR: float = place_option("default_pooling_factor").default
 """Lookups of a feature per sample where nothing is known; TorchRec's planner assumes the same."""
+LEFT_TO_TORCHREC = "module"
+"""Column of the assumptions that name the tables which evenshard does not place."""
 DATA_TYPE_OF = {"UINT8": "int8", "NFP8": "fp8"}
 """evenshard's names of TorchRec's data types, where they are others."""
 
@@ -83,7 +85,7 @@ def _left_to_torchrec(collections: Collections, sharders: Sequence[Any] | None) 
 
     if isinstance(collections, nn.Module):
         for name, module in other_tables_in(collections, sharders):
-            yield Assumption(name, "module", f"{type(module).__name__}, which is left to TorchRec")
+            yield Assumption(name, LEFT_TO_TORCHREC, f"{type(module).__name__}, which is left to TorchRec")
 
 
 def _table(one: LocatedTable, lookups: tuple[float, ...], deduplicates: bool) -> Table:
