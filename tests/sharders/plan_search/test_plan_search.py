@@ -213,3 +213,12 @@ def test_time_of_each_part_beside_the_others() -> None:
     devices = costs.predict(parts).devices
     assert all(0 < more <= one + 1e-6 for more, one in zip(adds[:3], alone[:3], strict=True))
     assert max(alone) <= max(device.predicted_total_ms for device in devices) * 1.05
+
+
+def test_rows_are_cut_only_where_every_device_gets_some() -> None:
+    """A sum over devices without rows would be a wrong one; where nothing else is allowed, it has to do."""
+    few, many = Table("few", 3, 16, 5.0), Table("many", 8, 16, 5.0)
+    ways = [{way.sharding_type for way in unit.ways} for unit in Options(costs_of((few, many))).units]
+    assert not ways[0] & {ROW_WISE, TABLE_ROW_WISE} and ways[1] >= {ROW_WISE, TABLE_ROW_WISE}
+    limits = (TableLimits(frozenset({ROW_WISE})),)
+    assert {way.sharding_type for way in Options(costs_of((few,), limits=limits)).units[0].ways} == {ROW_WISE}

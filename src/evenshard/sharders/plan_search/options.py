@@ -22,6 +22,7 @@ from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
     GRID_SHARD,
+    IN_ROWS,
     ROW_WISE,
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
@@ -309,7 +310,14 @@ class Options:
             types |= {ROW_WISE}
         if position in self.task.kept_apart:
             return types & {TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE} or types
-        return types
+        # A search's sums take every device for one with rows: cuts that leave some without are a last resort.
+        return types - {way for way in types & set(IN_ROWS) if not self._has_rows_for(position, way)} or types
+
+    def _has_rows_for(self, position: int, way: str) -> bool:
+        """Whether every device that the rows of a table are cut over gets some."""
+        machine = self.task.machine
+        devices = machine.num_devices if way == ROW_WISE else machine.devices_per_node
+        return len(row_spans(self.task.tables[position], devices)) == devices
 
     def _columns_of(self, position: int) -> int:
         return self.task.tables[position].embedding_dim
