@@ -16,9 +16,9 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import evenshard
-from evenshard.measure.config import MeasureConfig
-from evenshard.measure.hardware import open_hardware
 from evenshard.placement.parts import TablePart
+from evenshard.planner.model import model_of
+from evenshard.planner.pricing import measured_parts
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec import shards_of
 
@@ -41,12 +41,12 @@ def torchrec(request: PlacementRequest, types: list[str], least: int | None = No
 
 def step_ms(request: PlacementRequest, parts: tuple[TablePart, ...]) -> float:
     """What a training step waits for on simulated H200s."""
-    task, placement = request.task_and_placement(parts)
-    return open_hardware(MeasureConfig("simulated:h200")).measure(task, placement).max_device_ms
+    with measured_parts(request, model_of(None, request.hardware), visits=1) as measure:
+        return measure(request.sharding_task(), [parts])[0].max_device_ms
 
 
 if __name__ == "__main__":
-    whole = evenshard.place("mlperf_dlrm_v2", DEVICES, CAP_GB)
+    whole = evenshard.place("mlperf_dlrm_v2", DEVICES, CAP_GB, sharding_types=["table_wise"])
     split = evenshard.place("mlperf_dlrm_v2", DEVICES, CAP_GB, allow_column_split=True)
     rows = {"TorchRec, whole tables": torchrec(whole.request, ["table_wise"])}
     rows["evenshard, whole tables"] = whole.parts

@@ -11,7 +11,7 @@ import yaml
 from evenshard import place
 from evenshard.cli import main
 from evenshard.placement.machine import DeviceGroup, Machine
-from evenshard.planner.cluster import ClusterFile, Hosts, MachineAndMemory, devices_of, load_cluster
+from evenshard.planner.cluster import ClusterFile, Hosts, MachineAndMemory, devices_of, load_cluster_file
 from evenshard.utils.errors import BadConfig, BadFile, BadInput
 from support.builders import some_tables
 
@@ -94,7 +94,7 @@ def written(tmp_path: Path, content: Any) -> Path:
 
 def test_a_file_of_two_kinds_of_hosts(tmp_path: Path) -> None:
     path = written(tmp_path, MIXED)
-    assert load_cluster(path) == ClusterFile(
+    assert load_cluster_file(path) == ClusterFile(
         (Hosts(4, 2, "simulated:h200", 141), Hosts(4, 1, "simulated:a100_80gb", 80)), inter="ib_400g"
     )
     found = devices_of(cluster=path)
@@ -143,7 +143,7 @@ def test_a_file_that_makes_no_machine(tmp_path: Path, content: Any, problem: str
 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="no such file"):
-        load_cluster(tmp_path / "cluster.yaml")
+        load_cluster_file(tmp_path / "cluster.yaml")
 
 
 @pytest.mark.parametrize(

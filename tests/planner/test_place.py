@@ -14,7 +14,7 @@ import pytest
 import evenshard
 from evenshard.cli import main
 from evenshard.planner.file import json_text, load_answer
-from evenshard.sharders.plan_search.search import SearchEffort
+from evenshard.sharders.plan_search.search import PlanSearchEffort
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
@@ -36,7 +36,7 @@ WHOLE = ("table_wise",)
 @pytest.fixture(autouse=True)
 def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every search here is short: what is asked for and refused, and what is said of it, are the same."""
-    monkeypatch.setattr(SearchEffort.__init__, "__defaults__", tuple(vars(LITTLE).values()))
+    monkeypatch.setattr(PlanSearchEffort.__init__, "__defaults__", tuple(vars(LITTLE).values()))
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE, ShardingTask, check_memory
+from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE, ShardingTask, check_parts_memory
 from evenshard.planner import rivals as module
 from evenshard.planner.answer import Rival
-from evenshard.planner.pricing import MeasureParts, part_costs
+from evenshard.planner.pricing import PartsMeasurer, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, TORCHREC, rivals
 from evenshard.planner.rules import Rules
@@ -27,7 +27,7 @@ def asked(**more: object) -> PlacementRequest:
     return PlacementRequest(**{**known, **more})  # type: ignore[arg-type]
 
 
-def found(request: PlacementRequest, *names: str, measure: MeasureParts | None = None) -> tuple[Rival, ...]:
+def found(request: PlacementRequest, *names: str, measure: PartsMeasurer | None = None) -> tuple[Rival, ...]:
     return rivals(request, part_costs(request, untrained()), names, measure)
 
 
@@ -86,7 +86,7 @@ def test_plans_are_measured_as_they_are() -> None:
     (one,) = found(asked(), FULL_SPACE, measure=measure)
     assert one.measured_ms == 10
     ((task, parts),) = seen
-    check_memory(task, parts)
+    check_parts_memory(task, parts)
 
 
 def test_what_torchrec_cannot_place_in_any_way_has_no_time() -> None:

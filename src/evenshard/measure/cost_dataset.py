@@ -100,7 +100,7 @@ def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ..
     found: list[MeasuredPlacement] = []
     for rows in _by_measurement(path, pool):
         if _has_parts(rows, position_of):
-            found += shards_of(_sharding(path, rows, pool))
+            found += _shards_alone(_sharding(path, rows, pool))
         else:
             found.append(_measured(path, rows, pool, position_of))
     return tuple(found)
@@ -112,7 +112,7 @@ def load_shardings(path: Path, pool: Sequence[Table]) -> tuple[MeasuredSharding,
     return tuple(_sharding(path, rows, pool) for rows in _by_measurement(path, pool) if _has_parts(rows, names))
 
 
-def shards_of(measured: MeasuredSharding) -> Iterator[MeasuredPlacement]:
+def _shards_alone(measured: MeasuredSharding) -> Iterator[MeasuredPlacement]:
     """The devices of a placement of parts that make one fused call for all samples, as shards measured alone."""
     if not measured.cost.fits:
         return

@@ -211,11 +211,6 @@ def sharding_type(parts: Sequence[TablePart], table: Table, machine: Machine) ->
     return ROW_WISE
 
 
-def is_replicated(parts: Sequence[TablePart]) -> bool:
-    """Whether devices hold a table of their own each."""
-    return len(parts[0].devices) > 1
-
-
 def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Machine) -> str | None:
     """Says in one sentence, that the name of a table begins, why its parts make none of the types; None if they do."""
     if problem := tiling_problem(parts, table):
@@ -401,10 +396,10 @@ def check_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> None:
     by_table = parts_by_table(task, parts)
     if (broken := broken_rule(task, by_table)) is not None:
         raise InfeasibleTask(f"{broken}. Place it again.")
-    check_memory(task, parts)
+    check_parts_memory(task, parts)
 
 
-def check_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
+def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
     """Raises InfeasibleTask if a device would hold more than its room; rules are left aside."""
     for device, (used, room) in enumerate(zip(used_bytes(task, parts), task.room_bytes, strict=True)):
         if used > room:

@@ -112,7 +112,7 @@ class MachineAndMemory:
     hardware: str
 
 
-def load_cluster(path: str | Path) -> ClusterFile:
+def load_cluster_file(path: str | Path) -> ClusterFile:
     """Reads a cluster file.
 
     Raises:
@@ -169,7 +169,7 @@ def devices_of(
     }
     if twice := [name for name, value in flags.items() if value]:
         raise BadConfig(f"the cluster file says what {twice[0]} says. Leave {twice[0]} out.")
-    found = load_cluster(cluster)
+    found = load_cluster_file(cluster)
     if num_devices not in (None, found.num_devices):
         raise BadConfig(
             f"{cluster} has {found.num_devices} devices, num_devices is {num_devices}. Leave it out, or take hosts out "

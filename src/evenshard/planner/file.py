@@ -96,7 +96,7 @@ class Predicted(_Record):
     devices: list[PredictedTimes]
 
 
-class Measured(_Record):
+class MeasuredStep(_Record):
     """A step on the request's hardware, ms: measured on real hardware, simulated on simulated:<profile>."""
 
     times: Times | None = Field(None, description="which of the two; null in files from before they said so")
@@ -115,7 +115,7 @@ class PlacementFile(_Record):
     predicted: Predicted
     lower_bound_ms: float = Field(gt=0, description="no placement that the request allows is predicted to cost less")
     uncertainty_ms: float = Field(description="half the width of the 90 % interval")
-    measured: Measured | None
+    measured: MeasuredStep | None
     comparison: list[Rival]
     warnings: list[str] = Field(description="where the request lies outside of the model's training data")
     link: str = Field("", description="that the exchanges of the model's training data went over")
@@ -354,7 +354,7 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
         uncertainty_ms=answer.uncertainty_ms,
         measured=None
         if measured is None
-        else Measured(
+        else MeasuredStep(
             times=measured_or_simulated(answer.request.hardware),
             total_ms=measured.max_device_ms,
             all_to_all="measured" if measured.all_to_all == "measured" else "modelled",

@@ -32,7 +32,7 @@ from evenshard.tables.table import Table
 from evenshard.utils.messages import printable
 from evenshard.utils.units import ms_text, pct_text, size_text
 
-MAX_NAMES, MAX_CUT, MAX_PARTS = 3, 4, 4
+MAX_NAMES, MAX_CUT, MAX_LISTED_PARTS = 3, 4, 4
 """Tables that a line names: of those that need a word each, of those whose parts it lists; and parts that it lists."""
 AS_FAST_PCT = 0.05
 """Differences below are rounding."""
@@ -49,7 +49,7 @@ STEP_PARTS = ("input exchange", "forward", "forward exchange", "backward exchang
 """The five times of a device, in the order of a training step."""
 
 
-def step_times(device: PredictedDevice) -> tuple[float, ...]:
+def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
     """The predicted times of a device, in the order of ``STEP_PARTS``."""
     return (
         device.predicted_input_dist_ms,
@@ -89,7 +89,7 @@ class PlacedPart:
 
 
 @dataclass(frozen=True)
-class ShardedTable:
+class SpreadTable:
     """A table that is not whole on one device.
 
     Attributes:
@@ -156,13 +156,13 @@ def costliest(parts: Sequence[PlacedPart], count: int) -> list[PlacedPart]:
     return sorted(by_table.values(), key=lambda one: (-one.adds_ms, one.part.table))[:count]
 
 
-def sharded_tables(answer: PlacementAnswer) -> tuple[ShardedTable, ...]:
+def sharded_tables(answer: PlacementAnswer) -> tuple[SpreadTable, ...]:
     """The tables that are cut or replicated, in their order."""
     parts: dict[str, tuple[PlacedPart, ...]] = {}
     for one in placed_parts(answer):
         if one.way != TABLE_WISE:
             parts[one.part.table] = (*parts.get(one.part.table, ()), one)
-    return tuple(ShardedTable(name, of_table[0].way, of_table) for name, of_table in parts.items())
+    return tuple(SpreadTable(name, of_table[0].way, of_table) for name, of_table in parts.items())
 
 
 def assumed_groups(answer: PlacementAnswer) -> tuple[AssumedGroup, ...]:
@@ -394,7 +394,7 @@ def _about_decisive(answer: PlacementAnswer, top: PlacedPart, mean_ms: float) ->
 
 def sharding_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
     """Each sharding type in use, and how many tables are sharded so, which, and where."""
-    cut: dict[str, list[ShardedTable]] = {}
+    cut: dict[str, list[SpreadTable]] = {}
     for table in sharded_tables(answer):
         cut.setdefault(table.way, []).append(table)
     whole = sum(way == TABLE_WISE for way in answer.type_of_table.values())
@@ -409,7 +409,7 @@ def _count(tables: int) -> str:
     return f"{tables:,} table{'s' * (tables != 1)}"
 
 
-def _which(answer: PlacementAnswer, way: str, tables: Sequence[ShardedTable]) -> str:
+def _which(answer: PlacementAnswer, way: str, tables: Sequence[SpreadTable]) -> str:
     machine = answer.request.nodes
     if way == DATA_PARALLEL:
         size = size_text(sum(table.parts[0].size_bytes for table in tables))
@@ -424,10 +424,10 @@ def _which(answer: PlacementAnswer, way: str, tables: Sequence[ShardedTable]) ->
     return f": {shown}{f'; {more:,} more' if more > 0 else ''}"
 
 
-def where_text(table: ShardedTable, machine: Machine) -> str:
+def where_text(table: SpreadTable, machine: Machine) -> str:
     """The cuts of a table and their devices or nodes."""
     columns = table.columns
-    if len(columns) > MAX_PARTS:
+    if len(columns) > MAX_LISTED_PARTS:
         devices = {device for one in table.parts for device in one.part.devices}
         return f"in {len(columns):,} parts by columns on {len(devices):,} devices"
     return ", ".join(

@@ -14,25 +14,25 @@ from evenshard.placement.placement import parts_on
 from evenshard.placement.sharding import TABLE_WISE, ShardingTask, check_sharding, parts_by_table
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
-from evenshard.planner.pricing import MeasureParts, part_costs
+from evenshard.planner.pricing import PartsMeasurer, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import rivals
 from evenshard.planner.rules import Rules
-from evenshard.sharders.convex_search.local_search import SearchEffort as TableSearchEffort
+from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.options import SMALL
-from evenshard.sharders.plan_search.search import PlanSearch, Progress, SearchEffort, SearchResult
+from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort, PlanSearchResult, Progress
 from evenshard.sharders.room.legal_parts import legal_parts
-from evenshard.sharders.room.reasons import require_room, require_types
+from evenshard.sharders.room.reasons import require_sharding_room, require_types
 from evenshard.tables.assumptions import Assumption
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import one_thread
 from evenshard.version import __version__
 
 INTERRUPTED = "The search was interrupted: this is the best placement until then, another run may find a better one."
-QUICK = TableSearchEffort(num_chains=2, scores_per_table=300)
+QUICK = SearchEffort(num_chains=2, scores_per_table=300)
 """Effort of a search for whole tables that only makes a start for the search over all ways to shard."""
 MOST_PAIRS = 2**19
 """Tables times devices up to which whole tables are searched for by themselves."""
@@ -50,7 +50,7 @@ class PlaceConfig:
     """
 
     search: SearchConfig = field(default_factory=SearchConfig)
-    effort: SearchEffort = field(default_factory=SearchEffort)
+    effort: PlanSearchEffort = field(default_factory=PlanSearchEffort)
     compare: tuple[str, ...] = ()
     num_measured: int = 0
 
@@ -60,7 +60,7 @@ def place_request(
     request: PlacementRequest,
     model: PlacementModel,
     config: PlaceConfig | None = None,
-    measure: MeasureParts | None = None,
+    measure: PartsMeasurer | None = None,
     tables_from: str | None = None,
     progress: Progress | None = None,
 ) -> PlacementAnswer:
@@ -81,7 +81,7 @@ def place_request(
     try:
         require_types(task)
         if request.rules != Rules():
-            require_room(task)
+            require_sharding_room(task)
         search = PlanSearch(costs, config.effort, config.search.seed, progress)
         found = _searched(request, model, config, search)
     except InfeasibleTask as error:
@@ -129,7 +129,7 @@ def place_request(
 
 def _searched(
     request: PlacementRequest, model: PlacementModel, config: PlaceConfig, search: PlanSearch
-) -> SearchResult:
+) -> PlanSearchResult:
     """What the search finds; where none of its own starts has room, it begins at any legal placement."""
     starts = _whole_starts(request, model, config)
     try:

@@ -26,7 +26,7 @@ REAL_BYTES_PER_NS = {"cpu": 5.0, "cuda": 1000.0}
 """What the memory moves of hardware that no profile describes, for the dense gradients of replicas: guesses for a core
 of a CPU, and for a GPU."""
 
-MeasureParts = Callable[[ShardingTask, Sequence[Sequence[TablePart]]], list[PlacementCost]]
+PartsMeasurer = Callable[[ShardingTask, Sequence[Sequence[TablePart]]], list[PlacementCost]]
 """Measures placements of parts."""
 
 
@@ -101,7 +101,7 @@ def _device_kind(model: PlacementModel, hardware: str) -> DeviceKind:
 
 
 @contextmanager
-def measured_parts(request: PlacementRequest, model: PlacementModel, visits: int) -> Iterator[MeasureParts]:
+def measured_parts(request: PlacementRequest, model: PlacementModel, visits: int) -> Iterator[PartsMeasurer]:
     """Measures placements of the request on its hardware; on simulated hardware, simulates them.
 
     Args:

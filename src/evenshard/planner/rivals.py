@@ -15,7 +15,7 @@ from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import parts_on
 from evenshard.placement.sharding import GRID_SHARD, TABLE_WISE, broken_rule, parts_by_table
 from evenshard.planner.answer import Rival
-from evenshard.planner.pricing import MeasureParts
+from evenshard.planner.pricing import PartsMeasurer
 from evenshard.planner.request import TASK_ID, PlacementRequest
 from evenshard.sharders.catalog import SHARDERS, Resources, sharder
 from evenshard.sharders.plan_search.costs import PartCosts
@@ -28,11 +28,11 @@ RIVALS = tuple(one.name for one in SHARDERS if not one.needs)
 FULL_SPACE = next(one.name for one in SHARDERS if one.is_full_space)
 """TorchRec's planner where tables may be sharded in several ways; it is left out where whole tables are asked for."""
 TORCHREC = tuple(one.name for one in SHARDERS if one.package == "torchrec" and not one.is_full_space)
-MIN_PARTITIONS = (None, 16, 32, 64)
+_MIN_PARTITIONS = (None, 16, 32, 64)
 """Columns of the narrowest part, which TorchRec has to be given; None leaves its own. The best plan is its answer."""
 MOST_SHARDS = 2_000
 """Tables times devices that it is asked for: it takes seconds for 26 x 16 and minutes for 400 x 8."""
-TIMEOUT_S = 5
+_TIMEOUT_S = 5
 """After which it answers with the best plan so far, for each setting."""
 
 
@@ -41,7 +41,7 @@ Candidate = tuple[str, tuple[TablePart, ...]]
 
 
 def rivals(
-    request: PlacementRequest, costs: PartCosts, names: Sequence[str], measure: MeasureParts | None = None
+    request: PlacementRequest, costs: PartCosts, names: Sequence[str], measure: PartsMeasurer | None = None
 ) -> tuple[Rival, ...]:
     """Each rival's answer, in the order of ``names``; without ``FULL_SPACE`` where that cannot be asked.
 
@@ -96,11 +96,11 @@ def _full_space(request: PlacementRequest, links: Links) -> list[Candidate]:
         intra_node_gb_s=links.intra.even_gb_s(machine.domain_size),
         inter_node_gb_s=links.widest.even_gb_s(machine.num_devices),
     )
-    planner = TorchRecPlanner(task, bandwidths, TIMEOUT_S)
+    planner = TorchRecPlanner(task, bandwidths, _TIMEOUT_S)
     chosen = [
         PlannerSetting(columns, grid_shard=grid)
         for grid in ((False, True) if machine.num_nodes > 1 and GRID_SHARD in request.types else (False,))
-        for columns in MIN_PARTITIONS
+        for columns in _MIN_PARTITIONS
     ]
     found = [(str(plan.setting), plan.parts) for plan in planner.plans(chosen)]
     if not found:

@@ -129,7 +129,7 @@ def _bar(answer: PlacementAnswer, device: int, width: int, ascii_only: bool) -> 
     """
     longest_ms = max(other.predicted_total_ms for other in answer.devices)
     bar, total_ms, drawn = Text(), 0.0, 0
-    for time_ms, style in zip(highlights.step_times(answer.devices[device]), _STYLES, strict=True):
+    for time_ms, style in zip(highlights.predicted_step_times(answer.devices[device]), _STYLES, strict=True):
         total_ms += time_ms
         stop = round(total_ms / longest_ms * width) if longest_ms > 0 else 0
         bar.append((FULL_ASCII if ascii_only else FULL) * (stop - drawn), style)

@@ -49,12 +49,12 @@ def any_placement(task: PlacementTask, seed: int = 0, time_limit_s: float = TIME
     return placement
 
 
-def whole_items(task: PlacementTask) -> room.Items:
+def whole_items(task: PlacementTask) -> room.PackedItems:
     """The items of a task, none of which is cut."""
     items = Items.of(task)
     found = []
     for members, needs_R, allowed_D in zip(items.members, items.needs_IR, items.allowed_ID, strict=True):
         tables, size = tuple(task.tables[position] for position in members), int(needs_R[0])
         apart = tuple(needs_R[1:].nonzero()[0].tolist())
-        found.append(room.Item(members, tables, size, size, allowed_D, apart, may_be_whole=True))
-    return room.Items(tuple(found), (), items.room_DR[:, 0])
+        found.append(room.PackedItem(members, tables, size, size, allowed_D, apart, may_be_whole=True))
+    return room.PackedItems(tuple(found), (), items.room_DR[:, 0])

@@ -25,7 +25,7 @@ from evenshard.measure.distributed.collective import CollectiveHardware
 from evenshard.measure.distributed.exchange import Worker
 from evenshard.measure.distributed.jobs import JOBS, MeasureParts, decode_job, encode_job
 from evenshard.measure.distributed.part_inputs import lookup_weights
-from evenshard.measure.distributed.part_layout import Block, exchange_groups, feature_tables, is_replicated
+from evenshard.measure.distributed.part_layout import ColumnBlock, exchange_groups, feature_tables, is_replicated
 from evenshard.measure.distributed.part_step import LoadedGroup, LoadedParts
 from evenshard.measure.fbgemm import LEARNING_RATE, ShardKernels
 from evenshard.placement.machine import Machine
@@ -268,13 +268,13 @@ class CheckParts:
         return errors
 
 
-def own_part(weights: torch.Tensor, block: Block, device: int) -> torch.Tensor:
+def own_part(weights: torch.Tensor, block: ColumnBlock, device: int) -> torch.Tensor:
     return weights[slice(*block.rows_on(device)), slice(*block.columns)]
 
 
 def outputs_of(
     loaded: LoadedGroup, rank: int, machine: Machine
-) -> Iterator[tuple[Block, int, tuple[torch.Tensor, Span | None], torch.Tensor]]:
+) -> Iterator[tuple[ColumnBlock, int, tuple[torch.Tensor, Span | None], torch.Tensor]]:
     """Every output of a rank's own samples: (block, feature, (values, rows that they are of), where its gradient goes).
 
     Rows are None where the samples' bags come whole, and those of a device where sequences come from several.

@@ -32,13 +32,13 @@ from evenshard.sharders.plan_search.construction import Construction, Works
 from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
 from evenshard.sharders.plan_search.networks import CallNetwork
 from evenshard.sharders.plan_search.options import Options, column_cuts, row_spans
-from evenshard.sharders.plan_search.search import PlanSearch, SearchEffort
+from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.plan_search.state import Choice, State, choices_of
 from evenshard.tables.table import Table
 
 TWO_NODES = Machine(8, 4, inter="infiniband_ndr")
 BATCH = 16_384
-SHORT = SearchEffort(changes=300, idle_kicks=10)
+SHORT = PlanSearchEffort(changes=300, idle_kicks=10)
 
 
 @cache
@@ -141,7 +141,7 @@ def test_a_tiny_task_is_solved() -> None:
         for unit in options.units
     ]
     best = min(State(options, choices).cost_ms for choices in product(*per_unit))
-    assert PlanSearch(costs, SearchEffort(changes=2000)).run().best.predicted_ms <= best * 1.005
+    assert PlanSearch(costs, PlanSearchEffort(changes=2000)).run().best.predicted_ms <= best * 1.005
 
 
 def test_nothing_is_below_the_bound() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from evenshard.measure.distributed.part_inputs import Bags
-from evenshard.measure.distributed.part_layout import Block, ExchangeGroup, is_replicated, kernel_pooling
+from evenshard.measure.distributed.part_layout import ColumnBlock, ExchangeGroup, is_replicated, kernel_pooling
 from evenshard.measure.fbgemm import LEARNING_RATE, ShardKernels, weights_dtype
 from evenshard.measure.kernel_calls import KernelCall
 from evenshard.tables.table import Table
@@ -41,7 +41,7 @@ class LoadedCall:
 
     call: KernelCall
     operator: Any
-    blocks: tuple[Block, ...]
+    blocks: tuple[ColumnBlock, ...]
     first: int
     stop: int
 
@@ -101,7 +101,7 @@ def dense_optimizer(name: str, calls: Sequence[LoadedCall]) -> torch.optim.Optim
     return _DENSE_OPTIMIZERS[name](weights, lr=LEARNING_RATE) if weights else None
 
 
-def _held(blocks: Sequence[Block], device: int) -> list[Table]:
+def _held(blocks: Sequence[ColumnBlock], device: int) -> list[Table]:
     """What the device has of each block; a table has at least one row."""
     return [
         replace(

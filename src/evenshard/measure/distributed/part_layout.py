@@ -17,7 +17,7 @@ from evenshard.tables.table import MEAN, SUM, Table
 
 
 @dataclass(frozen=True)
-class Block:
+class ColumnBlock:
     """Columns of a table, with all of its rows.
 
     Attributes:
@@ -41,7 +41,7 @@ class Block:
 class BlockFeature:
     """One feature of the table of a block, with a bag and an output of its own."""
 
-    block: Block
+    block: ColumnBlock
     feature: int
 
 
@@ -59,7 +59,7 @@ class ExchangeGroup:
     module: str
     sharding_type: str
     is_sequence: bool
-    blocks: tuple[Block, ...]
+    blocks: tuple[ColumnBlock, ...]
 
     @property
     def is_in_rows(self) -> bool:
@@ -84,9 +84,9 @@ class ExchangeGroup:
         """Those that a device looks up."""
         return tuple(one for one in self.features() if device in one.block.devices)
 
-    def calls_on(self, device: int) -> tuple[tuple[KernelCall, tuple[Block, ...]], ...]:
+    def calls_on(self, device: int) -> tuple[tuple[KernelCall, tuple[ColumnBlock, ...]], ...]:
         """The kernel calls of a device, in the order of their blocks."""
-        found: dict[tuple[KernelCall, int], list[Block]] = {}
+        found: dict[tuple[KernelCall, int], list[ColumnBlock]] = {}
         for block in self.blocks:
             if device in block.devices:
                 found.setdefault(_call_key(block, self.sharding_type), []).append(block)
@@ -105,7 +105,7 @@ def exchange_groups(
     Args:
         by_table: the parts of each table, by columns and then rows.
     """
-    blocks: dict[tuple[str, str, bool], list[Block]] = {}
+    blocks: dict[tuple[str, str, bool], list[ColumnBlock]] = {}
     for table in tables:
         way = sharding_type(by_table[table.name], table, machine)
         found = _blocks(table, by_table[table.name], way, machine)
@@ -116,9 +116,9 @@ def exchange_groups(
     )
 
 
-def _blocks(table: Table, parts: Sequence[TablePart], way: str, machine: Machine) -> list[Block]:
+def _blocks(table: Table, parts: Sequence[TablePart], way: str, machine: Machine) -> list[ColumnBlock]:
     if way not in IN_ROWS:
-        return [Block(table, part.columns, part.devices, (part.rows,) * len(part.devices)) for part in parts]
+        return [ColumnBlock(table, part.columns, part.devices, (part.rows,) * len(part.devices)) for part in parts]
     found = []
     for columns in sorted({part.columns for part in parts}):
         own = [part for part in parts if part.columns == columns]
@@ -129,21 +129,21 @@ def _blocks(table: Table, parts: Sequence[TablePart], way: str, machine: Machine
         # A collective takes all devices of its group: one without rows sends zeros.
         empty = [device for device in everyone if device not in devices]
         rows = (*(part.rows for part in own), *(Span(table.num_rows, table.num_rows) for _ in empty))
-        found.append(Block(table, columns, (*devices, *empty), rows))
+        found.append(ColumnBlock(table, columns, (*devices, *empty), rows))
     return found
 
 
-def _by_call(blocks: Sequence[Block], way: str) -> list[Block]:
+def _by_call(blocks: Sequence[ColumnBlock], way: str) -> list[ColumnBlock]:
     order = list(dict.fromkeys(_call_key(block, way) for block in blocks))
     return sorted(blocks, key=lambda block: order.index(_call_key(block, way)))
 
 
-def _call_key(block: Block, way: str) -> tuple[KernelCall, int]:
+def _call_key(block: ColumnBlock, way: str) -> tuple[KernelCall, int]:
     """Blocks of one fused call; the embeddings that a call for sequences returns have one width."""
     return kernel_call(block.table, way), block.columns.size if block.table.is_sequence else 0
 
 
-def _features(block: Block) -> range:
+def _features(block: ColumnBlock) -> range:
     return range(block.table.num_features)
 
 

@@ -17,13 +17,12 @@ from typing import Protocol
 
 import torch
 
+from evenshard.measure.distributed.exchange import GRADIENT
 from evenshard.measure.distributed.part_inputs import Bags, Distribution
 from evenshard.measure.distributed.part_layout import BlockFeature, ExchangeGroup
 from evenshard.measure.distributed.ranks import Ranks, Splits, pooled_splits
 from evenshard.placement.machine import Machine
 from evenshard.tables.table import MEAN
-
-GRADIENT = 1e-3  # what the dense part sends back; the value does not change how long anything takes
 
 
 class OutputExchange(Protocol):

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 
 from evenshard.measure.costs import OUT_OF_MEMORY
-from evenshard.measure.distributed.exchange import Finding, Step, Worker, run_together, timed
+from evenshard.measure.distributed.exchange import GRADIENT, Finding, Step, Worker, run_together, timed
 from evenshard.measure.distributed.part_inputs import Bags, Distribution, InputExchange, own_bags
 from evenshard.measure.distributed.part_kernels import LoadedCall, dense_optimizer, load_calls
 from evenshard.measure.distributed.part_layout import ExchangeGroup, exchange_groups, is_replicated
-from evenshard.measure.distributed.part_outputs import GRADIENT, OutputExchange, output_exchange
+from evenshard.measure.distributed.part_outputs import OutputExchange, output_exchange
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import ShardingTask, parts_by_table
 

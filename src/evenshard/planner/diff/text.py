@@ -15,7 +15,7 @@ from evenshard.utils.messages import printable
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 
 _NARROWEST = 80
-MAX_LINES = 32
+_MAX_LINES = 32
 """Moves and devices that are shown where there are more, the largest ones."""
 
 
@@ -37,8 +37,8 @@ def print_difference(difference: Difference, file: TextIO | None = None) -> None
         console.print(_devices(difference.traffic))
         console.print()
         console.print(_moves(difference.moves))
-    if len(difference.moves) > MAX_LINES:
-        console.print(f"{len(difference.moves) - MAX_LINES:,} smaller moves are left out here (--json lists all).")
+    if len(difference.moves) > _MAX_LINES:
+        console.print(f"{len(difference.moves) - _MAX_LINES:,} smaller moves are left out here (--json lists all).")
 
 
 def _times(difference: Difference) -> str:
@@ -82,8 +82,8 @@ def _remarks(difference: Difference) -> Iterator[tuple[str, str]]:
         if names:
             yield "cyan", f"{word}: {names_text(names)} ({len(names):,} table{'s' * (len(names) > 1)})."
     if difference.changed:
-        shown = "; ".join(f"{printable(one.table)}: {one.what}" for one in difference.changed[:MAX_LINES])
-        more = len(difference.changed) - MAX_LINES
+        shown = "; ".join(f"{printable(one.table)}: {one.what}" for one in difference.changed[:_MAX_LINES])
+        more = len(difference.changed) - _MAX_LINES
         yield "cyan", f"Changed, and so not movable: {shown}{f'; {more:,} more' if more > 0 else ''}."
     for line in _resharded(difference):
         yield "cyan", line
@@ -111,7 +111,7 @@ def _renaming(renaming: Renaming, traffic: Traffic) -> str:
 
 def _devices(traffic: Traffic) -> Grid:
     grid = plain_grid("device", "out, GB", "in, GB")
-    busiest = sorted(traffic.devices, key=lambda one: -max(one.out_bytes, one.in_bytes))[:MAX_LINES]
+    busiest = sorted(traffic.devices, key=lambda one: -max(one.out_bytes, one.in_bytes))[:_MAX_LINES]
     for one in sorted(busiest, key=lambda one: one.device):
         grid.add_row(str(one.device), _gb(one.out_bytes), _gb(one.in_bytes))
     return grid
@@ -120,7 +120,7 @@ def _devices(traffic: Traffic) -> Grid:
 def _moves(moves: Iterable[PartMove]) -> Grid:
     grid = plain_grid("from", "to", "GB", "rows", "columns")
     grid.add_column("table")
-    for move in sorted(moves, key=lambda one: -(one.weight_bytes + one.state_bytes))[:MAX_LINES]:
+    for move in sorted(moves, key=lambda one: -(one.weight_bytes + one.state_bytes))[:_MAX_LINES]:
         size = _gb(move.weight_bytes + move.state_bytes)
         where = (str(move.from_device), str(move.to_device))
         grid.add_row(*where, size, str(move.rows), str(move.columns), printable(move.table))

@@ -20,7 +20,7 @@ from evenshard.placement.parts import COLUMN_STEP, part_table
 from evenshard.placement.sharding import GRID_SHARD, TABLE_COLUMN_WISE, TABLE_ROW_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation, WayOption
-from evenshard.planner.explain.what_if import Changes, Outcome, WhatIf
+from evenshard.planner.explain.what_if import ChangeOutcome, Changes, WhatIf
 from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.options import DEVICE, NODE, Way
@@ -29,7 +29,7 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.process import one_thread
 
-TRIED_SWAPS = 64
+PRICED_SWAPS = 64
 """Parts elsewhere that a part may change places with: those after which the two devices promise most are priced."""
 
 
@@ -180,7 +180,7 @@ class _Parts:
             for other in self._movable
             if self._answer.parts[other].device != own.device and self._answer.parts[other].table != own.table
         ]
-        return sorted(elsewhere, key=then_ms)[:TRIED_SWAPS]
+        return sorted(elsewhere, key=then_ms)[:PRICED_SWAPS]
 
     def _names(self, number: int) -> Iterator[str]:
         part, tables = self._answer.parts[number], self._answer.request.tables
@@ -192,7 +192,7 @@ class _Parts:
             yield from (tables[one].name for one in with_it)
 
 
-def _same(outcome: Outcome, now: Outcome) -> bool:
+def _same(outcome: ChangeOutcome, now: ChangeOutcome) -> bool:
     """Whether devices trade what they take, and nothing else: then nothing but names changes."""
     return bool(np.allclose(np.sort(outcome.ms_D), np.sort(now.ms_D), rtol=ROUNDING, atol=0))
 
@@ -200,7 +200,7 @@ def _same(outcome: Outcome, now: Outcome) -> bool:
 # Ways ----------------------------------------------------------------------------------------------------------------
 
 
-def _ways(answer: PlacementAnswer, what_if: WhatIf, position: int, without: Outcome) -> Iterator[WayOption]:
+def _ways(answer: PlacementAnswer, what_if: WhatIf, position: int, without: ChangeOutcome) -> Iterator[WayOption]:
     """The table in every way: at the fastest legal place that was found, or at the fastest one where none is legal."""
     now = what_if.way(position)
     for name in what_if.types(position):
@@ -231,7 +231,7 @@ def _ways(answer: PlacementAnswer, what_if: WhatIf, position: int, without: Outc
         )
 
 
-def _choices(what_if: WhatIf, position: int, name: str, without: Outcome) -> Iterator[Choice]:
+def _choices(what_if: WhatIf, position: int, name: str, without: ChangeOutcome) -> Iterator[Choice]:
     """Places of a table in one way: where it is allowed and fits, and as if it were allowed everywhere.
 
     Args:
@@ -251,7 +251,9 @@ def _choices(what_if: WhatIf, position: int, name: str, without: Outcome) -> Ite
                 yield Choice(number, places)
 
 
-def _places(what_if: WhatIf, way: Way, without: Outcome, allowed_D: npt.NDArray[np.bool_]) -> Iterator[tuple[int, ...]]:
+def _places(
+    what_if: WhatIf, way: Way, without: ChangeOutcome, allowed_D: npt.NDArray[np.bool_]
+) -> Iterator[tuple[int, ...]]:
     """Each place for one piece; the least busy ones for several."""
     machine = what_if.task.machine
     load = np.where(allowed_D, without.ms_D, np.inf)

@@ -18,7 +18,7 @@ from evenshard.utils.units import bytes_to_gb, decimals, ms_text, size_text
 
 _NARROWEST = 80
 """Narrower output breaks lines."""
-MAX_LINES = 32
+_MAX_LINES = 32
 """Devices and parts that are shown where there are more: the fastest ones, and those that hold some of the table."""
 
 
@@ -44,8 +44,8 @@ def print_explanation(explanation: Explanation, file: TextIO | None = None) -> N
     console.print()
     console.print(_devices(explanation, movable[0]) if len(movable) == 1 else _parts(explanation, movable))
     shown = len(movable[0].options) if len(movable) == 1 else len(movable)
-    if shown > MAX_LINES:
-        console.print(f"{shown - MAX_LINES:,} more are left out here (--json lists all).")
+    if shown > _MAX_LINES:
+        console.print(f"{shown - _MAX_LINES:,} more are left out here (--json lists all).")
     if len(movable) == 1:
         console.print(_next_move(explanation, movable[0]))
     else:
@@ -154,7 +154,7 @@ def _devices(explanation: Explanation, part: PartExplanation) -> Grid:
     grid = plain_grid("device", "ms with it", "step, ms", "change", "memory, GB")
     grid.add_column("")
     shown = sorted(part.options, key=lambda one: (one.device not in part.devices, bool(one.illegal), one.step_ms))
-    for option in sorted(shown[:MAX_LINES], key=lambda one: one.device):
+    for option in sorted(shown[:_MAX_LINES], key=lambda one: one.device):
         is_home = option.device in part.devices
         notes = ["here" if is_home else "", *(f"no: {why}" for why in option.illegal)]
         grid.add_row(
@@ -203,7 +203,7 @@ def _parts(explanation: Explanation, parts: Sequence[PartExplanation]) -> Grid:
     grid = plain_grid("device", "alone, ms", "adds, ms", "device, ms", "change")
     for head in ("best move", "part"):
         grid.add_column(head)
-    for part in parts[:MAX_LINES]:
+    for part in parts[:_MAX_LINES]:
         best = part.best
         grid.add_row(
             str(part.devices[0]),

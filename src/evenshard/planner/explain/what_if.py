@@ -30,7 +30,7 @@ Changes = Mapping[int, Choice]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChangeOutcome:
     """What changes lead to.
 
     Attributes:
@@ -73,7 +73,7 @@ class WhatIf:
         ms_D = np.array([one.predicted_total_ms for one in self.costs.predict(answer.parts).devices])
         # The state takes all rows of a table for as busy as the busiest; changes are added to the exact prediction.
         self._offset_D = ms_D - self._state.device_ms_D
-        self.now = Outcome(ms_D, self._state.used_D.copy())
+        self.now = ChangeOutcome(ms_D, self._state.used_D.copy())
         self.room_D = np.array(self.task.room_bytes, dtype=np.int64)
         self.together = [set(group) for group in self.task.together]
         for group in self.together:
@@ -109,12 +109,12 @@ class WhatIf:
         found = self._state.touched(self.way(position, choice), choice).tolist()
         return tuple(dict.fromkeys(found))
 
-    def after(self, changes: Changes) -> Outcome:
+    def after(self, changes: Changes) -> ChangeOutcome:
         """What the changes lead to."""
         undo = {position: self.choice(position) for position in changes}
         for position, choice in changes.items():
             self._state.replace(position, choice)
-        outcome = Outcome(self._state.device_ms_D + self._offset_D, self._state.used_D.copy())
+        outcome = ChangeOutcome(self._state.device_ms_D + self._offset_D, self._state.used_D.copy())
         for position, choice in undo.items():
             self._state.replace(position, choice)
         return outcome
@@ -128,7 +128,7 @@ class WhatIf:
             [*stay, *(part for part in parts_of(self.options, choices) if part.table == name)]
         ).predicted_ms
 
-    def without(self, position: int) -> Outcome:
+    def without(self, position: int) -> ChangeOutcome:
         """The placement without a table."""
         self.options.add_ways(position, [Way("", DEVICE, ())])
         return self.after({position: Choice(len(self.options.units[position].ways) - 1)})
@@ -144,7 +144,7 @@ class WhatIf:
                 return tuple(sorted(found))
             found = more
 
-    def illegal(self, changes: Changes, outcome: Outcome) -> tuple[str, ...]:
+    def illegal(self, changes: Changes, outcome: ChangeOutcome) -> tuple[str, ...]:
         """Why the changes may not be, in clauses; what is broken now and stays so says nothing.
 
         Args:

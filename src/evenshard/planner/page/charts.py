@@ -141,7 +141,7 @@ def device_bars(answer: PlacementAnswer, axis: Axis) -> tuple[DeviceBar, ...]:
     reserved, most = answer.request.reserved_bytes, max(*answer.request.caps_bytes, 1)
     bars = []
     for number, (device, cap) in enumerate(zip(answer.devices, answer.request.caps_bytes, strict=True)):
-        times, num_tables = highlights.step_times(device), len(answer.parts_on_device[number])
+        times, num_tables = highlights.predicted_step_times(device), len(answer.parts_on_device[number])
         used, room = answer.used_bytes[number], max(cap - reserved, 0)
         measured_ms = None if answer.measured is None else answer.measured.devices[number].total_ms
         full_pct = 100 * used / room if room else 0.0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.planner.rules import Rules
+from evenshard.planner.torchrec.entries import DENSE_KERNEL, FUSED_KERNEL
 from evenshard.planner.torchrec.modules import LocatedTable
 from evenshard.tables.sources import TableSet
 from evenshard.tables.table import Table
@@ -27,7 +28,6 @@ USED = (
     "device_group",
 )
 """Fields that change what is placed, or where; the others are named in a note where they are set."""
-DENSE, FUSED = "dense", "fused"
 
 
 @dataclass(frozen=True)
@@ -131,18 +131,18 @@ def _types(name: str, own: ParameterConstraints, types: Sequence[str]) -> tuple[
     if own.compute_kernels is None:
         return asked
     kernels = {str(getattr(one, "value", one)) for one in own.compute_kernels}
-    if not kernels & {DENSE, FUSED}:
+    if not kernels & {DENSE_KERNEL, FUSED_KERNEL}:
         raise BadConfig(
             f"constraints of table {brief(name)}: compute_kernels are {brief(sorted(kernels))}, evenshard places "
-            f"{DENSE} and {FUSED} ones. Add one, or leave the table to TorchRec."
+            f"{DENSE_KERNEL} and {FUSED_KERNEL} ones. Add one, or leave the table to TorchRec."
         )
-    if kernels & {DENSE, FUSED} == {DENSE} and named is None:
+    if kernels & {DENSE_KERNEL, FUSED_KERNEL} == {DENSE_KERNEL} and named is None:
         return (DATA_PARALLEL,)
-    left = tuple(one for one in asked if (DENSE if one == DATA_PARALLEL else FUSED) in kernels)
+    left = tuple(one for one in asked if (DENSE_KERNEL if one == DATA_PARALLEL else FUSED_KERNEL) in kernels)
     if not left:
         raise BadConfig(
             f"constraints of table {brief(name)}: no kernel of compute_kernels {brief(sorted(kernels))} shards it "
-            f"{' or '.join(asked)}. {DENSE} is for {DATA_PARALLEL}, {FUSED} for all others."
+            f"{' or '.join(asked)}. {DENSE_KERNEL} is for {DATA_PARALLEL}, {FUSED_KERNEL} for all others."
         )
     return left
 

@@ -30,7 +30,7 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 
 COMPUTE_DEVICES = ("cuda", "cpu")
-FUSED, DENSE = "fused", "dense"
+FUSED_KERNEL, DENSE_KERNEL = "fused", "dense"
 WITHIN_NODE = {TABLE_WISE: TABLE_COLUMN_WISE, COLUMN_WISE: TABLE_COLUMN_WISE, ROW_WISE: TABLE_ROW_WISE}
 """Types that parts on the ranks of one node are, too."""
 
@@ -80,7 +80,7 @@ def table_entry(
         placed = [(part.device, part.rows, part.columns) for part in parts]
     return TableEntry(
         sharding_type=written_as or way,
-        compute_kernel=DENSE if way == DATA_PARALLEL else FUSED,
+        compute_kernel=DENSE_KERNEL if way == DATA_PARALLEL else FUSED_KERNEL,
         ranks=tuple(rank for rank, _, _ in placed),
         shards=tuple(
             ShardEntry(

@@ -22,7 +22,7 @@ RESERVED_SHARE = 0.15
 
 
 @dataclass(frozen=True)
-class Machine:
+class TorchRecMachine:
     """Ranks and what they have.
 
     Attributes:
@@ -50,7 +50,7 @@ def machine_of(
     compute_device: str | None,
     memory_cap_gb: float | Sequence[float] | None,
     reserved_gb: float | None,
-) -> Machine:
+) -> TorchRecMachine:
     """The machine; see ``EvenshardPlanner`` for the arguments.
 
     Raises:
@@ -90,7 +90,7 @@ def machine_of(
         share = RESERVED_SHARE if reserved_gb is None else 0.0
         caps = tuple(int(storage * (1 - share)) for storage in storages)
     check_ranges(reserved_gb=reserved_gb or 0.0)
-    return Machine(local_world_size, compute_device, caps, gb_to_bytes(reserved_gb or 0.0))
+    return TorchRecMachine(local_world_size, compute_device, caps, gb_to_bytes(reserved_gb or 0.0))
 
 
 def links_of_topology(topology: Topology) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evenshard.planner.torchrec.machine import Machine
+from evenshard.planner.torchrec.machine import TorchRecMachine
 from evenshard.planner.torchrec.modules import qualified_name
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import cut
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def plan_of_others(
     modules: Mapping[str, nn.Module],
     sharders: Sequence[ModuleSharder[Any]] | None,
-    machine: Machine,
+    machine: TorchRecMachine,
     left_bytes: Sequence[int],
     topology: Topology | None,
     batch_size: int,
@@ -87,7 +87,7 @@ def _alone(modules: Mapping[str, nn.Module]) -> nn.Module:
     return parents[""]
 
 
-def _topology_of(machine: Machine) -> Topology:
+def _topology_of(machine: TorchRecMachine) -> Topology:
     """TorchRec's description of the ranks, with its own bandwidths."""
     from torchrec.distributed.planner import types
 

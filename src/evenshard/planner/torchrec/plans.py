@@ -21,8 +21,8 @@ from evenshard.placement.sharding import (
 )
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.torchrec.entries import (
-    DENSE,
-    FUSED,
+    DENSE_KERNEL,
+    FUSED_KERNEL,
     TableEntry,
     checked_local_world_size,
     table_entry,
@@ -254,7 +254,7 @@ def other_kernels(plan: ShardingPlan, tables: Sequence[Table]) -> dict[str, str]
     return {
         table.name: entry.compute_kernel
         for table, entry in _entries(plan, tables)
-        if entry.compute_kernel not in (FUSED, DENSE)
+        if entry.compute_kernel not in (FUSED_KERNEL, DENSE_KERNEL)
     }
 
 

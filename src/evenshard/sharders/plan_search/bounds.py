@@ -32,14 +32,14 @@ from evenshard.sharders.plan_search.networks import (
 from evenshard.sharders.plan_search.options import Options
 from evenshard.tables.reuse import FloatArray
 
-ROUNDING = 1e-4
+_ROUNDING = 1e-4
 """Sums of float32 differ by less, relatively."""
 SCALES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)
 """Shares of a device's even load at which lines touch the compute times."""
 
 
 @dataclass(frozen=True)
-class Line:
+class TangentLine:
     """A straight line below the compute time of a call: ``at_0 + slopes @ columns``, for columns that are sums."""
 
     at_0: float
@@ -50,7 +50,7 @@ class Line:
         return np.asarray(columns_PH @ self.slopes_H)
 
 
-def line_at(network: CallNetwork, sums_H: FloatArray) -> Line:
+def line_at(network: CallNetwork, sums_H: FloatArray) -> TangentLine:
     """The line that touches the compute time at these sums, radix passes left out."""
     bent = (sums_H[FIRST_PIECE:] + network.bias_H).reshape(network.pieces, -1)
     piece_U = bent.argmax(axis=0)
@@ -62,7 +62,7 @@ def line_at(network: CallNetwork, sums_H: FloatArray) -> Line:
     for unit in np.flatnonzero(active_U):
         slopes_H[FIRST_PIECE + piece_U[unit] * units + unit] += output_U[unit]
     value = float(network.overhead_2.sum() + sums_H[LINEAR].sum() + np.maximum(bent.max(axis=0), 0) @ output_U)
-    return Line(value - float(slopes_H @ sums_H), slopes_H)
+    return TangentLine(value - float(slopes_H @ sums_H), slopes_H)
 
 
 def lower_bound_ms(options: Options) -> float:
@@ -88,7 +88,7 @@ def lower_bound_ms(options: Options) -> float:
             at_0.append(line.at_0)
         table = _ways(options, np.min(works, axis=0), alone_P)
         best = max(best, _bound(table, min(at_0), room, devices))
-    return best * (1 - ROUNDING)
+    return best * (1 - _ROUNDING)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from evenshard.sharders.plan_search.options import DEVICE, NODE, Options, Way
 from evenshard.sharders.plan_search.state import Choice
 from evenshard.tables.reuse import FloatArray
 
-FULL = 0.97
+FULL_SHARE = 0.97
 """Part of the devices' memory that is filled before ways with less memory are preferred."""
 
 
@@ -116,7 +116,7 @@ class Construction:
         allowed = np.where(small.any(axis=1, keepdims=True), small, piece_UW <= piece_UW.min(axis=1, keepdims=True))
         is_replica = works.types_UW == (works.names.index(DATA_PARALLEL) if DATA_PARALLEL in works.names else -2)
         total_UW = np.where(allowed, works.total_UW * np.where(is_replica, replica_price, 1.0), np.inf)
-        room = float(self._room_D.sum()) * FULL
+        room = float(self._room_D.sum()) * FULL_SHARE
         price, chosen = 0.0, np.asarray(total_UW.argmin(axis=1))
         rows = np.arange(len(chosen))
         scale = float(works.total_UW[rows, chosen].sum()) / max(room, 1.0)

@@ -47,14 +47,14 @@ REPLICA_PRICES = (1.0, 0.3)
 """Factors on the work of replicas that constructions try."""
 LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and GRID_SHARD not in types)
 MOST_LARGE_STARTS = 4
-STAGES = ((0.5, 0.45), (0.15, 0.35), (0.0, 0.2))
+_STAGES = ((0.5, 0.45), (0.15, 0.35), (0.0, 0.2))
 """Share of the starts that is improved, at least one, and of all changes that are tried for it; stage after stage."""
-LEAST_GAIN = 1e-4
+_LEAST_GAIN = 1e-4
 """Of the score, relatively: less is no step."""
 
 
 @dataclass(frozen=True)
-class SearchEffort:
+class PlanSearchEffort:
     """How long to look.
 
     Attributes:
@@ -71,7 +71,7 @@ class SearchEffort:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class PlanSearchResult:
     """What the search found.
 
     Attributes:
@@ -109,9 +109,9 @@ class PlanSearch:
     """
 
     def __init__(
-        self, costs: PartCosts, effort: SearchEffort | None = None, seed: int = 0, progress: Progress | None = None
+        self, costs: PartCosts, effort: PlanSearchEffort | None = None, seed: int = 0, progress: Progress | None = None
     ) -> None:
-        self.costs, self.effort = costs, effort or SearchEffort()
+        self.costs, self.effort = costs, effort or PlanSearchEffort()
         self.options = Options(costs)
         self.room_D = np.array(costs.task.room_bytes, dtype=np.int64)
         self.construction = Construction(self.options, Works.of(self.options), self.room_D)
@@ -124,7 +124,7 @@ class PlanSearch:
         self._is_interrupted = False
         self._best_ms = float("inf")
 
-    def run(self, known: Sequence[Sequence[TablePart]] = ()) -> SearchResult:
+    def run(self, known: Sequence[Sequence[TablePart]] = ()) -> PlanSearchResult:
         """The best placement that was found.
 
         Args:
@@ -139,11 +139,11 @@ class PlanSearch:
         ]
         starts += self._constructed()
         if not starts and known:  # its rows are uneven, as its memory is
-            return SearchResult(self.costs.predict(known[0]), tuple(map(tuple, known)))
+            return PlanSearchResult(self.costs.predict(known[0]), tuple(map(tuple, known)))
         if not starts:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
         with on_interrupt(self._interrupt):
-            for share, of_changes in STAGES:
+            for share, of_changes in _STAGES:
                 starts = sorted(starts, key=lambda one: one.cost_ms)
                 kept = max(
                     1, round(share * (len(starts) if self.options.is_small else min(len(starts), MOST_LARGE_STARTS)))
@@ -159,7 +159,9 @@ class PlanSearch:
         candidates = tuple(dict.fromkeys(State(self.options, start.choices).parts() for start in starts))
         predicted = [self.costs.predict(parts) for parts in candidates]
         order = sorted(range(len(predicted)), key=lambda number: predicted[number].predicted_ms)
-        return SearchResult(predicted[order[0]], tuple(candidates[number] for number in order), self._is_interrupted)
+        return PlanSearchResult(
+            predicted[order[0]], tuple(candidates[number] for number in order), self._is_interrupted
+        )
 
     def _fits(self, choices: list[Choice]) -> bool:
         return State(self.options, choices).fits(self.room_D)
@@ -215,7 +217,7 @@ class PlanSearch:
         while not self._over() and idle < self.effort.idle_kicks:
             undo = self._kick(state)
             undo += self._descend(state)
-            if state.score < best * (1 - LEAST_GAIN):
+            if state.score < best * (1 - _LEAST_GAIN):
                 best, times_D, idle = state.score, state.device_ms_D, 0
                 self._report(state)
                 continue
@@ -248,7 +250,7 @@ class PlanSearch:
         undo = [(unit, state.choices[unit]) for unit, _ in changes]
         state.replace_all(changes)
         self._changes_left -= 1
-        if state.score < before * (1 - LEAST_GAIN) and state.fits(self.room_D):
+        if state.score < before * (1 - _LEAST_GAIN) and state.fits(self.room_D):
             return undo
         state.undo(undo, times_D)
         return []
@@ -342,7 +344,7 @@ class PlanSearch:
             found.append((float(after[best]), unit, int(own[best])))
         found.sort()
         for expected, unit, device in found[:TRIED_MOVES]:
-            if expected >= state.device_ms_D[slow] * (1 + LEAST_GAIN):
+            if expected >= state.device_ms_D[slow] * (1 + _LEAST_GAIN):
                 return
             yield [(unit, _moved(state.choices[unit], slow, device))]
 

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
-from evenshard.sharders.room.items import Cut, Devices, Item, Items
+from evenshard.sharders.room.items import Cut, Devices, PackedItem, PackedItems
 
 RANDOM_ORDERS = 8
 
 
 @dataclass(frozen=True)
-class Way:
+class PackingOrder:
     """How items are packed in turn.
 
     Attributes:
@@ -33,7 +33,7 @@ class Way:
     rows_first: bool = False
 
 
-def quick_ways(items: Items) -> Iterator[Way]:
+def quick_ways(items: PackedItems) -> Iterator[PackingOrder]:
     """Ways that lead to the end unless memory is tight: what may go to few devices and what cannot be cut is first."""
     all_items = items.items
     bytes_I = np.array([item.size_bytes for item in all_items], dtype=np.int64)
@@ -45,11 +45,11 @@ def quick_ways(items: Items) -> Iterator[Way]:
         np.lexsort((-bytes_I, -apart_I, freedom_I, choices_I)),
         np.lexsort((-bytes_I, -parts_I, freedom_I, choices_I)),
     ):
-        yield Way(order.tolist())
-        yield Way(order.tolist(), tightest=True)
+        yield PackingOrder(order.tolist())
+        yield PackingOrder(order.tolist(), tightest=True)
 
 
-def more_ways(items: Items, seed: int) -> Iterator[Way]:
+def more_ways(items: PackedItems, seed: int) -> Iterator[PackingOrder]:
     """Other ways, some of them random."""
     all_items = items.items
     bytes_I = np.array([item.size_bytes for item in all_items], dtype=np.int64)
@@ -58,21 +58,21 @@ def more_ways(items: Items, seed: int) -> Iterator[Way]:
     whole_I = np.array([item.may_be_whole for item in all_items])
     for order in (np.lexsort((-bytes_I, freedom_I)), np.lexsort((-bytes_I, whole_I))):
         for tightest in (True, False):
-            yield Way(order.tolist(), tightest, rows_first=True)
+            yield PackingOrder(order.tolist(), tightest, rows_first=True)
     rng = np.random.default_rng(seed)
     for number in range(RANDOM_ORDERS):
         shaken_I = bytes_I * rng.uniform(0.5, 1.0, len(bytes_I))
         order = np.lexsort((-shaken_I, freedom_I, choices_I))
         for tightest in (True, False):
-            yield Way(order.tolist(), tightest, rows_first=number % 2 == 1)
+            yield PackingOrder(order.tolist(), tightest, rows_first=number % 2 == 1)
 
 
-def _freedom(item: Item) -> int:
+def _freedom(item: PackedItem) -> int:
     """0 for what stays whole, 1 for what is cut by columns, 2 for rows, of which any room takes some."""
     return 2 if item.grid is not None or any(cut.in_rows for cut in item.cuts) else bool(item.cuts)
 
 
-def packed(items: Items, way: Way) -> list[TablePart] | None:
+def packed(items: PackedItems, way: PackingOrder) -> list[TablePart] | None:
     """Parts of all items on their devices; None at a dead end."""
     left_D = items.room_D.copy()
     taken_D: dict[int, npt.NDArray[np.bool_]] = {}
@@ -98,7 +98,7 @@ _Placed = tuple[list[TablePart], Mapping[int, int]]
 """Parts, and the bytes that they take of each of their devices."""
 
 
-def _place(item: Item, left_D: npt.NDArray[np.int64], way: Way) -> _Placed | None:
+def _place(item: PackedItem, left_D: npt.NDArray[np.int64], way: PackingOrder) -> _Placed | None:
     """An item where there is room; -1 left is no room for any part."""
     if item.may_be_whole and left_D.max() >= item.size_bytes:
         roomy_D = np.where(left_D >= item.size_bytes, left_D, np.iinfo(np.int64).max if way.tightest else -1)
@@ -192,7 +192,7 @@ def _in_proportion(count: int, most: npt.NDArray[np.int64]) -> npt.NDArray[np.in
     return np.asarray(found + _spread(count - int(found.sum()), most - found, fill=True))
 
 
-def _grid(item: Item, left_D: npt.NDArray[np.int64]) -> _Placed | None:
+def _grid(item: PackedItem, left_D: npt.NDArray[np.int64]) -> _Placed | None:
     """Columns over nodes, in the fewest parts and as even as they can be; the rows of each over the node's devices."""
     grid, table = item.grid, item.tables[0]
     assert grid is not None

@@ -122,7 +122,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Item:
+class PackedItem:
     """Tables that live on one device, or a table that may be cut.
 
     Attributes:
@@ -161,7 +161,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Items:
+class PackedItems:
     """All that is packed.
 
     Attributes:
@@ -170,12 +170,12 @@ class Items:
         room_D: what each device has left for the items, below 0 where the replicas alone do not fit.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[PackedItem, ...]
     replicas: tuple[Table, ...]
     room_D: npt.NDArray[np.int64]
 
     @staticmethod
-    def of(task: ShardingTask) -> Items:
+    def of(task: ShardingTask) -> PackedItems:
         """The items of a task whose every table may be sharded somehow (``task.types``)."""
         positions_of = joined_groups(len(task.tables), task.together)
         only_replicated = {at for at, types in enumerate(task.types) if types == {DATA_PARALLEL}}
@@ -187,7 +187,7 @@ class Items:
                 apart_of.setdefault(position, []).append(number)
         replicas = tuple(task.tables[position] for position in sorted(only_replicated))
         taken = sum(table.size_bytes + state_bytes(table, task.optimizer) for table in replicas)
-        return Items(
+        return PackedItems(
             tuple(
                 _item(task, positions, apart_of) for positions in positions_of if positions[0] not in only_replicated
             ),
@@ -204,7 +204,7 @@ class Items:
         ]
 
 
-def _item(task: ShardingTask, positions: Sequence[int], apart_of: Mapping[int, Sequence[int]]) -> Item:
+def _item(task: ShardingTask, positions: Sequence[int], apart_of: Mapping[int, Sequence[int]]) -> PackedItem:
     tables = tuple(task.tables[position] for position in positions)
     types, size = task.types[positions[0]], sum(_bytes(table, task.optimizer) for table in tables)
     allowed_D = _mask(task.num_devices, task.limits_of(positions[0]).devices)
@@ -212,14 +212,14 @@ def _item(task: ShardingTask, positions: Sequence[int], apart_of: Mapping[int, S
         allowed_D = allowed_D & _mask(task.num_devices, task.limits_of(position).devices)
     apart = tuple(sorted({number for position in positions for number in apart_of.get(position, ())}))
     if task.num_devices == 1 or len(positions) > 1:
-        return Item(tuple(positions), tables, size, size, allowed_D, apart, may_be_whole=True)
+        return PackedItem(tuple(positions), tables, size, size, allowed_D, apart, may_be_whole=True)
     cuts = _cuts(task, positions[0])
     grid = _grid(task, positions[0]) if GRID_SHARD in types else None
     bits_of_row = tables[0].embedding_dim * tables[0].weight_bits
     in_rows = grid is not None or any(cut.in_rows for cut in cuts)
     least = size - (tables[0].num_rows if in_rows and bits_of_row % 8 else 0)  # each part's bytes are rounded down
     whole = bool(types & {TABLE_WISE, TABLE_COLUMN_WISE})
-    return Item(tuple(positions), tables, size, least, allowed_D, apart, whole, cuts, grid)
+    return PackedItem(tuple(positions), tables, size, least, allowed_D, apart, whole, cuts, grid)
 
 
 def _cuts(task: ShardingTask, position: int) -> tuple[Cut, ...]:

@@ -6,9 +6,9 @@ from evenshard.placement.feasibility import MORE_ROOM
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import ShardingTask, check_sharding
 from evenshard.sharders.room.fill import more_ways, packed, quick_ways
-from evenshard.sharders.room.items import Items
+from evenshard.sharders.room.items import PackedItems
 from evenshard.sharders.room.program import solved
-from evenshard.sharders.room.reasons import needs_and_room, require_room, require_types
+from evenshard.sharders.room.reasons import require_sharding_room, require_types, sharding_needs_and_room
 from evenshard.utils.errors import InfeasibleTask, MissingPackage
 from evenshard.utils.extras import require_package
 
@@ -31,10 +31,10 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
         InfeasibleTask: if there are none, or none were found in time; the message says which of the two.
     """
     require_types(task)
-    items = Items.of(task)
+    items = PackedItems.of(task)
     if (found := first_fit(task, items)) is not None:
         return found
-    require_room(task, items)
+    require_sharding_room(task, items)
     pairs = len(items.items) * task.num_devices
     if pairs <= MAX_TRIED_PAIRS:
         for way in more_ways(items, seed):
@@ -54,9 +54,9 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
     raise _none(task, items, f"no placement was found in {time_limit_s:g} s of the solver")
 
 
-def first_fit(task: ShardingTask, items: Items | None = None) -> tuple[TablePart, ...] | None:
+def first_fit(task: ShardingTask, items: PackedItems | None = None) -> tuple[TablePart, ...] | None:
     """Legal parts where the quick ways find some; the rules of the task do not contradict each other."""
-    items = Items.of(task) if items is None else items
+    items = PackedItems.of(task) if items is None else items
     too_much = sum(item.least_bytes for item in items.items) > int(items.room_D.sum())
     if too_much or items.room_D.min() < 0:
         return None
@@ -76,5 +76,5 @@ def _checked(task: ShardingTask, parts: list[TablePart] | None) -> tuple[TablePa
     return found
 
 
-def _none(task: ShardingTask, items: Items, why: str) -> InfeasibleTask:
-    return InfeasibleTask(f"{why}: {needs_and_room(task, items)}.", f"{MORE_ROOM}.")
+def _none(task: ShardingTask, items: PackedItems, why: str) -> InfeasibleTask:
+    return InfeasibleTask(f"{why}: {sharding_needs_and_room(task, items)}.", f"{MORE_ROOM}.")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from evenshard.placement.parts import TablePart
-from evenshard.sharders.room.items import Cut, Item, Items
+from evenshard.sharders.room.items import Cut, PackedItem, PackedItems
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class _Choice:
         grid: fours of columns of a row that each device holds, in whatever nodes; empty without a grid.
     """
 
-    item: Item
+    item: PackedItem
     whole: dict[int, Any]
     blocks: tuple[dict[int, Any], ...]
     grid: dict[int, Any]
 
 
-def solved(items: Items, seed: int, time_limit_s: float) -> Solved:
+def solved(items: PackedItems, seed: int, time_limit_s: float) -> Solved:
     """What the solver finds. A grid is too much for it: that there are other ways or not, it finds out with that aside.
 
     Args:
@@ -59,7 +59,7 @@ def solved(items: Items, seed: int, time_limit_s: float) -> Solved:
     return found
 
 
-def _solved(items: Items, seed: int, time_limit_s: float, with_grids: bool) -> Solved:
+def _solved(items: PackedItems, seed: int, time_limit_s: float, with_grids: bool) -> Solved:
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -100,7 +100,7 @@ def _solved(items: Items, seed: int, time_limit_s: float, with_grids: bool) -> S
 
 def _choice(
     model: Any,
-    item: Item,
+    item: PackedItem,
     may_go: list[int],
     used: list[list[tuple[Any, int]]],
     holders: dict[tuple[int, int], list[Any]],
@@ -136,7 +136,7 @@ def _choice(
     return _Choice(item, whole, tuple(blocks), grid)
 
 
-def _blocks(model: Any, item: Item, cut: Cut, way: Any) -> tuple[dict[int, Any], dict[int, Any]]:
+def _blocks(model: Any, item: PackedItem, cut: Cut, way: Any) -> tuple[dict[int, Any], dict[int, Any]]:
     """How many blocks each device holds, and whether it holds any; none unless an item is cut in this way."""
     held: dict[int, Any] = {}
     holds: dict[int, Any] = {}
@@ -168,7 +168,7 @@ def _add_filled(model: Any, cut: Cut, own: list[tuple[Any, Any]], chosen: Any) -
     model.add(sum(holds for _, holds in own) == cut.even_holders).only_enforce_if(chosen, ~on_all)
 
 
-def _device_kinds(items: Items) -> list[int]:
+def _device_kinds(items: PackedItems) -> list[int]:
     """A number for each device; those that share one can swap names."""
     in_nodes = any(len(cut.scopes) > 1 for item in items.items for cut in item.cuts)
     node_of = {

@@ -20,7 +20,7 @@ from evenshard.placement.placement import caps_text, gb_text
 from evenshard.placement.sharding import SHARDING_TYPES, ShardingTask, ruled_out
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.room.fill import most_blocks
-from evenshard.sharders.room.items import Cut, Item, Items
+from evenshard.sharders.room.items import Cut, PackedItem, PackedItems
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import brief
 
@@ -40,13 +40,13 @@ def require_types(task: ShardingTask) -> None:
     )
 
 
-def require_room(task: ShardingTask, items: Items | None = None) -> None:
+def require_sharding_room(task: ShardingTask, items: PackedItems | None = None) -> None:
     """Raises InfeasibleTask if no placement can exist for a plain reason; each table has types left."""
-    if (why := _reason(task, Items.of(task) if items is None else items)) is not None:
+    if (why := _reason(task, PackedItems.of(task) if items is None else items)) is not None:
         raise InfeasibleTask(why.problem, why.remedy)
 
 
-def _reason(task: ShardingTask, items: Items) -> Reason | None:
+def _reason(task: ShardingTask, items: PackedItems) -> Reason | None:
     """Why no placement of a task can exist; None without a plain reason.
 
     The most specific reason: replicas that fill a device, rules that contradict each other, tables too large for where
@@ -77,7 +77,7 @@ def _reason(task: ShardingTask, items: Items) -> Reason | None:
     return None
 
 
-def _most_of(item: Item, room_D: npt.NDArray[np.int64]) -> str:
+def _most_of(item: PackedItem, room_D: npt.NDArray[np.int64]) -> str:
     """What empty devices have room for of an item that may be cut, in words."""
     most = [(max(_most_together(cut, room_D[scope]) for scope in cut.scopes), cut) for cut in item.cuts]
     if not most:
@@ -95,14 +95,14 @@ def _most_together(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
     return int(np.sort(most_blocks(cut, room_D))[::-1][: cut.blocks // cut.least_blocks].sum())
 
 
-def needs_and_room(task: ShardingTask, items: Items) -> str:
+def sharding_needs_and_room(task: ShardingTask, items: PackedItems) -> str:
     """What the tables need, and what the devices have, as a clause."""
     relaxed, cut = _relaxed(task, items)
     assert relaxed is not None, "replicas alone fit or do not"
     return feasibility.needs_and_room(relaxed, cut)
 
 
-def _relaxed(task: ShardingTask, items: Items) -> tuple[PlacementTask | None, frozenset[int]]:
+def _relaxed(task: ShardingTask, items: PackedItems) -> tuple[PlacementTask | None, frozenset[int]]:
     """The items as tables that take the least memory they can, on the same devices, and which of them may be cut."""
     if not items.items:
         return None, frozenset()
@@ -130,7 +130,7 @@ def _relaxed(task: ShardingTask, items: Items) -> tuple[PlacementTask | None, fr
     return relaxed, frozenset(cut)
 
 
-def _least_bytes(item: Item, room_D: npt.NDArray[np.int64]) -> int:
+def _least_bytes(item: PackedItem, room_D: npt.NDArray[np.int64]) -> int:
     """Memory that all parts of an item take at least: where only columns are cut, each has an optimizer's rows."""
     room_D = np.where(item.allowed_D, room_D, -1)
     if item.grid is not None or any(cut.in_rows for cut in item.cuts):
@@ -152,7 +152,7 @@ def _fewest_parts(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
     return fewest
 
 
-def _fits_alone(item: Item, room_D: npt.NDArray[np.int64]) -> bool:
+def _fits_alone(item: PackedItem, room_D: npt.NDArray[np.int64]) -> bool:
     """Whether empty devices have room for an item, as far as its bytes tell."""
     if item.may_be_whole and room_D[item.allowed_D].max() >= item.size_bytes:
         return True

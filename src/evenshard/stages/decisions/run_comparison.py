@@ -18,7 +18,7 @@ TASKS_DEPEND_ON = "generate_tables."
 COSTS_DEPEND_ON = ("measure.link", "measure.recorded_batch")
 """Settings that change what the same placement costs on the same hardware."""
 NOISE = "noise."
-MEAN = ".mean_measured_ms"
+MEAN_MEASURED = ".mean_measured_ms"
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def compare(runs: Sequence[LoopRun]) -> Comparison:
     names = dict.fromkeys(name for run in runs for name in run.costs_ms)
     rows = [_row(name, runs, obstacles) for name in names]
     keys = sorted({key for run in runs for key in run.settings})
-    metrics = dict.fromkeys(key for run in runs for key in run.metrics if not key.endswith(MEAN))
+    metrics = dict.fromkeys(key for run in runs for key in run.metrics if not key.endswith(MEAN_MEASURED))
     return Comparison(
         runs=tuple((run.name, run.run_id) for run in runs),
         hardware=tuple(run.hardware for run in runs),
