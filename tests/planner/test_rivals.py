@@ -47,10 +47,10 @@ def test_the_best_of_torchrecs_plans_is_its_answer_and_its_setting_is_named(monk
     of_columns = asked(sharding_types=BY_COLUMNS)
     each = []
     for width in (64, 32, 16):
-        monkeypatch.setattr(module, "MIN_PARTITIONS", (width,))
+        monkeypatch.setattr(module, "TORCHREC_MIN_PARTITIONS", (width,))
         each.append(found(of_columns, FULL_SPACE)[0])
     assert [one.setting for one in each] == [f"min_partition {width}, by storage" for width in (64, 32, 16)]
-    monkeypatch.setattr(module, "MIN_PARTITIONS", (64, 32, 16))
+    monkeypatch.setattr(module, "TORCHREC_MIN_PARTITIONS", (64, 32, 16))
     assert found(of_columns, FULL_SPACE)[0] == min(each, key=lambda one: one.predicted_ms or 0.0)
 
 
@@ -63,7 +63,7 @@ def test_a_grid_is_asked_for_where_there_are_nodes(monkeypatch: pytest.MonkeyPat
             return super().plan(setting, widths)
 
     monkeypatch.setattr(module, "TorchRecPlanner", Planner)
-    monkeypatch.setattr(module, "MIN_PARTITIONS", (16,))
+    monkeypatch.setattr(module, "TORCHREC_MIN_PARTITIONS", (16,))
     found(asked(), FULL_SPACE)
     found(asked(machine=Machine(4, 2, inter="infiniband_ndr")), FULL_SPACE)
     assert plans == [False, False, True]

@@ -28,7 +28,7 @@ RIVALS = tuple(one.name for one in SHARDERS if not one.needs)
 FULL_SPACE = next(one.name for one in SHARDERS if one.is_full_space)
 """TorchRec's planner where tables may be sharded in several ways; it is left out where whole tables are asked for."""
 TORCHREC = tuple(one.name for one in SHARDERS if one.package == "torchrec" and not one.is_full_space)
-_MIN_PARTITIONS = (None, 16, 32, 64)
+TORCHREC_MIN_PARTITIONS = (None, 16, 32, 64)
 """Columns of the narrowest part, which TorchRec has to be given; None leaves its own. The best plan is its answer."""
 MOST_SHARDS = 2_000
 """Tables times devices that it is asked for: it takes seconds for 26 x 16 and minutes for 400 x 8."""
@@ -100,7 +100,7 @@ def _full_space(request: PlacementRequest, links: Links) -> list[Candidate]:
     chosen = [
         PlannerSetting(columns, grid_shard=grid)
         for grid in ((False, True) if machine.num_nodes > 1 and GRID_SHARD in request.types else (False,))
-        for columns in _MIN_PARTITIONS
+        for columns in TORCHREC_MIN_PARTITIONS
     ]
     found = [(str(plan.setting), plan.parts) for plan in planner.plans(chosen)]
     if not found:
