@@ -36,7 +36,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.models import load_model
 from evenshard.sharders.plan_search.construction import Works
 from evenshard.sharders.plan_search.options import DEVICE, NODE
-from evenshard.sharders.plan_search.search import PlanSearch, SearchEffort
+from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.plan_search.state import Choice, State
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.generator import GeneratorConfig, generate_tables
@@ -266,7 +266,7 @@ def test(args: argparse.Namespace) -> None:
         line["constructed"] = min(case.costs.predict(parts).predicted_ms for parts in constructed)
         predicted = [case.costs.predict(state.parts()).predicted_ms for state in states]
         line |= {"rollout": min(predicted), "mean_rollout": fmean(predicted)}
-        usual = SearchEffort()
+        usual = PlanSearchEffort()
         line["search"], search_s = answer(case, usual, args.seed, [])
         line["with_rollouts"], with_s = answer(case, usual, args.seed, known)
         more = (rollouts_s + with_s) / search_s
@@ -278,7 +278,9 @@ def test(args: argparse.Namespace) -> None:
         print(json.dumps(line), flush=True)
 
 
-def answer(case: Case, effort: SearchEffort, seed: int, known: Sequence[Sequence[TablePart]]) -> tuple[float, float]:
+def answer(
+    case: Case, effort: PlanSearchEffort, seed: int, known: Sequence[Sequence[TablePart]]
+) -> tuple[float, float]:
     """What the search's answer is predicted to cost, ms, and its processor time, s."""
     began = time.process_time()
     found = PlanSearch(case.costs, effort, seed).run(known)
