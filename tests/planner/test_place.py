@@ -262,9 +262,9 @@ def test_a_number_of_a_flag_has_its_kind_and_its_range(
 
 def test_a_reader_who_has_seen_enough_is_no_failure(table_file: Path) -> None:
     save_tables(TABLES[:2], table_file)
-    words = f"{sys.executable} -m evenshard place {table_file} --devices 2"
+    words = f"{sys.executable} -m evenshard place {table_file} --devices 2 --sharding-types table_wise"
     done = subprocess.run(
-        ["bash", "-c", f"{words} > >(exec 0<&-; sleep 5) ; exit $?"], capture_output=True, text=True, timeout=120
+        ["bash", "-c", f"{words} > >(exec 0<&-) ; exit $?"], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -287,7 +287,7 @@ def test_ctrl_c_takes_the_best_placement_so_far(capsys: pytest.CaptureFixture[st
 def test_a_terminal_shows_the_best_placement_so_far(table_file: Path) -> None:
     """Only a terminal: the tests above have none and see nothing on stderr."""
     save_tables(TABLES[:2], table_file)
-    words = f"{sys.executable} -m evenshard place {table_file} --devices 2"
+    words = f"{sys.executable} -m evenshard place {table_file} --devices 2 --sharding-types table_wise"
     shell = f"script -qec '{words} > /dev/null' /dev/null < /dev/null"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "best so far" in done.stdout and "ms a step (Ctrl-C takes it)" in done.stdout

@@ -13,7 +13,13 @@ from evenshard.sharders.random_sharding import possible_types, random_sharding
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
 
-TABLES = (table("a", 100, 16), table("b", 3, 8), table("c", 100, 6), replace(table("d", 50, 8), pooling="none"))
+TABLES = (
+    table("a", 100, 16),
+    table("b", 3, 8),
+    table("c", 100, 6),
+    replace(table("d", 50, 8), pooling="none"),
+    replace(table("e", 50, 8), pooling="mean"),
+)
 TWO_NODES = Machine(4, 2, intra="gloo", inter="gloo")
 
 
@@ -22,12 +28,14 @@ def task_on(machine: Machine, room: int = 10**9) -> ShardingTask:
 
 
 def test_what_a_table_can_be() -> None:
-    wide, few_rows, odd, sequence = (set(possible_types(one, TWO_NODES)) for one in TABLES)
+    task = task_on(TWO_NODES)
+    wide, few_rows, odd, sequence, mean = (set(possible_types(task, position)) for position in range(5))
     assert wide == set(SHARDING_TYPES)
     assert few_rows == wide - {"row_wise"}
     assert odd == {"table_wise", "row_wise", "table_row_wise", "data_parallel"}
-    assert sequence == {"table_wise", "column_wise", "row_wise", "data_parallel"}
-    assert set(possible_types(TABLES[0], Machine.one_node(2))) == sequence
+    assert sequence == {"table_wise", "row_wise", "data_parallel"}
+    assert mean == {"table_wise", "column_wise", "table_column_wise", "data_parallel"}
+    assert set(possible_types(task_on(Machine.one_node(2)), 0)) == sequence | {"column_wise"}
 
 
 def test_every_type_is_drawn_and_every_placement_is_legal() -> None:
@@ -45,6 +53,14 @@ def test_only_what_was_asked_for_is_drawn() -> None:
     for seed in range(10):
         parts = random_sharding(task, ("data_parallel",), np.random.default_rng(seed))
         assert {len(part.devices) for part in parts} == {4}
+
+
+def test_what_is_never_legal_is_not_drawn() -> None:
+    """Of forty sequences and means, one would nearly always be cut as it must not be."""
+    tables = tuple(replace(one, name=f"{one.name}{number}") for number in range(20) for one in TABLES[3:])
+    task, rng = replace(task_on(TWO_NODES), tables=tables), np.random.default_rng(0)
+    for _ in range(5):
+        check_sharding(task, random_sharding(task, SHARDING_TYPES, rng))
 
 
 def test_what_never_fits_is_said() -> None:

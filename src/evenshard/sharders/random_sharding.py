@@ -13,12 +13,12 @@ from evenshard.placement.sharding import (
     DATA_PARALLEL,
     GRID_SHARD,
     ROW_WISE,
-    SEQUENCE_TYPES,
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
     ShardingTask,
     check_sharding,
+    ruled_out,
 )
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
@@ -39,8 +39,8 @@ def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Gen
     for attempt in range(ATTEMPTS):
         drawn = [str(rng.choice(list(types)))] if rng.random() < 0.5 else types
         parts: list[TablePart] = []
-        for table in task.tables:
-            possible = [way for way in drawn if way in possible_types(table, task.machine)]
+        for position, table in enumerate(task.tables):
+            possible = [way for way in drawn if way in possible_types(task, position)]
             parts += _parts(table, str(rng.choice(possible or [TABLE_WISE])), task.machine, rng)
         try:
             check_sharding(task, parts)
@@ -52,8 +52,9 @@ def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Gen
     raise AssertionError
 
 
-def possible_types(table: Table, machine: Machine) -> tuple[str, ...]:
-    """The sharding types that a table can have on a machine, each of them a type of its own there."""
+def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
+    """The sharding types that a table can legally have on the machine, each of them a type of its own there."""
+    table, machine = task.tables[position], task.machine
     found = [TABLE_WISE]
     if machine.num_devices > 1:
         found.append(DATA_PARALLEL)
@@ -68,7 +69,8 @@ def possible_types(table: Table, machine: Machine) -> tuple[str, ...]:
             found.append(TABLE_ROW_WISE)
             if _widths(table) > 1:
                 found.append(GRID_SHARD)
-    return tuple(way for way in found if not table.is_sequence or way in SEQUENCE_TYPES)
+    never = ruled_out(task, position)
+    return tuple(way for way in found if way not in never)
 
 
 def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator) -> list[TablePart]:

@@ -142,7 +142,7 @@ def test_the_shared_tables_of_primus_are_read() -> None:
 )
 def test_sequences_are_placed_from_the_model_object(model: Model, num_devices: int, memory_cap_gb: int) -> None:
     """954 GB of items on devices of 120 GB go by rows."""
-    answer = evenshard.place(model, num_devices, memory_cap_gb)
+    answer = evenshard.place(model, num_devices, memory_cap_gb, inter="infiniband_ndr" if num_devices > 8 else "")
     task = answer.request.sharding_task()
     by_table = parts_by_table(task, answer.parts)
     ways = {table.name: sharding_type(by_table[table.name], table, task.machine) for table in task.tables}
