@@ -105,7 +105,8 @@ def test_loops_are_ticked_and_compared(
     ends = plot.locator("text").all_text_contents()
     for name in COMPARED:
         values = [metric_of(mlflow_server, loop, name) for loop in three_loops]
-        assert {f"{min(values):.5f}", f"{max(values):.5f}"} <= set(ends)
+        if min(values) < max(values):  # an axis of equal values has labels around them
+            assert {f"{min(values):.5f}", f"{max(values):.5f}"} <= set(ends)
     picture("compare", 940)
     text = page.inner_text("body")
     assert all(loop.name in text for loop in three_loops)
