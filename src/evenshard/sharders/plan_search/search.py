@@ -64,7 +64,7 @@ class PlanSearchEffort:
         time_limit_s: the search ends after so many seconds at the latest; None for no limit.
     """
 
-    changes: int = 3_000
+    changes: int = 1_500
     idle_kicks: int = 100
     kicked: int = 3
     time_limit_s: float | None = None
@@ -169,7 +169,7 @@ class PlanSearch:
     def _scaled(self, changes: int) -> int:
         """More changes for more devices; of a large task each takes long."""
         devices = min(self.costs.task.num_devices, MOST_COUNTED_DEVICES)
-        return round(changes * (1 + devices / MOST_COUNTED_DEVICES)) if self.options.is_small else changes
+        return round(changes * (1 + 3 * devices / MOST_COUNTED_DEVICES)) if self.options.is_small else 2 * changes
 
     def _interrupt(self) -> None:
         self._is_interrupted = True
@@ -478,7 +478,7 @@ class PlanSearch:
 
 
 MOST_COUNTED_DEVICES = 128
-"""Devices from which on a search takes twice as many changes as on one."""
+"""Devices from which on a search takes four times as many changes as on one."""
 MOST_CANDIDATES = 16
 """Placements that a search gives back."""
 MOVE_TARGETS, SWAP_TARGETS = 16, 6
