@@ -87,7 +87,8 @@ def test_the_device_of_replicas_is_not_one() -> None:
 
 def test_a_part_is_written_with_the_ends_of_its_rows_and_columns() -> None:
     written = json.loads(json.dumps(asdict(TablePart("a", Span(0, 10), Span(4, 8), (1,)))))
-    assert written == {"table": "a", "rows": [0, 10], "columns": [4, 8], "devices": [1]}
+    kept = {"kernel": "fused", "load_factor": 1.0}
+    assert written == {"table": "a", "rows": [0, 10], "columns": [4, 8], "devices": [1], "storage": kept}
     assert f"{Span(4, 8)}" == "4:8"
 
 

@@ -35,6 +35,10 @@ class Machine:
         intra: link within a domain, as ``measure.link`` names it; empty for that of the hardware.
         inter: link between domains; empty where there is one domain.
         groups: kinds of devices, where they are not all of one kind.
+        host_bytes: memory of each host that tables may take, by its number; empty for none.
+        host_gb_s: bandwidth of a host's memory, 10**9 bytes per second, which its devices share; 0 if unknown.
+        ssd_bytes: of each host's SSDs, likewise.
+        ssd_gb_s: bandwidth of a host's SSDs, likewise.
     """
 
     num_devices: int
@@ -43,6 +47,10 @@ class Machine:
     intra: str = ""
     inter: str = ""
     groups: tuple[DeviceGroup, ...] = ()
+    host_bytes: tuple[int, ...] = ()
+    host_gb_s: float = 0.0
+    ssd_bytes: tuple[int, ...] = ()
+    ssd_gb_s: float = 0.0
 
     @staticmethod
     def one_node(num_devices: int) -> Machine:
@@ -110,4 +118,7 @@ class Machine:
         if self.groups and sum(group.num_devices for group in self.groups) != self.num_devices:
             counts = " + ".join(str(group.num_devices) for group in self.groups)
             return f"there are {self.num_devices} devices, but {counts} of its kinds. Correct the kinds."
+        for what, sizes in (("host memory", self.host_bytes), ("SSDs", self.ssd_bytes)):
+            if sizes and (len(sizes) != self.num_nodes or min(sizes) < 0):
+                return f"there are {self.num_nodes} nodes, but {len(sizes)} sizes of {what}. Give one for each, from 0."
         return None

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.tables.reuse import deduplicated_reuse, feasible_reuse_bins, thinned_reuse_bins
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
@@ -51,12 +52,14 @@ class TablePart:
         rows: that it has.
         columns: that it has.
         devices: id of its device (TorchRec: rank), or of each one that holds a replica; none before it is placed.
+        storage: where its weights are kept; the same for all parts of a table.
     """
 
     table: str
     rows: Span
     columns: Span
     devices: tuple[int, ...] = ()
+    storage: Storage = ON_DEVICE
 
     @property
     def device(self) -> int:

@@ -21,8 +21,10 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.optimizer_state import SGD, state_bytes
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, part_table
+from evenshard.placement.memory import PartMemory, part_memory
+from evenshard.placement.optimizer_state import SGD
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
+from evenshard.placement.storage import FUSED, HOST_KERNELS, KEY_VALUE, ON_DEVICE
 from evenshard.tables.table import DATA_TYPES, MEAN, Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief, cut, printable
@@ -96,11 +98,13 @@ class TableLimits:
         types: the ways it may be sharded.
         devices: the devices that it may live on; None for any. Where it lives on several, all must be among them.
         min_columns: columns of the narrowest part of a table that is cut.
+        kernels: where its weights may be kept; None for wherever those of all tables may.
     """
 
     types: frozenset[str] = frozenset(SHARDING_TYPES)
     devices: frozenset[int] | None = None
     min_columns: int = COLUMN_STEP
+    kernels: frozenset[str] | None = None
 
 
 NO_LIMITS = TableLimits()
@@ -120,6 +124,8 @@ class ShardingTask:
         limits: rules of each table; empty for none.
         together: groups of tables, by position, that live on one device, whole.
         apart: groups of tables, by position, of which a device holds one at most.
+        pipeline: training pipeline, one of ``memory.BATCHES``; empty to count weights and optimizer state alone.
+        kernels: where weights may be kept, of ``storage.KERNELS``.
     """
 
     tables: tuple[Table, ...]
@@ -131,6 +137,8 @@ class ShardingTask:
     limits: tuple[TableLimits, ...] = ()
     together: tuple[tuple[int, ...], ...] = ()
     apart: tuple[tuple[int, ...], ...] = ()
+    pipeline: str = ""
+    kernels: tuple[str, ...] = (FUSED,)
 
     @property
     def num_devices(self) -> int:
@@ -151,6 +159,15 @@ class ShardingTask:
         """The ways that each table may be sharded; none where its rules contradict each other."""
         return tuple(self.limits_of(at).types - ruled_out(self, at).keys() for at in range(len(self.tables)))
 
+    def kernels_of(self, position: int) -> tuple[str, ...]:
+        """Where a table's weights may be kept, and the machine has memory for it."""
+        limits = self.limits_of(position).kernels
+        missing = {
+            *(() if self.machine.host_bytes else HOST_KERNELS),
+            *(() if self.machine.ssd_bytes else (KEY_VALUE,)),
+        }
+        return tuple(one for one in (self.kernels if limits is None else sorted(limits)) if one not in missing)
+
     @cached_property
     def kept_together(self) -> frozenset[int]:
         """Tables, by position, that share their device with certain others."""
@@ -162,18 +179,49 @@ class ShardingTask:
         return frozenset(position for group in self.apart for position in group)
 
 
+def memory_of_part(task: ShardingTask, table: Table, part: TablePart) -> PartMemory:
+    """What a part takes on each of its devices."""
+    return part_memory(
+        part,
+        table,
+        num_devices=task.num_devices,
+        batch_size=task.batch_size,
+        optimizer=task.optimizer,
+        pipeline=task.pipeline,
+    )
+
+
 def part_bytes(task: ShardingTask, table: Table, part: TablePart) -> int:
-    """Memory of a part on each of its devices: weights and optimizer state."""
-    own = part_table(part, table)
-    return own.size_bytes + state_bytes(own, task.optimizer)
+    """Memory of a part on each of its devices."""
+    return memory_of_part(task, table, part).device_bytes
 
 
 def used_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
     """What the parts take of each device."""
+    return _summed(task, parts, "device_bytes", range(task.num_devices))
+
+
+def used_host_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
+    """What the parts take of each host's memory."""
+    return _of_nodes(task, _summed(task, parts, "host_bytes", range(task.num_devices)))
+
+
+def used_ssd_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
+    """What the parts take of each host's SSDs."""
+    return _of_nodes(task, _summed(task, parts, "ssd_weights", range(task.num_devices)))
+
+
+def _of_nodes(task: ShardingTask, of_devices: Sequence[int]) -> list[int]:
+    size = task.machine.devices_per_node
+    return [sum(of_devices[first : first + size]) for first in range(0, len(of_devices), size)]
+
+
+def _summed(task: ShardingTask, parts: Sequence[TablePart], what: str, devices: range) -> list[int]:
+    """One kind of memory of each device."""
     by_name = {table.name: table for table in task.tables}
-    used, of_every_device = [0] * task.num_devices, 0
+    used, of_every_device = [0] * len(devices), 0
     for part in parts:
-        size = part_bytes(task, by_name[part.table], part)
+        size = getattr(memory_of_part(task, by_name[part.table], part), what)
         if len(part.devices) == task.num_devices:
             of_every_device += size
             continue
@@ -218,6 +266,8 @@ def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Machine)
     rows_of = _by_columns(parts)
     spans = sorted(rows_of)
     in_rows = len(parts) > len(rows_of)
+    if len(kept := {part.storage for part in parts}) > 1:
+        return f"has parts that are kept in several ways ({', '.join(sorted(map(str, kept)))}). Keep all of them alike."
     for part in parts:
         if not part.devices:
             return "has a part on no device. Place each part."
@@ -232,6 +282,8 @@ def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Machine)
                     f"is on the devices {brief(part.devices)}. A replica lives on every one of the "
                     f"{machine.num_devices}; else place it on one."
                 )
+            if part.storage != ON_DEVICE:
+                return f"is replicated, and kept as {part.storage}. Replicas are kept in device memory ({FUSED})."
             return None
     homes = [part.device for part in parts]
     if len(set(homes)) < len(homes):
@@ -400,13 +452,26 @@ def check_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> None:
 
 
 def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
-    """Raises InfeasibleTask if a device would hold more than its room; rules are left aside."""
+    """Raises InfeasibleTask if a device, or a host, would hold more than its room; rules are left aside."""
     for device, (used, room) in enumerate(zip(used_bytes(task, parts), task.room_bytes, strict=True)):
         if used > room:
             raise InfeasibleTask(
                 f"device {device} would hold {bytes_to_gb(used):.2f} GB, but has {bytes_to_gb(room):.2f}. Raise "
                 f"memory_cap_gb or num_devices."
             )
+    if all(part.storage == ON_DEVICE for part in parts):
+        return
+    machine = task.machine
+    for what, knob, all_used, rooms in (
+        ("memory", "host_memory_gb", used_host_bytes(task, parts), machine.host_bytes),
+        ("SSDs", "ssd_gb", used_ssd_bytes(task, parts), machine.ssd_bytes),
+    ):
+        for node, used in enumerate(all_used):
+            if used > (room := rooms[node] if rooms else 0):
+                raise InfeasibleTask(
+                    f"host {node} would hold {bytes_to_gb(used):.2f} GB in its {what}, but has "
+                    f"{bytes_to_gb(room):.2f}. Raise {knob} or num_devices."
+                )
 
 
 def broken_rule(task: ShardingTask, by_table: dict[str, tuple[TablePart, ...]]) -> str | None:
@@ -421,6 +486,9 @@ def broken_rule(task: ShardingTask, by_table: dict[str, tuple[TablePart, ...]]) 
         if not ways & task.types[position]:
             way = min(ways & limits.types)
             return f"table {brief(table.name)} is sharded {way}, but {ruled_out(task, position)[way]}"
+        kernel = parts[0].storage.kernel
+        if kernel not in task.kernels_of(position):
+            return f"table {brief(table.name)} is kept as {kernel}, allowed are {', '.join(task.kernels_of(position))}"
         if limits.devices is not None and (wrong := devices_of[position] - limits.devices):
             return f"table {brief(table.name)} is on device {min(wrong)}, allowed are {brief(sorted(limits.devices))}"
         narrowest = min(part.columns.size for part in parts)
