@@ -1,13 +1,15 @@
+"""Where weights are kept, and what is refused."""
+
 import pytest
 
-from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, HOST, KERNELS, KEY_VALUE, Storage
+from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, HOST, COMPUTE_KERNELS, KEY_VALUE, Storage
 from evenshard.utils.errors import BadConfig
 
 
 def test_kernels_say_where_weights_are() -> None:
-    on_device = {one for one in KERNELS if Storage(one).is_on_device}
-    on_host = {one for one in KERNELS if Storage(one).is_on_host}
-    cached = {one for one in KERNELS if Storage(one).is_cached}
+    on_device = {one for one in COMPUTE_KERNELS if Storage(one).is_on_device}
+    on_host = {one for one in COMPUTE_KERNELS if Storage(one).is_on_host}
+    cached = {one for one in COMPUTE_KERNELS if Storage(one).is_cached}
     assert on_device == {FUSED}
     assert on_host == {FUSED_UVM, FUSED_UVM_CACHING, HOST}
     assert cached == {FUSED_UVM_CACHING, KEY_VALUE}

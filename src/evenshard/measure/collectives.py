@@ -27,6 +27,7 @@ import numpy as np
 from evenshard.measure.kernel_calls import kernel_call
 from evenshard.measure.link import Link
 from evenshard.placement.machine import Machine
+from evenshard.placement.memory import INDEX_BYTES, LENGTH_BYTES, LOOKUP_WEIGHT_BYTES
 from evenshard.placement.parts import TablePart, deduplicated_table, lookup_share
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
@@ -40,8 +41,6 @@ from evenshard.placement.sharding import (
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-INDEX_BYTES, LENGTH_BYTES, WEIGHT_BYTES = 8, 4, 4
-"""Of an index, of the length of a bag, and of the weight of a lookup."""
 GRADIENT_BYTES = 4
 """Of one value of a dense gradient."""
 
@@ -95,7 +94,7 @@ def part_volume(table: Table, way: str, columns: int, share: float, num_devices:
     """
     distinct = distinct_share(table, num_devices)
     lookups = table.pooling_factor * share * distinct
-    input_bytes = lookups * (INDEX_BYTES + WEIGHT_BYTES * table.is_weighted) + table.num_features * LENGTH_BYTES
+    input_bytes = lookups * (INDEX_BYTES + LOOKUP_WEIGHT_BYTES * table.is_weighted) + table.num_features * LENGTH_BYTES
     if table.is_sequence:
         return PartVolume(sent=lookups * columns, input_bytes=input_bytes)
     values = float(table.num_features * columns)

@@ -11,7 +11,7 @@ class Constraints:
 
     Attributes:
         device_caps_bytes: memory of each device, where they differ; None: the task's memory cap for all.
-        state_bytes: memory of each table beside its weights, such as optimizer state; None: nothing.
+        state_bytes: memory of each table beside its weights: optimizer state, inputs, outputs; None: nothing.
         allowed: the devices that each table may live on, None for any; None: all tables may live anywhere.
         together: groups of tables that live on one device.
         apart: groups of tables of which a device holds one at most.

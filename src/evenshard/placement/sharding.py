@@ -125,7 +125,7 @@ class ShardingTask:
         together: groups of tables, by position, that live on one device, whole.
         apart: groups of tables, by position, of which a device holds one at most.
         pipeline: training pipeline, one of ``memory.BATCHES``; empty to count weights and optimizer state alone.
-        kernels: where weights may be kept, of ``storage.KERNELS``.
+        kernels: where weights may be kept, of ``storage.COMPUTE_KERNELS``.
     """
 
     tables: tuple[Table, ...]

@@ -21,7 +21,7 @@ from evenshard.utils.messages import brief
 
 FUSED, FUSED_UVM_CACHING, FUSED_UVM = "fused", "fused_uvm_caching", "fused_uvm"
 KEY_VALUE, HOST = "key_value", "host"
-KERNELS = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE, HOST)
+COMPUTE_KERNELS = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE, HOST)
 """TorchRec's words, but for ``host``, which it has only where no device is a GPU."""
 CACHED_KERNELS = (FUSED_UVM_CACHING, KEY_VALUE)
 HOST_KERNELS = (FUSED_UVM_CACHING, FUSED_UVM, HOST)
@@ -36,7 +36,7 @@ class Storage:
     """Where a table's weights are kept.
 
     Attributes:
-        kernel: one of ``KERNELS``.
+        kernel: one of ``COMPUTE_KERNELS``.
         load_factor: rows that the cache holds, as a share of all; 1 where there is no cache.
     """
 
@@ -45,8 +45,8 @@ class Storage:
 
     def __post_init__(self) -> None:
         """Raises BadConfig if it makes no sense."""
-        if self.kernel not in KERNELS:
-            raise BadConfig(f"compute kernel is {brief(self.kernel)}. Choose from {', '.join(KERNELS)}.")
+        if self.kernel not in COMPUTE_KERNELS:
+            raise BadConfig(f"compute kernel is {brief(self.kernel)}. Choose from {', '.join(COMPUTE_KERNELS)}.")
         if problem := _LOAD_FACTORS.problem(self.load_factor):
             raise BadConfig(f"load_factor {problem}. Correct it.")
         if self.load_factor != 1 and not self.is_cached:

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 
 from evenshard.placement.constraints import Constraints
 from evenshard.placement.machine import Machine
-from evenshard.placement.optimizer_state import state_bytes
-from evenshard.placement.sharding import SHARDING_TYPES, Communication, ShardingTask
+from evenshard.placement.memory import BATCHES, SampleMemory, sample_memory
+from evenshard.placement.optimizer_state import optimizer_problem
+from evenshard.placement.parts import whole_tables
+from evenshard.placement.sharding import SHARDING_TYPES, Communication, ShardingTask, part_bytes
+from evenshard.placement.storage import COMPUTE_KERNELS, USUAL_KERNELS
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.options import option_field
 from evenshard.planner.rules import Rules
@@ -31,7 +34,7 @@ class PlacementRequest:
         tables: whole, with distinct names.
         caps_bytes: memory of each device, by device id.
         batch_size: global batch, samples.
-        reserved_bytes: memory of each device kept for everything besides tables.
+        reserved_bytes: memory of each device kept for everything that is not counted.
         optimizer: optimizer whose state is counted; see ``optimizer_state``.
         rules: rules of where tables may live.
         sharding_types: the ways in which tables may be sharded; empty for all.
@@ -39,6 +42,11 @@ class PlacementRequest:
         communication: data types in which embeddings and gradients travel.
         hardware: hardware that the answer is for, such as ``simulated:h200``.
         assumptions: assumptions about the tables.
+        reserved_share: share of each device's memory that is kept likewise, on top of ``reserved_bytes``.
+        dense_bytes: of each device, for the dense model with its gradients and optimizer state.
+        training_pipeline: one of ``memory.BATCHES``; empty to count weights and optimizer state of tables alone, as
+            the first files do.
+        compute_kernels: where weights may be kept; empty for the usual ones that the machine has memory for.
 
     Raises:
         BadConfig: a value makes no sense.
@@ -55,6 +63,10 @@ class PlacementRequest:
     communication: Communication = field(default_factory=Communication)
     hardware: str = option_field("hardware")
     assumptions: tuple[Assumption, ...] = ()
+    reserved_share: float = 0.0
+    dense_bytes: int = 0
+    training_pipeline: str = ""
+    compute_kernels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.tables:
@@ -67,9 +79,18 @@ class PlacementRequest:
         if (name := duplicate_name(self.tables)) is not None:
             raise BadConfig(f"several tables are called {brief(name)}. Give each its own name.")
         check_ranges(num_devices=self.num_devices, batch_size=self.batch_size)
-        if self.reserved_bytes < 0 or min(self.caps_bytes) < 0:
-            raise BadConfig("a memory cap or the reserved memory is below 0. Correct it.")
-        state_bytes(self.tables[0], self.optimizer)
+        if min(self.reserved_bytes, self.reserved_share, self.dense_bytes, *self.caps_bytes) < 0:
+            raise BadConfig("a memory cap, the reserved memory or that of the dense model is below 0. Correct it.")
+        if self.reserved_share >= 1:
+            raise BadConfig(f"reserved_share is {self.reserved_share:g}, not below 1. Lower it.")
+        if problem := optimizer_problem(self.optimizer):
+            raise BadConfig(f"{problem}. Choose one of these.")
+        if self.training_pipeline and self.training_pipeline not in BATCHES:
+            pipelines = ", ".join(BATCHES)
+            raise BadConfig(f"training_pipeline is {brief(self.training_pipeline)}. Choose from {pipelines}.")
+        unknown = next((one for one in self.compute_kernels if one not in COMPUTE_KERNELS), None)
+        if unknown is not None:
+            raise BadConfig(f"compute_kernels names {brief(unknown)}. Choose from {', '.join(COMPUTE_KERNELS)}.")
         unknown = next((way for way in self.sharding_types if way not in SHARDING_TYPES), None)
         if unknown is not None:
             raise BadConfig(f"sharding_types names {brief(unknown)}. Choose from {', '.join(SHARDING_TYPES)}.")
@@ -90,9 +111,30 @@ class PlacementRequest:
         return len(self.caps_bytes)
 
     @property
+    def reserves_bytes(self) -> tuple[int, ...]:
+        """Memory of each device that is kept for everything that is not counted."""
+        return tuple(self.reserved_bytes + round(self.reserved_share * cap) for cap in self.caps_bytes)
+
+    @property
+    def sample_memory(self) -> SampleMemory:
+        """What every device holds for its own samples."""
+        return sample_memory(
+            self.tables,
+            num_devices=self.num_devices,
+            batch_size=self.batch_size,
+            pipeline=self.training_pipeline,
+        )
+
+    @property
     def rooms_bytes(self) -> tuple[int, ...]:
-        """What the tables may take of each device."""
-        return tuple(max(cap - self.reserved_bytes, 0) for cap in self.caps_bytes)
+        """What the parts of tables may take of each device."""
+        taken = self.dense_bytes + self.sample_memory.total
+        return tuple(max(cap - kept - taken, 0) for cap, kept in zip(self.caps_bytes, self.reserves_bytes, strict=True))
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Where weights may be kept."""
+        return self.compute_kernels or USUAL_KERNELS
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -117,12 +159,17 @@ class PlacementRequest:
             limits=tuple(self.rules.limits(table.name, self.nodes, self.types) for table in self.tables),
             together=tuple(tuple(number[name] for name in group) for group in self.rules.together),
             apart=tuple(tuple(number[name] for name in group) for group in self.rules.apart),
+            pipeline=self.training_pipeline,
+            kernels=self.kernels,
         )
 
     def task(self) -> PlacementTask:
         """The task of placing whole tables."""
         rooms, task = self.rooms_bytes, self.sharding_task()
-        state = tuple(state_bytes(table, self.optimizer) for table in self.tables)
+        state = tuple(
+            part_bytes(task, table, whole) - table.size_bytes
+            for table, whole in zip(self.tables, whole_tables(self.tables), strict=True)
+        )
         allowed = tuple(limits.devices for limits in task.limits)
         constraints = Constraints(
             device_caps_bytes=rooms if len(set(rooms)) > 1 else None,
