@@ -63,6 +63,7 @@ def test_sequences_of_several_features_are_one_table_of_all_their_lookups() -> N
 def test_what_the_kernel_does_not_see_makes_no_other_table() -> None:
     named = replace(PLAIN, feature_names=("x",), row_shares=(0.9, 0.1))
     assert lookups_of(named, 64) == lookups_of(PLAIN, 64)
+    assert lookups_of(replace(PLAIN, miss_ratios=(0.5,) * 14 + (0.0,)), 64) == lookups_of(PLAIN, 64)
 
 
 def test_a_part_is_looked_up_for_all_samples_with_the_lookups_of_its_rows() -> None:

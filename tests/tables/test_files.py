@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.records import REUSE_COLUMNS
@@ -106,6 +107,7 @@ def special_tables(draw: st.DrawFn) -> Table:
     num_rows = draw(st.integers(1, 10**9))
     shares = st.lists(st.integers(1, 9), min_size=1, max_size=min(num_rows, 5))
     row_shares = draw(st.none() | shares.map(lambda ones: tuple(one / sum(ones) for one in ones)))
+    ratios = st.lists(st.floats(0, 1), min_size=len(LOAD_FACTORS) - 1, max_size=len(LOAD_FACTORS) - 1)
     count = max(len(own), 1)
     data_type = draw(st.sampled_from(["", *DATA_TYPES]))
     return Table(
@@ -123,6 +125,7 @@ def special_tables(draw: st.DrawFn) -> Table:
         is_deduplicated=draw(st.booleans()),
         module=draw(st.just("") | names),
         row_shares=row_shares,
+        miss_ratios=draw(st.none() | ratios.map(lambda ones: (*sorted(ones, reverse=True), 0.0))),
     )
 
 
@@ -312,6 +315,8 @@ def test_json_and_csv_need_the_standard_library_alone(tmp_path: Path) -> None:
         ({"row_shares": [0.5, 0.4]}, "row_shares are not shares that add up to 1"),
         ({"row_shares": [0.5, "x"]}, "a share of row_shares is 'x', not a number"),
         ({"row_shares": [0.5, 0.5], "num_rows": 1}, "row_shares has 2 values, not 1 to 1"),
+        ({"miss_ratios": [0.5, 0]}, "miss_ratios has 2 values, not 15"),
+        ({"miss_ratios": [0.5] * 14 + ["x"]}, "a ratio of miss_ratios is 'x', not a number"),
         ({"module": 3}, "module is 3, not a string"),
     ],
 )

@@ -20,7 +20,15 @@ def test_size_is_rows_times_dim_times_weight_bytes(weight_bits: int, size_bytes:
 
 @pytest.mark.parametrize(
     "change",
-    [{}, {"pooling_factor": 0.0}, {"num_rows": 1}, {"reuse_bins": (1.0,) + (0.0,) * 16}, {"weight_bits": 8}],
+    [
+        {},
+        {"pooling_factor": 0.0},
+        {"num_rows": 1},
+        {"reuse_bins": (1.0,) + (0.0,) * 16},
+        {"weight_bits": 8},
+        {"miss_ratios": (1.0,) * 14 + (0.0,)},
+        {"miss_ratios": (0.0,) * 15},
+    ],
 )
 def test_possible_tables_have_no_problem(change: dict[str, Any]) -> None:
     assert replace(GOOD, **change).problem() is None
@@ -46,6 +54,12 @@ def test_possible_tables_have_no_problem(change: dict[str, Any]) -> None:
         ({"reuse_bins": (1.5, -0.5) + (0.0,) * 15}, "negative"),
         ({"reuse_bins": (math.nan,) + (0.0,) * 16}, "non-finite"),
         ({"reuse_bins": (0.5,) + (0.0,) * 16}, "0.5000, not 1"),
+        ({"miss_ratios": (0.5, 0.0)}, "miss_ratios has 2 values, not 15"),
+        ({"miss_ratios": (1.5,) + (0.5,) * 13 + (0.0,)}, "not a share from 0 to 1"),
+        ({"miss_ratios": (0.5,) * 13 + (-0.1, 0.0)}, "not a share from 0 to 1"),
+        ({"miss_ratios": (math.nan,) + (0.5,) * 13 + (0.0,)}, "not a share from 0 to 1"),
+        ({"miss_ratios": (0.4,) + (0.5,) * 13 + (0.0,)}, "a larger cache misses no more"),
+        ({"miss_ratios": (0.5,) * 15}, "end with 0.5: a cache of all rows misses none"),
     ],
 )
 def test_each_impossible_value_is_named(change: dict[str, Any], words: str) -> None:

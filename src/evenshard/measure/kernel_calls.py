@@ -110,6 +110,8 @@ def lookups_of(table: Table, batch_size: int) -> tuple[tuple[Table, int], ...]:
 
 def _plain(table: Table) -> Table:
     """The table without what its kernel does not see."""
-    if table.is_sequence or table.feature_names or table.feature_pooling_factors or table.row_shares is not None:
-        return replace(table, pooling=SUM, feature_names=(), feature_pooling_factors=(), row_shares=None)
+    is_counted = table.row_shares is not None or table.miss_ratios is not None
+    if table.is_sequence or table.feature_names or table.feature_pooling_factors or is_counted:
+        one_feature = replace(table, pooling=SUM, feature_names=(), feature_pooling_factors=())
+        return replace(one_feature, row_shares=None, miss_ratios=None)
     return table

@@ -114,7 +114,8 @@ def tables_of_parts(parts: Sequence[TablePart], tables: Iterable[Table]) -> tupl
 def part_table(part: TablePart, whole: Table) -> Table:
     """A part as a table: with its rows, its columns, and the lookups that go to its rows.
 
-    Its rows are drawn from those of the whole table, so that the histogram of reuse stays.
+    Its rows are drawn from those of the whole table, so that the histogram of reuse stays, and so do the miss ratios of
+    caches that hold a share of its rows.
     """
     if part.rows == (0, whole.num_rows):
         if part.columns == (0, whole.embedding_dim):

@@ -258,7 +258,7 @@ class TorchRecPlanner:
         key = (name, rows, columns)
         if key not in self._known_bytes:
             table = self._task.tables[self._position[name]]
-            part = replace(table, num_rows=rows, embedding_dim=columns, row_shares=None)
+            part = replace(table, num_rows=rows, embedding_dim=columns, row_shares=None, miss_ratios=None)
             self._known_bytes[key] = self._size_of(part)
         return self._known_bytes[key]
 

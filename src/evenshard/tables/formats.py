@@ -202,6 +202,7 @@ def _write_parquet(records: list[RawTable], path: Path) -> None:
         "is_deduplicated": flag,
         "module": text,
         "row_shares": numbers,
+        "miss_ratios": numbers,
     }
     schema = pa.schema([(column, types[column]) for column in _columns(records)])
     pq.write_table(pa.Table.from_pylist(records, schema=schema), path)

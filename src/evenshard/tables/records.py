@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import DATA_TYPES, Table
 from evenshard.utils.json_files import load_json
@@ -90,6 +91,7 @@ def table_of(record: RawTable, default_pooling_factor: float | None = None) -> T
         is_deduplicated=_given(record, "is_deduplicated", _flag, Table.is_deduplicated),
         module=_given(record, "module", _text, Table.module),
         row_shares=_numbers(record, "row_shares", "a share", "Give shares or leave it out."),
+        miss_ratios=_numbers(record, "miss_ratios", "a ratio", f"Give {len(LOAD_FACTORS)} ratios or leave it out."),
     )
     if problem := table.problem():
         raise BadRecord(problem)

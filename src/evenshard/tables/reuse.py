@@ -114,6 +114,27 @@ def mean_counts(shares_TK: FloatArray, num_lookups_T: FloatArray) -> FloatArray:
     return np.asarray((shares_TK * _bounded_means(num_lookups_T)).sum(axis=1))
 
 
+def rows_and_counts(
+    bins_TK: FloatArray, num_rows_T: FloatArray, num_lookups_T: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """[T, K] distinct rows of each bin, and [T, K] lookups of one of them, at least 1; together all the lookups.
+
+    A bin's mean count is that of ``BIN_MEAN_COUNTS``; where that makes more distinct rows than there are, all rows are
+    looked up, each as much more often.
+
+    Args:
+        bins_TK: [T, K] histograms, need not be normalised.
+        num_rows_T: [T] rows.
+        num_lookups_T: [T] lookups of one batch.
+    """
+    means_TK = _bounded_means(num_lookups_T)
+    shares_TK = bins_TK / bins_TK.sum(axis=1, keepdims=True)
+    mean_T = (shares_TK * means_TK).sum(axis=1)
+    uniques_T = np.minimum(num_lookups_T / mean_T, num_rows_T)
+    scale_T = np.where(uniques_T > 0, num_lookups_T / np.where(uniques_T > 0, uniques_T * mean_T, 1.0), 1.0)
+    return uniques_T[:, None] * shares_TK, means_TK * scale_T[:, None]
+
+
 def tilt_to_feasible(shares_TK: FloatArray, num_rows_T: FloatArray, num_lookups_T: FloatArray) -> FloatArray:
     """Tilts each histogram just enough to be possible; see ``feasible_reuse_bins``.
 

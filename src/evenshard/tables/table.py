@@ -11,7 +11,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
+from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.utils.limits import MAX_TABLE_BYTES, RANGES
 from evenshard.utils.messages import brief
@@ -51,6 +53,9 @@ class Table:
         module: path of its collection in a model; tables of different modules share no kernel call.
         row_shares: shares of the lookups, adding up to 1, that go to equal runs of rows in their order, as counted in
             traffic; None if not counted: lookups are assumed to be even over the rows.
+        miss_ratios: shares of a batch's distinct rows that an LRU cache of each of ``cache.LOAD_FACTORS`` of the rows
+            misses, as counted in traffic; None if not counted: ``cache.miss_ratio`` is a bound. They hold for the
+            batch size of the task the table is used in, as ``reuse_bins`` do.
     """
 
     name: str
@@ -67,6 +72,7 @@ class Table:
     is_deduplicated: bool = False
     module: str = ""
     row_shares: tuple[float, ...] | None = None
+    miss_ratios: tuple[float, ...] | None = None
 
     def __repr__(self) -> str:
         """Without later fields that are as usual: measurements are told apart by this text."""
@@ -134,7 +140,7 @@ class Table:
                 return "reuse_bins holds a negative or non-finite share"
             if abs(sum(self.reuse_bins) - 1) > 1e-3:
                 return f"reuse_bins add up to {sum(self.reuse_bins):.4f}, not 1"
-        return self._feature_problem() or self._row_share_problem()
+        return self._feature_problem() or self._row_share_problem() or self._miss_ratio_problem()
 
     def _feature_problem(self) -> str | None:
         own, names = self.feature_pooling_factors, self.feature_names
@@ -159,6 +165,20 @@ class Table:
             return f"row_shares has {len(shares):,} values, not 1 to {min(MAX_ROW_SHARES, self.num_rows):,}"
         if not all(math.isfinite(share) and share >= 0 for share in shares) or abs(sum(shares) - 1) > 1e-3:
             return "row_shares are not shares that add up to 1"
+        return None
+
+    def _miss_ratio_problem(self) -> str | None:
+        ratios = self.miss_ratios
+        if ratios is None:
+            return None
+        if len(ratios) != len(LOAD_FACTORS):
+            return f"miss_ratios has {len(ratios):,} values, not {len(LOAD_FACTORS)}"
+        if not all(0 <= ratio <= 1 for ratio in ratios):
+            return "miss_ratios holds a number that is not a share from 0 to 1"
+        if any(larger > smaller for smaller, larger in pairwise(ratios)):
+            return "miss_ratios rise: a larger cache misses no more"
+        if ratios[-1] != 0:
+            return f"miss_ratios end with {ratios[-1]:g}: a cache of all rows misses none, 0"
         return None
 
 

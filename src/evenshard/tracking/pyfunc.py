@@ -114,6 +114,7 @@ def signature(parameters: Mapping[str, bool | int | float | str]) -> Any:
         ColSpec(DataType.boolean, "is_deduplicated", required=False),
         ColSpec(text, "module", required=False),
         ColSpec(Array(number), "row_shares", required=False),
+        ColSpec(Array(number), "miss_ratios", required=False),
     ]
     placement: list[Any] = [
         ColSpec(text, "table"),

@@ -109,6 +109,7 @@ def _held(blocks: Sequence[ColumnBlock], device: int) -> list[Table]:
             num_rows=max(block.rows_on(device).size, 1),
             embedding_dim=block.columns.size,
             row_shares=None,
+            miss_ratios=None,
         )
         for block in blocks
     ]

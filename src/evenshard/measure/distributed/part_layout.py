@@ -154,7 +154,7 @@ def kernel_pooling(call: KernelCall) -> str:
 
 def feature_tables(table: Table) -> tuple[Table, ...]:
     """A table as tables with one pooled feature each: what their lookups are drawn for."""
-    plain = replace(table, feature_pooling_factors=(), pooling=SUM, row_shares=None)
+    plain = replace(table, feature_pooling_factors=(), pooling=SUM, row_shares=None, miss_ratios=None)
     if table.num_features == 1:
         return (plain,)
     return tuple(

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.l2_cache import missed_bytes
 from evenshard.placement.optimizer_state import SGD, state_bytes
-from evenshard.tables.reuse import BIN_MEAN_COUNTS, NUM_REUSE_BINS, FloatArray, ReuseBins, feasible_reuse_bins
+from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, ReuseBins, feasible_reuse_bins, rows_and_counts
 from evenshard.tables.table import Table
 
 SECTOR_BYTES = 32
@@ -169,7 +169,7 @@ def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float, op
     lookups_T = np.array([table.pooling_factor for table in tables]) * batch_size
     bins_TK = np.array([_bins(table, lookups) for table, lookups in zip(tables, lookups_T.tolist(), strict=True)])
 
-    uniques_TK, counts_TK = _rows_and_counts(bins_TK, rows_T, lookups_T)
+    uniques_TK, counts_TK = rows_and_counts(bins_TK, rows_T, lookups_T)
     uniques_T = uniques_TK.sum(axis=1)
     row_bytes_T = sector_bytes(dims_T * bits_T // 8)
     requests_T = -(-dims_T // REQUEST_VALUES)
@@ -206,20 +206,6 @@ def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float, op
 
 def _bins(table: Table, num_lookups: float) -> ReuseBins:
     return table.reuse_bins or feasible_reuse_bins(table.num_rows, num_lookups)
-
-
-def _rows_and_counts(bins_TK: FloatArray, rows_T: FloatArray, lookups_T: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """[T, K] distinct rows of each bin, and [T, K] lookups of one of them, at least 1; together all the lookups.
-
-    A bin's mean count is that of ``reuse``; where that makes more distinct rows than there are, all rows are looked up,
-    each as much more often.
-    """
-    means_TK = np.minimum(BIN_MEAN_COUNTS, np.maximum(lookups_T, 1.0)[:, None])
-    shares_TK = bins_TK / bins_TK.sum(axis=1, keepdims=True)
-    mean_T = (shares_TK * means_TK).sum(axis=1)
-    uniques_T = np.minimum(lookups_T / mean_T, rows_T)
-    scale_T = np.where(uniques_T > 0, lookups_T / np.where(uniques_T > 0, uniques_T * mean_T, 1.0), 1.0)
-    return uniques_T[:, None] * shares_TK, means_TK * scale_T[:, None]
 
 
 def sector_bytes(row_bytes_T: npt.NDArray[np.int64]) -> FloatArray:

@@ -1,0 +1,136 @@
+"""Miss ratios: the share of a batch's distinct rows that a cache in front of a table's weights does not hold.
+
+The weights stand in host memory, and a cache in device memory holds some rows of each table, the load factor's share
+(TorchRec: ``fused_uvm_caching``). What a batch misses is fetched before its lookups, in place of the rows that were
+not looked up for longest (LRU). A table's curve, miss ratio by load factor, is counted in traffic
+(``Table.miss_ratios``), else bounded by its reuse histogram, else by the histogram that is assumed.
+
+The bound. Lookups are independent: a batch looks row r up Poisson(l_r) times, l_r constant. Of R rows, U are expected
+in a batch, n_c of them c times, and M = sum of exp(-l) (1 - exp(-l)) rows that the batch before did not look up. A
+sum over rows weighted by exp(-l) is one over the rows that a batch does not look up, of which there are R - U.
+
+- U rows in the cache are those of the last batch: M of the next ones are missed. The more rows it holds, the longer
+  those left out were not looked up, and the less likely each one is in the next batch: C >= U rows leave out R - C, so
+  that at most M (R - C) / (R - U) rows are missed.
+- Less than a batch, C < U rows, are a random choice of the last batch's, or the more frequent ones of them. The batch
+  has U - M rows in common with the next one: at least C (U - M) / U rows are hit.
+- M <= (R - U) (1 - exp(-n_1 / (R - U))), since 1 - exp(-l) is concave, and the rows not looked up have the mean rate
+  n_1 / (R - U) (Good and Turing: n_1 is the sum of l exp(-l)).
+- M <= n_1 - 2 b n_2 + 6 g (n_3 + n_4) for every x > 0, with the b and g that make p = l - b l^2 + g (l^3 + l^4 / 4)
+  touch 1 - exp(-l) at l = x: both agree to first order at 0 and x, and the fourth derivative of p is the larger one,
+  so that p is the larger one everywhere. Rows seen twice to four times tell which of those seen once are frequent.
+
+Sets of 32 rows, into which FBGEMM's caches are cut, and rows that fall out of use are not in it.
+
+Legend: T tables, F load factors, K = 17 bins, X touching points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evenshard.tables.reuse import FloatArray, ReuseBins, feasible_reuse_bins, rows_and_counts
+
+if TYPE_CHECKING:  # a table checks its curve with LOAD_FACTORS
+    from evenshard.tables.table import Table
+
+LOAD_FACTORS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+"""Shares of a table's rows for which ``Table.miss_ratios`` are counted."""
+
+COUNTED, BOUND, ASSUMED = "counted in traffic", "a bound from reuse_bins", "a bound from the assumed reuse"
+"""What a miss ratio can be."""
+MAX_KNOWN_CURVES = 100_000
+
+Curve = tuple[tuple[float, ...], tuple[float, ...]]
+"""Load factors that ascend from 0 to 1, and the miss ratios there; straight between them."""
+
+
+def miss_ratio(table: Table, batch_size: int, load_factor: float) -> float:
+    """Share of a batch's distinct rows that the cache misses: 1 without a cache, 0 where it holds all rows.
+
+    Args:
+        table: a table, or a part of one.
+        batch_size: samples that look it up, the global batch.
+        load_factor: share of its rows that the cache holds.
+    """
+    return float(np.interp(load_factor, *miss_curve(table, batch_size)))
+
+
+def miss_ratios(tables: Sequence[Table], batch_size: int, load_factors: Sequence[float]) -> FloatArray:
+    """[T, F] miss ratios of each table at each load factor."""
+    curves = [miss_curve(table, batch_size) for table in tables]
+    return np.array([np.interp(load_factors, *curve) for curve in curves]).reshape(len(curves), len(load_factors))
+
+
+def miss_source(table: Table) -> str:
+    """What its miss ratios are: counted, a bound, or a bound of something assumed."""
+    if table.miss_ratios is not None:
+        return COUNTED
+    return ASSUMED if table.reuse_bins is None else BOUND
+
+
+@lru_cache(maxsize=MAX_KNOWN_CURVES)
+def distinct_rows(table: Table, batch_size: int) -> float:
+    """Expected distinct rows of a batch of lookups of a table, at most all of its rows."""
+    return float(_rows_by_bin(table, batch_size).sum())
+
+
+@lru_cache(maxsize=MAX_KNOWN_CURVES)
+def miss_curve(table: Table, batch_size: int) -> Curve:
+    """The miss ratios of a table at all load factors."""
+    if table.miss_ratios is not None:
+        return (0.0, *LOAD_FACTORS), (1.0, *table.miss_ratios)
+    rows_K = _rows_by_bin(table, batch_size)
+    distinct = float(rows_K.sum())
+    if distinct <= 0:
+        return (0.0, 1.0), (1.0, 0.0)
+    new = max_new_rows(rows_K, table.num_rows)
+    return (0.0, min(distinct / table.num_rows, 1.0), 1.0), (1.0, min(new / distinct, 1.0), 0.0)
+
+
+def mean_miss_ratio(table: Table, batch_size: int) -> float:
+    """The area under the curve: 0 where the smallest cache will do, 1/2 for even lookups, 1 where none helps."""
+    load_factors, ratios = miss_curve(table, batch_size)
+    return float(np.trapezoid(ratios, load_factors))
+
+
+def max_new_rows(rows_K: FloatArray, num_rows: int) -> float:
+    """Most distinct rows of a batch that the batch before is expected not to have looked up.
+
+    Args:
+        rows_K: [K] expected distinct rows of a batch, by how often they are looked up.
+        num_rows: rows of the table.
+    """
+    once, twice, thrice = rows_K[:3].tolist()  # the third bin: three or four times
+    unseen = max(num_rows - float(rows_K.sum()), 0.0)
+    if unseen == 0:
+        return 0.0
+    by_once = -unseen * np.expm1(-once / unseen)
+    by_more = (once - 2 * _SQUARES_X * twice + 6 * _CUBES_X * thrice).min()
+    return float(max(min(by_once, by_more), 0.0))
+
+
+def _rows_by_bin(table: Table, batch_size: int) -> FloatArray:
+    """[K] expected distinct rows of a batch."""
+    lookups = table.pooling_factor * batch_size
+    bins: ReuseBins = table.reuse_bins or feasible_reuse_bins(table.num_rows, lookups)
+    rows_TK, _ = rows_and_counts(np.array([bins]), np.array([float(table.num_rows)]), np.array([lookups]))
+    return np.asarray(rows_TK[0])
+
+
+def _touching() -> tuple[FloatArray, FloatArray]:
+    """[X] b and [X] g of the bound by rows seen more than once; see the top."""
+    points = np.geomspace(0.25, 8, 21)
+    values, slopes = 1 - np.exp(-points), np.exp(-points)
+    # p(x) = value and p'(x) = slope, two equations for b and g.
+    cubes, cube_slopes = points**3 + points**4 / 4, 3 * points**2 + points**3
+    cubes_X = (2 * (values - points) - points * (slopes - 1)) / (2 * cubes - points * cube_slopes)
+    squares_X = (points - values + cubes_X * cubes) / points**2
+    return squares_X, cubes_X
+
+
+_SQUARES_X, _CUBES_X = _touching()
