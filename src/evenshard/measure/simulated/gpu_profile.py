@@ -12,6 +12,8 @@ from evenshard.utils.limits import Range
 from evenshard.utils.units import BYTES_PER_GB
 
 BYTES_PER_MB = 2**20
+HOST_GB_S = 50.0
+"""Of a device whose profile does not say it: PCIe 5 with 16 lanes, fitted, see ``measure/offload.py``."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class GpuProfile:
         gradient_ns_per_request: their instructions for each gradient, or each 128 values of a wider one.
         gradient_ns_per_row: their instructions for each distinct row.
         hot_lookup_ns: one gradient after the other of the hottest row.
+        host_gb_s: what it reads of rows in the host's memory, 10**9 bytes per second; see ``measure/offload.py``.
         evidence: measurements that it was fitted to or compared with, the most relevant for whole shards first.
         extrapolated_from: the profile that says what its own measurements do not.
     """
@@ -84,6 +87,7 @@ class GpuProfile:
     gradient_ns_per_request: float
     gradient_ns_per_row: float
     hot_lookup_ns: float
+    host_gb_s: float = HOST_GB_S
     evidence: tuple[Evidence, ...] = ()
     extrapolated_from: str = ""
 
@@ -143,7 +147,16 @@ FREE_CONSTANTS = (
 """What no data sheet says: ``evenshard calibrate-device`` fits these to measured times."""
 
 
-RATES = ("num_sms", "warps_per_sm", "memory_gb", "hbm_gb_s", "hbm_efficiency", "l2_gb_s", "sort_pairs_per_ns")
+RATES = (
+    "num_sms",
+    "warps_per_sm",
+    "memory_gb",
+    "hbm_gb_s",
+    "hbm_efficiency",
+    "l2_gb_s",
+    "sort_pairs_per_ns",
+    "host_gb_s",
+)
 """What times are divided by."""
 ABOVE_0 = Range(1e-9, 1e18)
 

@@ -167,9 +167,8 @@ def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float, op
     dims_T = np.array([table.embedding_dim for table in tables], dtype=np.int64)
     bits_T = np.array([table.weight_bits for table in tables], dtype=np.int64)
     lookups_T = np.array([table.pooling_factor for table in tables]) * batch_size
-    bins_TK = np.array([_bins(table, lookups) for table, lookups in zip(tables, lookups_T.tolist(), strict=True)])
 
-    uniques_TK, counts_TK = rows_and_counts(bins_TK, rows_T, lookups_T)
+    uniques_TK, counts_TK = looked_up_rows(tables, lookups_T)
     uniques_T = uniques_TK.sum(axis=1)
     row_bytes_T = sector_bytes(dims_T * bits_T // 8)
     requests_T = -(-dims_T // REQUEST_VALUES)
@@ -208,10 +207,22 @@ def _bins(table: Table, num_lookups: float) -> ReuseBins:
     return table.reuse_bins or feasible_reuse_bins(table.num_rows, num_lookups)
 
 
-def sector_bytes(row_bytes_T: npt.NDArray[np.int64]) -> FloatArray:
-    """[T] bytes of the 32-byte sectors that a row touches, on average over where rows begin."""
-    aligned_T = np.gcd(row_bytes_T, SECTOR_BYTES)
-    return np.asarray(((row_bytes_T - aligned_T) / SECTOR_BYTES + 1) * SECTOR_BYTES)
+def looked_up_rows(tables: Sequence[Table], lookups_T: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """[T, K] and [T, K] ``rows_and_counts`` of tables; of those without a histogram by the default one.
+
+    Args:
+        tables: looked up.
+        lookups_T: [T] of the batch.
+    """
+    rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
+    bins_TK = np.array([_bins(table, lookups) for table, lookups in zip(tables, lookups_T.tolist(), strict=True)])
+    return rows_and_counts(bins_TK, rows_T, lookups_T)
+
+
+def sector_bytes(row_bytes_T: npt.NDArray[np.int64], size: int = SECTOR_BYTES) -> FloatArray:
+    """[T] bytes of the 32-byte sectors, or lines of another size, that a row touches: a mean over where rows begin."""
+    aligned_T = np.gcd(row_bytes_T, size)
+    return np.asarray(((row_bytes_T - aligned_T) / size + 1) * size)
 
 
 def _grad_misses(lookups_T: FloatArray, grad_row_bytes_T: FloatArray, batch_size: int, l2_bytes: float) -> FloatArray:

@@ -1,0 +1,368 @@
+"""Fits what tables outside of device memory cost to public measurements of an H100, and says how far off it is.
+
+    python -m benchmarks.scripts.fit_offload --truth FOLDER
+
+The folder holds other people's measurements (its README names their sources); none of it is part of the project. The
+constants that this prints stand in evenshard/measure/offload.py and profiles/h100.yaml.
+
+What was measured: FBGEMM's unpooled lookups of tables in host memory, without a cache and with one of 0.8 and 1.0 times
+the distinct rows of the whole run, 100 batches that were trained over and over. How many rows such a cache misses is
+not published. It is computed here from how the batches were drawn, and the distinct rows of a batch that come with it
+are compared with the published ones.
+
+Legend: R ranges of rows that are looked up about equally often, G batches since a row was looked up, M measured times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.references import others_measurements
+from benchmarks.scripts.fit_devices import POINTS
+from evenshard.measure.offload import HostLink, offload_ms
+from evenshard.measure.simulated.device_model import NS_PER_MS, backward_ms, lookup_ns
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.shard_work import WorkCounter, looked_up_rows
+from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, ON_DEVICE, Storage
+from evenshard.tables.reuse import MIN_COUNT_OF_BIN, FloatArray, ReuseBins, power_law_reuse_bins
+from evenshard.tables.table import Table
+from evenshard.utils.text_table import text_table
+
+GPU, PROFILE = "H100 80GB HBM3", "h100"
+FREE = ("host_gb_s", "under_way_bytes", "update_share", "find_ns_per_lookup", "cached_update_ns_per_lookup")
+START = HostLink(50.0, under_way_bytes=1e5, update_share=1.0, find_ns_per_lookup=1.0, cached_update_ns_per_lookup=0.05)
+BATCHES, WAYS = 100, 32  # of the measurements' runs; of FBGEMM's cache
+US_PER_MS = 1e3
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What was run: tables of one shape, looked up once a sample by a power law, without pooling.
+
+    Attributes:
+        num_tables, num_rows, dim, batch_size, alpha: of them.
+        optimizer: updates the weights.
+        footprint_ratio: rows of the cache over the distinct rows of the whole run; 0 without a cache.
+    """
+
+    num_tables: int
+    num_rows: int
+    dim: int
+    batch_size: int
+    alpha: float
+    optimizer: str
+    footprint_ratio: float
+
+    @property
+    def looked_up(self) -> list[tuple[Table, int]]:
+        """Its tables, each with the samples of their bags."""
+        bins = reuse_bins_of_draws(self.num_rows, self.batch_size, self.alpha)
+        one = Table("t", self.num_rows, self.dim, 1.0, bins)
+        return [(replace(one, name=f"t{number}"), self.batch_size) for number in range(self.num_tables)]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A published forward and backward time.
+
+    Attributes:
+        what: as its source calls it.
+        run: what was run.
+        storage: where the tables were.
+        uniques: distinct rows of a batch.
+        forward_ms, backward_ms: how long they took.
+    """
+
+    what: str
+    run: Configuration
+    storage: Storage
+    uniques: int
+    forward_ms: float
+    backward_ms: float
+
+    @property
+    def times_ms(self) -> tuple[float, float]:
+        """Both."""
+        return self.forward_ms, self.backward_ms
+
+
+# What was measured ---------------------------------------------------------------------------------------------------
+
+
+def measurements(truth: Path) -> list[Measurement]:
+    """All of the GPU, in device memory and out of it."""
+    with (truth / POINTS).open(newline="") as file:
+        return [found for row in csv.DictReader(file) for found in _measurement(row)]
+
+
+def _measurement(row: dict[str, str]) -> Iterator[Measurement]:
+    what, uniques = row["what"], re.search(r"(\d+) distinct", row["notes"])
+    if row["gpu"] != GPU or "recsys-examples" not in row["source"] or uniques is None:
+        return
+    ratio = re.search(r"cfr ([\d.]+)", what)
+    storage = ON_DEVICE
+    if ratio:
+        storage = Storage(FUSED_UVM_CACHING)
+    elif "no_caching" in what or "no_hbm" in what:
+        storage = Storage(FUSED_UVM)
+    run = Configuration(
+        int(row["T"]),
+        int(row["E"]),
+        int(row["D"]),
+        int(row["B"]),
+        float(row["alpha_or_reuse"]),
+        "adam" if "adam" in what else "sgd",
+        float(ratio[1]) if ratio else 0.0,
+    )
+    forward_ms, backward_ms = (float(row[name]) / US_PER_MS for name in ("fwd_us", "bwd_us"))
+    yield Measurement(what.removeprefix("TorchRec/FBGEMM "), run, storage, int(uniques[1]), forward_ms, backward_ms)
+
+
+# How the batches were drawn ------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def chances(num_rows: int, alpha: float) -> tuple[FloatArray, FloatArray]:
+    """[R] rows, and [R] the chance of a lookup to be of one of them: a continuous power law from 1 up, rounded down."""
+    exact = 2000
+    starts_R = np.unique(np.concatenate([np.arange(1.0, exact), np.geomspace(exact, num_rows, 4000).round()]))
+    below = (starts_R ** (1 - alpha) - 1) / (float(num_rows) ** (1 - alpha) - 1)
+    sizes_R = np.diff(starts_R)
+    return sizes_R, np.diff(below) / sizes_R
+
+
+@lru_cache
+def reuse_bins_of_draws(num_rows: int, lookups: int, alpha: float) -> ReuseBins:
+    """The expected histogram of a batch of such lookups."""
+    from scipy.stats import poisson
+
+    sizes_R, chances_R = chances(num_rows, alpha)
+    uniques_K = sizes_R @ poisson.sf(np.array(MIN_COUNT_OF_BIN) - 1, lookups * chances_R[:, None])
+    uniques_K[:-1] -= uniques_K[1:]
+    return tuple((uniques_K / uniques_K.sum()).tolist())
+
+
+def expected_uniques(run: Configuration) -> float:
+    """Distinct rows of a batch."""
+    return float(_uniques_of_batches(run)[1])
+
+
+def _uniques_of_batches(run: Configuration) -> FloatArray:
+    """Distinct rows of 0, 1, 2, ... batches, up to all."""
+    sizes_R, chances_R = chances(run.num_rows, run.alpha)
+    batches_G = np.arange(BATCHES + 1)
+    return np.asarray(run.num_tables * sizes_R @ -np.expm1(-run.batch_size * chances_R[:, None] * batches_G))
+
+
+@lru_cache
+def expected_miss(run: Configuration) -> float:
+    """Share of a batch's distinct rows that FBGEMM's cache does not have, once the batches come round again.
+
+    A row finds its set of 32 ways full of others, if at least 32 distinct rows of that set were looked up since it was:
+    as many as a Poisson variable, because rows are hashed to sets. So even a cache for all rows misses some. Rows of
+    the batch itself count half, since they come in before or after it.
+    """
+    from scipy.stats import poisson
+
+    if not run.footprint_ratio:
+        return 0.0
+    sizes_R, chances_R = chances(run.num_rows, run.alpha)
+    uniques_G = _uniques_of_batches(run)
+    sets = np.ceil(run.footprint_ratio * uniques_G[-1] / WAYS)
+    since_G = np.arange(1, BATCHES + 1)
+    gone_G = poisson.sf(WAYS - 1, np.interp(since_G - 0.5, np.arange(BATCHES + 1), uniques_G) / sets)
+    looked_up_R1 = -np.expm1(-run.batch_size * chances_R)[:, None]
+    share_RG = (1 - looked_up_R1) ** (since_G - 1) * np.where(since_G < BATCHES, looked_up_R1, 1.0)
+    return float(run.num_tables * (sizes_R * looked_up_R1[:, 0]) @ (share_RG @ gone_G) / uniques_G[1])
+
+
+# What it takes in device memory, and beyond --------------------------------------------------------------------------
+
+
+@lru_cache
+def simulated_ms(run: Configuration) -> FloatArray:
+    """[2] forward and backward of the simulated device, in device memory; the bounds check was switched off."""
+    return _simulated_ms([table for table, _ in run.looked_up], run.batch_size, run.optimizer)
+
+
+def _simulated_ms(tables: Sequence[Table], batch_size: int, optimizer: str) -> FloatArray:
+    profile = gpu_profile(PROFILE)
+    counter = WorkCounter(profile, optimizer)
+    work = counter.shard_work(counter.columns(tables, batch_size), np.zeros(len(tables), dtype=np.int64), 1)
+    return np.concatenate([lookup_ns(profile, work) / NS_PER_MS, backward_ms(profile, work, optimizer)])
+
+
+def on_device_ms(found: Measurement, every: Sequence[Measurement]) -> FloatArray:
+    """[2] what it would have taken in device memory.
+
+    As measured of smaller tables, which fit there, times what the simulated device says of the difference.
+    """
+    small = next(
+        one
+        for one in every
+        if one.storage == ON_DEVICE
+        and (one.run.num_tables, one.run.batch_size) == (found.run.num_tables, found.run.batch_size)
+        and one.run.optimizer == found.run.optimizer
+    )
+    return np.array(small.times_ms) * simulated_ms(found.run) / simulated_ms(small.run)
+
+
+def further_ms(run: Configuration, storage: Storage, link: HostLink) -> FloatArray:
+    """[2] how much longer it takes outside of device memory, by the model."""
+    looked_up = run.looked_up
+    every = ([storage] * len(looked_up), [expected_miss(run)] * len(looked_up))
+    return np.asarray(offload_ms(looked_up, *every, run.optimizer, link).sum(axis=0))
+
+
+# The fit -------------------------------------------------------------------------------------------------------------
+
+
+def outside(every: Sequence[Measurement]) -> list[Measurement]:
+    """Those of tables that were not in device memory."""
+    return [one for one in every if one.storage != ON_DEVICE]
+
+
+def fit(fitted: Sequence[Measurement], every: Sequence[Measurement]) -> HostLink:
+    """The constants with the least squares of relative errors of whole times.
+
+    Args:
+        fitted: measurements of tables outside of device memory.
+        every: among which are those that say what they would take in it.
+    """
+    from scipy.optimize import least_squares
+
+    inside_M2 = np.array([on_device_ms(one, every) for one in fitted])
+    measured_M2 = np.array([one.times_ms for one in fitted])
+
+    def errors(logs: FloatArray) -> FloatArray:
+        further_M2 = np.array([further_ms(one.run, one.storage, _link_of(logs)) for one in fitted])
+        return np.asarray(np.log((inside_M2 + further_M2) / measured_M2).ravel())
+
+    start = np.log([getattr(START, name) for name in FREE])
+    return _link_of(least_squares(errors, start, x_scale=0.1).x)
+
+
+def _link_of(logs: FloatArray) -> HostLink:
+    return replace(START, **dict(zip(FREE, np.exp(logs).tolist(), strict=True)))
+
+
+def held_out_links(every: Sequence[Measurement], part: str) -> dict[Measurement, HostLink]:
+    """Of each measurement the fit to those of the other tables, or of the other optimizer.
+
+    Args:
+        every: all measurements.
+        part: field of ``Configuration`` that says which are held out together.
+    """
+    found = {}
+    for value in dict.fromkeys(getattr(one.run, part) for one in outside(every)):
+        link = fit([one for one in outside(every) if getattr(one.run, part) != value], every)
+        found |= {one: link for one in outside(every) if getattr(one.run, part) == value}
+    return found
+
+
+# The report ----------------------------------------------------------------------------------------------------------
+
+HELD_OUT = {"other tables": "num_tables", "other optimizer": "optimizer"}
+
+
+def predictions(every: Sequence[Measurement]) -> dict[str, FloatArray]:
+    """[M, 2] times of all measurements outside of device memory, by what they are predicted from."""
+    shipped, found = shipped_link(), {}
+    links = {"fit": dict.fromkeys(outside(every), shipped)}
+    links |= {f"fit to {label}": held_out_links(every, part) for label, part in HELD_OUT.items()}
+    for label, link_of in links.items():
+        further = [on_device_ms(one, every) + further_ms(one.run, one.storage, link_of[one]) for one in outside(every)]
+        found[label] = np.array(further)
+    simulated = [simulated_ms(one.run) + further_ms(one.run, one.storage, shipped) for one in outside(every)]
+    found["simulated device"] = np.array(simulated)
+    return found
+
+
+def shipped_link() -> HostLink:
+    """With the constants that evenshard has."""
+    return HostLink(gpu_profile(PROFILE).host_gb_s)
+
+
+def report(every: Sequence[Measurement]) -> str:
+    """The errors, and each measurement."""
+    predicted = predictions(every)
+    measured_M2 = np.array([one.times_ms for one in outside(every)])
+    summary = [["whole times predicted from", "times", "median error, %", "largest"]]
+    for label, times_M2 in predicted.items():
+        off_M2 = 100 * np.abs(times_M2 / measured_M2 - 1)
+        summary.append([label, str(off_M2.size), f"{np.median(off_M2):.1f}", f"{off_M2.max():.1f}"])
+    lines = [["measured", "tables", "missed, %", "pass", "ms", "device memory, ms", *predicted]]
+    for number, one in enumerate(outside(every)):
+        for side, name in enumerate(("forward", "backward")):
+            cells = (one.what, str(one.run.num_tables), f"{100 * expected_miss(one.run):.1f}", name)
+            inside_ms = float(on_device_ms(one, every)[side])
+            ratios = [f"x {times_M2[number, side] / measured_M2[number, side]:.3f}" for times_M2 in predicted.values()]
+            lines.append([*cells, f"{measured_M2[number, side]:.2f}", f"{inside_ms:.2f}", *ratios])
+    return text_table(summary, "<>>>", "  ") + "\n\n" + text_table(lines, "<>><>>" + ">" * len(predicted), "  ")
+
+
+def compared(truth: Path) -> str:
+    """What the constants say of a GPU that its source does not name, with another host: nothing of it was fitted.
+
+    FBGEMM's benchmark draws rows evenly, and updates with rowwise Adagrad. A prefetch that is said to reach so many
+    bytes per second moved rows for them, as many in as out; all others were in the cache.
+    """
+    with (truth / POINTS).open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if "unnamed" in row["gpu"] and "FBGEMM" in row["source"]]
+    lines = [["measured", "weights", "ms", "model"]]
+    for row in rows:
+        if row["bw_gb_s"] and ("UVM" in row["what"] or "prefetch" in row["what"]):
+            ms = float(row["total_us"]) / US_PER_MS
+            lines.append([row["what"], row["weights"], f"{ms:.2f}", f"x {_even_draws_ms(row) / ms:.2f}"])
+    return text_table(lines, "<<>>", "  ")
+
+
+def _even_draws_ms(row: dict[str, str]) -> float:
+    """The model's time of such a measurement."""
+    num_tables, num_rows, dim, batch_size = (int(row[name]) for name in ("T", "E", "D", "B"))
+    pooling_factor, bits = float(row["L"]), 8 if "fp8" in row["weights"] else 32
+    bins = power_law_reuse_bins(num_rows, pooling_factor * batch_size, 0.0)
+    tables = [Table(f"t{number}", num_rows, dim, pooling_factor, bins, bits) for number in range(num_tables)]
+    looked_up, optimizer = [(table, batch_size) for table in tables], "rowwise_adagrad"
+    if "prefetch" in row["what"]:
+        moved_bytes = float(row["bw_gb_s"]) * float(row["total_us"]) * 1e3
+        uniques = looked_up_rows(tables, np.full(num_tables, pooling_factor * batch_size))[0].sum()
+        miss = moved_bytes / (2 * dim * bits / 8) / uniques
+        storages, misses = [Storage(FUSED_UVM_CACHING)] * num_tables, [miss] * num_tables
+        return float(offload_ms(looked_up, storages, misses, optimizer, shipped_link())[:, 0].sum())
+    further = offload_ms(looked_up, [Storage(FUSED_UVM)] * num_tables, [0.0] * num_tables, optimizer, shipped_link())
+    return float(_simulated_ms(tables, batch_size, optimizer).sum() + further.sum())
+
+
+def main() -> None:
+    """Prints the fit and its errors."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--truth", type=Path, default=others_measurements.default_folder(), help="folder of the measurements"
+    )
+    truth = parser.parse_args().truth
+    if not (truth / POINTS).is_file():
+        parser.error(f"{truth / POINTS}: no such file. Name the folder of the measurements (--truth).")
+    every = measurements(truth)
+    link = fit(outside(every), every)
+    constants = [[name, f"{getattr(link, name):.4g}", f"{getattr(shipped_link(), name):.4g}"] for name in FREE]
+    print(text_table([["constant", "fitted", "evenshard has"], *constants], "<>>", "  "))
+    drawn = [["tables", "rows of each", "distinct rows, published", "as drawn"]]
+    for one in {one.uniques: one for one in every}.values():
+        numbers = (one.run.num_rows, one.uniques, round(expected_uniques(one.run)))
+        drawn.append([str(one.run.num_tables), *(f"{number:,}" for number in numbers)])
+    print("\n" + text_table(drawn, ">>>>", "  "))
+    print("\n" + report(every))
+    print("\nA GPU that its source does not name, not fitted:\n\n" + compared(truth))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""How much longer a step takes where rows are not in device memory: they come over the host's link, or from SSDs.
+
+A device reads and writes host memory row by row while its kernels run (FBGEMM's managed tables, UVM):
+
+    forward   the rows looked up. They are not kept in the L2: lookups of a row share a transfer only while it is under
+              way, so that some hundred kilobytes of rows are remembered, whatever the size of the batch.
+    backward  each distinct row, and those of its optimizer's states that it has for every weight, read and written.
+              A state of one number per row is in device memory wherever the weights are.
+
+With a cache in device memory, the forward pass first finds out which rows are in it: a time for each lookup. Each
+distinct row that is missing then comes in while another goes out. The backward pass finds all weights in the cache, but
+no states: FBGEMM caches none.
+
+The constants are those of an H100 with PCIe 5, fitted by benchmarks/scripts/fit_offload.py to public measurements of
+rows of 512 bytes and a million lookups (benchmarks/offload_h100_202611.md). Nothing was measured of ``key_value`` and
+``host``: what they cost here is bytes over rates that the user or an assumption names.
+
+Legend: P tables looked up, K = 17 reuse bins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenshard.measure.simulated.device_model import NS_PER_MS
+from evenshard.measure.simulated.gpu_profile import HOST_GB_S, GpuProfile
+from evenshard.measure.simulated.l2_cache import missed_bytes
+from evenshard.measure.simulated.shard_work import PLAIN_BYTES, looked_up_rows, sector_bytes
+from evenshard.placement.machine import Machine
+from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
+from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
+from evenshard.tables.reuse import FloatArray
+from evenshard.tables.table import Table
+
+# Fitted by benchmarks/scripts/fit_offload.py, as HOST_GB_S is; what they mean stands in HostLink.
+UNDER_WAY_BYTES = 143e3
+UPDATE_SHARE = 0.89
+FIND_NS_PER_LOOKUP = 1.96
+CACHED_UPDATE_NS_PER_LOOKUP = 0.112
+
+# Assumed.
+LINE_BYTES = 64  # of host memory: no shorter row is read
+PROCESSOR_GB_S = 51 * 1.024**3  # where the host's bandwidth is not known: what TorchRec takes its memory for
+SSD_GB_S = 0.1 * 1.024**2  # likewise: a device's share of its host's SSDs, as TorchRec takes it
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """How fast a device reaches rows that are not in its memory; rates in 10**9 bytes per second, or bytes per ns.
+
+    Attributes:
+        host_gb_s: of its link to the host, in each direction.
+        memory_gb_s: its share of the host's memory, reads and writes together; infinite if unknown.
+        ssd_gb_s: its share of the host's SSDs, reads and writes together.
+        under_way_bytes: of rows that are being read at a time, which further lookups of these rows need not read again.
+        update_share: part of the link's rate that a kernel reaches which reads rows and writes them back.
+        find_ns_per_lookup: time to find out which rows are in the cache, forward.
+        cached_update_ns_per_lookup: further time of updates that go to the cache, backward.
+    """
+
+    host_gb_s: float = HOST_GB_S
+    memory_gb_s: float = math.inf
+    ssd_gb_s: float = SSD_GB_S
+    under_way_bytes: float = UNDER_WAY_BYTES
+    update_share: float = UPDATE_SHARE
+    find_ns_per_lookup: float = FIND_NS_PER_LOOKUP
+    cached_update_ns_per_lookup: float = CACHED_UPDATE_NS_PER_LOOKUP
+
+    @property
+    def read_gb_s(self) -> float:
+        """Of rows that are read only."""
+        return min(self.host_gb_s, self.memory_gb_s)
+
+    @property
+    def exchange_gb_s(self) -> float:
+        """Of rows that come in, while as many others go out."""
+        return min(self.host_gb_s, self.memory_gb_s / 2)
+
+    @property
+    def update_gb_s(self) -> float:
+        """Of rows that are read, changed and written back."""
+        return min(self.update_share * self.host_gb_s, self.memory_gb_s / 2)
+
+    @property
+    def processor_gb_s(self) -> float:
+        """Of rows that the host's processor reads or writes for the device."""
+        return self.memory_gb_s if math.isfinite(self.memory_gb_s) else PROCESSOR_GB_S
+
+
+def host_link(machine: Machine, profile: GpuProfile) -> HostLink:
+    """What one device has of its host, while all others of the host take as much.
+
+    Args:
+        machine: which says the bandwidths of its hosts, or 0 where they are unknown.
+        profile: of the device.
+    """
+    share = 1 / machine.devices_per_node
+    return HostLink(
+        profile.host_gb_s,
+        machine.host_gb_s * share if machine.host_gb_s else math.inf,
+        machine.ssd_gb_s * share if machine.ssd_gb_s else SSD_GB_S,
+    )
+
+
+@dataclass(frozen=True)
+class OffloadTimes:
+    """How much longer a step takes than with the same rows in device memory."""
+
+    forward_ms: float
+    backward_ms: float
+
+
+def offload_times(
+    looked_up: Sequence[tuple[Table, int]], storage: Storage, miss: float, optimizer: str, link: HostLink
+) -> OffloadTimes:
+    """How much longer a step takes for a part that is not in device memory.
+
+    Args:
+        looked_up: what a device looks up of it, as ``kernel_calls.part_lookups`` says: tables, each with the samples
+            of its bags.
+        storage: where it is kept.
+        miss: share of the batch's distinct rows that are not in the cache, if there is one.
+        optimizer: updates the weights.
+        link: of the device.
+    """
+    times_P2 = offload_ms(looked_up, [storage] * len(looked_up), [miss] * len(looked_up), optimizer, link)
+    forward_ms, backward_ms = times_P2.sum(axis=0).tolist()
+    return OffloadTimes(forward_ms, backward_ms)
+
+
+def offload_ms(
+    looked_up: Sequence[tuple[Table, int]],
+    storages: Sequence[Storage],
+    misses: Sequence[float],
+    optimizer: str,
+    link: HostLink,
+) -> FloatArray:
+    """[P, 2] how much longer forward and backward take: ``offload_times`` of many tables at once."""
+    found_P2 = np.zeros((len(looked_up), 2))
+    for kernel, pass_ns in _PASSES.items():
+        own = [number for number, storage in enumerate(storages) if storage.kernel == kernel]
+        if own:
+            rows = _Rows.of([looked_up[number] for number in own], optimizer, link.under_way_bytes)
+            missing_P = np.array([misses[number] for number in own]) * rows.weight_bytes
+            found_P2[own] = np.stack(pass_ns(rows, missing_P, link), axis=1) / NS_PER_MS
+    return found_P2
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What is looked up of tables, [P] each.
+
+    Attributes:
+        lookups: in the batch.
+        read_bytes: of all lookups.
+        sent_bytes: of lookups that share no transfer with another one.
+        weight_bytes: of the distinct rows.
+        state_bytes: of the states that these have for each weight.
+        row_state_bytes: of the states that these have for each row.
+        output_bytes: of the pooled embeddings, and of their gradients.
+    """
+
+    lookups: FloatArray
+    read_bytes: FloatArray
+    sent_bytes: FloatArray
+    weight_bytes: FloatArray
+    state_bytes: FloatArray
+    row_state_bytes: FloatArray
+    output_bytes: FloatArray
+
+    @staticmethod
+    def of(looked_up: Sequence[tuple[Table, int]], optimizer: str, under_way_bytes: float) -> _Rows:
+        tables = [table for table, _ in looked_up]
+        bags_P = np.array([bags for _, bags in looked_up], dtype=np.float64)
+        dims_P = np.array([table.embedding_dim for table in tables], dtype=np.int64)
+        bits_P = np.array([table.weight_bits for table in tables], dtype=np.int64)
+        lookups_P = np.array([table.pooling_factor for table in tables]) * bags_P
+        uniques_PK, counts_PK = looked_up_rows(tables, lookups_P)
+        uniques_P, row_bytes_P = uniques_PK.sum(axis=1), sector_bytes(dims_P * bits_P // 8, LINE_BYTES)
+        unique_bytes_PK = uniques_PK * row_bytes_P[:, None]
+        under_way_P = np.full(len(tables), under_way_bytes)
+        per_row, per_weight = NUMBERS[optimizer]
+        return _Rows(
+            lookups_P,
+            lookups_P * row_bytes_P,
+            missed_bytes(unique_bytes_PK, unique_bytes_PK * counts_PK, counts_PK, under_way_P),
+            uniques_P * row_bytes_P,
+            uniques_P * per_weight * sector_bytes(dims_P * STATE_BYTES, LINE_BYTES),
+            uniques_P * float(per_row * LINE_BYTES),
+            bags_P * dims_P * PLAIN_BYTES,
+        )
+
+
+_Passes = tuple[FloatArray, FloatArray]
+
+
+def _managed_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
+    return rows.sent_bytes / link.read_gb_s, (rows.weight_bytes + rows.state_bytes) / link.update_gb_s
+
+
+def _cached_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
+    return (
+        link.find_ns_per_lookup * rows.lookups + missing_P / link.exchange_gb_s,
+        link.cached_update_ns_per_lookup * rows.lookups + rows.state_bytes / link.update_gb_s,
+    )
+
+
+def _on_ssd_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
+    """A cache as any other; what it misses is read from SSDs, and what makes way for it is written to them."""
+    forward, backward = _cached_ns(rows, np.zeros_like(missing_P), link)
+    return forward + 2 * missing_P / link.ssd_gb_s, backward
+
+
+def _on_host_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
+    """Pooled embeddings come over the link, gradients go back; no row does."""
+    exchanged = rows.output_bytes / link.read_gb_s
+    updated = 2 * (rows.weight_bytes + rows.state_bytes + rows.row_state_bytes)
+    return exchanged + rows.read_bytes / link.processor_gb_s, exchanged + updated / link.processor_gb_s
+
+
+_PASSES: dict[str, Callable[[_Rows, FloatArray, HostLink], _Passes]] = {
+    FUSED_UVM: _managed_ns,
+    FUSED_UVM_CACHING: _cached_ns,
+    KEY_VALUE: _on_ssd_ns,
+    HOST: _on_host_ns,
+}
+"""[P] forward and backward time, ns, of each place that is not device memory."""

@@ -1,0 +1,130 @@
+"""What tables outside of device memory cost, against what a real GPU took, and the fit that it comes from."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.scripts import fit_offload
+from benchmarks.scripts.fit_offload import (
+    BATCHES,
+    FREE,
+    HELD_OUT,
+    Configuration,
+    Measurement,
+    compared,
+    expected_miss,
+    expected_uniques,
+    fit,
+    measurements,
+    outside,
+    predictions,
+    report,
+    shipped_link,
+)
+from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING
+from support.truth import truth_file
+
+
+@cache
+def every() -> tuple[Measurement, ...]:
+    return tuple(measurements(truth_file(fit_offload.POINTS).parent))
+
+
+def errors(label: str) -> np.ndarray:
+    """[M, 2] of whole times."""
+    return np.abs(predictions(every())[label] / [one.times_ms for one in outside(every())] - 1)
+
+
+def test_times_of_an_h100_are_as_published() -> None:
+    """Whole times, forward and backward, of UVM and of caches that miss more and less."""
+    kinds = {(one.storage.kernel, one.run.footprint_ratio, one.run.optimizer) for one in outside(every())}
+    assert kinds == {
+        (kernel, ratio, optimizer)
+        for kernel, ratios in ((FUSED_UVM, (0.0,)), (FUSED_UVM_CACHING, (0.8, 1.0)))
+        for ratio in ratios
+        for optimizer in ("sgd", "adam")
+    }
+    assert errors("fit").shape == (16, 2)
+    assert np.median(errors("fit")) <= 0.02 and errors("fit").max() <= 0.05
+    assert np.median(errors("simulated device")) <= 0.02 and errors("simulated device").max() <= 0.16
+
+
+def test_times_of_other_tables_and_another_optimizer_are_as_published() -> None:
+    for label, median, most in (("other tables", 0.05, 0.08), ("other optimizer", 0.03, 0.18)):
+        off = errors(f"fit to {label}")
+        assert np.median(off) <= median and off.max() <= most
+    assert set(HELD_OUT) == {"other tables", "other optimizer"}
+
+
+def test_what_is_longer_than_in_device_memory_is_as_published() -> None:
+    """Where it is more than a tenth of the whole time."""
+    measured = np.array([one.times_ms for one in outside(every())])
+    inside = np.array([fit_offload.on_device_ms(one, every()) for one in outside(every())])
+    off = np.abs((predictions(every())["fit"] - inside) / (measured - inside) - 1)
+    assert np.median(off) <= 0.03 and off.max() <= 0.1
+
+
+def test_the_fit_finds_the_constants_that_evenshard_has() -> None:
+    link = fit(outside(every()), every())
+    for constant in FREE:
+        assert getattr(shipped_link(), constant) == pytest.approx(getattr(link, constant), rel=0.01), constant
+
+
+def test_batches_are_drawn_as_the_published_ones_were() -> None:
+    assert len({one.uniques for one in every()}) == 4
+    for one in every():
+        assert expected_uniques(one.run) == pytest.approx(one.uniques, rel=1e-4)
+
+
+def test_the_report_has_a_line_for_each_time() -> None:
+    assert report(every()).count("caching") == 24 and report(every()).count("no_hbm") == 8
+    assert compared(truth_file(fit_offload.POINTS).parent).count("x 0.") == 4
+
+
+# The cache, by a simulation of it ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ratio", [0.6, 0.8, 1.0])
+def test_a_cache_of_sets_misses_what_is_expected(ratio: float) -> None:
+    """LRU sets of 32 rows, batches of a power law that come round three times; the last round counts."""
+    run = Configuration(1, 300_000, 16, 3000, 1.05, "sgd", ratio)
+    rng, power = np.random.default_rng(0), 1 - run.alpha
+    draws = (rng.random((BATCHES, run.batch_size)) * (float(run.num_rows) ** power - 1) + 1) ** (1 / power)
+    batches = [np.unique(batch).tolist() for batch in draws.astype(np.int64)]
+    assert np.mean([len(batch) for batch in batches]) == pytest.approx(expected_uniques(run), rel=0.01)
+    footprint = sorted({row for batch in batches for row in batch})
+    sets = -(-round(ratio * len(footprint)) // 32)
+    set_of_row = dict(zip(footprint, rng.integers(sets, size=len(footprint)).tolist(), strict=True))
+    used: list[dict[int, int]] = [{} for _ in range(sets)]
+    missed = looked_up = 0
+    for step in range(3 * BATCHES):
+        batch = batches[step % BATCHES]
+        missing = [row for row in batch if row not in used[set_of_row[row]]]
+        for row in batch:
+            if row in used[set_of_row[row]]:
+                used[set_of_row[row]][row] = step
+        for row in missing:
+            own = used[set_of_row[row]]
+            if len(own) == 32:
+                del own[min(own, key=own.__getitem__)]
+            own[row] = step
+        if step >= 2 * BATCHES:
+            missed, looked_up = missed + len(missing), looked_up + len(batch)
+    assert expected_miss(run) == pytest.approx(missed / looked_up, abs=0.015)
+
+
+def test_without_a_cache_nothing_is_missed() -> None:
+    assert expected_miss(Configuration(1, 300_000, 16, 3000, 1.05, "sgd", 0.0)) == 0
+
+
+def test_a_missing_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["fit_offload", "--truth", str(tmp_path)])
+    with pytest.raises(SystemExit) as refused:
+        fit_offload.main()
+    assert refused.value.code == 2 and "no such file" in capsys.readouterr().err
