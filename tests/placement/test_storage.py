@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, HOST, COMPUTE_KERNELS, KEY_VALUE, Storage
+from evenshard.placement.storage import COMPUTE_KERNELS, FUSED, FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
 from evenshard.utils.errors import BadConfig
 
 

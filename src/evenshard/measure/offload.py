@@ -26,13 +26,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenshard.measure.kernel_calls import part_lookups
 from evenshard.measure.simulated.device_model import NS_PER_MS
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S, GpuProfile
 from evenshard.measure.simulated.l2_cache import missed_bytes
 from evenshard.measure.simulated.shard_work import PLAIN_BYTES, looked_up_rows, sector_bytes
 from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
+from evenshard.placement.parts import TablePart, part_table
+from evenshard.placement.sharding import ShardingTask
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
+from evenshard.tables.cache import miss_ratio
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
@@ -91,16 +95,16 @@ class HostLink:
         return self.memory_gb_s if math.isfinite(self.memory_gb_s) else PROCESSOR_GB_S
 
 
-def host_link(machine: Machine, profile: GpuProfile) -> HostLink:
+def host_link(machine: Machine, profile: GpuProfile | None = None) -> HostLink:
     """What one device has of its host, while all others of the host take as much.
 
     Args:
         machine: which says the bandwidths of its hosts, or 0 where they are unknown.
-        profile: of the device.
+        profile: of the device; None where none describes it.
     """
     share = 1 / machine.devices_per_node
     return HostLink(
-        profile.host_gb_s,
+        HOST_GB_S if profile is None else profile.host_gb_s,
         machine.host_gb_s * share if machine.host_gb_s else math.inf,
         machine.ssd_gb_s * share if machine.ssd_gb_s else SSD_GB_S,
     )
@@ -130,6 +134,22 @@ def offload_times(
     times_P2 = offload_ms(looked_up, [storage] * len(looked_up), [miss] * len(looked_up), optimizer, link)
     forward_ms, backward_ms = times_P2.sum(axis=0).tolist()
     return OffloadTimes(forward_ms, backward_ms)
+
+
+def part_offload_times(task: ShardingTask, part: TablePart, table: Table, link: HostLink) -> OffloadTimes:
+    """How much longer a step takes on the device of a part, as that is kept.
+
+    Args:
+        task: that the part is placed in.
+        part: of the table, on one device.
+        table: the whole one.
+        link: of the device.
+    """
+    storage = part.storage
+    if storage.is_on_device:
+        return OffloadTimes(0.0, 0.0)
+    miss = miss_ratio(part_table(part, table), task.batch_size, storage.load_factor) if storage.is_cached else 1.0
+    return offload_times(part_lookups(part, table, task), storage, miss, task.optimizer, link)
 
 
 def offload_ms(

@@ -169,6 +169,11 @@ class ShardingTask:
         return tuple(one for one in (self.kernels if limits is None else sorted(limits)) if one not in missing)
 
     @cached_property
+    def may_offload(self) -> bool:
+        """Whether a table may be kept outside of device memory."""
+        return any(set(self.kernels_of(position)) != {FUSED} for position in range(len(self.tables)))
+
+    @cached_property
     def kept_together(self) -> frozenset[int]:
         """Tables, by position, that share their device with certain others."""
         return frozenset(position for group in self.together for position in group)

@@ -12,6 +12,7 @@ from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import parts_on
 from evenshard.placement.sharding import TABLE_WISE, ShardingTask, check_sharding, parts_by_table
+from evenshard.placement.storage import FUSED
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
 from evenshard.planner.pricing import PartsMeasurer, part_costs
@@ -22,6 +23,7 @@ from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
+from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.plan_search.options import SMALL
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort, PlanSearchResult, Progress
 from evenshard.sharders.room.legal_parts import legal_parts
@@ -80,10 +82,9 @@ def place_request(
     task = costs.task
     try:
         require_types(task)
-        if request.rules != Rules():
+        if request.rules != Rules() and not task.may_offload:
             require_sharding_room(task)
-        search = PlanSearch(costs, config.effort, config.search.seed, progress)
-        found = _searched(request, model, config, search)
+        search, found = _searched(request, model, config, costs, progress)
     except InfeasibleTask as error:
         raise refusal(request, error) from None
     best, cost = found.best, None
@@ -128,14 +129,19 @@ def place_request(
 
 
 def _searched(
-    request: PlacementRequest, model: PlacementModel, config: PlaceConfig, search: PlanSearch
-) -> PlanSearchResult:
+    request: PlacementRequest, model: PlacementModel, config: PlaceConfig, costs: PartCosts, progress: Progress | None
+) -> tuple[PlanSearch, PlanSearchResult]:
     """What the search finds; where none of its own starts has room, it begins at any legal placement."""
+    seed = config.search.seed
+    search = PlanSearch(costs, config.effort, seed, progress)
     starts = _whole_starts(request, model, config)
     try:
-        return search.run(starts)
+        return search, search.run(starts)
     except InfeasibleTask:
-        return search.run((legal_parts(search.costs.task, config.search.seed),))
+        known = (legal_parts(costs.task, seed),)
+    if costs.task.may_offload and not search.options.offloads:  # it only seemed that all of them fit
+        search = PlanSearch(costs, config.effort, seed, progress, offloads=True)
+    return search, search.run(known)
 
 
 def _whole_starts(
@@ -146,8 +152,11 @@ def _whole_starts(
     Raises:
         InfeasibleTask: if nothing else is allowed, and there is none.
     """
-    types = request.sharding_task().types
-    alone, pairs = all(one == {TABLE_WISE} for one in types), len(request.tables) * request.num_devices
+    task = request.sharding_task()
+    types, pairs = task.types, len(request.tables) * request.num_devices
+    alone = all(one == {TABLE_WISE} for one in types) and not task.may_offload
+    if any(FUSED not in task.kernels_of(position) for position in range(len(request.tables))):
+        return ()
     if any(TABLE_WISE not in one for one in types) or pairs > (MOST_PAIRS if alone else SMALL):
         return ()
     quick = replace(config.search, effort=QUICK, num_rollouts=16, max_splits=0)

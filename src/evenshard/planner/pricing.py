@@ -11,10 +11,12 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import PlacementCost, combine_visits
 from evenshard.measure.hardware import HardwareName, open_hardware
 from evenshard.measure.link import LINKS, Link, link
+from evenshard.measure.offload import host_link
 from evenshard.measure.parts_in_turn import parts_in_turn
 from evenshard.measure.simulated.cluster import SimulatedCluster, alone_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.shard_work import WorkCounter
+from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import ShardingTask
 from evenshard.planner.request import PlacementRequest
@@ -79,7 +81,7 @@ def part_costs(
     for name in names:
         if name not in kinds:
             own = model if name == request.hardware else (others or {}).get(name) or load_model(None, name)
-            kinds[name] = _device_kind(own, name)
+            kinds[name] = _device_kind(own, name, request.nodes)
     order = list(kinds)
     return PartCosts(
         request.sharding_task(),
@@ -89,15 +91,17 @@ def part_costs(
     )
 
 
-def _device_kind(model: PlacementModel, hardware: str) -> DeviceKind:
+def _device_kind(model: PlacementModel, hardware: str, machine: Machine) -> DeviceKind:
     name = HardwareName.parse(hardware)
     if name.kind.times == "measured":
-        return DeviceKind(model.cost_model, REAL_BYTES_PER_NS.get(name.kind.name, REAL_BYTES_PER_NS["cpu"]))
+        bytes_per_ns = REAL_BYTES_PER_NS.get(name.kind.name, REAL_BYTES_PER_NS["cpu"])
+        return DeviceKind(model.cost_model, bytes_per_ns, host=host_link(machine))
     try:
         profile = gpu_profile(name.device)
     except BadConfig:  # a model is served where the profile that it was trained on is not
-        return DeviceKind(model.cost_model, REAL_BYTES_PER_NS["cuda"])
-    return DeviceKind(model.cost_model, profile.hbm_bytes_per_ns, partial(alone_ms, WorkCounter(profile), profile))
+        return DeviceKind(model.cost_model, REAL_BYTES_PER_NS["cuda"], host=host_link(machine))
+    alone = partial(alone_ms, WorkCounter(profile), profile)
+    return DeviceKind(model.cost_model, profile.hbm_bytes_per_ns, alone, host_link(machine, profile))
 
 
 @contextmanager

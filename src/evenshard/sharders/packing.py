@@ -55,6 +55,7 @@ def whole_items(task: PlacementTask) -> room.PackedItems:
     found = []
     for members, needs_R, allowed_D in zip(items.members, items.needs_IR, items.allowed_ID, strict=True):
         tables, size = tuple(task.tables[position] for position in members), int(needs_R[0])
+        table_bytes = tuple(task.table_bytes[position] for position in members)
         apart = tuple(needs_R[1:].nonzero()[0].tolist())
-        found.append(room.PackedItem(members, tables, size, size, allowed_D, apart, may_be_whole=True))
+        found.append(room.PackedItem(members, tables, table_bytes, size, allowed_D, apart, may_be_whole=True))
     return room.PackedItems(tuple(found), (), items.room_DR[:, 0])

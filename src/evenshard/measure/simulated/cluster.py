@@ -19,6 +19,7 @@ from evenshard.measure.collectives import GRADIENT_BYTES, Links, exchange_times,
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, held_parts
 from evenshard.measure.link import start_skew_ms
+from evenshard.measure.offload import host_link, part_offload_times
 from evenshard.measure.simulated.device_model import (
     NS_PER_MS,
     backward_ms,
@@ -57,6 +58,7 @@ class SimulatedCluster:
         kinds = list(dict.fromkeys(profiles))
         self._kind_of_D = np.array([kinds.index(profile) for profile in profiles])
         self._kinds = [(profile, WorkCounter(profile, optimizer)) for profile in kinds]
+        self._host_of_D = [host_link(machine, profile) for profile in profiles]
 
     def cost(self, task: ShardingTask, parts: Sequence[TablePart]) -> PlacementCost:
         """What a placement of parts costs.
@@ -104,6 +106,12 @@ class SimulatedCluster:
             forward_ms_D = pass_ms(forward_ns_D, calls_D, profile.fwd_overhead_us, profile.fwd_host_us)
             backward_ms_D = pass_ms(backward_ns_D, calls_D, profile.bwd_overhead_us, profile.bwd_host_us) + short_D
             forward_D[own_D], backward_D[own_D] = forward_ms_D[own_D], backward_ms_D[own_D]
+        for table in task.tables:
+            for part in by_table[table.name]:
+                if not part.storage.is_on_device:
+                    times = part_offload_times(task, part, table, self._host_of_D[part.device])
+                    forward_D[part.device] += times.forward_ms
+                    backward_D[part.device] += times.backward_ms
         return forward_D, backward_D
 
 

@@ -16,6 +16,7 @@ Legend: U units, W ways of a unit, D devices, H columns.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from evenshard.sharders.plan_search.networks import (
     CallNetwork,
     Columns,
 )
-from evenshard.sharders.plan_search.options import Options
+from evenshard.sharders.plan_search.options import Options, Way
 from evenshard.tables.reuse import FloatArray
 
 _ROUNDING = 1e-4
@@ -78,7 +79,7 @@ def lower_bound_ms(options: Options) -> float:
     )
     whole = [row for unit in options.units for _, row in unit.ways[0].pieces[0].cells]
     best = 0.0
-    room = float(sum(task.room_bytes))
+    room = _room(options)
     for scale in SCALES:
         works, at_0 = [], []
         for network, columns_PH in zip(costs.networks, options.columns_KPH, strict=True):
@@ -89,6 +90,23 @@ def lower_bound_ms(options: Options) -> float:
         table = _ways(options, np.min(works, axis=0), alone_P)
         best = max(best, _bound(table, min(at_0), room, devices))
     return best * (1 - _ROUNDING)
+
+
+def _room(options: Options) -> float:
+    """Memory of all devices; without end where tables could leave it in ways that the options do not have."""
+    task = options.task
+    if task.may_offload and not options.offloads:
+        return float("inf")
+    kept = (
+        [unit for unit in options.units if all(way.storage.is_on_device for way in unit.ways)]
+        if options.offloads
+        else []
+    )
+    return float(sum(task.room_bytes)) + sum(min(_bytes(way) for way in unit.ways) for unit in kept)
+
+
+def _bytes(way: Way) -> int:
+    return sum(piece.size_bytes for piece in way.pieces)
 
 
 @dataclass(frozen=True)
@@ -104,10 +122,41 @@ def _ways(options: Options, work_P: FloatArray, alone_P: FloatArray) -> _Ways:
     flat = options.flat
     slopes_4, replica_ms = options.costs.exchange_slopes
     replicas_W = flat.values_W * replica_ms
-    total_W = (flat.summed(work_P) + flat.volume_W4 @ slopes_4 + replicas_W) * flat.copies_W
+    bounds = _least_offload(options)
+    total_W = (flat.summed(work_P) + flat.volume_W4 @ slopes_4 + replicas_W + bounds.offload_W) * flat.copies_W
     finer_W = np.isin(flat.type_W, [number for number, name in enumerate(flat.names) if name in _FINER])
-    alone_W = np.where(finer_W, 0.0, flat.longest(alone_P) + replicas_W)
-    return _Ways(flat.padded(total_W), flat.padded(alone_W), flat.padded(flat.bytes_W))
+    alone_W = np.where(finer_W, 0.0, flat.longest(alone_P) + replicas_W + bounds.longest_W)
+    return _Ways(flat.padded(total_W), flat.padded(alone_W), flat.padded(bounds.bytes_W))
+
+
+class _Offload(NamedTuple):
+    """[W] memory of all devices, and time outside of it, of all pieces and of the longest."""
+
+    bytes_W: FloatArray
+    offload_W: FloatArray
+    longest_W: FloatArray
+
+
+def _least_offload(options: Options) -> _Offload:
+    """What no cache takes less than, whatever its size: each way stands for those up to the next larger cache.
+
+    It takes the memory of its own cache, the smallest none, and the time of the next larger one, the largest none.
+    """
+    flat = options.flat
+    bytes_W, offload_W, longest_W = flat.bytes_W.copy(), flat.offload_W.copy(), flat.longest_offload_W.copy()
+    shapes: dict[tuple[object, ...], list[tuple[float, int]]] = {}
+    for at, (unit, number) in enumerate(zip(flat.unit_W.tolist(), flat.number_W.tolist(), strict=True)):
+        way = options.units[unit].ways[number]
+        if way.storage.is_cached:
+            widths = tuple(piece.columns for piece in way.pieces)
+            shape = (unit, way.storage.kernel, way.sharding_type, widths)
+            shapes.setdefault(shape, []).append((way.storage.load_factor, at))
+    for of_shape in shapes.values():
+        ordered = [at for _, at in sorted(of_shape)]
+        bytes_W[ordered[0]] = 0.0
+        offload_W[ordered] = [*offload_W[ordered[1:]], 0.0]
+        longest_W[ordered] = [*longest_W[ordered[1:]], 0.0]
+    return _Offload(bytes_W, offload_W, longest_W)
 
 
 _FINER = (COLUMN_WISE, TABLE_COLUMN_WISE, GRID_SHARD)

@@ -9,7 +9,7 @@ Legend: U units, W ways of a unit (padded), D devices, C kernel calls, H columns
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +17,14 @@ import numpy.typing as npt
 
 from evenshard.measure.simulated.cluster import dense_ms
 from evenshard.placement.sharding import DATA_PARALLEL
-from evenshard.sharders.plan_search.options import DEVICE, NODE, Options, Way
+from evenshard.sharders.plan_search.options import DEVICE, FULL_SHARE, NODE, Options, Piece, Way
 from evenshard.sharders.plan_search.state import Choice
 from evenshard.tables.reuse import FloatArray
 
-FULL_SHARE = 0.97
-"""Part of the devices' memory that is filled before ways with less memory are preferred."""
+FIRST_PRICE, DEAREST = 0.01, 1e6
+"""Of all memory, in the work of all devices: where a price begins, and where it ends."""
+GROWTH, FINE_GROWTH = 2.0, 1.25
+"""Of a price from step to step: where tables may be offloaded, it decides how far."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,14 @@ class Works:
         piece_UW: what the largest piece adds to a device, ms; infinite where there is no such way.
         total_UW: what all devices together do, ms.
         bytes_UW: memory of all devices together.
+        host_UW: memory of all hosts together.
         types_UW: number of the sharding type.
     """
 
     piece_UW: FloatArray
     total_UW: FloatArray
     bytes_UW: FloatArray
+    host_UW: FloatArray
     types_UW: npt.NDArray[np.int64]
     names: tuple[str, ...]
 
@@ -51,12 +55,13 @@ class Works:
         replica_ms += max(dense_ms(1.0, kind.bytes_per_ns, options.task.optimizer) for kind in costs.kinds)
         replicas_W = flat.values_W * replica_ms
         # Tables that stay together are one piece with several rows.
-        whole_W = flat.summed(added_P) + flat.volume_W4 @ slopes_4 + replicas_W
-        longest_W = flat.longest(added_P) + flat.longest_W4 @ slopes_4 + replicas_W
+        whole_W = flat.summed(added_P) + flat.volume_W4 @ slopes_4 + replicas_W + flat.offload_W
+        longest_W = flat.longest(added_P) + flat.longest_W4 @ slopes_4 + replicas_W + flat.longest_offload_W
         return Works(
             piece_UW=flat.padded(longest_W),
             total_UW=flat.padded(whole_W * flat.copies_W),
             bytes_UW=flat.padded(flat.bytes_W),
+            host_UW=flat.padded(flat.host_W),
             types_UW=np.where(np.isfinite(typed := flat.padded(flat.type_W.astype(np.float64))), typed, -1).astype(int),
             names=flat.names,
         )
@@ -116,13 +121,29 @@ class Construction:
         allowed = np.where(small.any(axis=1, keepdims=True), small, piece_UW <= piece_UW.min(axis=1, keepdims=True))
         is_replica = works.types_UW == (works.names.index(DATA_PARALLEL) if DATA_PARALLEL in works.names else -2)
         total_UW = np.where(allowed, works.total_UW * np.where(is_replica, replica_price, 1.0), np.inf)
-        room = float(self._room_D.sum()) * FULL_SHARE
-        price, chosen = 0.0, np.asarray(total_UW.argmin(axis=1))
-        rows = np.arange(len(chosen))
-        scale = float(works.total_UW[rows, chosen].sum()) / max(room, 1.0)
-        while works.bytes_UW[rows, chosen].sum() > room and price < 1e6 * scale:
-            price = max(2 * price, 0.01 * scale)
-            chosen = np.asarray(np.where(allowed, total_UW + price * works.bytes_UW, np.inf).argmin(axis=1))
+        rows = np.arange(len(total_UW))
+        chosen = np.asarray(total_UW.argmin(axis=1))
+        machine = self._options.task.machine
+        rooms = [
+            (works.bytes_UW, float(self._room_D.sum()) * FULL_SHARE),
+            (works.host_UW, float(sum(machine.host_bytes) + sum(machine.ssd_bytes)) * FULL_SHARE),
+        ]
+        scale = float(works.total_UW[rows, chosen].sum())
+        growth = FINE_GROWTH if self._options.offloads else GROWTH
+        prices = [0.0 for _ in rooms]
+        while max(prices) < DEAREST:  # what there is too little of becomes dearer
+            used = [float(sizes_UW[rows, chosen].sum()) / max(room, 1.0) for sizes_UW, room in rooms]
+            if max(used) <= 1:
+                break
+            prices = [
+                max(growth * price, FIRST_PRICE) if share > 1 else price
+                for price, share in zip(prices, used, strict=True)
+            ]
+            priced_UW = total_UW
+            for price, (sizes_UW, room) in zip(prices, rooms, strict=True):
+                if price:
+                    priced_UW = priced_UW + price * scale / max(room, 1.0) * np.where(allowed, sizes_UW, 0.0)
+            chosen = np.asarray(priced_UW.argmin(axis=1))
         return chosen
 
     def place(self, ways_U: npt.NDArray[np.int64], by_memory: bool = False) -> list[Choice] | None:
@@ -176,7 +197,15 @@ class Places:
         self._construction = construction
         self.load_D = np.zeros(num_devices)
         self.free_D = construction.room_D.copy()
+        machine = construction.options.task.machine
+        self.host_N = np.array(machine.host_bytes or (0,) * machine.num_nodes, dtype=np.int64)
+        self.ssd_N = np.array(machine.ssd_bytes or (0,) * machine.num_nodes, dtype=np.int64)
         self.apart: dict[int, set[int]] = {}
+
+    def take_hosts(self, host_D: npt.NDArray[np.int64], ssd_D: npt.NDArray[np.int64]) -> None:
+        """What is taken of hosts already, by device."""
+        self.host_N -= host_D.reshape(len(self.host_N), -1).sum(axis=1)
+        self.ssd_N -= ssd_D.reshape(len(self.ssd_N), -1).sum(axis=1)
 
     def take(self, unit: int, number: int, piece_ms: float) -> Choice | None:
         """Places all pieces of a unit where least is to do; None where there is no room for them."""
@@ -185,9 +214,10 @@ class Places:
         machine = options.task.machine
         if way.scope not in (DEVICE, NODE):
             size = way.pieces[0].size_bytes
-            if (self.free_D < size).any():
+            if (self.free_D < size).any() or not self._host_has(way, machine.devices_per_node).all():
                 return None
             self.free_D -= size
+            self._take_host(slice(None), way.pieces[0], machine.devices_per_node)
             self.load_D += piece_ms
             return Choice(number)
         if way.scope == NODE:
@@ -197,7 +227,7 @@ class Places:
             may_N = None if allowed_D is None else allowed_D.reshape(machine.num_nodes, -1).all(axis=1)
             nodes: list[int] = []
             for piece in way.pieces:
-                fits_N = free_N >= piece.size_bytes
+                fits_N = (free_N >= piece.size_bytes) & self._host_has(way, machine.devices_per_node)
                 fits_N[nodes] = False
                 if may_N is not None:
                     fits_N &= may_N
@@ -207,6 +237,7 @@ class Places:
                 nodes.append(node)
                 own = machine.devices_of_node(node)
                 self.free_D[own.start : own.stop] -= piece.size_bytes
+                self._take_host(node, piece, machine.devices_per_node)
                 self.load_D[own.start : own.stop] += piece_ms
             return Choice(number, tuple(nodes))
         devices = self.devices_for(unit, way, self.load_D, self.free_D)
@@ -214,15 +245,29 @@ class Places:
             return None
         for piece, device in zip(way.pieces, devices, strict=True):
             self.free_D[device] -= piece.size_bytes
+            self._take_host(machine.node_of(device), piece, 1)
             self.load_D[device] += piece_ms
         for group in self._construction.groups_of(unit):
             self.apart.setdefault(group, set()).update(devices)
         return Choice(number, tuple(devices))
 
+    def _host_has(self, way: Way, copies: int) -> npt.NDArray[np.bool_]:
+        """[nodes] whether a host has memory for so many copies of the largest piece."""
+        host = max(piece.host_bytes for piece in way.pieces) * copies
+        ssd = max(piece.ssd_bytes for piece in way.pieces) * copies
+        return np.asarray((self.host_N >= host) & (self.ssd_N >= ssd))
+
+    def _take_host(self, node: int | slice, piece: Piece, copies: int) -> None:
+        self.host_N[node] -= piece.host_bytes * copies
+        self.ssd_N[node] -= piece.ssd_bytes * copies
+
     def devices_for(self, unit: int, way: Way, load_D: FloatArray, free_D: npt.NDArray[np.int64]) -> list[int] | None:
         """Devices for the pieces of a unit, each on one of its own."""
         size = max(piece.size_bytes for piece in way.pieces)
         fits_D = free_D >= size
+        if not way.storage.is_on_device:
+            machine = self._construction.options.task.machine
+            fits_D &= self._host_has(way, 1).repeat(machine.devices_per_node)
         allowed_D = self._construction.options.units[unit].allowed_D
         if allowed_D is not None:
             fits_D &= allowed_D
@@ -237,7 +282,18 @@ class Places:
         if int(fits_D.sum()) < len(way.pieces):
             return None
         order: list[int] = np.argsort(load_D, kind="stable")[: len(way.pieces)].tolist()
-        return order
+        return order if self._hosts_have(way, order) else None
+
+    def _hosts_have(self, way: Way, devices: Sequence[int]) -> bool:
+        """Whether hosts have memory for all pieces that their devices get."""
+        if way.storage.is_on_device:
+            return True
+        host_N, ssd_N = self.host_N.copy(), self.ssd_N.copy()
+        for piece, device in zip(way.pieces, devices, strict=True):
+            node = self._construction.options.task.machine.node_of(device)
+            host_N[node] -= piece.host_bytes
+            ssd_N[node] -= piece.ssd_bytes
+        return bool(host_N.min() >= 0 and ssd_N.min() >= 0)
 
 
 def _one_node(fits_D: npt.NDArray[np.bool_], load_D: FloatArray, count: int, options: Options) -> npt.NDArray[np.bool_]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -12,12 +12,14 @@ import torch
 
 from evenshard.measure.collectives import Links, Volumes, exchange_ms, exchange_times, part_volume, volumes_of
 from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, held_parts
+from evenshard.measure.offload import HostLink, part_offload_times
 from evenshard.measure.simulated.cluster import dense_ms
 from evenshard.placement.parts import TablePart, lookup_share
 from evenshard.placement.sharding import ShardingTask, parts_by_table, sharding_type
 from evenshard.sharders.convex_search.cost_model import CostModel, log_spread_N
 from evenshard.sharders.convex_search.prediction import PredictedDevice
 from evenshard.sharders.plan_search.networks import AloneTimes, CallNetwork, Looked
+from evenshard.tables.table import Table
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,13 @@ class DeviceKind:
         model: their cost model.
         bytes_per_ns: that their memory moves, for dense gradients.
         alone_ms: times of tables alone, where a device model knows them; see ``CallNetwork``.
+        host: what a device reaches outside of its memory, and how fast.
     """
 
     model: CostModel
     bytes_per_ns: float
     alone_ms: AloneTimes | None = None
+    host: HostLink = field(default_factory=HostLink)
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class PartCosts:
         """
         by_table = parts_by_table(self.task, parts)
         exchanges = exchange_times(self.task, volumes_of(self.task, by_table), self.links)
-        compute_DM2 = self._member_ms(by_table)
+        compute_DM2 = self._member_ms(by_table) + self._offload_D12(by_table)
         mean_D2 = compute_DM2.mean(dim=1).numpy()
         devices = tuple(
             PredictedDevice(float(fwd), float(out), float(back), float(bwd), float(inputs))
@@ -133,11 +137,31 @@ class PartCosts:
                 share = lookup_share(table, part.rows)
                 one = part_volume(table, way, part.columns.size, share, self.task.num_devices)
                 more = float(slopes_4 @ np.array([one.sent, one.summed, one.summed_in_node, one.input_bytes]))
+                if not part.storage.is_on_device:
+                    more += self.offload_K(part, table)[self.kind_of_D[part.device]]
             alone[number] += more
             adds[number] += more
         position = {part: number for number, part in enumerate(ordered)}
         order = [position[part] for part in parts]
         return tuple(alone[order].tolist()), tuple(adds[order].tolist())
+
+    def offload_K(self, part: TablePart, table: Table) -> tuple[float, ...]:
+        """How much longer a part takes as it is kept, on each kind of device; nothing where that is device memory."""
+        if part.storage.is_on_device:
+            return ()
+        times = (part_offload_times(self.task, part, table, kind.host) for kind in self.kinds)
+        return tuple(one.forward_ms + one.backward_ms for one in times)
+
+    def _offload_D12(self, by_table: Mapping[str, Sequence[TablePart]]) -> torch.Tensor:
+        """[D, 1, 2] what devices take longer for parts that are not in their memory, forward and backward."""
+        found = torch.zeros(self.task.num_devices, 1, 2)
+        for table in self.task.tables:
+            for part in by_table[table.name]:
+                if not part.storage.is_on_device:
+                    host = self.kinds[self.kind_of_D[part.device]].host
+                    times = part_offload_times(self.task, part, table, host)
+                    found[part.device, 0] += torch.tensor([times.forward_ms, times.backward_ms])
+        return found
 
     @cached_property
     def exchange_slopes(self) -> tuple[np.ndarray, float]:

@@ -1,7 +1,8 @@
 """The ways in which a search may shard each table: what one piece of it takes, and on how many devices.
 
 A piece is what the search places as one: columns on a device, rows on all devices of a node or on all devices, a
-replica on each. Tables that stay together are one unit, with one piece.
+replica on each. Tables that stay together are one unit, with one piece. Where device memory is short, large tables may
+also be kept outside of it: each way again for every cache that they may have, and for none.
 
 Legend: U units, P pieces, H columns of the cost network, K kinds of devices.
 """
@@ -9,7 +10,7 @@ Legend: U units, P pieces, H columns of the cost network, K kinds of devices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from evenshard.measure.collectives import PartVolume, part_volume
 from evenshard.measure.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share, whole_tables
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -27,8 +28,10 @@ from evenshard.placement.sharding import (
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
-    part_bytes,
+    ShardingTask,
+    memory_of_part,
 )
+from evenshard.placement.storage import CACHED_KERNELS, FUSED, ON_DEVICE, Storage
 from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.plan_search.networks import Columns, Looked
 from evenshard.tables.reuse import FloatArray
@@ -48,6 +51,14 @@ SCOPES = {
 MAX_CUTS = 128
 SMALL = 2**16
 """Tables times devices up to which everything is tried; of larger tasks, less."""
+CACHE_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
+"""Caches that are tried."""
+FULL_SHARE = 0.97
+"""Part of the devices' memory that is filled before ways with less memory are preferred."""
+SHORT_SHARE = 0.85
+"""Part of the devices' memory that tables fill, whole, before others ways than in device memory are looked for."""
+LEAST_OFFLOADED = 1e-3
+"""Of a device's room: smaller tables stay in device memory."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,10 @@ class Piece:
         rows_of: devices that its rows are cut over.
         cells: (kernel call, row of the matrix of columns) of what is looked up.
         volume: what it adds to the exchanges.
-        size_bytes: memory.
+        size_bytes: device memory.
+        host_bytes: memory of its host.
+        ssd_bytes: of its host's SSDs.
+        offload_K: how much longer it takes as it is not in device memory, on each kind of device, ms.
     """
 
     columns: int
@@ -67,6 +81,9 @@ class Piece:
     cells: tuple[tuple[int, int], ...]
     volume: PartVolume
     size_bytes: int
+    host_bytes: int = 0
+    ssd_bytes: int = 0
+    offload_K: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,12 +95,14 @@ class Way:
         scope: where its pieces live.
         pieces: in the order of their columns.
         values: weights of a replica.
+        storage: where its weights are kept.
     """
 
     sharding_type: str
     scope: str
     pieces: tuple[Piece, ...]
     values: float = 0.0
+    storage: Storage = ON_DEVICE
 
 
 @dataclass(frozen=True)
@@ -112,6 +131,8 @@ class FlatWays:
         longest_W4: the volume of the piece that adds most.
         values_W: weights of a replica.
         bytes_W: memory of all devices together.
+        host_W: memory of all hosts together; of their SSDs too, which both are short of.
+        offload_W, longest_offload_W: time outside of device memory, of one copy: of all pieces, and of the longest.
         way_C, row_C: the way of each looked-up row, and its number in the matrix of columns.
         names: sharding types.
         type_W: the number of each one's type.
@@ -124,6 +145,9 @@ class FlatWays:
     longest_W4: FloatArray
     values_W: FloatArray
     bytes_W: FloatArray
+    host_W: FloatArray
+    offload_W: FloatArray
+    longest_offload_W: FloatArray
     way_C: npt.NDArray[np.int64]
     row_C: npt.NDArray[np.int64]
     names: tuple[str, ...]
@@ -149,6 +173,9 @@ class FlatWays:
                         names.setdefault(way.sharding_type, len(names)),
                         *volumes.sum(axis=0),
                         *volumes.max(axis=0),
+                        own * sum(piece.host_bytes + piece.ssd_bytes for piece in way.pieces),
+                        sum(max(piece.offload_K, default=0.0) for piece in way.pieces),
+                        max(max(piece.offload_K, default=0.0) for piece in way.pieces),
                     )
                 )
                 cells += [(len(rows) - 1, row) for piece in way.pieces for _, row in piece.cells]
@@ -162,6 +189,9 @@ class FlatWays:
             table[:, 10:14],
             table[:, 3],
             table[:, 4],
+            table[:, 14],
+            table[:, 15],
+            table[:, 16],
             of_cells[:, 0],
             of_cells[:, 1],
             tuple(names),
@@ -195,10 +225,17 @@ class Options:
         calls: kernel calls by number.
         columns_KPH: columns of what is looked up, for each kind of device.
         is_small: everything may be tried.
+        offloads: tables may be kept outside of device memory.
+
+    Args:
+        costs: what placements cost.
+        offloads: whether to look for ways outside of device memory, as far as the task allows them; where left out,
+            where that memory is short or the rules ask for it.
     """
 
-    def __init__(self, costs: PartCosts) -> None:
+    def __init__(self, costs: PartCosts, offloads: bool | None = None) -> None:
         self.costs, self.task = costs, costs.task
+        self.offloads = is_short_of_memory(costs.task) if offloads is None else offloads
         self.is_small = len(self.task.tables) * self.task.num_devices <= SMALL
         self.calls: dict[KernelCall, int] = {}
         self._looked_up: dict[tuple[Looked, ...], int] = {}
@@ -224,7 +261,7 @@ class Options:
         return FlatWays.of(self.units, copies)
 
     def add_ways(self, unit: int, ways: Sequence[Way]) -> None:
-        """More ways for a unit, whose pieces were made by ``column_way``."""
+        """More ways for a unit, which ``way_of`` made."""
         old = self.units[unit]
         units = list(self.units)
         units[unit] = Unit(old.tables, (*old.ways, *ways), old.allowed_D)
@@ -256,48 +293,84 @@ class Options:
 
     def _ways(self, members: Sequence[int]) -> tuple[Way, ...]:
         if len(members) > 1:
-            wholes = [self._piece(position, TABLE_WISE, self._columns_of(position), 1) for position in members]
-            volumes = [piece.volume for piece in wholes]
-            whole = Piece(
-                columns=sum(piece.columns for piece in wholes),
-                rows_of=1,
-                cells=tuple(cell for piece in wholes for cell in piece.cells),
-                volume=PartVolume(
-                    *(sum(getattr(one, name) for one in volumes) for name in PartVolume.__dataclass_fields__)
-                ),
-                size_bytes=sum(piece.size_bytes for piece in wholes),
-            )
-            return (Way(TABLE_WISE, DEVICE, (whole,)),)
+            return tuple(self._together(members, storage) for storage in self._storages(members))
         (position,) = members
+        inside, *outside = self._storages(members)
+        found = [self._way(position, *shape, inside) for shape in self._shapes(position, few=inside != ON_DEVICE)]
+        if self._may_be_replicated(position):
+            found.append(self._replica(position))
+        return (
+            *found,
+            *(self._way(position, *shape, one) for shape in self._shapes(position, few=True) for one in outside),
+        )
+
+    def _together(self, members: Sequence[int], storage: Storage) -> Way:
+        """Tables on one device, whole."""
+        wholes = [self._piece(position, TABLE_WISE, self._columns_of(position), 1, storage) for position in members]
+        volumes = [piece.volume for piece in wholes]
+        whole = Piece(
+            columns=sum(piece.columns for piece in wholes),
+            rows_of=1,
+            cells=tuple(cell for piece in wholes for cell in piece.cells),
+            volume=PartVolume(
+                *(sum(getattr(one, name) for one in volumes) for name in PartVolume.__dataclass_fields__)
+            ),
+            size_bytes=sum(piece.size_bytes for piece in wholes),
+            host_bytes=sum(piece.host_bytes for piece in wholes),
+            ssd_bytes=sum(piece.ssd_bytes for piece in wholes),
+            offload_K=tuple(np.sum([piece.offload_K for piece in wholes], axis=0).tolist()),
+        )
+        return Way(TABLE_WISE, DEVICE, (whole,), storage=storage)
+
+    def _storages(self, members: Sequence[int]) -> list[Storage]:
+        """Where the weights of a unit may be kept, in device memory first."""
+        kernels = self.task.kernels_of(members[0])
+        for position in members[1:]:
+            kernels = tuple(one for one in kernels if one in self.task.kernels_of(position))
+        is_large = any(self._is_large(position) for position in members)
+        elsewhere = [one for one in kernels if one != FUSED and ((self.offloads and is_large) or FUSED not in kernels)]
+        return [*([ON_DEVICE] if FUSED in kernels else []), *(one for kernel in elsewhere for one in _tried(kernel))]
+
+    def _shapes(self, position: int, few: bool = False) -> Iterator[tuple[str, tuple[int, ...], int]]:
+        """Types of a table, the widths of its parts, and the devices that rows of each are cut over.
+
+        Args:
+            few: of the cuts by columns, those into powers of two.
+        """
         limits, machine = self.task.limits_of(position), self.task.machine
         types = self._types(position)
         allowed = machine.num_devices if limits.devices is None else len(limits.devices)
-        everywhere = allowed == machine.num_devices
         whole_columns = self._columns_of(position)
-        found = []
         if TABLE_WISE in types:
-            found.append(self._way(position, TABLE_WISE, (whole_columns,), 1))
+            yield TABLE_WISE, (whole_columns,), 1
         by_columns = COLUMN_WISE if COLUMN_WISE in types else TABLE_COLUMN_WISE
         if by_columns in types:
             most = allowed if by_columns == COLUMN_WISE else min(allowed, machine.devices_per_node)
-            for widths in self._cuts(whole_columns, most, limits.min_columns):
-                found.append(self._way(position, by_columns, widths, 1))
-        if machine.num_devices > 1 and everywhere and ROW_WISE in types:
-            found.append(self._way(position, ROW_WISE, (whole_columns,), machine.num_devices))
+            for widths in self._cuts(whole_columns, most, limits.min_columns, few):
+                yield by_columns, widths, 1
+        if machine.num_devices > 1 and allowed == machine.num_devices and ROW_WISE in types:
+            yield ROW_WISE, (whole_columns,), machine.num_devices
         if machine.num_nodes > 1 and not self.task.tables[position].is_sequence:
             if TABLE_ROW_WISE in types and machine.devices_per_node > 1:
-                found.append(self._way(position, TABLE_ROW_WISE, (whole_columns,), machine.devices_per_node))
+                yield TABLE_ROW_WISE, (whole_columns,), machine.devices_per_node
             if GRID_SHARD in types:
-                for widths in self._cuts(whole_columns, machine.num_nodes, limits.min_columns):
-                    found.append(self._way(position, GRID_SHARD, widths, machine.devices_per_node))
-        if machine.num_devices > 1 and everywhere and DATA_PARALLEL in types:
-            found.append(self._replica(position))
-        return tuple(found)
+                for widths in self._cuts(whole_columns, machine.num_nodes, limits.min_columns, few):
+                    yield GRID_SHARD, widths, machine.devices_per_node
 
-    def _cuts(self, columns: int, most: int, least_width: int) -> Iterator[tuple[int, ...]]:
+    def _may_be_replicated(self, position: int) -> bool:
+        limits, devices = self.task.limits_of(position), self.task.num_devices
+        everywhere = limits.devices is None or len(limits.devices) == devices
+        on_device = FUSED in self.task.kernels_of(position)
+        return devices > 1 and everywhere and on_device and DATA_PARALLEL in self._types(position)
+
+    def _is_large(self, position: int) -> bool:
+        """Whether it is worth while to keep a table outside of device memory."""
+        return self.task.tables[position].size_bytes > LEAST_OFFLOADED * max(self.task.room_bytes)
+
+    def _cuts(self, columns: int, most: int, least_width: int, few: bool) -> Iterator[tuple[int, ...]]:
         """Even cuts; of large tasks, into powers of two alone."""
-        cuts = column_cuts(columns, most, least_width)
-        return (widths for widths in cuts if self.is_small or len(widths).bit_count() == 1)
+        cuts, all_of_them = column_cuts(columns, most, least_width), self.is_small and not few
+        return (widths for widths in cuts if all_of_them or len(widths).bit_count() == 1)
 
     def _types(self, position: int) -> frozenset[str]:
         """The types that are looked for: whole tables are table_column_wise too, rows of the one node are row_wise."""
@@ -322,25 +395,39 @@ class Options:
     def _columns_of(self, position: int) -> int:
         return self.task.tables[position].embedding_dim
 
-    def column_way(self, unit: int, widths: Sequence[int]) -> Way:
-        """A table cut into parts of these widths."""
+    def way_of(self, unit: int, name: str, widths: Sequence[int], storage: Storage = ON_DEVICE) -> Way:
+        """A table sharded in a type, in parts of these widths, and kept so."""
         (position,) = self.units[unit].tables
-        return self._way(position, COLUMN_WISE if len(widths) > 1 else TABLE_WISE, tuple(widths), 1)
+        if name == DATA_PARALLEL:
+            return self._replica(position)
+        machine = self.task.machine
+        rows_of = {NODE: machine.devices_per_node, EVERYWHERE: machine.num_devices}.get(SCOPES[name], 1)
+        return self._way(position, name, tuple(widths), rows_of, storage)
 
-    def _way(self, position: int, way: str, widths: Sequence[int], rows_of: int) -> Way:
-        by_width = {width: self._piece(position, way, width, rows_of) for width in set(widths)}
-        return Way(way, SCOPES[way], tuple(by_width[width] for width in widths))
+    def _way(self, position: int, way: str, widths: Sequence[int], rows_of: int, storage: Storage = ON_DEVICE) -> Way:
+        by_width = {width: self._piece(position, way, width, rows_of, storage) for width in set(widths)}
+        return Way(way, SCOPES[way], tuple(by_width[width] for width in widths), storage=storage)
 
-    def _piece(self, position: int, way: str, columns: int, rows_of: int) -> Piece:
+    def _piece(self, position: int, way: str, columns: int, rows_of: int, storage: Storage = ON_DEVICE) -> Piece:
         """A piece of these columns; of rows, the part with the most lookups stands for all of them."""
         table = self.task.tables[position]
         rows = self._busiest_rows(table, rows_of)
-        part = TablePart(table.name, rows, Span(0, columns))
+        part = TablePart(table.name, rows, Span(0, columns), (0,), storage)
         call = self.calls.setdefault(kernel_call(table, way), len(self.calls))
         looked_up = part_lookups(part, table, self.task)
         cell = self._looked_up.setdefault(looked_up, len(self._looked_up))
         volume = part_volume(table, way, columns, lookup_share(table, rows), self.task.num_devices)
-        return Piece(columns, rows_of, ((call, cell),), volume, part_bytes(self.task, table, part))
+        memory = memory_of_part(self.task, table, part)
+        return Piece(
+            columns,
+            rows_of,
+            ((call, cell),),
+            volume,
+            memory.device_bytes,
+            memory.host_bytes,
+            memory.ssd_weights,
+            self.costs.offload_K(part, table),
+        )
 
     def _busiest_rows(self, table: Table, rows_of: int) -> Span:
         spans = row_spans(table, rows_of)
@@ -353,9 +440,30 @@ class Options:
         call = self.calls.setdefault(kernel_call(table, DATA_PARALLEL), len(self.calls))
         cell = self._looked_up.setdefault(replica_lookups(table, self.task), len(self._looked_up))
         whole = TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim))
-        size = part_bytes(self.task, table, whole)
+        whole = replace(whole, devices=tuple(range(self.task.num_devices)))
+        size = memory_of_part(self.task, table, whole).device_bytes
         piece = Piece(table.embedding_dim, 1, ((call, cell),), PartVolume(), size)
         return Way(DATA_PARALLEL, REPLICA, (piece,), float(table.num_rows * table.embedding_dim))
+
+
+def is_short_of_memory(task: ShardingTask) -> bool:
+    """Whether tables may leave device memory, and fill it as far as it is filled gladly, or one must leave it."""
+    if not task.may_offload:
+        return False
+    taken = sum(
+        memory_of_part(task, table, part).device_bytes
+        for table, part in zip(task.tables, whole_tables(task.tables), strict=True)
+    )
+    return taken > SHORT_SHARE * sum(task.room_bytes) or any(
+        FUSED not in task.kernels_of(position) for position in range(len(task.tables))
+    )
+
+
+def _tried(kernel: str) -> tuple[Storage, ...]:
+    """The storages that are tried of a kernel."""
+    if kernel in CACHED_KERNELS:
+        return tuple(Storage(kernel, load_factor) for load_factor in CACHE_LOAD_FACTORS)
+    return (Storage(kernel),)
 
 
 def row_spans(table: Table, devices: int) -> list[Span]:

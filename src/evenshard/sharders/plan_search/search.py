@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +28,10 @@ from evenshard.placement.sharding import (
     TABLE_ROW_WISE,
     TABLE_WISE,
 )
+from evenshard.placement.storage import ON_DEVICE
 from evenshard.sharders.plan_search.construction import Construction, Places, Works
 from evenshard.sharders.plan_search.costs import PartCosts, PredictedParts
-from evenshard.sharders.plan_search.options import DEVICE, NODE, Options, Way
+from evenshard.sharders.plan_search.options import DEVICE, NODE, Options, Piece
 from evenshard.sharders.plan_search.state import Choice, State, choices_of
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import on_interrupt
@@ -94,6 +97,15 @@ class _Start:
     cost_ms: float = float("inf")
 
 
+class _OtherStorage(NamedTuple):
+    """Another storage of a unit where it is: what its device saves, ms, and what it takes more of its memory."""
+
+    unit: int
+    choice: Choice
+    gain_ms: float
+    taken_bytes: int
+
+
 Progress = Callable[[float], None]
 """Takes the best cost so far, ms."""
 
@@ -106,13 +118,19 @@ class PlanSearch:
         effort: how long to look.
         seed: of the kicks.
         progress: called with the best cost so far.
+        offloads: whether tables may be kept outside of device memory; where left out, where that is short.
     """
 
     def __init__(
-        self, costs: PartCosts, effort: PlanSearchEffort | None = None, seed: int = 0, progress: Progress | None = None
+        self,
+        costs: PartCosts,
+        effort: PlanSearchEffort | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+        offloads: bool | None = None,
     ) -> None:
         self.costs, self.effort = costs, effort or PlanSearchEffort()
-        self.options = Options(costs)
+        self.options = Options(costs, offloads)
         self.room_D = np.array(costs.task.room_bytes, dtype=np.int64)
         self.construction = Construction(self.options, Works.of(self.options), self.room_D)
         self._rng = np.random.default_rng(seed)
@@ -260,6 +278,7 @@ class PlanSearch:
         slow = int(state.device_ms_D.argmax())
         movable, spread = self._units_on(state, slow)
         yield from self._moves(state, slow, movable)
+        yield from self._other_storages(state, slow, [*movable, *spread])
         yield from self._swaps(state, slow, movable)
         yield from self._node_changes(state, slow)
         yield from self._other_ways(state, slow, [*movable, *spread])
@@ -304,7 +323,8 @@ class PlanSearch:
         rest_N = self.costs.networks[kind].compute_ms(
             state.sums_DH[device] - columns_NH, state.calls_D[device] - emptied_N
         )
-        return np.asarray(state.compute_ms_D[device] - rest_N)
+        offload_N = np.array([piece.offload_K[kind] if piece.offload_K else 0.0 for piece in pieces])
+        return np.asarray(state.compute_ms_D[device] - rest_N + offload_N)
 
     def _adds(self, state: State, unit: int, number: int, devices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """[N] what devices compute more with a piece of a unit, ms."""
@@ -320,6 +340,7 @@ class PlanSearch:
             if own.any():
                 sums = state.sums_DH[devices[own]] + self.options.columns_KPH[kind][rows].sum(axis=0)
                 added[own] = network.compute_ms(sums, calls[own]) - state.compute_ms_D[devices[own]]
+                added[own] += piece.offload_K[kind] if piece.offload_K else 0.0
         return added
 
     def _moves(self, state: State, slow: int, movable: Sequence[int]) -> Iterator[list[tuple[int, Choice]]]:
@@ -410,8 +431,9 @@ class PlanSearch:
         if len(units) > MOST_OTHER_WAYS:
             units = [units[number] for number in self._rng.permutation(len(units))[:MOST_OTHER_WAYS].tolist()]
         for unit in units:
-            for number in range(len(self.options.units[unit].ways)):
-                if number == state.choices[unit].way or not self._may_be(unit, number):
+            kept = (state.way(unit).storage, ON_DEVICE)
+            for number, way in enumerate(self.options.units[unit].ways):
+                if number == state.choices[unit].way or way.storage not in kept or not self._may_be(unit, number):
                     continue
                 choice = self._placed(state, unit, number)
                 if choice is not None:
@@ -427,13 +449,19 @@ class PlanSearch:
         way, old = self.options.units[unit].ways[number], state.way(unit)
         free_D = self.room_D - state.used_D
         load_D = state.device_ms_D.copy()
-        for device, size in self._own_bytes(state, unit, old):
-            free_D[device] += size
+        for where, piece in self._own_pieces(state, unit):
+            free_D[where] += piece.size_bytes
         if old.scope == DEVICE:
             for device in state.choices[unit].places:
                 load_D[device] -= float(self._gains(state, [unit], device)[0])
         places = Places(self.construction, len(load_D))
         places.load_D, places.free_D = load_D, free_D
+        if state.offloaded:
+            host_D, ssd_D = state.host_D.copy(), state.ssd_D.copy()
+            for where, piece in self._own_pieces(state, unit):
+                host_D[where] -= piece.host_bytes
+                ssd_D[where] -= piece.ssd_bytes
+            places.take_hosts(host_D, ssd_D)
         for other, choice in enumerate(state.choices if self.construction.groups_of(unit) else ()):
             if other != unit and state.way(other).scope == DEVICE:
                 for group in self.construction.groups_of(other):
@@ -441,18 +469,57 @@ class PlanSearch:
         assert way
         return places.take(unit, number, 0.0)
 
-    def _own_bytes(self, state: State, unit: int, way: Way) -> Iterator[tuple[int | slice, int]]:
-        """Memory that a unit takes now, by devices."""
-        choice = state.choices[unit]
+    def _own_pieces(self, state: State, unit: int) -> Iterator[tuple[int | slice, Piece]]:
+        """The pieces of a unit, and the devices where they are now."""
+        way, choice = state.way(unit), state.choices[unit]
         if way.scope == DEVICE:
-            for piece, device in zip(way.pieces, choice.places, strict=True):
-                yield device, piece.size_bytes
+            yield from zip(choice.places, way.pieces, strict=True)
         elif way.scope == NODE:
             for piece, node in zip(way.pieces, choice.places, strict=True):
                 own = self.costs.task.machine.devices_of_node(node)
-                yield slice(own.start, own.stop), piece.size_bytes
+                yield slice(own.start, own.stop), piece
         else:
-            yield slice(None), way.pieces[0].size_bytes
+            yield slice(None), way.pieces[0]
+
+    # Storages ---------------------------------------------------------------------------------------------------------
+
+    def _other_storages(self, state: State, slow: int, units: Sequence[int]) -> Iterator[list[tuple[int, Choice]]]:
+        """Tables of the slow device with more of them in device memory; where it is full, in exchange for others."""
+        if not self.options.offloads:
+            return
+        free_D = self.room_D - state.used_D
+        kept = [one for unit in units for one in self._kept_otherwise(state, unit, slow)]
+        faster = sorted((one for one in kept if one.gain_ms > 0), key=lambda one: -one.gain_ms)[:MOST_FASTER]
+        smaller = sorted((one for one in kept if one.taken_bytes < 0), key=lambda one: -one.gain_ms)
+        found = []
+        for one in faster:
+            missing = max(one.taken_bytes - int(free_D[where].min()) for where, _ in self._own_pieces(state, one.unit))
+            if missing <= 0:
+                found.append((one.gain_ms, [(one.unit, one.choice)]))
+                continue
+            instead = (other for other in smaller if other.unit != one.unit and -other.taken_bytes >= missing)
+            for other in islice(instead, MOST_INSTEAD):
+                changes = [(other.unit, other.choice), (one.unit, one.choice)]
+                found.append((one.gain_ms + other.gain_ms, changes))
+        found.sort(key=lambda one: -one[0])
+        yield from (changes for gain_ms, changes in found[:TRIED_STORAGES] if gain_ms > 0)
+
+    def _kept_otherwise(self, state: State, unit: int, device: int) -> Iterator[_OtherStorage]:
+        """The other storages of a unit, sharded and placed as it is."""
+        way, choice = state.way(unit), state.choices[unit]
+        at = self._piece_on(state, unit, device) if way.scope == DEVICE else 0
+        kind = int(self.costs.kind_of_D[device])
+        now = way.pieces[at]
+        for number, other in enumerate(self.options.units[unit].ways):
+            if other.storage == way.storage or other.sharding_type != way.sharding_type:
+                continue
+            if [piece.columns for piece in other.pieces] == [piece.columns for piece in way.pieces]:
+                then = other.pieces[at]
+                gain_ms = (now.offload_K[kind] if now.offload_K else 0.0) - (
+                    then.offload_K[kind] if then.offload_K else 0.0
+                )
+                taken = then.size_bytes - now.size_bytes
+                yield _OtherStorage(unit, Choice(number, choice.places), gain_ms, taken)
 
     # Kicks ------------------------------------------------------------------------------------------------------------
 
@@ -483,8 +550,10 @@ MOST_CANDIDATES = 16
 """Placements that a search gives back."""
 MOVE_TARGETS, SWAP_TARGETS = 16, 6
 """Devices, the least busy ones, that pieces of the slowest one may move to, or change places with."""
-TRIED_MOVES, TRIED_SWAPS, MOST_OTHER_WAYS = 3, 4, 12
+TRIED_MOVES, TRIED_SWAPS, TRIED_STORAGES, MOST_OTHER_WAYS = 3, 4, 8, 12
 """Changes of each kind that a step tries out."""
+MOST_FASTER, MOST_INSTEAD = 16, 3
+"""Storages that would make the slow device faster, and those in exchange for each, that a step thinks of."""
 
 
 def _moved(choice: Choice, old: int, new: int) -> Choice:

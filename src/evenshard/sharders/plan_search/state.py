@@ -15,6 +15,7 @@ from evenshard.measure.collectives import Volumes, exchange_ms
 from evenshard.measure.simulated.cluster import dense_ms
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import ShardingTask, parts_by_table, sharding_type
+from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.plan_search.networks import Columns
 from evenshard.sharders.plan_search.options import (
@@ -55,6 +56,10 @@ class State:
         self.held_CD = np.zeros((calls, devices), dtype=np.int32)
         self.volumes_4D = np.zeros((4, devices))
         self.used_D = np.zeros(devices, dtype=np.int64)
+        self.host_D = np.zeros(devices, dtype=np.int64)
+        self.ssd_D = np.zeros(devices, dtype=np.int64)
+        self.offload_D = np.zeros(devices)
+        self.offloaded = 0
         self.users_C = np.zeros(calls, dtype=np.int64)
         self.replicated_values = 0.0
         self.on_device: list[set[int]] = [set() for _ in range(devices)]
@@ -133,6 +138,11 @@ class State:
             volume_4 = sign * volume_numbers(piece.volume)
             self.volumes_4D[:, where] += volume_4[:, None] if isinstance(where, slice) else volume_4
             self.used_D[where] += sign * piece.size_bytes
+            if piece.offload_K:
+                self.host_D[where] += sign * piece.host_bytes
+                self.ssd_D[where] += sign * piece.ssd_bytes
+                self.offload_D[where] += sign * np.array(piece.offload_K)[self._costs.kind_of_D[where]]
+                self.offloaded += sign
         self.replicated_values += sign * way.values
 
     def _index(self, unit: int, way: Way, choice: Choice, sign: int) -> None:
@@ -159,7 +169,7 @@ class State:
 
     def _device_ms(self) -> FloatArray:
         total = self.compute_ms_D + self._dense_ms_D() + exchange_ms(self.task, self._volumes(), self._costs.links)
-        return np.asarray(total)
+        return np.asarray(total + self.offload_D if self.offloaded else total)
 
     def _dense_ms_D(self) -> FloatArray:
         if not self.replicated_values:
@@ -190,13 +200,25 @@ class State:
 
     def fits(self, room_D: npt.NDArray[np.int64]) -> bool:
         """Whether the memory suffices."""
-        return bool((self.used_D <= room_D).all())
+        if not (self.used_D <= room_D).all():
+            return False
+        return not self.offloaded or (
+            _host_fits(self.task, self.host_D, self.task.machine.host_bytes)
+            and _host_fits(self.task, self.ssd_D, self.task.machine.ssd_bytes)
+        )
 
     # Out --------------------------------------------------------------------------------------------------------------
 
     def parts(self) -> tuple[TablePart, ...]:
         """The placement, table after table."""
         return parts_of(self.options, self.choices)
+
+
+def _host_fits(task: ShardingTask, used_D: npt.NDArray[np.int64], room_N: Sequence[int]) -> bool:
+    """Whether hosts have the memory that their devices take together."""
+    if not room_N:
+        return not used_D.any()
+    return bool((used_D.reshape(task.machine.num_nodes, -1).sum(axis=1) <= np.array(room_N)).all())
 
 
 def _node(task: ShardingTask, node: int) -> slice:
@@ -222,13 +244,13 @@ def parts_of(options: Options, choices: Sequence[Choice]) -> tuple[TablePart, ..
             for number, width in enumerate(widths):
                 columns, stop = Span(stop, stop + width), stop + width
                 if way.scope == DEVICE:
-                    own.append(TablePart(table.name, rows, columns, (choice.places[number],)))
+                    own.append(TablePart(table.name, rows, columns, (choice.places[number],), way.storage))
                     continue
                 devices = range(task.num_devices)
                 if way.scope == NODE:
                     devices = machine.devices_of_node(choice.places[number])
                 cut = zip(row_spans(table, len(devices)), devices, strict=False)  # the last devices may have no rows
-                own.extend(TablePart(table.name, span, columns, (device,)) for span, device in cut)
+                own.extend(TablePart(table.name, span, columns, (device,), way.storage) for span, device in cut)
     return tuple(part for position in range(len(task.tables)) for part in found[position])
 
 
@@ -252,20 +274,23 @@ def choices_of(options: Options, parts: Sequence[TablePart]) -> list[Choice] | N
             widths, places = [columns.size for columns in firsts], tuple(firsts.values())
         else:
             widths, places = None, ()
-        way = _way_like(options, number, way_name, widths)
+        way = _way_like(options, number, way_name, widths, of_table[0].storage)
         if way is None:
             return None
         found.append(Choice(way, places))
     return found
 
 
-def _way_like(options: Options, unit: int, name: str, widths: Sequence[int] | None) -> int | None:
-    """The number of a unit's way of this type and these widths, in this order; a new one where columns are cut so."""
-    for number, way in enumerate(options.units[unit].ways):
+def _way_like(options: Options, unit: int, name: str, widths: Sequence[int] | None, storage: Storage) -> int | None:
+    """The number of a unit's way of this type, storage and these widths, in this order; a new one where it has none."""
+    own = options.units[unit]
+    for number, way in enumerate(own.ways):
         same = way.sharding_type == name if widths is None else [one.columns for one in way.pieces] == list(widths)
-        if same and way.scope == SCOPES[name]:
+        if same and way.scope == SCOPES[name] and way.storage == storage:
             return number
-    if SCOPES[name] != DEVICE or widths is None or not options.units[unit].ways:
+    by_columns = SCOPES[name] == DEVICE and widths is not None
+    if not own.ways or len(own.tables) > 1 or not (by_columns or storage != ON_DEVICE):
         return None
-    options.add_ways(unit, [options.column_way(unit, widths)])
+    whole = (options.task.tables[own.tables[0]].embedding_dim,)
+    options.add_ways(unit, [options.way_of(unit, name, whole if widths is None else widths, storage)])
     return len(options.units[unit].ways) - 1

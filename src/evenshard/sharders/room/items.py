@@ -9,7 +9,7 @@ Legend: D devices.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from evenshard.placement.items import joined_groups
 from evenshard.placement.machine import Machine
-from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES, state_bytes, state_bytes_of_rows
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
+from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -30,8 +30,10 @@ from evenshard.placement.sharding import (
     ShardingTask,
     TableLimits,
     may_be_cut_by_columns,
+    memory_of_part,
     whole_nodes,
 )
+from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.tables.table import Table
 
 Devices = npt.NDArray[np.int64]
@@ -45,7 +47,8 @@ class Cut:
         fills: devices that rows are on, all of them unless equal blocks end before the last ones; 0 for columns.
         blocks: how many the table has.
         block_bytes: memory of each.
-        part_bytes: memory of each part beside its blocks, such as an optimizer's state of each row.
+        part_bytes: memory of each part beside its blocks, such as an optimizer's state of each row; of rows, the inputs
+            of an even share.
         least_blocks: blocks of the smallest part.
         scopes: sets of devices, in one of which all parts live.
     """
@@ -97,6 +100,8 @@ class Grid:
         num_rows: of the table.
         block_bytes: memory of four columns of a row.
         row_bytes: memory of a row beside its columns.
+        part_bytes: memory of each part beside its rows and columns.
+        outputs_bytes: memory of each part for each of its blocks, however many rows it has.
     """
 
     nodes: tuple[Devices, ...]
@@ -105,17 +110,21 @@ class Grid:
     num_rows: int
     block_bytes: int
     row_bytes: int
+    part_bytes: int = 0
+    outputs_bytes: int = 0
 
     def rows_cut(self, blocks: int, node: Devices) -> Cut:
         """The way to cut the rows of so many blocks."""
-        return Cut(len(node), self.num_rows, blocks * self.block_bytes + self.row_bytes, 0, 1, (node,))
+        part_bytes = self.part_bytes + blocks * self.outputs_bytes
+        return Cut(len(node), self.num_rows, blocks * self.block_bytes + self.row_bytes, part_bytes, 1, (node,))
 
     def most_blocks(self, left_D: npt.NDArray[np.int64]) -> int:
         """The widest part that a node has room for, with so much left on its devices."""
         low, high = 0, self.blocks + 1
         while high - low > 1:
             middle = (low + high) // 2
-            rows_D = left_D.clip(min=0) // (middle * self.block_bytes + self.row_bytes)
+            room_D = (left_D - self.part_bytes - middle * self.outputs_bytes).clip(min=0)
+            rows_D = room_D // (middle * self.block_bytes + self.row_bytes)
             fits = rows_D.sum() >= self.num_rows and np.count_nonzero(rows_D) >= min(self.num_rows, len(left_D))
             low, high = (middle, high) if fits else (low, middle)
         return low if low >= self.least_blocks else 0
@@ -128,7 +137,7 @@ class PackedItem:
     Attributes:
         positions: of its tables in the task.
         tables: one, or those that stay together.
-        size_bytes: memory where it is whole, with optimizer state.
+        table_bytes: memory of each where it is whole.
         least_bytes: memory of all its parts together, however it is cut.
         allowed_D: devices that it may live on.
         apart: numbers of the groups of which a device holds one table at most.
@@ -139,13 +148,18 @@ class PackedItem:
 
     positions: tuple[int, ...]
     tables: tuple[Table, ...]
-    size_bytes: int
+    table_bytes: tuple[int, ...]
     least_bytes: int
     allowed_D: npt.NDArray[np.bool_]
     apart: tuple[int, ...]
     may_be_whole: bool
     cuts: tuple[Cut, ...] = ()
     grid: Grid | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory where it is whole."""
+        return sum(self.table_bytes)
 
     @property
     def least_parts(self) -> int:
@@ -175,8 +189,13 @@ class PackedItems:
     room_D: npt.NDArray[np.int64]
 
     @staticmethod
-    def of(task: ShardingTask) -> PackedItems:
-        """The items of a task whose every table may be sharded somehow (``task.types``)."""
+    def of(task: ShardingTask, storages: Mapping[int, Storage] | None = None) -> PackedItems:
+        """The items of a task whose every table may be sharded somehow (``task.types``).
+
+        Args:
+            storages: how tables are kept that are not in device memory, by position.
+        """
+        kept = storages or {}
         positions_of = joined_groups(len(task.tables), task.together)
         only_replicated = {at for at, types in enumerate(task.types) if types == {DATA_PARALLEL}}
         if task.num_devices == 1:
@@ -186,10 +205,13 @@ class PackedItems:
             for position in group:
                 apart_of.setdefault(position, []).append(number)
         replicas = tuple(task.tables[position] for position in sorted(only_replicated))
-        taken = sum(table.size_bytes + state_bytes(table, task.optimizer) for table in replicas)
+        everywhere = tuple(range(task.num_devices))
+        taken = sum(_bytes(task, table, devices=everywhere) for table in replicas)
         return PackedItems(
             tuple(
-                _item(task, positions, apart_of) for positions in positions_of if positions[0] not in only_replicated
+                _item(task, positions, apart_of, kept)
+                for positions in positions_of
+                if positions[0] not in only_replicated
             ),
             replicas,
             np.array(task.room_bytes, dtype=np.int64) - taken,
@@ -204,55 +226,113 @@ class PackedItems:
         ]
 
 
-def _item(task: ShardingTask, positions: Sequence[int], apart_of: Mapping[int, Sequence[int]]) -> PackedItem:
+def _item(
+    task: ShardingTask,
+    positions: Sequence[int],
+    apart_of: Mapping[int, Sequence[int]],
+    kept: Mapping[int, Storage],
+) -> PackedItem:
     tables = tuple(task.tables[position] for position in positions)
-    types, size = task.types[positions[0]], sum(_bytes(table, task.optimizer) for table in tables)
+    storages = [kept.get(position, ON_DEVICE) for position in positions]
+    types = task.types[positions[0]]
+    table_bytes = tuple(_bytes(task, table, storage=one) for table, one in zip(tables, storages, strict=True))
+    size = sum(table_bytes)
     allowed_D = _mask(task.num_devices, task.limits_of(positions[0]).devices)
     for position in positions[1:]:
         allowed_D = allowed_D & _mask(task.num_devices, task.limits_of(position).devices)
     apart = tuple(sorted({number for position in positions for number in apart_of.get(position, ())}))
     if task.num_devices == 1 or len(positions) > 1:
-        return PackedItem(tuple(positions), tables, size, size, allowed_D, apart, may_be_whole=True)
-    cuts = _cuts(task, positions[0])
-    grid = _grid(task, positions[0]) if GRID_SHARD in types else None
+        return PackedItem(tuple(positions), tables, table_bytes, size, allowed_D, apart, may_be_whole=True)
+    cuts = _cuts(task, positions[0], storages[0])
+    grid = _grid(task, positions[0], storages[0]) if GRID_SHARD in types else None
     bits_of_row = tables[0].embedding_dim * tables[0].weight_bits
     in_rows = grid is not None or any(cut.in_rows for cut in cuts)
     least = size - (tables[0].num_rows if in_rows and bits_of_row % 8 else 0)  # each part's bytes are rounded down
     whole = bool(types & {TABLE_WISE, TABLE_COLUMN_WISE})
-    return PackedItem(tuple(positions), tables, size, least, allowed_D, apart, whole, cuts, grid)
+    return PackedItem(tuple(positions), tables, table_bytes, least, allowed_D, apart, whole, cuts, grid)
 
 
-def _cuts(task: ShardingTask, position: int) -> tuple[Cut, ...]:
+def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...]:
     table, limits, types = task.tables[position], task.limits_of(position), task.types[position]
     anywhere, of_nodes = _scopes(task.machine, limits.devices)
     found = []
     if types & {COLUMN_WISE, TABLE_COLUMN_WISE} and may_be_cut_by_columns(table, limits):
         scopes = anywhere if COLUMN_WISE in types else of_nodes
-        found.append(_by_columns(table, limits, task.optimizer, scopes))
-    row_bytes = -(-table.embedding_dim * table.weight_bits // 8) + state_bytes(table, task.optimizer) // table.num_rows
-    if TABLE_ROW_WISE in types:
-        found.append(Cut(task.machine.devices_per_node, table.num_rows, row_bytes, 0, 1, of_nodes))
-    if ROW_WISE in types:
-        found.append(Cut(task.num_devices, table.num_rows, row_bytes, 0, 1, anywhere))
+        found.append(_by_columns(task, table, limits, storage, scopes))
+    for way, fills, scopes in (
+        (TABLE_ROW_WISE, task.machine.devices_per_node, of_nodes),
+        (ROW_WISE, task.num_devices, anywhere),
+    ):
+        if way in types:
+            row_bytes, part_bytes = _by_rows(task, table, storage, fills)
+            found.append(Cut(fills, table.num_rows, row_bytes, part_bytes, 1, scopes))
     return tuple(found)
 
 
-def _grid(task: ShardingTask, position: int) -> Grid:
+def _grid(task: ShardingTask, position: int, storage: Storage) -> Grid:
     table, limits = task.tables[position], task.limits_of(position)
     nodes = tuple(np.array(task.machine.devices_of_node(node)) for node in whole_nodes(task.machine, limits.devices))
-    columns, row_bytes = _by_columns(table, limits, task.optimizer, nodes), NUMBERS[task.optimizer][0] * STATE_BYTES
-    block_bytes = columns.block_bytes // table.num_rows
-    return Grid(nodes, columns.blocks, columns.least_blocks, table.num_rows, block_bytes, row_bytes)
+    columns = _by_columns(task, table, limits, storage, nodes)
+    row_bytes = NUMBERS[task.optimizer][0] * STATE_BYTES
+    narrow, wide = (
+        _by_rows(task, replace(table, embedding_dim=columns_), storage, task.machine.devices_per_node)
+        for columns_ in (COLUMN_STEP, 2 * COLUMN_STEP)
+    )
+    outputs_bytes = wide[1] - narrow[1]
+    return Grid(
+        nodes,
+        columns.blocks,
+        columns.least_blocks,
+        table.num_rows,
+        wide[0] - narrow[0],
+        row_bytes if storage == ON_DEVICE else max(narrow[0] - (wide[0] - narrow[0]), 0),
+        narrow[1] - outputs_bytes,
+        outputs_bytes,
+    )
 
 
-def _by_columns(table: Table, limits: TableLimits, optimizer: str, scopes: tuple[Devices, ...]) -> Cut:
-    part_bytes, blocks = state_bytes_of_rows(table, optimizer), table.embedding_dim // COLUMN_STEP
-    block_bytes = (_bytes(table, optimizer) - part_bytes) // blocks
-    return Cut(0, blocks, block_bytes, part_bytes, max(-(-limits.min_columns // COLUMN_STEP), 1), scopes)
+def _by_columns(
+    task: ShardingTask, table: Table, limits: TableLimits, storage: Storage, scopes: tuple[Devices, ...]
+) -> Cut:
+    """Four columns more take as much again, whatever the storage: memory is linear in columns."""
+    narrow, wide = (
+        _bytes(task, table, columns=Span(0, columns), storage=storage) for columns in (COLUMN_STEP, 2 * COLUMN_STEP)
+    )
+    block_bytes, blocks = wide - narrow, table.embedding_dim // COLUMN_STEP
+    least_blocks = max(-(-limits.min_columns // COLUMN_STEP), 1)
+    return Cut(0, blocks, block_bytes, narrow - block_bytes, least_blocks, scopes)
 
 
-def _bytes(table: Table, optimizer: str) -> int:
-    return table.size_bytes + state_bytes(table, optimizer)
+def _by_rows(task: ShardingTask, table: Table, storage: Storage, devices: int) -> tuple[int, int]:
+    """Memory of a row, and of a part of rows beside them, whose inputs are those of the busiest even share."""
+    block = -(-table.num_rows // devices)
+    spans = (Span(start, min(start + block, table.num_rows)) for start in range(0, table.num_rows, block))
+    busiest = max(spans, key=lambda rows: lookup_share(table, rows))
+    memory = memory_of_part(task, table, _part(table, rows=busiest, storage=storage))
+    of_rows = memory.weights + memory.optimizer_state + memory.cache_state
+    return -(-of_rows // busiest.size), memory.device_bytes - of_rows
+
+
+def _bytes(
+    task: ShardingTask,
+    table: Table,
+    columns: Span | None = None,
+    storage: Storage = ON_DEVICE,
+    devices: tuple[int, ...] = (),
+) -> int:
+    """Device memory of a part with all rows."""
+    return memory_of_part(task, table, _part(table, columns=columns, storage=storage, devices=devices)).device_bytes
+
+
+def _part(
+    table: Table,
+    rows: Span | None = None,
+    columns: Span | None = None,
+    storage: Storage = ON_DEVICE,
+    devices: tuple[int, ...] = (),
+) -> TablePart:
+    every_row, every_column = Span(0, table.num_rows), Span(0, table.embedding_dim)
+    return TablePart(table.name, rows or every_row, columns or every_column, devices, storage)
 
 
 @lru_cache(maxsize=4096)

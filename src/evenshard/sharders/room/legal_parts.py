@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import chain, islice
+
 from evenshard.placement.feasibility import MORE_ROOM
-from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import ShardingTask, check_sharding
+from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.sharding import ShardingTask, check_sharding, part_bytes
+from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
 from evenshard.sharders.room.fill import more_ways, packed, quick_ways
 from evenshard.sharders.room.items import PackedItems
 from evenshard.sharders.room.program import solved
 from evenshard.sharders.room.reasons import require_sharding_room, require_types, sharding_needs_and_room
 from evenshard.utils.errors import InfeasibleTask, MissingPackage
 from evenshard.utils.extras import require_package
+from evenshard.utils.units import bytes_to_gb
 
 MAX_PAIRS = 150_000
 """Items times devices that the solver is given; it then needs about 1 GB."""
 MAX_TRIED_PAIRS = 1_000_000
 """Items times devices that are packed in more than the quick ways."""
 TIME_LIMIT_S = 10.0
+MOST_TRIED_OFFLOADS, MOST_MORE_WAYS = 32, 8
+LEAST_CACHE = 0.01
+"""Load factor of a cache where memory is all that counts."""
 
 
 def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LIMIT_S) -> tuple[TablePart, ...]:
@@ -34,6 +43,10 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
     items = PackedItems.of(task)
     if (found := first_fit(task, items)) is not None:
         return found
+    if task.may_offload:
+        if (found := offloaded_parts(task, seed)) is not None:
+            return found
+        raise InfeasibleTask(f"no placement was found: {_needs_of_all(task)}.", f"{MORE_ROOM}, or host_memory_gb.")
     require_sharding_room(task, items)
     pairs = len(items.items) * task.num_devices
     if pairs <= MAX_TRIED_PAIRS:
@@ -47,11 +60,51 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
     except MissingPackage as error:
         raise _none(task, items, f"no placement was found by packing ({error})") from None
     ended = solved(items, seed, time_limit_s)
-    if ended.impossible:
+    if ended.impossible and not _is_rounded(task, items):
         raise _none(task, items, "no placement fits")
     if (found := _checked(task, ended.parts)) is not None:
         return found
     raise _none(task, items, f"no placement was found in {time_limit_s:g} s of the solver")
+
+
+def offloaded_parts(task: ShardingTask, seed: int = 0) -> tuple[TablePart, ...] | None:
+    """Some legal parts with tables outside of device memory where its rules allow that; None where none were found.
+
+    Tables with few lookups for their size leave device memory first, as many as it takes, for the kernel that takes the
+    least of it; those that must not be there are not.
+    """
+    outside = {at: storage for at in range(len(task.tables)) if (storage := _outside(task, at)) is not None}
+    forced = [at for at in outside if FUSED not in task.kernels_of(at)]
+    for group in task.together:
+        if not all(at in outside for at in group):  # they leave together, or not at all
+            outside = {at: one for at, one in outside.items() if at not in group}
+    chosen = sorted(
+        (at for at in outside if at not in forced),
+        key=lambda at: task.tables[at].pooling_factor / task.tables[at].num_rows,
+    )
+    step = max(len(chosen) // MOST_TRIED_OFFLOADS, 1)
+    for count in dict.fromkeys((*range(0, len(chosen), step), len(chosen))):
+        storages = {at: outside[at] for at in (*forced, *chosen[:count]) if at in outside}
+        for group in task.together:
+            if any(at in storages for at in group):
+                storages.update({at: outside[at] for at in group})
+        items = PackedItems.of(task, storages)
+        ways = chain(quick_ways(items), islice(more_ways(items, seed), MOST_MORE_WAYS))
+        for way in ways:
+            if (found := _checked(task, packed(items, way), storages)) is not None:
+                return found
+    return None
+
+
+def _outside(task: ShardingTask, position: int) -> Storage | None:
+    """Outside of device memory, with the least of it; None where a table may not leave it."""
+    kernels = task.kernels_of(position)
+    if FUSED_UVM in kernels:
+        return Storage(FUSED_UVM)
+    cached = next((one for one in (FUSED_UVM_CACHING, KEY_VALUE) if one in kernels), None)
+    if cached is not None:
+        return Storage(cached, LEAST_CACHE)
+    return Storage(HOST) if HOST in kernels else None
 
 
 def first_fit(task: ShardingTask, items: PackedItems | None = None) -> tuple[TablePart, ...] | None:
@@ -63,17 +116,34 @@ def first_fit(task: ShardingTask, items: PackedItems | None = None) -> tuple[Tab
     return next((found for way in quick_ways(items) if (found := _checked(task, packed(items, way))) is not None), None)
 
 
-def _checked(task: ShardingTask, parts: list[TablePart] | None) -> tuple[TablePart, ...] | None:
-    """The parts in the order of their tables, if they are legal."""
+def _checked(
+    task: ShardingTask, parts: list[TablePart] | None, storages: Mapping[int, Storage] | None = None
+) -> tuple[TablePart, ...] | None:
+    """The parts in the order of their tables, kept as ``storages`` says by position, if they are legal."""
     if parts is None:
         return None
     order = {table.name: number for number, table in enumerate(task.tables)}
     found = tuple(sorted(parts, key=lambda part: (order[part.table], part.columns, part.rows)))
+    if storages:
+        found = tuple(replace(part, storage=storages.get(order[part.table], ON_DEVICE)) for part in found)
     try:
         check_sharding(task, found)
     except InfeasibleTask:
         return None
     return found
+
+
+def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:
+    """Whether parts may take less than was counted: inputs of rows are those of an even share."""
+    return bool(task.pipeline) and any(item.grid or any(cut.in_rows for cut in item.cuts) for item in items.items)
+
+
+def _needs_of_all(task: ShardingTask) -> str:
+    need = sum(part_bytes(task, *one) for one in zip(task.tables, whole_tables(task.tables), strict=True))
+    machine = task.machine
+    rooms = {"devices": sum(task.room_bytes), "hosts": sum(machine.host_bytes), "SSDs": sum(machine.ssd_bytes)}
+    have = ", ".join(f"the {what} {bytes_to_gb(room):,.2f}" for what, room in rooms.items() if room)
+    return f"the tables need {bytes_to_gb(need):,.2f} GB, {have}"
 
 
 def _none(task: ShardingTask, items: PackedItems, why: str) -> InfeasibleTask:

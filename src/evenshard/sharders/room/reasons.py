@@ -14,10 +14,10 @@ import numpy.typing as npt
 from evenshard.placement import feasibility
 from evenshard.placement.constraints import Constraints
 from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM, Reason
-from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.placement import caps_text, gb_text
 from evenshard.placement.sharding import SHARDING_TYPES, ShardingTask, ruled_out
+from evenshard.placement.storage import FUSED, KEY_VALUE
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.room.fill import most_blocks
 from evenshard.sharders.room.items import Cut, PackedItem, PackedItems
@@ -26,7 +26,15 @@ from evenshard.utils.messages import brief
 
 
 def require_types(task: ShardingTask) -> None:
-    """Raises InfeasibleTask if the rules of a table leave it no way to be sharded."""
+    """Raises InfeasibleTask if the rules of a table leave it no way to be sharded, or no memory to be kept in."""
+    position = next((at for at in range(len(task.tables)) if not task.kernels_of(at)), None)
+    if position is not None:
+        kernels = task.limits_of(position).kernels or task.kernels
+        raise InfeasibleTask(
+            f"table {brief(task.tables[position].name)} may only be kept {' or '.join(kernels)}, but the machine has "
+            f"no memory for that.",
+            f"Give host_memory_gb, or ssd_gb for {KEY_VALUE}, or allow it {FUSED}.",
+        )
     position = next((at for at, types in enumerate(task.types) if not types), None)
     if position is None:
         return
@@ -115,7 +123,7 @@ def _relaxed(task: ShardingTask, items: PackedItems) -> tuple[PlacementTask | No
             cut.add(len(state))
             state.append(_least_bytes(item, items.room_D) - item.tables[0].size_bytes)
         else:
-            state += [state_bytes(table, task.optimizer) for table in item.tables]
+            state += [one - table.size_bytes for one, table in zip(item.table_bytes, item.tables, strict=True)]
     rooms = tuple(items.room_D.tolist())
     allowed = tuple(task.limits_of(position).devices for position, _ in members)
     constraints = Constraints(
