@@ -61,11 +61,10 @@ def test_times_of_other_tables_and_another_optimizer_are_as_published() -> None:
 
 
 def test_what_is_longer_than_in_device_memory_is_as_published() -> None:
-    """Where it is more than a tenth of the whole time."""
     measured = np.array([one.times_ms for one in outside(every())])
     inside = np.array([fit_offload.on_device_ms(one, every()) for one in outside(every())])
     off = np.abs((predictions(every())["fit"] - inside) / (measured - inside) - 1)
-    assert np.median(off) <= 0.03 and off.max() <= 0.1
+    assert np.median(off) <= 0.02 and off.max() <= 0.06
 
 
 def test_the_fit_finds_the_constants_that_evenshard_has() -> None:

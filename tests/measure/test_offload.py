@@ -33,6 +33,7 @@ LINK = replace(LINK, find_ns_per_lookup=3.0, cached_update_ns_per_lookup=0.25)
 PLAIN = Table("t", 10**6, 128, 4.0, READ_ONCE)  # 4,000 lookups of as many rows of 512 bytes, 1,000 outputs likewise
 UVM, CACHED = Storage(FUSED_UVM), Storage(FUSED_UVM_CACHING, 0.2)
 ROW_BYTES, LOOKUPS = 512, 4000
+HOT = tuple(float(number == 2) for number in range(17))  # 3.36 lookups of each row
 
 
 def times_us(
@@ -78,6 +79,9 @@ def test_a_cache_fetches_what_it_misses_while_it_writes_back_as_much() -> None:
     forward, backward = times_us(CACHED, miss=0.25)
     assert forward == pytest.approx(3.0 * LOOKUPS / 1e3 + LOOKUPS / 4 * ROW_BYTES / 10 / 1e3)
     assert backward == times_us(CACHED)[1]
+    slow_memory = replace(LINK, memory_gb_s=12.0)  # 6 each way
+    slower, _ = times_us(CACHED, miss=0.25, link=slow_memory)
+    assert slower - forward == pytest.approx(LOOKUPS / 4 * ROW_BYTES * (1 / 6 - 1 / 10) / 1e3)
 
 
 def test_ssds_are_read_and_written_for_what_a_cache_misses() -> None:
@@ -92,6 +96,8 @@ def test_the_processor_of_the_host_moves_rows_and_the_link_outputs() -> None:
     on_host = Storage(HOST)
     assert times_us(on_host) == pytest.approx((outputs_us + rows_us, outputs_us + 2 * rows_us))
     assert times_us(on_host, optimizer="adam")[1] == pytest.approx(outputs_us + 6 * rows_us)
+    hot, shared = replace(PLAIN, reuse_bins=HOT), replace(LINK, under_way_bytes=1e9)
+    assert times_us(on_host, hot, link=shared) == pytest.approx((outputs_us + rows_us, outputs_us + 2 * rows_us / 3.36))
     of_rows_us = 2 * LOOKUPS * 64 / 40 / 1e3  # a number, and the line that it is in
     assert times_us(on_host, optimizer="rowwise_adagrad")[1] == pytest.approx(outputs_us + 2 * rows_us + of_rows_us)
 
@@ -104,7 +110,7 @@ def test_host_memory_is_read_in_lines(dim: int, bits: int, line_bytes: float) ->
 
 def test_lookups_of_a_row_share_a_transfer_only_while_it_is_under_way() -> None:
     """All do where all rows are under way at once; then each is read once."""
-    hot = replace(PLAIN, reuse_bins=tuple(float(number == 2) for number in range(17)))  # 3.36 lookups of each row
+    hot = replace(PLAIN, reuse_bins=HOT)
     alone, some, all_of_them = (
         times_us(UVM, hot, link=replace(LINK, under_way_bytes=size)) for size in (1e-9, 3e5, 1e9)
     )
