@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -164,7 +165,7 @@ def offload_ms(
     for kernel, pass_ns in _PASSES.items():
         own = [number for number, storage in enumerate(storages) if storage.kernel == kernel]
         if own:
-            rows = _Rows.of([looked_up[number] for number in own], optimizer, link.under_way_bytes)
+            rows = _rows_of(tuple(looked_up[number] for number in own), optimizer)
             missing_P = np.array([misses[number] for number in own]) * rows.weight_bytes
             found_P2[own] = np.stack(pass_ns(rows, missing_P, link), axis=1) / NS_PER_MS
     return found_P2
@@ -177,49 +178,58 @@ class _Rows:
     Attributes:
         lookups: in the batch.
         read_bytes: of all lookups.
-        sent_bytes: of lookups that share no transfer with another one.
         weight_bytes: of the distinct rows.
         state_bytes: of the states that these have for each weight.
         row_state_bytes: of the states that these have for each row.
         output_bytes: of the pooled embeddings, and of their gradients.
+        unique_bytes_PK: [P, K] of the distinct rows of each bin.
+        counts_PK: [P, K] lookups of one of them.
     """
 
     lookups: FloatArray
     read_bytes: FloatArray
-    sent_bytes: FloatArray
     weight_bytes: FloatArray
     state_bytes: FloatArray
     row_state_bytes: FloatArray
     output_bytes: FloatArray
+    unique_bytes_PK: FloatArray
+    counts_PK: FloatArray
 
-    @staticmethod
-    def of(looked_up: Sequence[tuple[Table, int]], optimizer: str, under_way_bytes: float) -> _Rows:
-        tables = [table for table, _ in looked_up]
-        bags_P = np.array([bags for _, bags in looked_up], dtype=np.float64)
-        dims_P = np.array([table.embedding_dim for table in tables], dtype=np.int64)
-        bits_P = np.array([table.weight_bits for table in tables], dtype=np.int64)
-        lookups_P = np.array([table.pooling_factor for table in tables]) * bags_P
-        uniques_PK, counts_PK = looked_up_rows(tables, lookups_P)
-        uniques_P, row_bytes_P = uniques_PK.sum(axis=1), sector_bytes(dims_P * bits_P // 8, LINE_BYTES)
-        unique_bytes_PK = uniques_PK * row_bytes_P[:, None]
-        under_way_P = np.full(len(tables), under_way_bytes)
-        per_row, per_weight = NUMBERS[optimizer]
-        return _Rows(
-            lookups_P,
-            lookups_P * row_bytes_P,
-            missed_bytes(unique_bytes_PK, unique_bytes_PK * counts_PK, counts_PK, under_way_P),
-            uniques_P * row_bytes_P,
-            uniques_P * per_weight * sector_bytes(dims_P * STATE_BYTES, LINE_BYTES),
-            uniques_P * float(per_row * LINE_BYTES),
-            bags_P * dims_P * PLAIN_BYTES,
-        )
+    def sent_bytes(self, under_way_bytes: float) -> FloatArray:
+        """[P] of lookups that share no transfer with another one."""
+        read_bytes_PK = self.unique_bytes_PK * self.counts_PK
+        under_way_P = np.full(len(self.lookups), under_way_bytes)
+        return missed_bytes(self.unique_bytes_PK, read_bytes_PK, self.counts_PK, under_way_P)
+
+
+@lru_cache(maxsize=10_000)  # a part is priced with caches of several sizes
+def _rows_of(looked_up: tuple[tuple[Table, int], ...], optimizer: str) -> _Rows:
+    tables = [table for table, _ in looked_up]
+    bags_P = np.array([bags for _, bags in looked_up], dtype=np.float64)
+    dims_P = np.array([table.embedding_dim for table in tables], dtype=np.int64)
+    bits_P = np.array([table.weight_bits for table in tables], dtype=np.int64)
+    lookups_P = np.array([table.pooling_factor for table in tables]) * bags_P
+    uniques_PK, counts_PK = looked_up_rows(tables, lookups_P)
+    uniques_P, row_bytes_P = uniques_PK.sum(axis=1), sector_bytes(dims_P * bits_P // 8, LINE_BYTES)
+    per_row, per_weight = NUMBERS[optimizer]
+    return _Rows(
+        lookups_P,
+        lookups_P * row_bytes_P,
+        uniques_P * row_bytes_P,
+        uniques_P * per_weight * sector_bytes(dims_P * STATE_BYTES, LINE_BYTES),
+        uniques_P * float(per_row * LINE_BYTES),
+        bags_P * dims_P * PLAIN_BYTES,
+        uniques_PK * row_bytes_P[:, None],
+        counts_PK,
+    )
 
 
 _Passes = tuple[FloatArray, FloatArray]
 
 
 def _managed_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
-    return rows.sent_bytes / link.read_gb_s, (rows.weight_bytes + rows.state_bytes) / link.update_gb_s
+    read_ns = rows.sent_bytes(link.under_way_bytes) / link.read_gb_s
+    return read_ns, (rows.weight_bytes + rows.state_bytes) / link.update_gb_s
 
 
 def _cached_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
