@@ -1,0 +1,61 @@
+"""The highlights of an answer: the slowest device, what decides it, the best rival, what would help.
+
+The terminal summary and the page show the same things; both take them from here.
+"""
+
+from __future__ import annotations
+
+from evenshard.planner.highlights.advice import advice
+from evenshard.planner.highlights.comparison import (
+    best_rival,
+    not_compared_text,
+    rival_difference,
+    rival_text,
+    whole_tables_text,
+)
+from evenshard.planner.highlights.names import names_text
+from evenshard.planner.highlights.placed import costliest, placed_parts, sharded_tables
+from evenshard.planner.highlights.setting import (
+    assumed_groups,
+    device_error_text,
+    link_text,
+    machine_text,
+    may_cut,
+    setting_text,
+    timing_word,
+)
+from evenshard.planner.highlights.step import (
+    STEP_PARTS,
+    bound_text,
+    predicted_step_times,
+    slowest_device,
+    step_headline,
+)
+from evenshard.planner.highlights.ways import sharding_texts, where_text
+
+__all__ = [
+    "STEP_PARTS",
+    "advice",
+    "assumed_groups",
+    "best_rival",
+    "bound_text",
+    "costliest",
+    "device_error_text",
+    "link_text",
+    "machine_text",
+    "may_cut",
+    "names_text",
+    "not_compared_text",
+    "placed_parts",
+    "predicted_step_times",
+    "rival_difference",
+    "rival_text",
+    "setting_text",
+    "sharded_tables",
+    "sharding_texts",
+    "slowest_device",
+    "step_headline",
+    "timing_word",
+    "where_text",
+    "whole_tables_text",
+]

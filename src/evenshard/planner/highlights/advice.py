@@ -1,0 +1,60 @@
+"""What would make a step faster, as far as an answer tells."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from evenshard.placement.sharding import TABLE_WISE
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.highlights.placed import PlacedPart, placed_parts
+from evenshard.planner.highlights.setting import may_cut
+from evenshard.planner.highlights.step import slowest_device
+from evenshard.utils.units import ms_text, pct_text
+
+DECIDES = 0.95
+"""A part that takes this share of the step on its own decides it."""
+TIGHT = 0.9
+"""Memory that is fuller leaves little choice."""
+UNEVEN = 0.9
+"""A mean device that takes this share of the step leaves little for one part to decide."""
+CLOSE_PCT = 2.0
+"""A placement this close to the lower bound leaves nothing to gain."""
+
+
+def advice(answer: PlacementAnswer) -> list[str]:
+    """What would make a step faster, as far as the answer tells; one sentence or two each."""
+    if answer.num_devices == 1:
+        return []
+    slowest, request, found = slowest_device(answer), answer.request, []
+    mean_ms = fmean(device.predicted_total_ms for device in answer.devices)
+    top = max((one for one in placed_parts(answer) if slowest in one.part.devices), key=lambda one: one.alone_ms)
+    if top.alone_ms >= DECIDES * answer.predicted_ms and mean_ms < UNEVEN * answer.predicted_ms:
+        found.append(_about_decisive(answer, top, mean_ms))
+    elif answer.gap_pct <= CLOSE_PCT:
+        found.append(
+            f"No other placement gains more than {pct_text(max(answer.gap_pct, 0.0))}. A faster step takes more "
+            f"devices, or tables with fewer dims or lookups."
+        )
+    room = sum(max(cap - request.reserved_bytes, 0) for cap in request.caps_bytes)
+    if answer.gap_pct > CLOSE_PCT and sum(answer.used_bytes) > TIGHT * room:
+        found.append(
+            f"Tables fill {pct_text(100 * sum(answer.used_bytes) / room)} of the memory of all devices, which leaves "
+            f"little choice. More memory or devices may help."
+        )
+    idle = [device for device, held in enumerate(answer.parts_on_device) if not held]
+    if idle:
+        found.append(f"{f'Device {idle[0]} holds' if len(idle) == 1 else f'{len(idle)} devices hold'} no table.")
+    return found
+
+
+def _about_decisive(answer: PlacementAnswer, top: PlacedPart, mean_ms: float) -> str:
+    head = (
+        f"{top.table.name} decides the step: the device that holds it takes {ms_text(top.alone_ms)} ms at least, "
+        f"while the mean device takes {ms_text(mean_ms)} ms."
+    )
+    if any(top.part.table in group for group in answer.request.rules.together):
+        return f"{head} A rule keeps it together with others, so it cannot be cut."
+    if not may_cut(answer.request):
+        return f"{head} Other sharding types may help (leave --sharding-types out)."
+    what = "Other ways to shard it were" if top.way == TABLE_WISE else "Cutting it further was"
+    return f"{head} {what} found not to pay."

@@ -1,0 +1,93 @@
+"""The parts of an answer where they live, with what they cost: those that cost most, and tables that are spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evenshard.placement.parts import Span, TablePart, part_table
+from evenshard.placement.sharding import TABLE_WISE
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.tables.table import Table
+
+
+@dataclass(frozen=True)
+class PlacedPart:
+    """A table, or some of its rows and columns, where it lives.
+
+    Attributes:
+        part: the part and its devices.
+        table: the part as a table of its own.
+        way: the sharding type of its table.
+        size_bytes: weights and optimizer state, on each of its devices.
+        alone_ms: no device that holds it is predicted to take less.
+        adds_ms: time that its device would save without it.
+        share: share of the device's time, 0 to 1; of the slowest one of a replica's.
+    """
+
+    part: TablePart
+    table: Table
+    way: str
+    size_bytes: int
+    alone_ms: float
+    adds_ms: float
+    share: float
+
+    @property
+    def where(self) -> str:
+        """Its device, or that it is on all."""
+        return "all" if len(self.part.devices) > 1 else str(self.part.device)
+
+
+@dataclass(frozen=True)
+class SpreadTable:
+    """A table that is not whole on one device.
+
+    Attributes:
+        name: its name.
+        way: its sharding type.
+        parts: its parts, by columns, then rows.
+    """
+
+    name: str
+    way: str
+    parts: tuple[PlacedPart, ...]
+
+    @property
+    def columns(self) -> dict[Span, tuple[PlacedPart, ...]]:
+        """The parts of each cut by columns, by their rows."""
+        found: dict[Span, tuple[PlacedPart, ...]] = {}
+        for one in self.parts:
+            found[one.part.columns] = (*found.get(one.part.columns, ()), one)
+        return found
+
+
+def placed_parts(answer: PlacementAnswer) -> tuple[PlacedPart, ...]:
+    """All parts, in their order."""
+    total_ms = [device.predicted_total_ms for device in answer.devices]
+    tables = {table.name: table for table in answer.request.tables}
+    columns = (answer.parts, answer.part_bytes, answer.alone_ms, answer.adds_ms)
+    found = []
+    for part, size_bytes, alone_ms, adds_ms in zip(*columns, strict=True):
+        share = min(max(adds_ms / max(*(total_ms[device] for device in part.devices), 1e-12), 0.0), 1.0)
+        table, way = part_table(part, tables[part.table]), answer.type_of_table[part.table]
+        found.append(PlacedPart(part, table, way, size_bytes, alone_ms, adds_ms, share))
+    return tuple(found)
+
+
+def costliest(parts: Sequence[PlacedPart], count: int) -> list[PlacedPart]:
+    """The part of each table that adds most to its device; those that add most first."""
+    by_table: dict[str, PlacedPart] = {}
+    for one in parts:
+        if one.part.table not in by_table or one.adds_ms > by_table[one.part.table].adds_ms:
+            by_table[one.part.table] = one
+    return sorted(by_table.values(), key=lambda one: (-one.adds_ms, one.part.table))[:count]
+
+
+def sharded_tables(answer: PlacementAnswer) -> tuple[SpreadTable, ...]:
+    """The tables that are cut or replicated, in their order."""
+    parts: dict[str, tuple[PlacedPart, ...]] = {}
+    for one in placed_parts(answer):
+        if one.way != TABLE_WISE:
+            parts[one.part.table] = (*parts.get(one.part.table, ()), one)
+    return tuple(SpreadTable(name, of_table[0].way, of_table) for name, of_table in parts.items())

@@ -1,0 +1,102 @@
+"""What an answer is of, in words: machine, links, batch, optimizer, assumptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evenshard.measure.evidence import device_text
+from evenshard.measure.hardware import measured_or_simulated
+from evenshard.measure.link import is_modelled
+from evenshard.placement.sharding import TABLE_WISE, Communication
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.request import PlacementRequest
+from evenshard.utils.messages import printable
+from evenshard.utils.units import size_text
+
+
+@dataclass(frozen=True)
+class AssumedGroup:
+    """The same assumption about several tables.
+
+    Attributes:
+        column: column of the tables, such as ``reuse_bins``.
+        text: the assumed value, and why.
+        tables: their names, in order.
+    """
+
+    column: str
+    text: str
+    tables: tuple[str, ...]
+
+
+def assumed_groups(answer: PlacementAnswer) -> tuple[AssumedGroup, ...]:
+    """The assumptions, the same ones about several tables together."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for one in answer.request.assumptions:
+        names.setdefault((one.column, one.text), []).append(one.table)
+    return tuple(AssumedGroup(column, text, tuple(tables)) for (column, text), tables in names.items())
+
+
+def machine_text(request: PlacementRequest) -> str:
+    """The nodes, the devices and what they are."""
+    machine = request.nodes
+    groups = [(group.num_devices, group.hardware) for group in machine.groups]
+    kinds = groups or [(machine.num_devices, request.hardware)]
+    if machine.num_nodes == 1 or len(kinds) > 1:
+        text = " + ".join(f"{count:,} x {printable(hardware)}" for count, hardware in kinds)
+        return text if machine.num_nodes == 1 else f"{text} on {machine.num_nodes:,} nodes"
+    return f"{machine.num_nodes:,} nodes x {machine.devices_per_node:,} {printable(kinds[0][1])}"
+
+
+def link_text(answer: PlacementAnswer) -> str:
+    """The links of the machine, and whether their times come from a model; empty where none is known."""
+    machine = answer.request.nodes
+    intra = machine.intra or answer.link
+    if not intra:
+        return ""
+    how = "modelled" if is_modelled(intra) else "measured"
+    if machine.num_domains == 1:
+        return f"link {printable(intra)} ({how})"
+    tier = "node" if machine.nodes_per_domain == 1 else f"{machine.nodes_per_domain} nodes"
+    within = f"in a node, {printable(machine.inter)} between nodes"
+    if machine.nodes_per_domain > 1:
+        within = f"within {tier}, {printable(machine.inter)} between them"
+    return f"link {printable(intra)} {within} ({how})"
+
+
+def setting_text(answer: PlacementAnswer) -> str:
+    """What the times are of: machine, links, batch, optimizer and what is left for tables."""
+    request = answer.request
+    model = "" if timing_word(answer) == "measured" else " (a device model, not a GPU)"
+    reserved = f"{size_text(request.reserved_bytes)} of each device" if request.reserved_bytes else "no memory"
+    facts = (
+        machine_text(request) + model,
+        link_text(answer),
+        f"batch {request.batch_size:,}",
+        _communication_text(request.communication),
+        f"optimizer {request.optimizer}",
+        f"{reserved} reserved",
+    )
+    return ", ".join(fact for fact in facts if fact)
+
+
+def _communication_text(way: Communication) -> str:
+    """Data types on the way; empty where they are as usual."""
+    if way == Communication():
+        return ""
+    return f"exchanged as {way.forward}" if way.forward == way.backward else f"{way.forward} out, {way.backward} back"
+
+
+def timing_word(answer: PlacementAnswer) -> str:
+    """Measured or simulated: what times on the request's hardware are, beside the predicted ones."""
+    return measured_or_simulated(answer.request.hardware)
+
+
+def device_error_text(answer: PlacementAnswer) -> str:
+    """What stands behind the times of a simulated device; empty for real hardware."""
+    return device_text(answer.request.hardware, answer.device_error)
+
+
+def may_cut(request: PlacementRequest) -> bool:
+    """Whether tables may be cut or replicated."""
+    return set(request.types) != {TABLE_WISE}
