@@ -17,6 +17,7 @@ from evenshard.measure.evidence import DeviceError
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE, Communication, ShardingTask
+from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
 from evenshard.planner.place import PlaceConfig, place_request
@@ -78,7 +79,7 @@ def test_the_contract() -> None:
     one = answer()
     record = json.loads(json_text(one))
     assert record["num_devices"] == 2
-    assert record["schema_version"] == 3
+    assert record["schema_version"] == 4
     assert record["type_of_table"] == dict.fromkeys("abc", "table_wise")
     assert record["request"]["sharding_types"] == ["table_wise"]
     first = {name: record["shards"][0][name] for name in ("table", "rows", "columns", "devices")}
@@ -148,7 +149,7 @@ def test_a_file_of_version_1_is_the_answer_that_it_was(tmp_path: Path) -> None:
     record, written = json.loads(OLD.read_text()), json.loads(json_text(old))
     changed = {name for name in written if written[name] != record.get(name)}
     ours = {"measured", "predicted", "uncertainty_ms", "device_error"}  # say now that nothing confirms the device
-    added = {"type_of_table", "notes", "comparison"}  # a rival has a setting
+    added = {"type_of_table", "notes", "comparison", "memory"}  # a rival has a setting
     assert changed == {"schema_version", "shards", "request"} | added | ours
     assert old.notes == ("The lower bound is an older one: of the parts that tables were cut into, not of all cuts.",)
     save_answer(old, tmp_path / "placement.json")
@@ -177,9 +178,68 @@ def test_a_part_of_version_1_has_all_rows_of_its_table(tmp_path: Path) -> None:
     ]
 
 
+UNCOUNTED = ("reserved_share", "dense_bytes", "training_pipeline", "compute_kernels")
+"""Of a request, what version 3 knew nothing of."""
+
+
+def of_version_3(one: PlacementAnswer) -> dict[str, Any]:
+    """The file of an answer as version 3 had it."""
+    record: dict[str, Any] = json.loads(json_text(one))
+    del record["memory"]
+    for name in UNCOUNTED:
+        del record["request"][name]
+    return {**record, "schema_version": 3}
+
+
+def test_a_file_of_version_3_counts_weights_and_states_alone(tmp_path: Path) -> None:
+    one = every_way()
+    (tmp_path / "placement.json").write_text(json.dumps(of_version_3(one)))
+    read = load_answer(tmp_path / "placement.json")
+    assert read == one and read.request.training_pipeline == ""
+    assert all(storage == ON_DEVICE for storage in read.storage_of_table.values())
+    assert [each.counted_bytes for each in read.memory] == list(read.used_bytes)
+
+
+def offloaded() -> PlacementAnswer:
+    """Table a in device memory, b behind a cache, c in host memory; all that there is to count."""
+    kept = (Storage(), Storage("fused_uvm_caching", 0.25), Storage("fused_uvm"))
+    parts = tuple(
+        TablePart(name, Span(0, 2**20), Span(0, 64), (0,), storage) for name, storage in zip("abc", kept, strict=True)
+    )
+    asked = {
+        "machine": Machine(2, 2, host_bytes=(2**40,), host_gb_s=200.0),
+        "training_pipeline": "prefetch",
+        "reserved_share": 0.15,
+        "dense_bytes": 1000,
+        "compute_kernels": ("fused", "fused_uvm", "fused_uvm_caching"),
+    }
+    return made(parts=parts, asked=asked)
+
+
+def test_storage_and_memory_are_in_the_file(tmp_path: Path) -> None:
+    one = offloaded()
+    record = json.loads(json_text(one))
+    assert [shard.get("storage") for shard in record["shards"]] == [
+        None,
+        {"kernel": "fused_uvm_caching", "load_factor": 0.25},
+        {"kernel": "fused_uvm", "load_factor": 1.0},
+    ]
+    first, second = record["memory"]["devices"]
+    assert (first["device"], first["weights"], first["cache_rows"]) == (0, 2**28, 2**26)
+    assert (second["weights"], second["received"], second["dense_model"]) == (0, 3 * 32 * 64 * 8, 1000)
+    assert record["memory"]["hosts"] == [
+        {"node": 0, "weights": 2**29, "optimizer_state": 0, "room": 2**40, "ssd": 0, "ssd_room": 0}
+    ]
+    assert record["memory"]["warnings"] == []
+    save_answer(one, tmp_path / "placement.json")
+    assert load_answer(tmp_path / "placement.json") == one
+    jsonschema.validate(record, json_schema())
+    assert json.loads(json_text(every_way()))["memory"]["hosts"] == []
+
+
 def of_version_2(one: PlacementAnswer, allow_column_split: bool) -> dict[str, Any]:
     """The file of an answer as version 2 had it."""
-    record: dict[str, Any] = json.loads(json_text(one))
+    record = of_version_3(one)
     del record["type_of_table"]
     for name in ("sharding_types", "machine", "communication"):
         del record["request"][name]
@@ -278,8 +338,8 @@ def measured(ms: float) -> dict[str, Any]:
         (lambda r: r["request"]["rules"].update(extra=1), r"request\.rules\.extra: .*: the field is unknown"),
         (lambda r: r["request"]["tables"][0].update(num_rows=0.5), r"request\.tables\.0\.num_rows: .* valid integer"),
         (lambda r: r["request"]["tables"][0].update(num_rows=0), "table 'a': num_rows is 0"),
-        (lambda r: r.update(schema_version=0), "schema_version: .* should be 3"),
-        (lambda r: r.update(schema_version=4), "schema_version is 4, but this evenshard reads 3 and earlier.* Update"),
+        (lambda r: r.update(schema_version=0), "schema_version: .* should be 4"),
+        (lambda r: r.update(schema_version=5), "schema_version is 5, but this evenshard reads 4 and earlier.* Update"),
         (
             lambda r: r["shards"][0].update(rows=[0, 999]),
             r"'a' has parts with the rows '?0:999'?; each of its 1000 rows",
@@ -292,6 +352,8 @@ def measured(ms: float) -> dict[str, Any]:
         (lambda r: r["request"].update(allow_column_split=True), r"request\.allow_column_split: .*: .* unknown"),
         (lambda r: r["request"].update(sharding_types=["by_hand"]), "sharding_types names 'by_hand'"),
         (lambda r: r["request"].update(machine={"num_devices": 4, "devices_per_node": 4}), "the machine has 4 devices"),
+        (lambda r: r["shards"][0].update(storage={"kernel": "tape"}), "compute kernel is 'tape'. Choose from fused"),
+        (lambda r: r["shards"][0].update(storage={"load_factor": 0.5}), "fused has no cache, but a load_factor of 0.5"),
         (lambda r: r["shards"].pop(), r"columns '?none"),
         (lambda r: r["shards"][0].update(table="x"), "'x', which is not among the tables"),
         (lambda r: r["shards"][0].update(devices=[7]), "on device 7, but the devices are 0 to 1"),

@@ -10,6 +10,7 @@ import pytest
 
 from evenshard.placement.machine import DeviceGroup, Machine
 from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.storage import Storage
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.rivals import FULL_SPACE
@@ -99,20 +100,86 @@ def test_only_real_hardware_measures(monkeypatch: pytest.MonkeyPatch) -> None:
         assert text.count(word) == 2 and other not in text  # in the headline and above the column
 
 
+UNCOUNTED = "for what is not counted: CUDA context, NCCL, fragmentation"
+UNNAMED = "No training pipeline is named: of tables, weights and optimizer state alone are counted."
+
+
+def first_lines(monkeypatch: pytest.MonkeyPatch, **more: Any) -> str:
+    return printed(answer(**more), monkeypatch, 120).split("\n\n")[0].replace("\n", " ")
+
+
 def test_what_the_times_are_of_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = printed(answer(asked={"reserved_bytes": GB // 2, "optimizer": "adam"}, link="nvlink_h200"), monkeypatch, 120)
-    assert text.split("\n\n")[0].replace("\n", " ") == (
-        "2 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 64, optimizer adam, "
-        "512 MB of each device reserved."
+    asked = {"reserved_bytes": GB // 2, "optimizer": "adam"}
+    assert first_lines(monkeypatch, asked=asked, link="nvlink_h200") == (
+        "2 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 64, optimizer adam. 512 MB "
+        f"of each device reserved, {UNCOUNTED}, the dense model (--dense-gb counts it). {UNNAMED}"
     )
-    text = printed(answer(asked={"hardware": "cuda"}, link="nccl"), monkeypatch, 120)
-    assert text.startswith("2 x cuda, link nccl (measured), batch 64, optimizer sgd, no memory reserved.\n\n")
-    assert printed(answer(), monkeypatch, 120).startswith("2 x simulated:h200 (a device model, not a GPU), batch 64,")
+    assert first_lines(monkeypatch, asked={"hardware": "cuda"}, link="nccl").startswith(
+        "2 x cuda, link nccl (measured), batch 64, optimizer sgd. No memory reserved for what is not counted: CUDA"
+    )
+    assert first_lines(monkeypatch).startswith("2 x simulated:h200 (a device model, not a GPU), batch 64,")
+
+
+def test_what_is_reserved_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"training_pipeline": "sparse_dist", "reserved_share": 0.15, "dense_bytes": 5}
+    assert first_lines(monkeypatch, asked=asked).endswith(
+        "batch 64, pipeline sparse_dist, optimizer sgd. 15 % of each device reserved, as TorchRec's planner does by "
+        f"default, {UNCOUNTED}."
+    )
+    asked = {"training_pipeline": "sparse_dist", "reserved_share": 0.25, "reserved_bytes": GB // 4}
+    assert first_lines(monkeypatch, asked=asked).endswith(
+        f"sgd. 25 % and 256 MB of each device reserved, {UNCOUNTED}, the dense model (--dense-gb counts it)."
+    )
 
 
 def test_notes_come_before_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = printed(answer(notes=("16 devices are\x1b priced.",)), monkeypatch, 120)
-    assert "no memory reserved.\n16 devices are� priced.\n\n4.00 ms per step" in text
+    text = printed(answer(notes=("16 devices are\x1b priced.",)), monkeypatch, 300)
+    assert f"{UNNAMED}\n16 devices are\ufffd priced.\n\n4.00 ms per step" in text
+
+
+MIB = 2**20
+"""Of each of the tables below: 64 rows of 4,096 columns."""
+
+
+def offloaded(**asked: Any) -> PlacementAnswer:
+    """Table a in device memory, b behind a cache of a fourth, c behind one of half, d in host memory; two hosts."""
+    tables = [table(name, 64, 4096) for name in "abcd"]
+    kept = (Storage(), Storage("fused_uvm_caching", 0.25), Storage("fused_uvm_caching", 0.5), Storage("fused_uvm"))
+    parts = tuple(
+        TablePart(name, Span(0, 64), Span(0, 4096), (device,), storage)
+        for name, device, storage in zip("abcd", (0, 1, 0, 1), kept, strict=True)
+    )
+    machine = Machine(2, 1, inter="ib_400g", host_bytes=(10 * MIB, 4 * MIB))
+    known = {"machine": machine, "training_pipeline": "sparse_dist", "reserved_share": 0.15, **asked}
+    return answer(tables=tables, parts=parts, caps=(10 * MIB, 10 * MIB), asked={**EVERY_WAY, **known})
+
+
+def test_the_fullest_device_component_by_component(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs of 64 samples of 4,096 columns and their gradients are 2 MB a table; 32 samples of four tables, 4 MB."""
+    text = " ".join(printed(offloaded(), monkeypatch).split())
+    assert (
+        "memory device 0, the fullest: weights 1.00 + caches 0.50 + inputs 0.01 + outputs 4.00 + own samples 4.01 = "
+        "9.51 of 8.50 MB; 1.50 MB reserved kept"
+    ) in text
+    assert "memory device" not in printed(answer(), monkeypatch)
+
+
+def test_where_tables_are_kept_is_said_where_some_are_not_in_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = printed(offloaded(), monkeypatch, 200)
+    lines = [line for line in text.splitlines() if line.startswith(("kept", "hosts"))]
+    assert lines == [
+        "kept     fused: 1 table, 1.00 MB in device memory",
+        "kept     fused_uvm_caching: 2 tables, 2.00 MB in host memory, caches of 769 KB in device memory (load factors "
+        "0.25 to 0.5): b, c",
+        "kept     fused_uvm: 1 table, 1.00 MB in host memory: d",
+        "hosts    host memory: 2.00 MB of 4.00 MB used on host 1, the fullest of 2 (50 %); 3.00 MB in all",
+    ]
+    assert "kept" not in printed(answer(), monkeypatch) and "hosts" not in printed(answer(), monkeypatch)
+
+
+def test_a_brimful_device_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [line for line in printed(offloaded(), monkeypatch, 200).splitlines() if line.startswith("warning")]
+    assert lines[0].startswith("warning  2 devices are filled, device 0 to 112 % of what the reserve leaves. A batch")
 
 
 WHOLE, CUTTING = Rival("lookup_greedy", 6.0), Rival(FULL_SPACE, 4.1)
@@ -222,7 +289,7 @@ def test_a_line_for_each_way_says_which_tables_and_where(monkeypatch: pytest.Mon
 def test_machine_and_links_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert printed(nodes(), monkeypatch, 200).startswith(
         "2 nodes x 2 simulated:h200 (a device model, not a GPU), link nvlink_h100 in a node, infiniband_ndr between "
-        "nodes (modelled), batch 64, optimizer sgd, no memory reserved."
+        "nodes (modelled), batch 64, optimizer sgd. No memory reserved"
     )
     pods = replace(nodes().request, machine=Machine(4, 1, 2, "nvlink_h100", "infiniband_ndr"))
     one = answer((0, 1, 2), (4, 3, 2, 1), asked={"machine": pods.machine})
@@ -243,7 +310,7 @@ def test_assumptions_are_counted_and_not_listed(monkeypatch: pytest.MonkeyPatch)
     assumed = tuple(Assumption(f"t{number}", "pooling_factor", "1, the default") for number in range(2000))
     text = printed(answer(asked={"assumptions": assumed}), monkeypatch, 120)
     assert "pooling_factor of 2,000 tables: 1, the default (t0, t1, t2 and 1,997 more)" in text
-    assert len(text.splitlines()) < 12
+    assert len(text.splitlines()) < 15
 
 
 def test_names_steer_no_terminal_and_mean_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:

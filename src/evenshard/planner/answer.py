@@ -9,8 +9,11 @@ from typing import Any
 
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.evidence import DeviceError, with_device_error
+from evenshard.placement.memory import PartMemory
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import TABLE_WISE, ShardingTask, part_bytes, parts_by_table, sharding_type
+from evenshard.placement.sharding import TABLE_WISE, ShardingTask, memory_of_part, parts_by_table, sharding_type
+from evenshard.placement.storage import Storage
+from evenshard.planner.memory import DeviceMemory, NodeMemory, brim_warnings, device_memories, host_memories
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.convex_search.prediction import PredictedDevice
 from evenshard.utils.errors import BadConfig
@@ -126,10 +129,20 @@ class PlacementAnswer:
         return tuple(part.device for part in self.parts)
 
     @cached_property
-    def part_bytes(self) -> tuple[int, ...]:
-        """Memory that each part takes of each of its devices: weights and optimizer state."""
+    def storage_of_table(self) -> Mapping[str, Storage]:
+        """Where the weights of each table are kept, by its name."""
+        return {name: parts[0].storage for name, parts in self.parts_of_table.items()}
+
+    @cached_property
+    def part_memory(self) -> tuple[PartMemory, ...]:
+        """Memory that each part takes of each of its devices, of its host and of the SSD."""
         by_name = {table.name: table for table in self.request.tables}
-        return tuple(part_bytes(self.task, by_name[part.table], part) for part in self.parts)
+        return tuple(memory_of_part(self.task, by_name[part.table], part) for part in self.parts)
+
+    @property
+    def part_bytes(self) -> tuple[int, ...]:
+        """Memory that each part takes of each of its devices, all components together."""
+        return tuple(one.device_bytes for one in self.part_memory)
 
     @cached_property
     def parts_on_device(self) -> tuple[tuple[int, ...], ...]:
@@ -142,8 +155,29 @@ class PlacementAnswer:
 
     @cached_property
     def used_bytes(self) -> tuple[int, ...]:
-        """Memory that the tables take on each device: weights and optimizer state."""
-        return tuple(sum(self.part_bytes[number] for number in numbers) for numbers in self.parts_on_device)
+        """Memory that the parts of tables take on each device, at most ``request.rooms_bytes``.
+
+        Weights and optimizer state; where the request names a training pipeline, caches, inputs, outputs with their
+        gradients, and dense gradients of replicas too. What every device holds wherever tables are, such as the dense
+        model and its own samples, is no part of it: see ``memory``.
+        """
+        sizes = self.part_bytes
+        return tuple(sum(sizes[number] for number in numbers) for numbers in self.parts_on_device)
+
+    @cached_property
+    def memory(self) -> tuple[DeviceMemory, ...]:
+        """The memory of each device, component by component."""
+        return device_memories(self.request, self.parts, self.part_memory)
+
+    @cached_property
+    def host_memory(self) -> tuple[NodeMemory, ...]:
+        """The memory of each host."""
+        return host_memories(self.request, self.parts, self.part_memory)
+
+    @property
+    def memory_warnings(self) -> tuple[str, ...]:
+        """Warnings where a device or a host is full to the brim."""
+        return brim_warnings(self.memory, self.host_memory)
 
     @property
     def low_ms(self) -> float:

@@ -1,26 +1,35 @@
 """placement.json: what it holds, its JSON schema (``evenshard place --schema``), writing and reading.
 
 The file holds the request too, tables included, so that ``evenshard explain`` and ``evenshard diff`` need nothing else
-but the model that its lineage names. Records of evenshard stand in it as they are; those below are the file's own.
+but the model that its lineage names. ``file_records`` says what stands in it, ``file_versions`` reads earlier ones.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import Times, measured_or_simulated
-from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
-from evenshard.planner.answer import PlacementAnswer, Rival
-from evenshard.planner.request import PlacementRequest
+from evenshard.measure.hardware import measured_or_simulated
+from evenshard.placement.parts import TablePart
+from evenshard.placement.storage import ON_DEVICE
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.file_records import (
+    FILE_VERSION,
+    STEP_TIMES,
+    DeviceTimes,
+    MeasuredStep,
+    MemoryRecord,
+    PlacementFile,
+    Predicted,
+    PredictedTimes,
+    Shard,
+)
+from evenshard.planner.file_versions import OLDER_FILES, FileOfVersion3
 from evenshard.sharders.convex_search.prediction import PredictedDevice
 from evenshard.tables.table import LATER_FIELDS
 from evenshard.utils.atomic import atomic_path
@@ -28,7 +37,6 @@ from evenshard.utils.errors import BadConfig, BadFile, MeasurementFailed
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import brief, cut, reason_of
 
-_VERSION: Literal[3] = 3
 _WHAT = "a placement.json"
 _REMEDY = "Write it with `evenshard place ... -o`."
 _FIELD_PROBLEMS = {
@@ -39,180 +47,6 @@ _FIELD_PROBLEMS = {
 """Words for what pydantic would say about fields of its models and arguments of our dataclasses."""
 
 _Model = TypeVar("_Model", bound=BaseModel)
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shard(TablePart):
-    """Rows and columns of a table that live together; a span is [the first, the one behind the last].
-
-    Attributes:
-        table: its name.
-        rows, columns: of it.
-        devices: the one that holds them, or all devices, each of which holds a replica.
-        alone_ms: no device that holds them is predicted to take less.
-        adds_ms: what the device would save without them.
-    """
-
-    alone_ms: float
-    adds_ms: float
-
-
-class DeviceTimes(_Record):
-    """One device in one training step, ms."""
-
-    device: int = Field(ge=0)
-    input_dist_ms: float = Field(0.0, description="exchange of the indices before the lookups")
-    fwd_compute_ms: float
-    fwd_all_to_all_ms: float
-    bwd_all_to_all_ms: float
-    bwd_compute_ms: float
-    total_ms: float = Field(description="the five together")
-
-
-_STEP_TIMES = [name for name in DeviceTimes.model_fields if name not in ("device", "total_ms")]
-
-
-class PredictedTimes(DeviceTimes):
-    """Predicted times of a device, and what it holds."""
-
-    num_shards: int
-    used_bytes: int = Field(description="weights and optimizer state")
-
-
-class Predicted(_Record):
-    """What the cost model says, ms."""
-
-    total_ms: float = Field(description="of the slowest device")
-    low_ms: float = Field(description="lower end of the 90 % interval, the error of a simulated device included")
-    high_ms: float
-    model_low_ms: float | None = Field(
-        None, description="lower end by the cost model alone, to compare placements on the same hardware with"
-    )
-    model_high_ms: float | None = None
-    devices: list[PredictedTimes]
-
-
-class MeasuredStep(_Record):
-    """A step on the request's hardware, ms: measured on real hardware, simulated on simulated:<profile>."""
-
-    times: Times | None = Field(None, description="which of the two; null in files from before they said so")
-    total_ms: float
-    all_to_all: Literal["measured", "modelled"] = Field(description="whether devices really exchanged anything")
-    devices: list[DeviceTimes]
-
-
-class PlacementFile(_Record):
-    """A placement of embedding tables on devices, by evenshard."""
-
-    schema_version: Literal[3]
-    num_devices: int = Field(ge=1)
-    type_of_table: dict[str, str] = Field(description="the way that each table is sharded, as its shards say")
-    shards: list[Shard]
-    predicted: Predicted
-    lower_bound_ms: float = Field(gt=0, description="no placement that the request allows is predicted to cost less")
-    uncertainty_ms: float = Field(description="half the width of the 90 % interval")
-    measured: MeasuredStep | None
-    comparison: list[Rival]
-    warnings: list[str] = Field(description="where the request lies outside of the model's training data")
-    link: str = Field("", description="that the exchanges of the model's training data went over")
-    notes: list[str] = Field([], description="what else to know before believing a time")
-    device_error: DeviceError | None = Field(
-        None, description="how far the simulated device is from the real one; null for real hardware"
-    )
-    request: PlacementRequest
-    lineage: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RequestOfVersion2(PlacementRequest):
-    allow_column_split: bool = False
-
-
-class _FileOfVersion2(PlacementFile):
-    """Tables were whole or cut by columns, and parts of one table could share a device."""
-
-    schema_version: Literal[2]  # type: ignore[assignment]
-    type_of_table: None = None  # type: ignore[assignment]
-    request: _RequestOfVersion2
-
-    def newest(self) -> PlacementFile:
-        """The same as a file of the newest version; its table types are left to its shards."""
-        asked = {one.name: getattr(self.request, one.name) for one in fields(PlacementRequest)}
-        types = BY_COLUMNS if self.request.allow_column_split else (TABLE_WISE,)
-        shards = joined_shards(self.shards)
-        notes = list(self.notes)
-        if len(shards) < len(self.shards):
-            notes.append("Parts of one table that shared a device are shown as one wider part, side by side.")
-        if self.request.allow_column_split:
-            notes.append("The lower bound is an older one: of the parts that tables were cut into, not of all cuts.")
-        changed = {
-            "schema_version": _VERSION,
-            "shards": shards,
-            "notes": notes,
-            "request": PlacementRequest(**{**asked, "sharding_types": types}),
-        }
-        return PlacementFile.model_construct(self.model_fields_set, **{**dict(self), **changed})
-
-
-class _ShardOfVersion1(_Record):
-    table: str
-    device: int
-    columns: Span
-    alone_ms: float
-    adds_ms: float
-
-
-class _FileOfVersion1(_FileOfVersion2):
-    """Each shard had all rows, and one device."""
-
-    schema_version: Literal[1]  # type: ignore[assignment]
-    shards: list[_ShardOfVersion1]  # type: ignore[assignment]
-
-    def newest(self) -> PlacementFile:
-        num_rows = {table.name: table.num_rows for table in self.request.tables}
-        shards = [
-            Shard(
-                table=one.table,
-                rows=Span(0, num_rows.get(one.table, 0)),
-                columns=one.columns,
-                devices=(one.device,),
-                alone_ms=one.alone_ms,
-                adds_ms=one.adds_ms,
-            )
-            for one in self.shards
-        ]
-        return _FileOfVersion2.model_construct(self.model_fields_set, **{**dict(self), "shards": shards}).newest()
-
-
-_OLDER: dict[int, type[_FileOfVersion2]] = {1: _FileOfVersion1, 2: _FileOfVersion2}
-
-
-def joined_shards(shards: Sequence[Shard]) -> list[Shard]:
-    """Parts by columns of which each device holds one of a table: those that share a device, side by side.
-
-    Columns of a table cost the same, so that it makes no difference which ones a part has.
-    """
-    found: list[Shard] = []
-    of_table: dict[str, list[Shard]] = {}
-    for shard in shards:
-        of_table.setdefault(shard.table, []).append(shard)
-    for parts in of_table.values():
-        held: dict[tuple[int, ...], list[Shard]] = {}
-        for part in sorted(parts, key=lambda part: part.columns):
-            held.setdefault(part.devices, []).append(part)
-        if len(held) == len(parts):
-            found += parts
-            continue
-        start = 0
-        for together in held.values():
-            columns = Span(start, start := start + sum(part.columns.size for part in together))
-            alone_ms, adds_ms = max(part.alone_ms for part in together), sum(part.adds_ms for part in together)
-            found.append(replace(together[0], columns=columns, alone_ms=alone_ms, adds_ms=adds_ms))
-    return found
 
 
 class _FollowedVersion(BaseModel):
@@ -262,6 +96,9 @@ def json_text(answer: PlacementAnswer) -> str:
         for name, usual in LATER_FIELDS.items():
             if getattr(table, name) == usual:
                 del written[name]
+    for shard, part in zip(record["shards"], answer.parts, strict=True):
+        if part.storage == ON_DEVICE:
+            del shard["storage"]
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
@@ -274,15 +111,15 @@ def load_answer(path: str | Path) -> PlacementAnswer:
     try:
         content = read_json(path, _WHAT, _REMEDY)
         version = content.get("schema_version") if isinstance(content, dict) else None
-        if isinstance(version, int) and version > _VERSION:
-            problem = f"schema_version is {brief(version)}, but this evenshard reads {_VERSION} and earlier ones"
+        if isinstance(version, int) and version > FILE_VERSION:
+            problem = f"schema_version is {brief(version)}, but this evenshard reads {FILE_VERSION} and earlier ones"
             raise BadFile(path, problem, "Update evenshard, or read it with the one that wrote it.")
         known: type[PlacementFile] = PlacementFile
         if isinstance(version, int):
-            known = _OLDER.get(version, PlacementFile)
+            known = OLDER_FILES.get(version, PlacementFile)
         record = validate_record(known, content, path, _WHAT, _REMEDY)
         validate_record(_Followed, record.lineage, path, _WHAT, _REMEDY)
-        return _answer(record.newest() if isinstance(record, _FileOfVersion2) else record)
+        return _answer(record.newest() if isinstance(record, FileOfVersion3) else record)
     except (BadConfig, MeasurementFailed) as error:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
 
@@ -328,7 +165,7 @@ def validate_record(model: type[_Model], content: Any, path: str | Path, what: s
 def _record(answer: PlacementAnswer) -> PlacementFile:
     measured = answer.measured
     return PlacementFile(
-        schema_version=_VERSION,
+        schema_version=FILE_VERSION,
         num_devices=answer.num_devices,
         type_of_table=dict(answer.type_of_table),
         shards=[
@@ -349,6 +186,11 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
                 )
                 for number, one in enumerate(answer.devices)
             ],
+        ),
+        memory=MemoryRecord(
+            devices=list(answer.memory),
+            hosts=[one for one in answer.host_memory if one.room or one.ssd_room],
+            warnings=list(answer.memory_warnings),
         ),
         lower_bound_ms=answer.lower_bound_ms,
         uncertainty_ms=answer.uncertainty_ms,
@@ -371,7 +213,7 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
 
 
 def _times(device: int, cost: PredictedDevice | DeviceCost, prefix: str = "") -> dict[str, Any]:
-    return {"device": device, **{name: getattr(cost, f"{prefix}{name}") for name in (*_STEP_TIMES, "total_ms")}}
+    return {"device": device, **{name: getattr(cost, f"{prefix}{name}") for name in (*STEP_TIMES, "total_ms")}}
 
 
 # In ------------------------------------------------------------------------------------------------------------------
@@ -384,7 +226,7 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
     predicted = record.predicted
     answer = PlacementAnswer(
         request=request,
-        parts=tuple(TablePart(one.table, one.rows, one.columns, one.devices) for one in record.shards),
+        parts=tuple(TablePart(one.table, one.rows, one.columns, one.devices, one.storage) for one in record.shards),
         alone_ms=tuple(one.alone_ms for one in record.shards),
         adds_ms=tuple(one.adds_ms for one in record.shards),
         devices=tuple(PredictedDevice(**_times_of(one, "predicted_")) for one in predicted.devices),
@@ -414,7 +256,7 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
 
 
 def _times_of(times: DeviceTimes, prefix: str = "") -> dict[str, Any]:
-    return {f"{prefix}{name}": getattr(times, name) for name in _STEP_TIMES}
+    return {f"{prefix}{name}": getattr(times, name) for name in STEP_TIMES}
 
 
 def _device_error(record: PlacementFile) -> DeviceError | None:

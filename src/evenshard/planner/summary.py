@@ -42,7 +42,7 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     """
     console = plain_console(file)
     compared, not_compared = highlights.rival_text(answer), highlights.not_compared_text(answer, missing)
-    _print_text(console, f"{highlights.setting_text(answer)}.", "dim")
+    _print_text(console, f"{highlights.setting_text(answer)}. {highlights.reserve_text(answer.request)}.", "dim")
     if answer.device_error is not None:
         style = "dim" if answer.device_error.is_confirmed else "bold yellow"
         _print_text(console, f"{printable(highlights.device_error_text(answer))}.", style)
@@ -54,7 +54,7 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     console.print()
     console.print(_devices(answer, console))
     console.print()
-    for word, text, style in (*_rest(answer), *_sharding(answer), *_troubles(answer)):
+    for word, text, style in (*_rest(answer), *_memory(answer), *_sharding(answer), *_troubles(answer)):
         _print_text(console, text, word=word, word_style=style)
 
 
@@ -76,7 +76,7 @@ def shown_devices(answer: PlacementAnswer) -> tuple[list[int], list[int]]:
         return everyone, []
     slowest = sorted(everyone, key=lambda device: -answer.devices[device].predicted_total_ms)[:_NUM_SLOWEST]
     others = [device for device in everyone if device not in slowest]
-    return slowest, sorted(others, key=lambda device: -_filled(answer, device))[:NUM_FULLEST]
+    return slowest, sorted(others, key=lambda device: -answer.memory[device].full)[:NUM_FULLEST]
 
 
 def _devices(answer: PlacementAnswer, console: Console) -> Grid:
@@ -101,7 +101,7 @@ def _devices(answer: PlacementAnswer, console: Console) -> Grid:
 
 
 def _cells(answer: PlacementAnswer, device: int) -> list[str]:
-    one = answer.devices[device]
+    one, memory = answer.devices[device], answer.memory[device]
     compute_ms = one.predicted_fwd_compute_ms + one.predicted_bwd_compute_ms
     exchange_ms = one.predicted_total_ms - compute_ms
     times = (one.predicted_fwd_compute_ms, exchange_ms, one.predicted_bwd_compute_ms, one.predicted_total_ms)
@@ -109,8 +109,8 @@ def _cells(answer: PlacementAnswer, device: int) -> list[str]:
     return [
         str(device),
         f"{len(answer.parts_on_device[device]):,}",
-        f"{answer.used_bytes[device] / unit:.2f} / {_room(answer, device) / unit:.4g}",
-        f"{_filled(answer, device) * 100:.0f} %",
+        f"{memory.counted_bytes / unit:.2f} / {memory.limit_bytes / unit:.4g}",
+        f"{memory.full * 100:.0f} %",
         *(f"{time_ms:.{digits}f}" for time_ms in times),
         *([] if answer.measured is None else [ms_text(answer.measured.devices[device].total_ms)]),
     ]
@@ -140,15 +140,6 @@ def _bar(answer: PlacementAnswer, device: int, width: int, ascii_only: bool) -> 
 def _memory_unit(answer: PlacementAnswer) -> tuple[str, int]:
     """GB, or MB where devices are smaller, and its bytes."""
     return ("GB", BYTES_PER_GB) if max(answer.request.caps_bytes) >= BYTES_PER_GB else ("MB", 2**20)
-
-
-def _room(answer: PlacementAnswer, device: int) -> int:
-    return max(answer.request.caps_bytes[device] - answer.request.reserved_bytes, 0)
-
-
-def _filled(answer: PlacementAnswer, device: int) -> float:
-    room = _room(answer, device)
-    return answer.used_bytes[device] / room if room else 0.0
 
 
 # Below the table ------------------------------------------------------------------------------------------------------
@@ -187,11 +178,28 @@ def _sharding(answer: PlacementAnswer) -> Iterator[Line]:
     yield "bound", highlights.bound_text(answer), "dim"
 
 
+def _memory(answer: PlacementAnswer) -> Iterator[Line]:
+    """What fills the fullest device; where tables are kept, where some are not in device memory."""
+    if answer.request.training_pipeline:
+        fullest, (unit, of_unit) = highlights.fullest_device(answer), _memory_unit(answer)
+        parts = [f"{what} {size / of_unit:.2f}" for what, size in fullest.components if size >= 0.005 * of_unit]
+        where = f"device {fullest.device}, the fullest: " if answer.num_devices > 1 else ""
+        reserved = f"; {fullest.reserved / of_unit:.2f} {unit} reserved" if fullest.reserved else ""
+        total = f"{fullest.counted_bytes / of_unit:.2f} of {fullest.limit_bytes / of_unit:.2f} {unit}{reserved}"
+        yield "memory", f"{where}{' + '.join(parts)} = {total}", "cyan"
+    for kernel, text in highlights.kept_texts(answer):
+        yield "kept", f"{kernel}: {text}", "cyan"
+    for what, text in highlights.host_texts(answer):
+        yield "hosts", f"{what}: {text}", "cyan"
+
+
 def _troubles(answer: PlacementAnswer) -> Iterator[Line]:
     for line in highlights.advice(answer):
         yield "note", printable(line), "green"
     for group in highlights.assumed_groups(answer):
         count, names = len(group.tables), highlights.names_text(group.tables)
         yield "assumed", f"{group.column} of {count:,} table{'s' * (count > 1)}: {group.text} ({names})", "dim"
+    for warning in answer.memory_warnings:
+        yield "warning", warning, "bold yellow"
     for warning in answer.warnings:
         yield "warning", f"{printable(warning)}: the prediction is a guess.", "bold yellow"

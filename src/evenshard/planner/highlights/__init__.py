@@ -13,6 +13,7 @@ from evenshard.planner.highlights.comparison import (
     rival_text,
     whole_tables_text,
 )
+from evenshard.planner.highlights.memory import fullest_device, host_texts, is_offloaded, kept_texts, reserve_text
 from evenshard.planner.highlights.names import names_text
 from evenshard.planner.highlights.placed import costliest, placed_parts, sharded_tables
 from evenshard.planner.highlights.setting import (
@@ -41,6 +42,10 @@ __all__ = [
     "bound_text",
     "costliest",
     "device_error_text",
+    "fullest_device",
+    "host_texts",
+    "is_offloaded",
+    "kept_texts",
     "link_text",
     "machine_text",
     "may_cut",
@@ -48,6 +53,7 @@ __all__ = [
     "not_compared_text",
     "placed_parts",
     "predicted_step_times",
+    "reserve_text",
     "rival_difference",
     "rival_text",
     "setting_text",

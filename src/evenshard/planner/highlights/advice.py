@@ -25,7 +25,7 @@ def advice(answer: PlacementAnswer) -> list[str]:
     """What would make a step faster, as far as the answer tells; one sentence or two each."""
     if answer.num_devices == 1:
         return []
-    slowest, request, found = slowest_device(answer), answer.request, []
+    slowest, found = slowest_device(answer), list[str]()
     mean_ms = fmean(device.predicted_total_ms for device in answer.devices)
     top = max((one for one in placed_parts(answer) if slowest in one.part.devices), key=lambda one: one.alone_ms)
     if top.alone_ms >= DECIDES * answer.predicted_ms and mean_ms < UNEVEN * answer.predicted_ms:
@@ -35,11 +35,11 @@ def advice(answer: PlacementAnswer) -> list[str]:
             f"No other placement gains more than {pct_text(max(answer.gap_pct, 0.0))}. A faster step takes more "
             f"devices, or tables with fewer dims or lookups."
         )
-    room = sum(max(cap - request.reserved_bytes, 0) for cap in request.caps_bytes)
-    if answer.gap_pct > CLOSE_PCT and sum(answer.used_bytes) > TIGHT * room:
+    room, counted = (sum(getattr(one, what) for one in answer.memory) for what in ("limit_bytes", "counted_bytes"))
+    if answer.gap_pct > CLOSE_PCT and counted > TIGHT * room:
         found.append(
-            f"Tables fill {pct_text(100 * sum(answer.used_bytes) / room)} of the memory of all devices, which leaves "
-            f"little choice. More memory or devices may help."
+            f"{pct_text(100 * counted / room)} of the memory of all devices is taken, which leaves little choice. More "
+            f"memory or devices may help."
         )
     idle = [device for device, held in enumerate(answer.parts_on_device) if not held]
     if idle:

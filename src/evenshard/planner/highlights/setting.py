@@ -11,7 +11,6 @@ from evenshard.placement.sharding import TABLE_WISE, Communication
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest
 from evenshard.utils.messages import printable
-from evenshard.utils.units import size_text
 
 
 @dataclass(frozen=True)
@@ -65,17 +64,16 @@ def link_text(answer: PlacementAnswer) -> str:
 
 
 def setting_text(answer: PlacementAnswer) -> str:
-    """What the times are of: machine, links, batch, optimizer and what is left for tables."""
+    """What the times are of: machine, links, batch, pipeline and optimizer."""
     request = answer.request
     model = "" if timing_word(answer) == "measured" else " (a device model, not a GPU)"
-    reserved = f"{size_text(request.reserved_bytes)} of each device" if request.reserved_bytes else "no memory"
     facts = (
         machine_text(request) + model,
         link_text(answer),
         f"batch {request.batch_size:,}",
+        f"pipeline {request.training_pipeline}" if request.training_pipeline else "",
         _communication_text(request.communication),
         f"optimizer {request.optimizer}",
-        f"{reserved} reserved",
     )
     return ", ".join(fact for fact in facts if fact)
 

@@ -1,0 +1,90 @@
+"""The memory of an answer in words: what is reserved and why, what the fullest device holds, where tables are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evenshard.placement.storage import COMPUTE_KERNELS, FUSED, KEY_VALUE
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.highlights.names import names_text
+from evenshard.planner.memory import DeviceMemory, NodeMemory
+from evenshard.planner.request import PlacementRequest
+from evenshard.utils.units import pct_text, size_text
+
+UNCOUNTED = "CUDA context, NCCL, fragmentation"
+TORCHREC_RESERVES = 0.15
+
+
+def reserve_text(request: PlacementRequest) -> str:
+    """What of each device is reserved, and for what; and what is counted, where that is little. Without a full stop."""
+    share = request.reserved_share
+    what = [pct_text(100 * share).replace(".0 ", " ")] if share else []
+    what += [size_text(request.reserved_bytes)] if request.reserved_bytes else []
+    uncounted = UNCOUNTED if request.dense_bytes else f"{UNCOUNTED}, the dense model (--dense-gb counts it)"
+    if what:
+        why = ", as TorchRec's planner does by default" if share == TORCHREC_RESERVES else ""
+        text = f"{' and '.join(what)} of each device reserved{why}, for what is not counted: {uncounted}"
+    else:
+        text = f"No memory reserved for what is not counted: {uncounted}"
+    if request.training_pipeline:
+        return text
+    return f"{text}. No training pipeline is named: of tables, weights and optimizer state alone are counted"
+
+
+def fullest_device(answer: PlacementAnswer) -> DeviceMemory:
+    """The device that is filled most, the first of equals."""
+    return max(answer.memory, key=lambda one: one.full)
+
+
+def is_offloaded(answer: PlacementAnswer) -> bool:
+    """Whether some table is not in device memory."""
+    return any(not kept.is_on_device for kept in answer.storage_of_table.values())
+
+
+def kept_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
+    """Each place where tables are kept, with how many, how much and which; nothing where all are in device memory."""
+    if not is_offloaded(answer):
+        return []
+    tables: dict[str, list[str]] = {}
+    for name, kept in answer.storage_of_table.items():
+        tables.setdefault(kept.kernel, []).append(name)
+    return [(kernel, _kept(answer, kernel, tables[kernel])) for kernel in COMPUTE_KERNELS if kernel in tables]
+
+
+def _kept(answer: PlacementAnswer, kernel: str, names: Sequence[str]) -> str:
+    held, cached = 0, 0
+    for part, size in zip(answer.parts, answer.part_memory, strict=True):
+        if part.storage.kernel != kernel:
+            continue
+        outside = size.host_bytes + size.ssd_weights
+        held += outside or len(part.devices) * (size.weights + size.optimizer_state)
+        cached += (size.weights + size.cache_state) if part.storage.is_cached else 0
+    count = f"{len(names):,} table{'s' * (len(names) != 1)}, {size_text(held)}"
+    if kernel == FUSED:
+        return f"{count} in device memory"
+    text = f"{count} {'on SSDs' if kernel == KEY_VALUE else 'in host memory'}"
+    if cached:
+        factors = sorted({answer.storage_of_table[name].load_factor for name in names})
+        of = f"{factors[0]:.3g}" if len(factors) == 1 else f"{factors[0]:.3g} to {factors[-1]:.3g}"
+        text += f", caches of {size_text(cached)} in device memory (load factor{'s' * (len(factors) > 1)} {of})"
+    return f"{text}: {names_text(names)}"
+
+
+def host_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
+    """Host memory and SSDs in use, of what there is; nothing where none is in use."""
+    hosts, found = answer.host_memory, []
+    for word, used, room in (
+        ("host memory", [one.used_bytes for one in hosts], [one.room for one in hosts]),
+        ("SSDs", [one.ssd for one in hosts], [one.ssd_room for one in hosts]),
+    ):
+        if any(used):
+            found.append((word, _of_hosts(hosts, used, room)))
+    return found
+
+
+def _of_hosts(hosts: Sequence[NodeMemory], used: Sequence[int], room: Sequence[int]) -> str:
+    fullest = max(range(len(hosts)), key=lambda node: used[node] / max(room[node], 1))
+    share = used[fullest] / max(room[fullest], 1)
+    where = f" on host {fullest}, the fullest of {len(hosts):,}" if len(hosts) > 1 else ""
+    text = f"{size_text(used[fullest])} of {size_text(room[fullest])} used{where} ({pct_text(100 * share)})"
+    return f"{text}; {size_text(sum(used))} in all" if len(hosts) > 1 else text

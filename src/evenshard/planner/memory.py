@@ -1,0 +1,222 @@
+"""The memory of an answer: what each device and each host holds, component by component, and where that is the brim.
+
+A placement is legal where the parts of tables take no more of a device than its room (``rooms_bytes`` of the request):
+where all that is counted fits into what the reserve leaves of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from evenshard.placement.memory import PartMemory
+from evenshard.placement.parts import TablePart
+from evenshard.planner.request import PlacementRequest
+
+BRIM, BRIM_WITHOUT_RESERVE = 0.95, 0.85
+"""Shares of what a device may hold above which it is full to the brim: with memory reserved, and without."""
+DEVICE_COMPONENTS: Final = {
+    "weights": ("weights",),
+    "optimizer state": ("optimizer_state",),
+    "caches": ("cache_rows", "cache_state", "prefetch"),
+    "inputs": ("inputs",),
+    "outputs": ("outputs",),
+    "gradients of replicas": ("dense_gradient",),
+    "own samples": ("own_inputs", "received"),
+    "dense model": ("dense_model",),
+}
+"""What people are told of a device's memory, and the fields of ``DeviceMemory`` that it is the sum of."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of a device's memory.
+
+    Attributes:
+        device: its id.
+        weights: of tables, or parts of them, that it holds whole.
+        optimizer_state: of its parts, as far as that is in device memory.
+        cache_rows: rows of parts that are kept elsewhere.
+        cache_state: what caches need to find them.
+        prefetch: of cached rows, while a pipeline fetches them.
+        inputs: of its parts, for all batches on the way.
+        outputs: of its parts, with their gradients.
+        dense_gradient: of replicas.
+        own_inputs: inputs of its own samples, before they are sent to the tables' devices.
+        received: embeddings of all tables for its own samples, and the gradients that go back.
+        dense_model: with gradients and optimizer state.
+        reserved: kept for everything that is not counted.
+        cap: all that it has.
+    """
+
+    device: int
+    weights: int = 0
+    optimizer_state: int = 0
+    cache_rows: int = 0
+    cache_state: int = 0
+    prefetch: int = 0
+    inputs: int = 0
+    outputs: int = 0
+    dense_gradient: int = 0
+    own_inputs: int = 0
+    received: int = 0
+    dense_model: int = 0
+    reserved: int = 0
+    cap: int = 0
+
+    @property
+    def counted_bytes(self) -> int:
+        """All components together."""
+        return sum(size for _, size in self.components)
+
+    @property
+    def components(self) -> tuple[tuple[str, int], ...]:
+        """The size of each of ``DEVICE_COMPONENTS``."""
+        return tuple((name, sum(getattr(self, one) for one in names)) for name, names in DEVICE_COMPONENTS.items())
+
+    @property
+    def limit_bytes(self) -> int:
+        """What the components may take: what the reserve leaves."""
+        return max(self.cap - self.reserved, 0)
+
+    @property
+    def full(self) -> float:
+        """The share of that which they take."""
+        return self.counted_bytes / self.limit_bytes if self.limit_bytes else 0.0
+
+    @property
+    def is_brimful(self) -> bool:
+        """Whether little is left for what is not counted."""
+        return self.full > (BRIM if self.reserved else BRIM_WITHOUT_RESERVE)
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """Bytes of a host's memory, and of its SSDs, that parts of tables take.
+
+    Attributes:
+        node: its number.
+        weights: of tables that it keeps.
+        optimizer_state: of them, as far as that is not in device memory.
+        room: of its memory that tables may take.
+        ssd: weights and optimizer state on its SSDs.
+        ssd_room: of its SSDs that tables may take.
+    """
+
+    node: int
+    weights: int = 0
+    optimizer_state: int = 0
+    room: int = 0
+    ssd: int = 0
+    ssd_room: int = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Of its memory."""
+        return self.weights + self.optimizer_state
+
+    @property
+    def full(self) -> float:
+        """The share of its memory that is used."""
+        return self.used_bytes / self.room if self.room else 0.0
+
+    @property
+    def ssd_full(self) -> float:
+        """The share of its SSDs that is used."""
+        return self.ssd / self.ssd_room if self.ssd_room else 0.0
+
+
+_OF_PARTS = ("weights", "optimizer_state", "cache_rows", "cache_state", "prefetch", "inputs", "outputs")
+_OF_DEVICE = (*_OF_PARTS, "dense_gradient")
+_OF_HOST = ("weights", "optimizer_state", "ssd")
+
+
+def device_memories(
+    request: PlacementRequest, parts: Sequence[TablePart], sizes: Sequence[PartMemory]
+) -> tuple[DeviceMemory, ...]:
+    """Of each device, by its id.
+
+    Args:
+        sizes: what each of the parts takes.
+    """
+    own, reserves = request.sample_memory, request.reserves_bytes
+    taken = np.zeros((request.num_devices, len(_OF_DEVICE)), dtype=np.int64)
+    for part, size in zip(parts, sizes, strict=True):
+        in_cache = part.storage.is_cached
+        taken[list(part.devices)] += (
+            0 if in_cache else size.weights,
+            size.optimizer_state,
+            size.weights if in_cache else 0,
+            size.cache_state,
+            size.prefetch,
+            size.inputs,
+            size.outputs,
+            size.dense_gradient,
+        )
+    return tuple(
+        DeviceMemory(
+            device=device,
+            **dict(zip(_OF_DEVICE, of_device.tolist(), strict=True)),
+            own_inputs=own.inputs,
+            received=own.received,
+            dense_model=request.dense_bytes,
+            reserved=reserves[device],
+            cap=request.caps_bytes[device],
+        )
+        for device, of_device in enumerate(taken)
+    )
+
+
+def host_memories(
+    request: PlacementRequest, parts: Sequence[TablePart], sizes: Sequence[PartMemory]
+) -> tuple[NodeMemory, ...]:
+    """Of each host, by its number; arguments as of ``device_memories``."""
+    machine = request.nodes
+    taken = np.zeros((machine.num_nodes, len(_OF_HOST)), dtype=np.int64)
+    for part, size in zip(parts, sizes, strict=True):
+        if not part.storage.is_on_device:
+            taken[machine.node_of(part.device)] += (size.host_weights, size.host_state, size.ssd_weights)
+    return tuple(
+        NodeMemory(
+            node=node,
+            **dict(zip(_OF_HOST, of_host.tolist(), strict=True)),
+            room=machine.host_bytes[node] if machine.host_bytes else 0,
+            ssd_room=machine.ssd_bytes[node] if machine.ssd_bytes else 0,
+        )
+        for node, of_host in enumerate(taken)
+    )
+
+
+def brim_warnings(devices: Sequence[DeviceMemory], hosts: Sequence[NodeMemory]) -> tuple[str, ...]:
+    """A sentence or two for devices, hosts and SSDs that are full to the brim; nothing where none are."""
+    return tuple(_brim_warnings(devices, hosts))
+
+
+def _brim_warnings(devices: Sequence[DeviceMemory], hosts: Sequence[NodeMemory]) -> Iterator[str]:
+    brimful = [one for one in devices if one.is_brimful]
+    if with_reserve := {one.device: one.full for one in brimful if one.reserved}:
+        yield (
+            f"{_filled('device', with_reserve)} of what the reserve leaves. A batch with more lookups than usual may "
+            f"not fit: give more memory or devices."
+        )
+    if without := {one.device: one.full for one in brimful if not one.reserved}:
+        yield (
+            f"{_filled('device', without)}, and nothing is reserved for what is not counted: training may run out of "
+            f"memory. Reserve some, or give more memory or devices."
+        )
+    if full_hosts := {one.node: one.full for one in hosts if one.full > BRIM}:
+        yield f"{_filled('host', full_hosts)} of the memory that tables may take of it: give more."
+    if full_ssds := {one.node: one.ssd_full for one in hosts if one.ssd_full > BRIM}:
+        yield f"{_filled('host', full_ssds, 'SSDs')} of what tables may take of them: give more."
+
+
+def _filled(what: str, full: dict[int, float], of_it: str = "") -> str:
+    """The one that is, or how many and which most; and how full."""
+    most = max(full, key=lambda number: full[number])
+    share = f"{100 * full[most]:.0f} %"
+    if len(full) == 1:
+        return f"{what.capitalize()} {most} {f'has its {of_it}' if of_it else 'is'} filled to {share}"
+    return f"{len(full):,} {what}s {f'have their {of_it}' if of_it else 'are'} filled, {what} {most} to {share}"
