@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.traffic import tables_from_traffic
 from evenshard.utils.errors import BadFile
@@ -24,6 +25,14 @@ TRAFFIC: Samples = {"ads": [[7, 7], [2], [], [1, 3, 5]], "user": [[0], [0], [4],
 ADS_ROWS = (0.0, 0.1666667, 0.1666667, 0.1666667, 0.0, 0.1666667, 0.0, 0.3333333)
 """Shares of the lookups of its 8 rows."""
 USER_ROWS = (0.5, 0.0, 0.0, 0.0, 0.25, 0.25)
+
+
+def misses_of_new_rows(num_rows: int, distinct: float) -> tuple[float, ...]:
+    """Miss ratios where the second window has nothing in common with the first."""
+    return tuple(round(min(1.0, (1 - share) * num_rows / (num_rows - distinct)), 5) for share in LOAD_FACTORS)
+
+
+ADS_MISSES, USER_MISSES = misses_of_new_rows(8, 2.5), misses_of_new_rows(6, 1.5)
 
 
 def bins(*shares: float) -> tuple[float, ...]:

@@ -22,7 +22,17 @@ from evenshard.tables.files import save_tables
 from evenshard.tables.sources import SourceKind, TableSet, kind_of_source, tables_from, with_traffic, with_weight_bits
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile, BadInput
-from support.traffic_builders import ADS_ROWS, TRAFFIC, USER_ROWS, bins, dlrm, write_batches, write_parquet
+from support.traffic_builders import (
+    ADS_MISSES,
+    ADS_ROWS,
+    TRAFFIC,
+    USER_MISSES,
+    USER_ROWS,
+    bins,
+    dlrm,
+    write_batches,
+    write_parquet,
+)
 
 LARGE_SETS = ("nvidia_large", "nvidia_jumbo", "nvidia_colossal")  # groups as in nvidia_tiny, only more
 DEFAULT = "1, the default, since the file gives none"
@@ -175,8 +185,8 @@ def test_traffic_alone(tmp_path: Path, kind: str) -> None:
     ads, user = ("ads", "user") if kind in ("parquet", "keyed") else ("t000", "t001")
     assert found == TableSet(
         (
-            Table(ads, 8, 8, 1.5, bins(4 / 5, 1 / 5), 16, row_shares=ADS_ROWS),
-            Table(user, 6, 8, 1.0, bins(2 / 3, 1 / 3), 16, row_shares=USER_ROWS),
+            Table(ads, 8, 8, 1.5, bins(4 / 5, 1 / 5), 16, row_shares=ADS_ROWS, miss_ratios=ADS_MISSES),
+            Table(user, 6, 8, 1.0, bins(2 / 3, 1 / 3), 16, row_shares=USER_ROWS, miss_ratios=USER_MISSES),
         ),
         (
             Assumption(ads, "num_rows", "8, the largest index seen + 1"),
@@ -199,8 +209,8 @@ def test_traffic_tells_what_the_file_does_not(tmp_path: Path, write: Any) -> Non
     traffic = write(tmp_path / "traffic", TRAFFIC)
     found = tables_from(write_records(tmp_path, USER, ADS), 2, traffic=traffic)
     assert found.tables == (
-        Table("user", 6, 32, 1.0, bins(2 / 3, 1 / 3), 16, row_shares=USER_ROWS),
-        Table("ads", 8, 16, 1.5, bins(4 / 5, 1 / 5), row_shares=ADS_ROWS),
+        Table("user", 6, 32, 1.0, bins(2 / 3, 1 / 3), 16, row_shares=USER_ROWS, miss_ratios=USER_MISSES),
+        Table("ads", 8, 16, 1.5, bins(4 / 5, 1 / 5), row_shares=ADS_ROWS, miss_ratios=ADS_MISSES),
     )
     assert found.assumptions == (assumed_weight_bits("ads", 32),)
 
@@ -214,7 +224,9 @@ def test_traffic_wins_over_the_file(tmp_path: Path) -> None:
     traffic = write_parquet(tmp_path / "traffic", TRAFFIC)
     path = write_records(tmp_path, {**USER, "pooling_factor": 99, "reuse_bins": bins(0, 0, 1)})
     found = tables_from(path, 2, traffic=traffic)
-    assert found == TableSet((Table("user", 6, 32, 1.0, bins(2 / 3, 1 / 3), 16, row_shares=USER_ROWS),))
+    assert found == TableSet(
+        (Table("user", 6, 32, 1.0, bins(2 / 3, 1 / 3), 16, row_shares=USER_ROWS, miss_ratios=USER_MISSES),)
+    )
 
 
 def test_a_table_without_traffic_keeps_what_the_file_gives_or_takes_the_default(tmp_path: Path) -> None:
@@ -224,7 +236,7 @@ def test_a_table_without_traffic_keeps_what_the_file_gives_or_takes_the_default(
     found = tables_from(write_records(tmp_path, ITEM, USER, whole, half), 2, traffic=traffic)
     assert found.tables == (
         Table("item", 5, 4, 1.0, None, 16),
-        Table("user", 6, 32, 1.0, bins(2 / 3, 1 / 3), 16, row_shares=USER_ROWS),
+        Table("user", 6, 32, 1.0, bins(2 / 3, 1 / 3), 16, row_shares=USER_ROWS, miss_ratios=USER_MISSES),
         Table("whole", 5, 4, 3.0, bins(0, 1), 16),
         Table("half", 5, 4, 4.0, None, 16),
     )
@@ -257,7 +269,7 @@ def test_fewer_samples_than_a_batch_are_said_to_be_assumed(tmp_path: Path) -> No
 def test_traffic_for_tables_made_in_python(tmp_path: Path) -> None:
     ads, item = Table("ads", 8, 4, 9.0), Table("item", 8, 4, 3.0)
     found = with_traffic(TableSet.of([ads, item]), write_parquet(tmp_path, TRAFFIC), 2)
-    assert found.tables == (Table("ads", 8, 4, 1.5, bins(0.8, 0.2), row_shares=ADS_ROWS), item)
+    assert found.tables == (Table("ads", 8, 4, 1.5, bins(0.8, 0.2), row_shares=ADS_ROWS, miss_ratios=ADS_MISSES), item)
     assert found.assumptions == (Assumption("item", "pooling_factor", AS_GIVEN), assumed_reuse_bins("item"))
 
 

@@ -1,4 +1,4 @@
-"""Pooling factors and reuse histograms, counted in a sample of real lookups.
+"""Pooling factors, reuse histograms and miss ratios, counted in a sample of real lookups.
 
 ``tables_from_traffic`` reads a directory of Parquet files or of ``.pt`` batches, or one such file, in one pass and with
 bounded memory::
@@ -8,6 +8,7 @@ bounded memory::
     torch_batches.py    .pt files: (indices, offsets, lengths), or keys, values and lengths
     sources.py          a path -> the kind of files it holds
     counts.py           lookups -> histograms, window by window
+    reuse_intervals.py  ... -> miss ratios of caches, from window to window
     tables.py           puts the figures into tables and says what was assumed
 """
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from evenshard.tables.reuse import NUM_REUSE_BINS, reuse_bins_of_counts
+from evenshard.tables.traffic.reuse_intervals import MAX_REMEMBERED, ReuseIntervals
 from evenshard.tables.traffic.row_runs import RowRuns
 from evenshard.tables.traffic.sample import Block, IntArray
 from evenshard.utils.errors import BadFile
@@ -33,13 +34,17 @@ class TableCounts:
             window of one hot row would count as much as one of a thousand cold rows.
         rest_K: the same of the incomplete last window.
         row_runs: how the lookups of the whole sample spread over the rows.
+        intervals: how many windows ago the rows of each full window were looked up last.
     """
 
-    def __init__(self, name: str, num_rows: int | None, columns: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, num_rows: int | None, columns: Sequence[str], max_remembered: int = MAX_REMEMBERED
+    ) -> None:
         self.name, self._num_rows, self.columns = name, num_rows, tuple(columns)
         self.num_lookups = dict.fromkeys(self.columns, 0)
         self.largest_row = -1
         self.row_runs = RowRuns(num_rows)
+        self.intervals = ReuseIntervals(max_remembered)
         self.unique_K = np.zeros(NUM_REUSE_BINS, dtype=np.int64)
         self.rest_K = np.zeros(NUM_REUSE_BINS, dtype=np.int64)
         self._clear()
@@ -72,6 +77,8 @@ class TableCounts:
     def close_window(self, is_full: bool) -> None:
         """Counts the present window and starts the next."""
         self._compact()
+        if is_full:
+            self.intervals.add(self._rows_U)
         if self._counts_U.size:
             shares_K = np.array(reuse_bins_of_counts(self._counts_U))
             unique_K = np.rint(shares_K * self._counts_U.size).astype(np.int64)
@@ -124,9 +131,11 @@ class WindowedCounts:
                 self._close(is_full=True)
 
     def finish(self) -> None:
-        """Counts the incomplete last window, apart from the others."""
+        """Counts the incomplete last window, apart from the others, and forgets the rows."""
         if self._filled:
             self._close(is_full=False)
+        for table in self._tables:
+            table.intervals.finish()
 
     def _close(self, is_full: bool) -> None:
         for table in self._tables:

@@ -1,4 +1,4 @@
-"""Tables from a sample of traffic: fills in pooling factors, reuse histograms and shares of rows, or makes the tables.
+"""Tables from a sample of traffic: fills in pooling factors, reuse, shares of rows, miss ratios, or makes the tables.
 
 A column of the sample is a feature. A table has the columns of its ``feature_names``, or the one of its own name.
 
@@ -20,6 +20,7 @@ from evenshard.tables.assumptions import Assumption, assumed_weight_bits
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import WEIGHT_BITS, Table, duplicate_name
 from evenshard.tables.traffic.counts import TableCounts, WindowedCounts
+from evenshard.tables.traffic.reuse_intervals import remembered_rows
 from evenshard.tables.traffic.sample import Sample, Survey
 from evenshard.tables.traffic.sources import opened_sample
 from evenshard.utils.console import progress
@@ -61,15 +62,16 @@ def tables_from_traffic(
     """Counts a sample of traffic.
 
     Pooling factors are lookups per sample of the whole sample, of each feature its own; shares of rows are of the whole
-    sample too. Histograms are those of windows of ``batch_size``
-    samples; an incomplete last window counts only for tables that no full one reads. A table that is never looked up
-    has pooling factor 0 and no histogram.
+    sample too. Histograms are those of windows of ``batch_size`` samples; an incomplete last window counts only for
+    tables that no full one reads. Miss ratios of caches need two full windows (``reuse_intervals``). A table that is
+    never looked up has pooling factor 0 and no histogram.
 
     Args:
         source: a folder of Parquet files or of ``.pt`` files, read in the order of their names, or one such file.
         batch_size: samples of the task that the tables are for.
-        tables: the tables whose pooling factors, histograms and shares of rows are to be replaced, as ``load_tables``
-            reads them. None makes tables of all that the sample holds, with as many rows as the largest index tells.
+        tables: the tables whose pooling factors, histograms, shares of rows and miss ratios are to be replaced, as
+            ``load_tables`` reads them. None makes tables of all that the sample holds, with as many rows as the
+            largest index tells.
         embedding_dim: without ``tables``: one for all, or one for each.
         weight_bits: without ``tables``: 4, 8, 16 or 32; 32 is assumed where left out.
         ignore_unmatched: tables without traffic stay as they are, traffic without a table is not read.
@@ -162,7 +164,8 @@ def _wanted(
         raise BadFile(source, problem, f"Use the sample's names for the {what}s.")
     order = {column: position for position, column in enumerate(sample.names)}
     names = sorted((name for name, own in found.items() if own), key=lambda name: order[found[name][0]])
-    return {name: TableCounts(name, num_rows.get(name), found[name]) for name in names}
+    remembered = remembered_rows(len(names))
+    return {name: TableCounts(name, num_rows.get(name), found[name], remembered) for name in names}
 
 
 def _some(what: str, names: Sequence[str]) -> str:
@@ -230,8 +233,9 @@ def _filled(
     )
     if not any(counts.num_lookups.values()):
         assumptions.append(Assumption(table.name, "reuse_bins", "none, since no row was looked up"))
-        return replace(table, reuse_bins=None, row_shares=None)
-    table = replace(table, row_shares=counts.row_runs.shares(table.num_rows))
+        return replace(table, reuse_bins=None, row_shares=None, miss_ratios=None)
+    ratios = counts.intervals.miss_ratios(table.num_rows)
+    table = replace(table, row_shares=counts.row_runs.shares(table.num_rows), miss_ratios=ratios)
     total = int(counts.unique_K.sum())
     if total:
         return replace(table, reuse_bins=tuple((counts.unique_K / total).tolist()))
