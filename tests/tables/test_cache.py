@@ -78,7 +78,9 @@ def test_where_every_batch_reads_all_rows_only_their_number_counts() -> None:
 
 
 def test_a_table_that_nothing_looks_up_has_a_curve() -> None:
-    assert miss_ratio(replace(ONCE, pooling_factor=0.0), 64, 0.25) == 0.75
+    for lookups in (0.0, 5e-324, 1e-300):
+        assert miss_ratio(replace(ONCE, pooling_factor=lookups), 64, 0.25) == 0.75
+        assert miss_ratio(replace(ONCE, pooling_factor=lookups), 64, 0.0) == 1
 
 
 def test_counted_ratios_are_straight_between_the_load_factors() -> None:

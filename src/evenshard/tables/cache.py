@@ -44,6 +44,8 @@ LOAD_FACTORS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4,
 COUNTED, BOUND, ASSUMED = "counted in traffic", "a bound from reuse_bins", "a bound from the assumed reuse"
 """What a miss ratio can be."""
 MAX_KNOWN_CURVES = 100_000
+FEWEST_ROWS = 1e-9
+"""Of a batch, that a curve is worked out for; below, a straight one will do."""
 
 Curve = tuple[tuple[float, ...], tuple[float, ...]]
 """Load factors that ascend from 0 to 1, and the miss ratios there; straight between them."""
@@ -86,7 +88,7 @@ def miss_curve(table: Table, batch_size: int) -> Curve:
         return (0.0, *LOAD_FACTORS), (1.0, *table.miss_ratios)
     rows_K = _rows_by_bin(table, batch_size)
     distinct = float(rows_K.sum())
-    if distinct <= 0:
+    if distinct < FEWEST_ROWS:
         return (0.0, 1.0), (1.0, 0.0)
     new = max_new_rows(rows_K, table.num_rows)
     return (0.0, min(distinct / table.num_rows, 1.0), 1.0), (1.0, min(new / distinct, 1.0), 0.0)
