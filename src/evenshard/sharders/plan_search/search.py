@@ -31,7 +31,7 @@ from evenshard.placement.sharding import (
 from evenshard.placement.storage import ON_DEVICE
 from evenshard.sharders.plan_search.construction import Construction, Places, Works
 from evenshard.sharders.plan_search.costs import PartCosts, PredictedParts
-from evenshard.sharders.plan_search.options import DEVICE, NODE, Options, Piece
+from evenshard.sharders.plan_search.options import DEVICE, NODE, Options, Piece, Way
 from evenshard.sharders.plan_search.state import Choice, State, choices_of
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import on_interrupt
@@ -185,8 +185,9 @@ class PlanSearch:
         return State(self.options, choices).fits(self.room_D)
 
     def _scaled(self, changes: int) -> int:
-        """More changes for more devices; of a large task each takes long."""
+        """More changes for more devices, and where tables may leave device memory; of a large task each takes long."""
         devices = min(self.costs.task.num_devices, MOST_COUNTED_DEVICES)
+        changes *= OFFLOAD_CHANGES if self.options.offloads else 1
         return round(changes * (1 + 3 * devices / MOST_COUNTED_DEVICES)) if self.options.is_small else 2 * changes
 
     def _interrupt(self) -> None:
@@ -511,9 +512,7 @@ class PlanSearch:
         kind = int(self.costs.kind_of_D[device])
         now = way.pieces[at]
         for number, other in enumerate(self.options.units[unit].ways):
-            if other.storage == way.storage or other.sharding_type != way.sharding_type:
-                continue
-            if [piece.columns for piece in other.pieces] == [piece.columns for piece in way.pieces]:
+            if other.storage != way.storage and _shape(other) == _shape(way):
                 then = other.pieces[at]
                 gain_ms = (now.offload_K[kind] if now.offload_K else 0.0) - (
                     then.offload_K[kind] if then.offload_K else 0.0
@@ -544,8 +543,15 @@ class PlanSearch:
         return undo
 
 
+def _shape(way: Way) -> tuple[str, tuple[int, ...]]:
+    """A way without its storage."""
+    return way.sharding_type, tuple(piece.columns for piece in way.pieces)
+
+
 MOST_COUNTED_DEVICES = 128
 """Devices from which on a search takes four times as many changes as on one."""
+OFFLOAD_CHANGES = 3
+"""Times as many where every table comes again for every cache."""
 MOST_CANDIDATES = 16
 """Placements that a search gives back."""
 MOVE_TARGETS, SWAP_TARGETS = 16, 6
