@@ -1,10 +1,11 @@
 """Bytes of parts, by hand: a table of 1,000 rows of 8 columns, 2 lookups a sample, 64 samples on 4 devices."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
+from functools import partial
 
 import pytest
 
-from evenshard.placement.memory import PartMemory, part_memory, sample_memory
+from evenshard.placement.memory import PartMemory, SampleMemory, moments, part_memory, peak_bytes, sample_memory
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
 from evenshard.tables.table import Table
@@ -32,8 +33,8 @@ def test_inputs_are_indices_lengths_and_offsets_of_all_samples() -> None:
     assert memory(table=weighted).inputs == of_one_batch + 64 * 2 * 4
 
 
-def test_outputs_come_with_their_gradients() -> None:
-    assert memory().outputs == 2 * 4 * 64 * 8
+def test_outputs_are_sent_from_a_buffer_of_their_own() -> None:
+    assert (memory().outputs, memory().sent) == (4 * 64 * 8, 4 * 64 * 8)
     halves = [replace(WHOLE, columns=Span(0, 4)), replace(WHOLE, columns=Span(4, 8))]
     assert sum(memory(half).outputs for half in halves) == memory().outputs
     assert [memory(half).inputs for half in halves] == [memory().inputs] * 2
@@ -41,12 +42,39 @@ def test_outputs_come_with_their_gradients() -> None:
     assert memory(table=two_features).outputs == 2 * memory().outputs
     sequence = replace(T, pooling="none")
     assert memory(table=sequence).outputs == 2 * memory().outputs  # two lookups a sample, each an output
+    assert memory(table=sequence).returned == 2 * memory().outputs  # gradients are ordered where they come to
+    assert memory().returned == 0
+
+
+def test_every_kind_is_so_many_bytes_and_so_many_for_each_column() -> None:
+    table = replace(T, num_rows=999, pooling_factor=1.7, embedding_dim=64, is_weighted=True)
+    for storage in (Storage(), Storage(FUSED_UVM_CACHING, 0.3), Storage(FUSED_UVM), Storage(KEY_VALUE, 0.1)):
+        for optimizer in ("rowwise_adagrad", "adam"):
+            found = [
+                astuple(
+                    part_memory(
+                        TablePart("t", Span(0, rows), Span(0, width), (0,), storage),
+                        table,
+                        num_devices=3,
+                        batch_size=1000,
+                        optimizer=optimizer,
+                        pipeline="prefetch",
+                    )
+                )
+                for rows in (999, 333)
+                for width in (4, 12, 60)
+            ]
+            for narrow, middle, wide in (found[:3], found[3:]):
+                for one, two, three in zip(narrow, middle, wide, strict=True):
+                    slope, rest = divmod(two - one, 8)
+                    assert rest == 0 and three == one + 56 * slope
 
 
 def test_rows_get_their_share_of_the_lookups_and_partial_sums_of_all_samples() -> None:
     quarter = replace(WHOLE, rows=Span(0, 250))
     assert memory(quarter).inputs == 64 * 2 * 8 // 4 + 64 * (4 + 8)
     assert memory(quarter).outputs == memory().outputs
+    assert memory(quarter).sent == 0  # a reduce-scatter sends them from where they are
     hot = replace(T, row_shares=(0.75, 0.25))
     assert memory(replace(WHOLE, rows=Span(0, 500)), hot).inputs == 64 * 2 * 8 * 3 // 4 + 64 * (4 + 8)
 
@@ -54,8 +82,9 @@ def test_rows_get_their_share_of_the_lookups_and_partial_sums_of_all_samples() -
 def test_a_replica_looks_up_its_own_samples_and_has_a_dense_gradient() -> None:
     replica = replace(WHOLE, devices=(0, 1, 2, 3))
     found = memory(replica)
-    assert found.dense_gradient == 32_000
+    assert found.dense_gradient == 2 * 32_000  # as it is made, and as it is kept
     assert (found.inputs, found.outputs) == (memory().inputs // 4, memory().outputs // 4)
+    assert found.sent == found.arriving == 0
 
 
 def test_a_cache_takes_its_rows_and_what_finds_them() -> None:
@@ -82,10 +111,46 @@ def test_states_of_rows_stay_on_the_device_beside_weights_in_host_memory(
     assert (found.device_bytes, found.host_bytes, found.ssd_weights) == (device, host, ssd)
 
 
+OF_A_BATCH = 16 * 2 * 8 + 16 * 12
+"""Inputs of a device's own samples."""
+
+
 def test_every_device_receives_all_tables_for_its_own_samples() -> None:
     found = sample_memory((T, T), num_devices=4, batch_size=64, pipeline="sparse_dist")
-    assert found.inputs == 2 * 2 * (16 * 2 * 8 + 16 * 12)
-    assert found.received == 2 * 2 * 4 * 16 * 8
+    assert found.inputs == 4 * 2 * OF_A_BATCH  # three batches, and what is sent of one
+    assert found.received == found.ordered == 2 * 4 * 16 * 8
+    assert found.leaving == 2 * OF_A_BATCH
     assert found.total == found.inputs + found.received
-    assert sample_memory((T,), num_devices=1, batch_size=64, pipeline="none").received == 0
     assert sample_memory((T,), num_devices=4, batch_size=64, pipeline="").total == 0
+    assert sample_memory((T, T), num_devices=4, batch_size=64, pipeline="base").inputs == 2 * 2 * OF_A_BATCH
+    by_rows = sample_memory((T,), num_devices=4, batch_size=64, pipeline="none", not_sent={"t"})
+    assert (by_rows.received, by_rows.ordered) == (4 * 16 * 8, 0)
+
+
+def test_one_device_orders_and_sends_nothing() -> None:
+    parts = part_memory(WHOLE, T, num_devices=1, batch_size=64, optimizer="sgd", pipeline="none")
+    assert parts.sent == parts.arriving == 0
+    own = sample_memory((T,), num_devices=1, batch_size=64, pipeline="none")
+    assert (own.received, own.ordered, own.leaving) == (4 * 64 * 8, 0, 0)
+    assert moments(parts, own)["gradients are exchanged"] == 2 * 4 * 64 * 8  # outputs and their gradients
+
+
+PARTS = PartMemory(weights=1000, inputs=100, outputs=40, sent=40, dense_gradient=20, arriving=200, workspace=50)
+
+
+def test_the_peak_is_at_one_moment() -> None:
+    """By hand: 1,110 bytes of parts and 30 of samples stay."""
+    at = partial(replace, SampleMemory(inputs=30))
+    assert peak_bytes(PARTS, at(leaving=10)) == 1140 + 200 + 10
+    few = replace(PARTS, arriving=0)
+    assert peak_bytes(few, at()) == 1140 + 40 + 50 + 10  # tables are updated
+    assert peak_bytes(few, at(received=35)) == 1140 + 40 + 40 + 35  # outputs are exchanged
+    assert peak_bytes(few, at(received=50, ordered=45)) == 1140 + 50 + 2 * 45  # gradients are ordered
+    rows = replace(few, sent=0, returned=30)
+    assert peak_bytes(rows, at(received=50, ordered=45)) == 1140 + 40 + 30 + 50 + 45  # gradients are exchanged
+
+
+def test_a_search_counts_the_moment_of_the_exchange() -> None:
+    own = SampleMemory(inputs=30, received=50, ordered=1)
+    alike = replace(PARTS, arriving=0, workspace=0, dense_gradient=0)
+    assert alike.device_bytes + own.total == peak_bytes(alike, own)

@@ -4,15 +4,18 @@ Counted of a part, on each of its devices, for B samples of the global batch:
 
 - weights, and the state of the optimizer, as FBGEMM keeps them: FP32, beside the weights, but states of one number a
   row in device memory wherever the weights are;
-- inputs: indices, lengths and offsets of all samples, weights of lookups; as often as the training pipeline has batches
-  on the way;
-- outputs, and their gradients;
 - of a cache: its rows, 16 bytes for each of them, 4 for every row of the table; and of a pipeline that prefetches, what
   that holds meanwhile;
-- of a replica: its dense gradient.
+- inputs: indices, lengths and offsets of all samples, weights of lookups; of as many batches as are on the way;
+- outputs, and of those that an all-to-all sends, the buffer that is sent;
+- of a replica: its dense gradient, twice, as backward makes it and as DistributedDataParallel keeps it.
 
 And of every device, wherever the tables are: inputs of its own samples before they are sent, and what it receives of
-all tables for its own samples, with the gradients that it sends back.
+all tables for its own samples.
+
+A device's memory peaks at one of five moments of a step (``moments``). Outputs and gradients of the same values do not
+live at once: each is freed when the other side of an exchange has it. All this is what training holds
+(benchmarks/memory_cpu_202611.md); what a GPU's update needs to sort indices is read from FBGEMM's source.
 
 Where a task names no pipeline, weights and states alone count.
 """
@@ -20,8 +23,8 @@ Where a task names no pipeline, weights and states alone count.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Collection, Sequence
+from dataclasses import astuple, dataclass, fields, replace
 
 from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
 from evenshard.placement.parts import TablePart, deduplicated_table, part_table, replica_table
@@ -29,7 +32,9 @@ from evenshard.placement.storage import FUSED, HOST, KEY_VALUE
 from evenshard.tables.table import Table
 
 BATCHES = {"none": 1, "base": 1, "sparse_dist": 2, "prefetch": 3}
-"""Training pipelines, after TorchRec's ``TrainPipeline*``, and the batches whose inputs a device holds."""
+"""Training pipelines, after TorchRec's ``TrainPipeline*``, and the batches whose inputs the tables' devices hold."""
+OWN_BATCHES = {"none": 1, "base": 2, "sparse_dist": 4, "prefetch": 4}
+"""Inputs of its own samples that a device holds: of batches on the way, and from sparse_dist on a copy that is sent."""
 PREFETCH = "prefetch"
 INDEX_BYTES, LENGTH_BYTES, OFFSET_BYTES, LOOKUP_WEIGHT_BYTES = 8, 4, 8, 4
 VALUE_BYTES = 4
@@ -38,6 +43,8 @@ PREFETCH_INPUTS = 7
 """Inputs of a batch that a prefetch of cached rows holds meanwhile, as TorchRec counts it: 1, and 6 in bursts."""
 CACHE_ROW_BYTES, CACHE_SLOT_BYTES = 4, 16
 """Of every row, the table that it is of; of every cached one, its index and when it was last used."""
+WORKSPACE_BYTES = 40
+"""Of a lookup, in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal ones."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +56,13 @@ class PartMemory:
         optimizer_state: in device memory.
         cache_state: what a cache needs to find its rows.
         inputs: of all batches on the way.
-        outputs: with their gradients.
+        outputs: once; the gradients that come back are as large.
+        sent: outputs in the buffer of an all-to-all; nothing of rows, whose sums are scattered where they are.
         prefetch: of cached rows.
-        dense_gradient: of a replica.
+        dense_gradient: of a replica, as it is kept and as it is made.
+        arriving: inputs besides, while a batch arrives: as received before they are ordered, and FBGEMM's last ones.
+        returned: gradients of sequences as received, before they are ordered.
+        workspace: of an update, to sort its indices.
         host_weights, host_state: weights and optimizer state in host memory.
         ssd_weights: on the SSD, with optimizer state.
     """
@@ -61,16 +72,26 @@ class PartMemory:
     cache_state: int = 0
     inputs: int = 0
     outputs: int = 0
+    sent: int = 0
     prefetch: int = 0
     dense_gradient: int = 0
+    arriving: int = 0
+    returned: int = 0
+    workspace: int = 0
     host_weights: int = 0
     host_state: int = 0
     ssd_weights: int = 0
 
     @property
     def device_bytes(self) -> int:
-        """Of a device."""
+        """Of a device, when outputs are exchanged: what a search counts. ``peak_bytes`` knows the other moments."""
         return sum(getattr(self, name) for name in ON_DEVICE_KINDS)
+
+    @property
+    def lasting_bytes(self) -> int:
+        """Of a device, at every moment of a step."""
+        kept: int = sum(getattr(self, name) for name in _LASTING)
+        return kept + self.dense_gradient // 2
 
     @property
     def host_bytes(self) -> int:
@@ -81,13 +102,19 @@ class PartMemory:
         return PartMemory(*(own + more for own, more in zip(astuple(self), astuple(other), strict=True)))
 
 
-ON_DEVICE_KINDS = tuple(one.name for one in fields(PartMemory) if not one.name.startswith(("host", "ssd")))
+_LASTING = ("weights", "optimizer_state", "cache_state", "inputs", "prefetch")
+_AT_OTHER_MOMENTS = ("arriving", "returned", "workspace")
+ON_DEVICE_KINDS = tuple(
+    one.name
+    for one in fields(PartMemory)
+    if not one.name.startswith(("host", "ssd")) and one.name not in _AT_OTHER_MOMENTS
+)
 
 
 def part_memory(
     part: TablePart, table: Table, *, num_devices: int, batch_size: int, optimizer: str, pipeline: str
 ) -> PartMemory:
-    """What a part takes on each of its devices.
+    """What a part takes on each of its devices: of every kind, so many bytes, and so many more for each column.
 
     Args:
         part: of the table; a replica where it is on all of several devices.
@@ -106,11 +133,18 @@ def part_memory(
         deduplicated_table(replica_table(own, num_devices), 1) if is_replica else deduplicated_table(own, num_devices)
     )
     inputs = _input_bytes(looked_up, samples)
+    outputs = round(VALUE_BYTES * samples * looked_up.outputs_per_sample) * own.embedding_dim
+    is_exchanged = num_devices > 1 and not is_replica
+    is_sent = is_exchanged and (table.is_sequence or part.rows.size == table.num_rows)
     return kept + PartMemory(
         inputs=round(BATCHES[pipeline] * inputs),
-        outputs=round(2 * VALUE_BYTES * samples * looked_up.outputs_per_sample) * own.embedding_dim,
+        outputs=outputs,
+        sent=outputs if is_sent else 0,
         prefetch=round(PREFETCH_INPUTS * inputs) if pipeline == PREFETCH and part.storage.is_cached else 0,
-        dense_gradient=own.num_rows * own.embedding_dim * VALUE_BYTES if is_replica else 0,
+        dense_gradient=2 * own.num_rows * own.embedding_dim * VALUE_BYTES if is_replica else 0,
+        arriving=round((3 - min(BATCHES[pipeline], 2)) * inputs) if is_exchanged else 0,
+        returned=outputs if is_sent and table.is_sequence else 0,
+        workspace=round(WORKSPACE_BYTES * samples * looked_up.pooling_factor),
     )
 
 
@@ -147,24 +181,66 @@ class SampleMemory:
 
     Attributes:
         inputs: of all batches on the way, before they are sent to the tables' devices.
-        received: embeddings of all tables, and the gradients that go back.
+        received: embeddings of all tables, or the gradients that go back.
+        leaving: inputs besides, ordered to be sent.
+        ordered: of the gradients, those that an all-to-all sends, which are ordered before.
     """
 
     inputs: int = 0
     received: int = 0
+    leaving: int = 0
+    ordered: int = 0
 
     @property
     def total(self) -> int:
-        """Both."""
+        """When outputs are exchanged."""
         return self.inputs + self.received
 
 
-def sample_memory(tables: Sequence[Table], *, num_devices: int, batch_size: int, pipeline: str) -> SampleMemory:
-    """What every device holds for its own samples; nothing where there is one device, which exchanges nothing."""
+def sample_memory(
+    tables: Sequence[Table], *, num_devices: int, batch_size: int, pipeline: str, not_sent: Collection[str] = ()
+) -> SampleMemory:
+    """What every device holds for its own samples. One device exchanges nothing: it receives gradients alone.
+
+    Args:
+        tables: all.
+        num_devices: of the machine.
+        batch_size: global batch, samples.
+        pipeline: as of ``part_memory``.
+        not_sent: names of pooled tables that are cut by rows or replicated, whose gradients no all-to-all sends; by
+            default, none: what is not known yet.
+    """
     if not pipeline:
         return SampleMemory()
     samples = batch_size / num_devices
-    inputs = BATCHES[pipeline] * sum(_input_bytes(table, samples) for table in tables)
-    values = sum(samples * table.outputs_per_sample * table.embedding_dim for table in tables)
-    received = 2 * VALUE_BYTES * values if num_devices > 1 else 0
-    return SampleMemory(round(inputs), round(received))
+    inputs = sum(_input_bytes(table, samples) for table in tables)
+    values = [(one.name, VALUE_BYTES * samples * one.outputs_per_sample * one.embedding_dim) for one in tables]
+    held = SampleMemory(round(OWN_BATCHES[pipeline] * inputs), round(sum(size for _, size in values)))
+    if num_devices == 1:
+        return held
+    ordered = sum(size for name, size in values if name not in not_sent)
+    return replace(held, leaving=round(inputs), ordered=round(ordered))
+
+
+# The peak -------------------------------------------------------------------------------------------------------------
+
+
+def moments(parts: PartMemory, sample: SampleMemory) -> dict[str, int]:
+    """Bytes of a device at each moment of a step that may be its peak, besides those that it holds all the time.
+
+    Args:
+        parts: the sum of those that it holds.
+        sample: what it holds for its own samples.
+    """
+    return {
+        "inputs arrive": parts.arriving + sample.leaving,
+        "outputs are exchanged": parts.outputs + parts.sent + sample.received,
+        "gradients are ordered": sample.received + 2 * sample.ordered,
+        "gradients are exchanged": parts.outputs + parts.returned + sample.received + sample.ordered,
+        "tables are updated": parts.outputs + parts.workspace + parts.dense_gradient // 2,
+    }
+
+
+def peak_bytes(parts: PartMemory, sample: SampleMemory) -> int:
+    """The most that a device holds at once, the rest of the model left out; arguments as of ``moments``."""
+    return parts.lasting_bytes + sample.inputs + max(moments(parts, sample).values())
