@@ -86,6 +86,7 @@ FIELDS = [
     "device_error",
 ]
 PROPERTIES = [
+    "assumptions",
     "device_of_table",
     "gap_pct",
     "high_ms",
@@ -94,6 +95,7 @@ PROPERTIES = [
     "memory",
     "memory_warnings",
     "num_devices",
+    "offloaded",
     "part_bytes",
     "part_memory",
     "parts_of_table",

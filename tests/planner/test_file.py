@@ -224,6 +224,8 @@ def test_storage_and_memory_are_in_the_file(tmp_path: Path) -> None:
         {"kernel": "fused_uvm_caching", "load_factor": 0.25},
         {"kernel": "fused_uvm", "load_factor": 1.0},
     ]
+    assert ["offload_ms" in shard for shard in record["shards"]] == [False, True, True]
+    assert [shard["offload_ms"] for shard in record["shards"][1:]] == [one.offload_ms for one in one.offloaded]
     first, second = record["memory"]["devices"]
     assert (first["device"], first["weights"], first["cache_rows"]) == (0, 2**28, 2**26)
     assert (second["weights"], second["received"], second["dense_model"]) == (0, 3 * 32 * 64 * 8, 1000)

@@ -173,6 +173,7 @@ def test_where_tables_are_kept_is_said_where_some_are_not_in_device_memory(monke
         "0.25 to 0.5): b, c",
         "kept     fused_uvm: 1 table, 1.00 MB in host memory: d",
         "hosts    host memory: 2.00 MB of 4.00 MB used on host 1, the fullest of 2 (50 %); 3.00 MB in all",
+        f"kept     {highlights.offload_text(offloaded())}",
     ]
     assert "kept" not in printed(answer(), monkeypatch) and "hosts" not in printed(answer(), monkeypatch)
 

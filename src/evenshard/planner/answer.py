@@ -14,8 +14,11 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import TABLE_WISE, ShardingTask, memory_of_part, parts_by_table, sharding_type
 from evenshard.placement.storage import Storage
 from evenshard.planner.memory import DeviceMemory, NodeMemory, brim_warnings, device_memories, host_memories
+from evenshard.planner.offloaded import OffloadedPart, offloaded_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.convex_search.prediction import PredictedDevice
+from evenshard.tables.assumptions import Assumption, assumed_miss_ratios
+from evenshard.tables.cache import COUNTED
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
@@ -173,6 +176,17 @@ class PlacementAnswer:
     def host_memory(self) -> tuple[NodeMemory, ...]:
         """The memory of each host."""
         return host_memories(self.request, self.parts, self.part_memory)
+
+    @cached_property
+    def offloaded(self) -> tuple[OffloadedPart, ...]:
+        """The parts that are not in device memory, and what that takes."""
+        return offloaded_of(self.request, self.task, self.parts)
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """Those of the request, and what is assumed of caches."""
+        sources = {one.part.table: one.source for one in self.offloaded if one.source not in ("", COUNTED)}
+        return (*self.request.assumptions, *(assumed_miss_ratios(*one) for one in sources.items()))
 
     @property
     def memory_warnings(self) -> tuple[str, ...]:

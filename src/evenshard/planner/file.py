@@ -98,7 +98,7 @@ def json_text(answer: PlacementAnswer) -> str:
                 del written[name]
     for shard, part in zip(record["shards"], answer.parts, strict=True):
         if part.storage == ON_DEVICE:
-            del shard["storage"]
+            del shard["storage"], shard["offload_ms"]
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
@@ -163,14 +163,16 @@ def validate_record(model: type[_Model], content: Any, path: str | Path, what: s
 
 
 def _record(answer: PlacementAnswer) -> PlacementFile:
-    measured = answer.measured
+    measured, offload_ms = answer.measured, {one.number: one.offload_ms for one in answer.offloaded}
     return PlacementFile(
         schema_version=FILE_VERSION,
         num_devices=answer.num_devices,
         type_of_table=dict(answer.type_of_table),
         shards=[
-            Shard(**vars(part), alone_ms=alone_ms, adds_ms=adds_ms)
-            for part, alone_ms, adds_ms in zip(answer.parts, answer.alone_ms, answer.adds_ms, strict=True)
+            Shard(**vars(part), alone_ms=alone_ms, adds_ms=adds_ms, offload_ms=offload_ms.get(number, 0.0))
+            for number, (part, alone_ms, adds_ms) in enumerate(
+                zip(answer.parts, answer.alone_ms, answer.adds_ms, strict=True)
+            )
         ],
         predicted=Predicted(
             total_ms=answer.predicted_ms,

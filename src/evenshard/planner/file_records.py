@@ -37,10 +37,12 @@ class Shard(TablePart):
         storage: where its weights are kept; left out where that is device memory.
         alone_ms: no device that holds them is predicted to take less.
         adds_ms: what the device would save without them.
+        offload_ms: what it would save with them in device memory; left out where they are there.
     """
 
     alone_ms: float
     adds_ms: float
+    offload_ms: float = 0.0
 
 
 class DeviceTimes(FileRecord):

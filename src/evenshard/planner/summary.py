@@ -20,6 +20,8 @@ _Number = TypeVar("_Number", int, float)
 _MAX_DEVICES = 32
 _NUM_SLOWEST, NUM_FULLEST = 8, 4
 """Devices that are shown where there are more."""
+_MAX_BADLY_SERVED = 3
+"""Tables whose caches serve them badly that are named, the worst ones."""
 _STYLES = ("magenta", "blue", "cyan", "yellow", "red")
 """Of the five times in a bar, in the order of a step."""
 LEAST_BAR, MOST_BAR = 4, 40
@@ -191,11 +193,15 @@ def _memory(answer: PlacementAnswer) -> Iterator[Line]:
         yield "kept", f"{kernel}: {text}", "cyan"
     for what, text in highlights.host_texts(answer):
         yield "hosts", f"{what}: {text}", "cyan"
+    if text := highlights.offload_text(answer):
+        yield "kept", text, "cyan"
 
 
 def _troubles(answer: PlacementAnswer) -> Iterator[Line]:
     for line in highlights.advice(answer):
         yield "note", printable(line), "green"
+    for one in highlights.badly_served(answer)[:_MAX_BADLY_SERVED]:
+        yield "note", highlights.badly_served_text(answer, one), "green"
     for group in highlights.assumed_groups(answer):
         count, names = len(group.tables), highlights.names_text(group.tables)
         yield "assumed", f"{group.column} of {count:,} table{'s' * (count > 1)}: {group.text} ({names})", "dim"

@@ -28,3 +28,8 @@ def assumed_reuse_bins(table_name: str) -> Assumption:
 def assumed_weight_bits(table_name: str, weight_bits: int) -> Assumption:
     """The precision of a table whose source states none."""
     return Assumption(table_name, "weight_bits", f"{weight_bits}, the default")
+
+
+def assumed_miss_ratios(table_name: str, source: str) -> Assumption:
+    """What the cache of a table misses, where that was not counted in traffic: see ``cache.miss_source``."""
+    return Assumption(table_name, "miss_ratios", f"{source}: a cache of recent rows is expected to miss no more")

@@ -13,7 +13,16 @@ from evenshard.planner.highlights.comparison import (
     rival_text,
     whole_tables_text,
 )
-from evenshard.planner.highlights.memory import fullest_device, host_texts, is_offloaded, kept_texts, reserve_text
+from evenshard.planner.highlights.memory import (
+    badly_served,
+    badly_served_text,
+    fullest_device,
+    host_texts,
+    is_offloaded,
+    kept_texts,
+    offload_text,
+    reserve_text,
+)
 from evenshard.planner.highlights.names import names_text
 from evenshard.planner.highlights.placed import costliest, placed_parts, sharded_tables
 from evenshard.planner.highlights.setting import (
@@ -38,6 +47,8 @@ __all__ = [
     "STEP_PARTS",
     "advice",
     "assumed_groups",
+    "badly_served",
+    "badly_served_text",
     "best_rival",
     "bound_text",
     "costliest",
@@ -51,6 +62,7 @@ __all__ = [
     "may_cut",
     "names_text",
     "not_compared_text",
+    "offload_text",
     "placed_parts",
     "predicted_step_times",
     "reserve_text",

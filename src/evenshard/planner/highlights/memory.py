@@ -8,11 +8,15 @@ from evenshard.placement.storage import COMPUTE_KERNELS, FUSED, KEY_VALUE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights.names import names_text
 from evenshard.planner.memory import DeviceMemory, NodeMemory
+from evenshard.planner.offloaded import OffloadedPart
 from evenshard.planner.request import PlacementRequest
-from evenshard.utils.units import pct_text, size_text
+from evenshard.utils.messages import printable
+from evenshard.utils.units import ms_text, pct_text, size_text
 
 UNCOUNTED = "CUDA context, NCCL, fragmentation"
 TORCHREC_RESERVES = 0.15
+BADLY_SERVED, WORTH_A_WORD = 0.2, 0.05
+"""Shares that are worth a word: of a batch's distinct rows missed by a cache, of its device's time that this takes."""
 
 
 def reserve_text(request: PlacementRequest) -> str:
@@ -68,6 +72,44 @@ def _kept(answer: PlacementAnswer, kernel: str, names: Sequence[str]) -> str:
         of = f"{factors[0]:.3g}" if len(factors) == 1 else f"{factors[0]:.3g} to {factors[-1]:.3g}"
         text += f", caches of {size_text(cached)} in device memory (load factor{'s' * (len(factors) > 1)} {of})"
     return f"{text}: {names_text(names)}"
+
+
+def offload_text(answer: PlacementAnswer) -> str:
+    """What tables outside of device memory take of the slowest of the devices that hold some; empty without any."""
+    taken = [0.0] * answer.num_devices
+    for one in answer.offloaded:
+        taken[one.part.device] += one.offload_ms
+    if not any(taken):
+        return ""
+    slowest = max((one.part.device for one in answer.offloaded), key=lambda device: _device_ms(answer, device))
+    return (
+        f"being outside of device memory takes {ms_text(taken[slowest])} of the {ms_text(_device_ms(answer, slowest))} "
+        f"ms of device {slowest}"
+    )
+
+
+def badly_served(answer: PlacementAnswer) -> list[OffloadedPart]:
+    """Of each table whose cache misses much and takes long, the part that takes longest; the longest first."""
+    worst: dict[str, OffloadedPart] = {}
+    for one in sorted(answer.offloaded, key=lambda one: -one.offload_ms):
+        takes_long = one.offload_ms >= WORTH_A_WORD * _device_ms(answer, one.part.device)
+        if takes_long and one.miss_ratio is not None and one.miss_ratio >= BADLY_SERVED:
+            worst.setdefault(one.part.table, one)
+    return list(worst.values())
+
+
+def badly_served_text(answer: PlacementAnswer, one: OffloadedPart) -> str:
+    """What a cache misses, what that takes, and what would help."""
+    return (
+        f"{printable(one.part.table)} misses {pct_text(100 * (one.miss_ratio or 0.0))} of the distinct rows of a batch "
+        f"at load factor {one.part.storage.load_factor:.3g} ({one.source}). Being there takes "
+        f"{ms_text(one.offload_ms)} of the {ms_text(_device_ms(answer, one.part.device))} ms of device "
+        f"{one.part.device}: give it more cache or device memory."
+    )
+
+
+def _device_ms(answer: PlacementAnswer, device: int) -> float:
+    return answer.devices[device].predicted_total_ms
 
 
 def host_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:

@@ -31,7 +31,7 @@ class AssumedGroup:
 def assumed_groups(answer: PlacementAnswer) -> tuple[AssumedGroup, ...]:
     """The assumptions, the same ones about several tables together."""
     names: dict[tuple[str, str], list[str]] = {}
-    for one in answer.request.assumptions:
+    for one in answer.assumptions:
         names.setdefault((one.column, one.text), []).append(one.table)
     return tuple(AssumedGroup(column, text, tuple(tables)) for (column, text), tables in names.items())
 

@@ -1,0 +1,106 @@
+"""What parts outside of device memory take, which caches serve them badly, and what is assumed of caches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from evenshard.measure.offload import host_link, part_offload_times
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.storage import Storage
+from evenshard.planner import highlights
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.tables.cache import ASSUMED, BOUND, COUNTED, LOAD_FACTORS, miss_ratio
+from evenshard.tables.table import Table
+from support.answer_builders import answer
+from support.builders import table
+
+ROWS = 2**20
+BUSY = replace(table("busy", ROWS, 64), pooling_factor=20_000.0)
+"""1.28 million lookups of a batch."""
+CACHED, MANAGED = Storage("fused_uvm_caching", 0.1), Storage("fused_uvm")
+HOST = Machine(2, 2, host_bytes=(2**40,), host_gb_s=100.0)
+KNOWN = tuple(round(1 - load_factor, 6) for load_factor in LOAD_FACTORS)
+"""Miss ratios of a table whose rows are all looked up alike."""
+
+
+def kept(*pairs: tuple[Table, Storage], totals_ms: tuple[float, ...] = (10.0, 5.0), **asked: Any) -> PlacementAnswer:
+    """Whole tables, each on device 0."""
+    parts = tuple(
+        TablePart(one.name, Span(0, one.num_rows), Span(0, one.embedding_dim), (0,), storage) for one, storage in pairs
+    )
+    asked = {"machine": HOST, "training_pipeline": "sparse_dist", **asked}
+    return answer(tables=[one for one, _ in pairs], parts=parts, totals_ms=totals_ms, asked=asked)
+
+
+def test_times_are_those_that_the_search_counts() -> None:
+    one = kept((BUSY, CACHED), (table("a", ROWS, 64), Storage()), (table("b", ROWS, 64), MANAGED))
+    assert [each.number for each in one.offloaded] == [0, 2]
+    first, second = one.offloaded
+    link = host_link(HOST, gpu_profile("h200"))
+    times = part_offload_times(one.task, one.parts[0], BUSY, link)
+    assert first.offload_ms == times.forward_ms + times.backward_ms > second.offload_ms > 0
+    assert first.miss_ratio == miss_ratio(BUSY, 64, 0.1) and second.miss_ratio is None
+    slower = kept((BUSY, MANAGED), machine=replace(HOST, host_gb_s=10.0)).offloaded[0].offload_ms
+    assert slower > 2 * kept((BUSY, MANAGED)).offloaded[0].offload_ms
+    assert answer().offloaded == ()
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "simulated:unheard_of"])
+def test_hardware_without_a_profile_has_a_usual_link(hardware: str) -> None:
+    assert kept((BUSY, CACHED), hardware=hardware).offloaded[0].offload_ms > 0
+
+
+def test_a_cache_that_misses_much_and_takes_long_is_named() -> None:
+    counted = replace(BUSY, miss_ratios=KNOWN)
+    one = kept((counted, CACHED), totals_ms=(50.0, 5.0))
+    (bad,) = highlights.badly_served(one)
+    taken = f"{bad.offload_ms:.1f}"
+    assert highlights.badly_served_text(one, bad) == (
+        f"busy misses 90 % of the distinct rows of a batch at load factor 0.1 (counted in traffic). Being there "
+        f"takes {taken} of the 50.0 ms of device 0: give it more cache or device memory."
+    )
+    assert highlights.offload_text(one) == (f"being outside of device memory takes {taken} of the 50.0 ms of device 0")
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (kept((replace(BUSY, miss_ratios=(0.1,) * 14 + (0.0,)), CACHED)), "it misses little"),
+        (
+            kept((replace(BUSY, miss_ratios=KNOWN), CACHED), totals_ms=(1e4, 5.0)),
+            "it takes little",
+        ),
+        (kept((BUSY, MANAGED)), "it has no cache"),
+    ],
+)
+def test_others_are_not(one: PlacementAnswer, why: str) -> None:
+    assert one.offloaded[0].offload_ms > 0
+    assert highlights.badly_served(one) == [], why
+
+
+def test_the_worst_part_of_a_table_stands_for_it_and_the_worst_table_is_first() -> None:
+    busier = replace(BUSY, name="busier", pooling_factor=30_000.0, miss_ratios=KNOWN)
+    columns = (Span(0, 16), Span(16, 64))
+    cut = tuple(TablePart("busy", Span(0, ROWS), span, (at,), CACHED) for at, span in enumerate(columns))
+    whole = TablePart("busier", Span(0, ROWS), Span(0, 64), (0,), CACHED)
+    tables = [replace(BUSY, miss_ratios=KNOWN), busier]
+    asked = {"machine": HOST, "sharding_types": ()}
+    one = answer(tables=tables, parts=(*cut, whole), totals_ms=(10.0, 5.0), asked=asked)
+    assert [(bad.part.table, bad.part.device) for bad in highlights.badly_served(one)] == [("busier", 0), ("busy", 1)]
+
+
+def test_what_is_assumed_of_caches() -> None:
+    bounded = replace(table("bounded", ROWS, 64), reuse_bins=BUSY.reuse_bins or (1.0, *(0.0,) * 16))
+    unknown = replace(table("unknown", ROWS, 64), reuse_bins=None)
+    counted = replace(table("counted", ROWS, 64), miss_ratios=KNOWN)
+    one = kept((bounded, CACHED), (unknown, CACHED), (counted, CACHED), (table("managed", ROWS, 64), MANAGED))
+    assert [each.source for each in one.offloaded] == [BOUND, ASSUMED, COUNTED, ""]
+    found = {each.table: each.text for each in one.assumptions}
+    assert list(found) == ["bounded", "unknown"] and {each.column for each in one.assumptions} == {"miss_ratios"}
+    assert found["bounded"].startswith(BOUND) and found["unknown"].startswith(ASSUMED)
+    assert [group.tables for group in highlights.assumed_groups(one)] == [("bounded",), ("unknown",)]
