@@ -228,7 +228,7 @@ def test_storage_and_memory_are_in_the_file(tmp_path: Path) -> None:
     assert [shard["offload_ms"] for shard in record["shards"][1:]] == [one.offload_ms for one in one.offloaded]
     first, second = record["memory"]["devices"]
     assert (first["device"], first["weights"], first["cache_rows"]) == (0, 2**28, 2**26)
-    assert (second["weights"], second["received"], second["dense_model"]) == (0, 3 * 32 * 64 * 8, 1000)
+    assert (second["weights"], second["received"], second["dense_model"]) == (0, 3 * 32 * 64 * 4, 1000)
     assert record["memory"]["hosts"] == [
         {"node": 0, "weights": 2**29, "optimizer_state": 0, "room": 2**40, "ssd": 0, "ssd_room": 0}
     ]

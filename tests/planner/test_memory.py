@@ -55,8 +55,8 @@ def test_a_table_in_device_memory_and_one_behind_a_cache() -> None:
     assert (first.weights, first.optimizer_state, first.cache_rows, first.cache_state) == (MIB, 2 * MIB, 0, 0)
     assert (second.weights, second.optimizer_state, second.cache_rows) == (0, 0, MIB // 4)
     assert second.cache_state == 4096 * 4 + 1024 * 16 and second.prefetch > 0 == first.prefetch
-    # 64 samples of 64 numbers and their gradients; of both tables, those of 32 samples.
-    assert first.outputs == 2 * 4 * 64 * 64 == first.received
+    # 64 samples of 64 numbers, and the buffer that they are sent from; of both tables, those of 32 samples.
+    assert first.outputs == 2 * 4 * 64 * 64 == 2 * first.received
     assert first.dense_model == 3 * MIB and first.reserved == 26 * MIB and first.cap == 100 * MIB
     assert one.host_memory == (NodeMemory(0, room=100 * MIB), NodeMemory(1, MIB, 2 * MIB, 100 * MIB))
 
@@ -66,7 +66,7 @@ def test_a_replica_is_counted_on_every_device() -> None:
     tables = [table("a", 4096, 64)]
     one = answer(tables=tables, parts=(part,), asked=EVERYTHING)
     size = part_memory(part, tables[0], num_devices=2, batch_size=64, optimizer="adam", pipeline="prefetch")
-    assert [(each.weights, each.dense_gradient) for each in one.memory] == [(MIB, MIB)] * 2
+    assert [(each.weights, each.dense_gradient) for each in one.memory] == [(MIB, 2 * MIB)] * 2
     assert one.used_bytes == (size.device_bytes,) * 2
 
 

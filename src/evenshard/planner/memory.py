@@ -43,10 +43,10 @@ class DeviceMemory:
         cache_state: what caches need to find them.
         prefetch: of cached rows, while a pipeline fetches them.
         inputs: of its parts, for all batches on the way.
-        outputs: of its parts, with their gradients.
-        dense_gradient: of replicas.
-        own_inputs: inputs of its own samples, before they are sent to the tables' devices.
-        received: embeddings of all tables for its own samples, and the gradients that go back.
+        outputs: of its parts, with the buffers from which an all-to-all sends them.
+        dense_gradient: of replicas, as it is kept and as it is made.
+        own_inputs: inputs of its own samples, for all batches on the way, before they are sent to the tables' devices.
+        received: embeddings of all tables for its own samples.
         dense_model: with gradients and optimizer state.
         reserved: kept for everything that is not counted.
         cap: all that it has.
@@ -153,7 +153,7 @@ def device_memories(
             size.cache_state,
             size.prefetch,
             size.inputs,
-            size.outputs,
+            size.outputs + size.sent,
             size.dense_gradient,
         )
     return tuple(
