@@ -5,6 +5,7 @@ Legend: R rows, K = 17 bins.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -70,6 +71,14 @@ def test_rows_that_are_read_often_are_read_again() -> None:
     some_twice = replace(mostly_once, reuse_bins=bins(0.6, 0.2, 0, 0, 0.2))
     assert miss_ratio(some_twice, 200, 0.001) < 0.45
     assert miss_ratio(replace(mostly_once, reuse_bins=bins(0, 0, 0, 0, 1)), 200, 0.001) == 0
+
+
+@pytest.mark.parametrize("rate", [0.5, 1.0, 2.0, 4.0])
+def test_the_bound_is_exact_for_rows_of_one_rate_beside_those_that_are_never_read(rate: float) -> None:
+    """A thousand rows: each one's chance to be read in a batch and not in the one before is all that counts."""
+    seen = [1000 * np.exp(-rate) * rate**times / math.factorial(times) for times in range(1, 40)]
+    rows_K = np.array([seen[0], seen[1], seen[2] + seen[3], sum(seen[4:]), *[0.0] * 13])
+    assert max_new_rows(rows_K, 10**12) == pytest.approx(1000 * np.exp(-rate) * -np.expm1(-rate))
 
 
 def test_where_every_batch_reads_all_rows_only_their_number_counts() -> None:

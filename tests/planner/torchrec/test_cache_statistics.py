@@ -1,0 +1,90 @@
+"""TorchRec's planner asks a table for its misses."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.proposers import EmbeddingOffloadScaleupProposer
+from torchrec.distributed.planner.shard_estimators import EmbeddingOffloadStats
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import CacheParams
+
+from evenshard.planner.torchrec.cache_statistics import TableStatistics
+from evenshard.tables.cache import LOAD_FACTORS, distinct_rows, miss_ratio
+from evenshard.tables.table import Table
+from support.traffic_builders import bins
+
+LINEAR = Table("t", 1000, 16, 2.0, bins(1), miss_ratios=tuple(round(1 - share, 6) for share in LOAD_FACTORS))
+
+
+def test_it_says_what_the_curve_says() -> None:
+    found = TableStatistics(LINEAR, 64)
+    assert found.expected_lookups == distinct_rows(LINEAR, 64) == 128
+    assert found.expected_miss_rate(0.0) == 1 and found.expected_miss_rate(1.0) == 0
+    assert found.expected_miss_rate(0.35) == pytest.approx(0.65) == miss_ratio(LINEAR, 64, 0.35)
+    assert found.cacheability == pytest.approx(0.5)
+    hot = TableStatistics(replace(LINEAR, miss_ratios=(0.0,) * 15), 64)
+    cold = TableStatistics(replace(LINEAR, miss_ratios=(1.0,) * 14 + (0.0,)), 64)
+    assert hot.cacheability < 0.001 and cold.cacheability > 0.89
+
+
+def test_it_says_what_torchrec_makes_of_the_same_curve() -> None:
+    """Lookups at even stack distances: a straight curve."""
+    theirs = EmbeddingOffloadStats(0.5, 128, torch.ones(1000), 1000)
+    ours = TableStatistics(LINEAR, 64)
+    for load_factor in (0.0, 0.01, 0.2, 0.5, 0.9, 1.0):
+        assert ours.expected_miss_rate(load_factor) == pytest.approx(theirs.expected_miss_rate(load_factor), abs=0.002)
+
+
+def test_plans_with_it_are_copied_and_travel() -> None:
+    params = CacheParams(load_factor=0.1, stats=TableStatistics(LINEAR, 64))
+    for one in (copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
+        assert one == params and one.stats.expected_miss_rate(0.1) == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("even", ["a", "c"])
+def test_torchrecs_proposer_keeps_the_table_in_device_memory_that_a_cache_does_not_help(even: str) -> None:
+    """Two tables that differ in their curves alone, and memory for one and a cache."""
+    rows, dim = 1_000_000, 64
+    assert LINEAR.miss_ratios is not None
+    curves = {"b": (0.0,) * 15, even: LINEAR.miss_ratios}
+    model = EmbeddingBagCollection(
+        device=torch.device("meta"),
+        tables=[
+            EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[f"f_{name}"])
+            for name in curves
+        ],
+    )
+    constraints = {
+        name: ParameterConstraints(
+            sharding_types=["table_wise"],
+            compute_kernels=["fused_uvm_caching"],
+            cache_params=CacheParams(
+                load_factor=0.05,
+                stats=TableStatistics(Table(name, rows, dim, 1.0, bins(1), miss_ratios=curve), 1024),
+            ),
+        )
+        for name, curve in curves.items()
+    }
+    room = int(1.2 * 4 * rows * dim)
+    topology = Topology(world_size=1, compute_device="cuda", hbm_cap=room, ddr_cap=10**12)
+    planner = EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=1024,
+        enumerator=EmbeddingEnumerator(topology, 1024, constraints),
+        proposer=EmbeddingOffloadScaleupProposer(),
+        constraints=constraints,
+        storage_reservation=FixedPercentageStorageReservation(0.0),
+    )
+    (plan,) = planner.plan(model, [EmbeddingBagCollectionSharder()]).plan.values()
+    kernels = {name: one.compute_kernel for name, one in plan.items()}
+    assert kernels == {"b": "fused_uvm_caching", even: "fused"}
