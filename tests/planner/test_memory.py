@@ -43,10 +43,10 @@ def of(kept: tuple[Storage, ...], cap: int = 100 * MIB, host: int = 100 * MIB, *
 
 def test_every_component_is_told_once() -> None:
     told = [name for names in DEVICE_COMPONENTS.values() for name in names]
-    fields = set(DeviceMemory.__dataclass_fields__) - {"device", "reserved", "cap"}
+    fields = set(DeviceMemory.__dataclass_fields__) - {"device", "reserved", "cap", "peak", "moment"}
     assert sorted(told) == sorted(fields)
-    one = DeviceMemory(0, *range(1, 12), reserved=100, cap=300)
-    assert one.counted_bytes == sum(range(1, 12)) and one.limit_bytes == 200
+    one = DeviceMemory(0, *range(1, 13), reserved=100, cap=300)
+    assert one.counted_bytes == sum(range(1, 13)) and one.limit_bytes == 200
 
 
 def test_a_table_in_device_memory_and_one_behind_a_cache() -> None:
@@ -55,8 +55,8 @@ def test_a_table_in_device_memory_and_one_behind_a_cache() -> None:
     assert (first.weights, first.optimizer_state, first.cache_rows, first.cache_state) == (MIB, 2 * MIB, 0, 0)
     assert (second.weights, second.optimizer_state, second.cache_rows) == (0, 0, MIB // 4)
     assert second.cache_state == 4096 * 4 + 1024 * 16 and second.prefetch > 0 == first.prefetch
-    # 64 samples of 64 numbers, and the buffer that they are sent from; of both tables, those of 32 samples.
-    assert first.outputs == 2 * 4 * 64 * 64 == 2 * first.received
+    # 64 samples of 64 numbers, and the same to send; of both tables, those of 32 samples.
+    assert first.outputs == first.sent == 4 * 64 * 64 == first.received
     assert first.dense_model == 3 * MIB and first.reserved == 26 * MIB and first.cap == 100 * MIB
     assert one.host_memory == (NodeMemory(0, room=100 * MIB), NodeMemory(1, MIB, 2 * MIB, 100 * MIB))
 
@@ -80,12 +80,31 @@ def test_legal_is_what_fits_into_what_the_reserve_leaves(kept: tuple[Storage, ..
         cap = used + one.request.sample_memory.total + 3 * MIB + MIB - missing
         tight = of(kept, cap, reserved_share=0.0)
         assert (max(tight.used_bytes) <= tight.request.rooms_bytes[0]) == (not missing)
-        assert (max(each.full for each in tight.memory) <= 1) == (not missing)
+        assert (max(each.counted_bytes - each.limit_bytes for each in tight.memory) <= 0) == (not missing)
         if missing:
             with pytest.raises(InfeasibleTask, match=r"device \d would hold"):
                 check_sharding(tight.task, tight.parts)
         else:
             check_sharding(tight.task, tight.parts)
+
+
+def test_the_peak_may_be_at_another_moment() -> None:
+    """Three gradients of all tables are ordered for the one output that an idle device does not have."""
+    one = of((Storage(),), optimizer="sgd", dense_bytes=0)
+    busy, idle = one.memory
+    assert idle.moment == "gradients are ordered" and idle.received == 4 * 32 * 64
+    assert idle.peak == idle.own_inputs + 3 * idle.received == idle.counted_bytes + 2 * idle.received == idle.most_bytes
+    assert busy.moment == "outputs are exchanged" and busy.peak == busy.counted_bytes
+    rows = tuple(TablePart("a", Span(2048 * at, 2048 * (at + 1)), Span(0, 64), (at,)) for at in range(2))
+    asked = {**EVERYTHING, "dense_bytes": 0}
+    summed = answer(tables=[table("a", 4096, 64)], parts=rows, asked=asked).memory[0]
+    assert summed.sent == 0 and summed.moment != "gradients are ordered"
+    assert of((Storage(),), training_pipeline="", dense_bytes=0).memory[0].moment == ""
+
+
+def test_a_peak_above_the_limit_is_a_warning() -> None:
+    assert DeviceMemory(0, weights=50, reserved=100, cap=200, peak=96).is_brimful
+    assert not DeviceMemory(0, weights=50, reserved=100, cap=200, peak=94).is_brimful
 
 
 def test_hosts_are_legal_up_to_their_room() -> None:

@@ -155,13 +155,18 @@ def offloaded(**asked: Any) -> PlacementAnswer:
 
 
 def test_the_fullest_device_component_by_component(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs of 64 samples of 4,096 columns and their gradients are 2 MB a table; 32 samples of four tables, 4 MB."""
+    """Outputs of 64 samples of 4,096 columns are 1 MB a table, and again to send; 32 samples of four tables, 2 MB."""
     text = " ".join(printed(offloaded(), monkeypatch).split())
     assert (
-        "memory device 0, the fullest: weights 1.00 + caches 0.50 + inputs 0.01 + outputs 4.00 + own samples 4.01 = "
-        "9.51 of 8.50 MB; 1.50 MB reserved kept"
+        "memory device 0, the fullest: weights 1.00 + caches 0.50 + inputs 0.01 + outputs 4.00 + own samples 2.01 = "
+        "7.52 of 8.50 MB; 1.50 MB reserved kept"
     ) in text
-    assert "memory device" not in printed(answer(), monkeypatch)
+    in_gb = printed(answer((0, 0, 0), asked={"training_pipeline": "none"}), monkeypatch)
+    assert "memory   device 0, the fullest: weights 0.75 = 0.75 of 1.00 GB" in in_gb
+    one = [table("a", 64, 2048)]
+    idle = printed(answer((0,), tables=one, asked={"training_pipeline": "none"}, caps=(2**23, 2**20)), monkeypatch, 99)
+    assert "fullest: own samples 0.25 = 0.25 of 1.00 MB, 0.75 when gradients are ordered\n" in idle
+    assert "memory   " not in printed(answer(), monkeypatch)
 
 
 def test_where_tables_are_kept_is_said_where_some_are_not_in_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,8 +184,9 @@ def test_where_tables_are_kept_is_said_where_some_are_not_in_device_memory(monke
 
 
 def test_a_brimful_device_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [line for line in printed(offloaded(), monkeypatch, 200).splitlines() if line.startswith("warning")]
-    assert lines[0].startswith("warning  2 devices are filled, device 0 to 112 % of what the reserve leaves. A batch")
+    text = printed(offloaded(reserved_share=0.21), monkeypatch, 200)
+    assert "warning  Device 0 is filled to 95 % of what the reserve leaves. A batch with more lookups" in text
+    assert "warning" not in printed(offloaded(reserved_share=0.15), monkeypatch, 200)
 
 
 WHOLE, CUTTING = Rival("lookup_greedy", 6.0), Rival(FULL_SPACE, 4.1)

@@ -1,18 +1,19 @@
 """The memory of an answer: what each device and each host holds, component by component, and where that is the brim.
 
 A placement is legal where the parts of tables take no more of a device than its room (``rooms_bytes`` of the request):
-where all that is counted fits into what the reserve leaves of the device.
+where all that is counted fits into what the reserve leaves of the device. Counted is what it holds while outputs are
+exchanged; the peak may be at another moment of a step, and eats into the reserve where it does not fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
 
-from evenshard.placement.memory import PartMemory
+from evenshard.placement.memory import PartMemory, SampleMemory, moments, peak_bytes, sample_memory
 from evenshard.placement.parts import TablePart
 from evenshard.planner.request import PlacementRequest
 
@@ -23,7 +24,7 @@ DEVICE_COMPONENTS: Final = {
     "optimizer state": ("optimizer_state",),
     "caches": ("cache_rows", "cache_state", "prefetch"),
     "inputs": ("inputs",),
-    "outputs": ("outputs",),
+    "outputs": ("outputs", "sent"),
     "gradients of replicas": ("dense_gradient",),
     "own samples": ("own_inputs", "received"),
     "dense model": ("dense_model",),
@@ -43,13 +44,16 @@ class DeviceMemory:
         cache_state: what caches need to find them.
         prefetch: of cached rows, while a pipeline fetches them.
         inputs: of its parts, for all batches on the way.
-        outputs: of its parts, with the buffers from which an all-to-all sends them.
+        outputs: of its parts.
+        sent: outputs in the buffers from which an all-to-all sends them.
         dense_gradient: of replicas, as it is kept and as it is made.
         own_inputs: inputs of its own samples, for all batches on the way, before they are sent to the tables' devices.
         received: embeddings of all tables for its own samples.
         dense_model: with gradients and optimizer state.
         reserved: kept for everything that is not counted.
         cap: all that it has.
+        peak: the most that is held at a moment of a step.
+        moment: the name of that moment; empty where weights and states alone are counted.
     """
 
     device: int
@@ -60,16 +64,19 @@ class DeviceMemory:
     prefetch: int = 0
     inputs: int = 0
     outputs: int = 0
+    sent: int = 0
     dense_gradient: int = 0
     own_inputs: int = 0
     received: int = 0
     dense_model: int = 0
     reserved: int = 0
     cap: int = 0
+    peak: int = 0
+    moment: str = ""
 
     @property
     def counted_bytes(self) -> int:
-        """All components together."""
+        """All components together: while outputs are exchanged."""
         return sum(size for _, size in self.components)
 
     @property
@@ -83,9 +90,14 @@ class DeviceMemory:
         return max(self.cap - self.reserved, 0)
 
     @property
+    def most_bytes(self) -> int:
+        """The larger one of what is counted and the peak."""
+        return max(self.counted_bytes, self.peak)
+
+    @property
     def full(self) -> float:
-        """The share of that which they take."""
-        return self.counted_bytes / self.limit_bytes if self.limit_bytes else 0.0
+        """The share that this is of what the reserve leaves."""
+        return self.most_bytes / self.limit_bytes if self.limit_bytes else 0.0
 
     @property
     def is_brimful(self) -> bool:
@@ -129,8 +141,8 @@ class NodeMemory:
         return self.ssd / self.ssd_room if self.ssd_room else 0.0
 
 
-_OF_PARTS = ("weights", "optimizer_state", "cache_rows", "cache_state", "prefetch", "inputs", "outputs")
-_OF_DEVICE = (*_OF_PARTS, "dense_gradient")
+_OF_PART = tuple(one.name for one in fields(PartMemory))
+_OF_DEVICE = tuple(one.name for one in fields(DeviceMemory) if one.name in _OF_PART)
 _OF_HOST = ("weights", "optimizer_state", "ssd")
 
 
@@ -142,31 +154,50 @@ def device_memories(
     Args:
         sizes: what each of the parts takes.
     """
-    own, reserves = request.sample_memory, request.reserves_bytes
-    taken = np.zeros((request.num_devices, len(_OF_DEVICE)), dtype=np.int64)
+    own, reserves = _sample_memory(request, parts), request.reserves_bytes
+    taken = np.zeros((request.num_devices, len(_OF_PART)), dtype=np.int64)
+    cache_rows = np.zeros(request.num_devices, dtype=np.int64)
     for part, size in zip(parts, sizes, strict=True):
-        in_cache = part.storage.is_cached
-        taken[list(part.devices)] += (
-            0 if in_cache else size.weights,
-            size.optimizer_state,
-            size.weights if in_cache else 0,
-            size.cache_state,
-            size.prefetch,
-            size.inputs,
-            size.outputs + size.sent,
-            size.dense_gradient,
+        taken[list(part.devices)] += [getattr(size, name) for name in _OF_PART]
+        if part.storage.is_cached:
+            cache_rows[part.device] += size.weights
+    found = []
+    for device, of_device in enumerate(taken):
+        held = PartMemory(*of_device.tolist())
+        known = {name: getattr(held, name) for name in _OF_DEVICE}
+        at_moments = moments(held, own) if request.training_pipeline else {"": 0}
+        found.append(
+            DeviceMemory(
+                device=device,
+                **{**known, "weights": held.weights - int(cache_rows[device])},
+                cache_rows=int(cache_rows[device]),
+                own_inputs=own.inputs,
+                received=own.received,
+                dense_model=request.dense_bytes,
+                reserved=reserves[device],
+                cap=request.caps_bytes[device],
+                peak=peak_bytes(held, own) + request.dense_bytes,
+                moment=max(at_moments, key=lambda name: at_moments[name]),
+            )
         )
-    return tuple(
-        DeviceMemory(
-            device=device,
-            **dict(zip(_OF_DEVICE, of_device.tolist(), strict=True)),
-            own_inputs=own.inputs,
-            received=own.received,
-            dense_model=request.dense_bytes,
-            reserved=reserves[device],
-            cap=request.caps_bytes[device],
-        )
-        for device, of_device in enumerate(taken)
+    return tuple(found)
+
+
+def _sample_memory(request: PlacementRequest, parts: Sequence[TablePart]) -> SampleMemory:
+    """That of the request, with what is known once tables are placed: whose gradients are not sent."""
+    tables = {table.name: table for table in request.tables}
+    not_sent = {
+        part.table
+        for part in parts
+        if (len(part.devices) > 1 or part.rows.size < tables[part.table].num_rows)
+        and not tables[part.table].is_sequence
+    }
+    return sample_memory(
+        request.tables,
+        num_devices=request.num_devices,
+        batch_size=request.batch_size,
+        pipeline=request.training_pipeline,
+        not_sent=not_sent,
     )
 
 

@@ -111,7 +111,7 @@ def _cells(answer: PlacementAnswer, device: int) -> list[str]:
     return [
         str(device),
         f"{len(answer.parts_on_device[device]):,}",
-        f"{memory.counted_bytes / unit:.2f} / {memory.limit_bytes / unit:.4g}",
+        f"{memory.most_bytes / unit:.2f} / {memory.limit_bytes / unit:.4g}",
         f"{memory.full * 100:.0f} %",
         *(f"{time_ms:.{digits}f}" for time_ms in times),
         *([] if answer.measured is None else [ms_text(answer.measured.devices[device].total_ms)]),
@@ -187,8 +187,11 @@ def _memory(answer: PlacementAnswer) -> Iterator[Line]:
         parts = [f"{what} {size / of_unit:.2f}" for what, size in fullest.components if size >= 0.005 * of_unit]
         where = f"device {fullest.device}, the fullest: " if answer.num_devices > 1 else ""
         reserved = f"; {fullest.reserved / of_unit:.2f} {unit} reserved" if fullest.reserved else ""
-        total = f"{fullest.counted_bytes / of_unit:.2f} of {fullest.limit_bytes / of_unit:.2f} {unit}{reserved}"
-        yield "memory", f"{where}{' + '.join(parts)} = {total}", "cyan"
+        total = f"{fullest.counted_bytes / of_unit:.2f} of {fullest.limit_bytes / of_unit:.2f} {unit}"
+        peak = ""
+        if fullest.peak - fullest.counted_bytes >= 0.005 * of_unit:
+            peak = f", {fullest.peak / of_unit:.2f} when {fullest.moment}"
+        yield "memory", f"{where}{' + '.join(parts)} = {total}{peak}{reserved}", "cyan"
     for kernel, text in highlights.kept_texts(answer):
         yield "kept", f"{kernel}: {text}", "cyan"
     for what, text in highlights.host_texts(answer):

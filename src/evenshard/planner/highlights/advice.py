@@ -35,7 +35,7 @@ def advice(answer: PlacementAnswer) -> list[str]:
             f"No other placement gains more than {pct_text(max(answer.gap_pct, 0.0))}. A faster step takes more "
             f"devices, or tables with fewer dims or lookups."
         )
-    room, counted = (sum(getattr(one, what) for one in answer.memory) for what in ("limit_bytes", "counted_bytes"))
+    room, counted = (sum(getattr(one, what) for one in answer.memory) for what in ("limit_bytes", "most_bytes"))
     if answer.gap_pct > CLOSE_PCT and counted > TIGHT * room:
         found.append(
             f"{pct_text(100 * counted / room)} of the memory of all devices is taken, which leaves little choice. More "
