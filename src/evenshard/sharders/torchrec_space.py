@@ -323,7 +323,8 @@ def merged(parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
     starts: dict[Span, int] = defaultdict(int)
     found = []
     for (rows, device), width in widths.items():
-        found.append(TablePart(parts[0].table, rows, Span(starts[rows], starts[rows] + width), (device,)))
+        columns = Span(starts[rows], starts[rows] + width)
+        found.append(replace(parts[0], rows=rows, columns=columns, devices=(device,)))
         starts[rows] += width
     return tuple(found)
 

@@ -10,7 +10,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from torchrec.distributed.types import ShardingPlan
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES
+from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.planner.torchrec import shards_of, tables_of
 from evenshard.planner.torchrec.plans import plan_of_parts
 from evenshard.utils.errors import BadConfig
@@ -48,11 +49,15 @@ class Case:
         ways: sharding types.
         widths: columns of the parts of a table that is cut by columns.
         machine: of the ranks.
+        storages: where weights are kept, where that is not device memory.
+        prefetched: whether the training pipeline prefetches rows of caches.
     """
 
     ways: Mapping[str, str]
     widths: Mapping[str, Widths] = field(default_factory=dict)
     machine: Machine = TWO_NODES
+    storages: Mapping[str, Storage] = field(default_factory=dict)
+    prefetched: bool | None = None
 
     def way(self, name: str) -> str:
         return self.ways.get(name, self.ways.get(name[0], "table_wise"))
@@ -60,7 +65,7 @@ class Case:
     @property
     def parts(self) -> tuple[TablePart, ...]:
         return tuple(
-            part
+            replace(part, storage=self.storages.get(name, ON_DEVICE))
             for number, (name, table) in enumerate(TABLES.items())
             for part in in_parts(
                 table, self.way(name), self.machine, number % self.machine.num_devices, self.widths.get(name, ())
@@ -71,7 +76,8 @@ class Case:
         """evenshard's plan; types within a node are the only ones that are allowed where they are asked for."""
         allowed = {name: frozenset({self.way(name)}) for name in TABLES if self.way(name) == "table_column_wise"}
         model = Everything(META)
-        return plan_of_parts(self.parts, list(TABLES.values()), model, self.machine, "cpu", allowed)
+        tables = list(TABLES.values())
+        return plan_of_parts(self.parts, tables, model, self.machine, "cpu", allowed, self.prefetched)
 
 
 def everything(way: str, machine: Machine = TWO_NODES) -> Case:
@@ -98,6 +104,16 @@ MIXED = {
     "s_shared": "row_wise",
     "s_own": "column_wise",
 }
+OFFLOADED = {
+    "p_sum": Storage("fused_uvm_caching", 0.1),
+    "p_mean": Storage("fused_uvm_caching", 0.3),
+    "p_shared": Storage("fused_uvm"),
+    "m_long": Storage("fused_uvm"),
+    "m_short": Storage("fused_uvm_caching", 0.5),
+    "w_long": Storage("fused_uvm_caching", 1.0),
+    "s_shared": Storage("fused_uvm_caching", 0.01),
+    "s_own": Storage("fused_uvm"),
+}
 RIGHT: dict[str, Case] = {
     **{f"4 {way}": everything(way) for way in SHARDING_TYPES},
     **{f"2 {way}": everything(way, TWO_RANKS) for way in ("table_wise", "column_wise", "row_wise", "data_parallel")},
@@ -107,6 +123,12 @@ RIGHT: dict[str, Case] = {
         {"p_sum": (8, 4, 4), "p_shared": (12, 4), "w_short": (4, 12)},
     ),
     "4 rows of all tables": Case({"p": "row_wise", "p_shared": "table_row_wise", "m": "row_wise", "s": "row_wise"}),
+    "4 mixed, out of device memory": Case(MIXED, storages=OFFLOADED),
+    "4 mixed, with rows prefetched": Case(MIXED, storages=OFFLOADED, prefetched=True),
+    "2 out of device memory": Case({}, {}, TWO_RANKS, OFFLOADED, False),
+    "2 on the host's processor and on SSDs": Case(
+        {}, {}, TWO_RANKS, {"p_sum": Storage("host"), "p_mean": Storage("key_value", 0.1)}
+    ),
 }
 """What trains with the losses of the model in one piece."""
 WRONG: dict[str, Case] = {
@@ -240,7 +262,8 @@ def test_rows_live_where_torchrec_looks_them_up() -> None:
 def test_a_plan_comes_back_as_it_went(name: str) -> None:
     case = RIGHT[name]
     parts = sorted(case.parts, key=lambda part: (list(TABLES).index(part.table), part.columns, part.rows))
-    assert list(shards_of(case.plan(), list(TABLES.values()))) == parts
+    on_cpu = [replace(one, storage=ON_DEVICE) if one.storage.kernel in ("host", "key_value") else one for one in parts]
+    assert list(shards_of(case.plan(), list(TABLES.values()))) == on_cpu
 
 
 def test_types_and_kernels_by_hand() -> None:

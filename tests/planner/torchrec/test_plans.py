@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from torchrec.distributed.types import ShardingPlan
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+from torchrec.distributed.types import CacheParams, KeyValueParams, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.measure.collectives import Links
@@ -16,6 +17,7 @@ from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES, parts_by_table, ways_of
+from evenshard.placement.storage import Storage
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec import TablePart, placement_of, predicted, sharding_plan, shards_of, tables_of
 from evenshard.planner.torchrec.plans import other_kernels
@@ -24,7 +26,7 @@ from evenshard.utils.units import BYTES_PER_GB
 from support.builders import table
 from support.request_builders import untrained
 from support.torchrec_builders import META, SPLIT, USER, Model, part_of, topology
-from support.torchrec_training import Everything, module_sharders
+from support.torchrec_training import Everything, bag, in_parts, module_sharders
 
 # Plans ----------------------------------------------------------------------------------------------------------------
 
@@ -81,6 +83,7 @@ def test_a_plan_comes_back_as_it_went_whatever_the_order_of_tables() -> None:
 
 
 EVERYTHING = tables_of(Everything(META))
+TWO = Machine(2, 2)
 TWO_NODES = Machine(4, 2, intra="h100_nvlink", inter="infiniband_ndr")
 
 
@@ -127,11 +130,94 @@ def test_torchrecs_own_plans_are_read_priced_and_compared(way: str | None) -> No
 
 def test_a_table_on_another_kernel_is_read_as_it_lives_and_named(caplog: pytest.LogCaptureFixture) -> None:
     plan = torchrecs_plan("table_wise")
-    plan.plan["pooled"]["p_sum"].compute_kernel = "fused_uvm_caching"
-    assert other_kernels(plan, EVERYTHING) == {"p_sum": "fused_uvm_caching"}
+    plan.plan["pooled"]["p_sum"].compute_kernel = "customized_kernel"
+    assert other_kernels(plan, EVERYTHING) == {"p_sum": "customized_kernel"}
     assert shards_of(plan, EVERYTHING) == shards_of(torchrecs_plan("table_wise"), EVERYTHING)
     predicted(plan, PlacementRequest(EVERYTHING, (BYTES_PER_GB,) * 4, 2048, machine=TWO_NODES), untrained())
-    assert "table p_sum is on fused_uvm_caching in the plan; it is priced as on fused" in caplog.text
+    assert "table p_sum is on customized_kernel in the plan; it is priced as on fused" in caplog.text
+
+
+# Where weights are kept -----------------------------------------------------------------------------------------------
+
+
+def kept(storage: Storage, device: str = "cuda", way: str = "table_wise") -> ParameterSharding:
+    """The plan's entry of a table of 50 x 16 weights on 2 ranks, that is kept so."""
+    parts = [
+        replace(part, storage=storage if one.name == "p_sum" else part.storage)
+        for one in EVERYTHING
+        for part in in_parts(one, way if one.name == "p_sum" else "table_wise", TWO, 0)
+    ]
+    return sharding_plan(parts, EVERYTHING, Everything(META), 2, compute_device=device).plan["pooled"]["p_sum"]
+
+
+def test_kernels_by_hand() -> None:
+    """A cache is LRU; whether rows are prefetched is left to the sharders, where no training pipeline is known."""
+    cached = kept(Storage("fused_uvm_caching", 0.05))
+    assert (cached.compute_kernel, cached.key_value_params) == ("fused_uvm_caching", None)
+    assert cached.cache_params == CacheParams(algorithm=CacheAlgorithm.LRU, load_factor=0.05)
+    managed = kept(Storage("fused_uvm"))
+    assert (managed.compute_kernel, managed.cache_params, managed.key_value_params) == ("fused_uvm", None, None)
+    whole = kept(Storage())
+    assert (whole.compute_kernel, whole.cache_params, whole.key_value_params) == ("fused", None, None)
+    on_ssd = kept(Storage("key_value", 0.5))
+    assert (on_ssd.compute_kernel, on_ssd.cache_params.load_factor) == ("key_value", 0.5)
+    assert on_ssd.key_value_params == KeyValueParams(max_l1_cache_size=1)  # MB, TorchRec's smallest
+
+
+def test_a_cache_of_ssds_is_no_larger_than_it_should_be() -> None:
+    """Of 2**20 rows in halves of 16 columns, a fourth: 2**18 x 16 x 4 bytes, 16 MB."""
+    collection = EmbeddingBagCollection(tables=[bag("big", 2**20, dim=32)], device=META)
+    tables = tables_of(collection)
+    halves = [replace(one, storage=Storage("key_value", 0.25)) for one in in_parts(tables[0], "column_wise", TWO, 0)]
+    assert sharding_plan(halves, tables, collection, 2).plan[""]["big"].key_value_params.max_l1_cache_size == 16
+
+
+def test_the_hosts_processor_has_no_kernel_beside_gpus() -> None:
+    with pytest.raises(BadConfig, match="'p_sum' is kept as host, for which TorchRec has no kernel beside GPUs"):
+        kept(Storage("host"))
+
+
+@pytest.mark.parametrize("kernel", ["host", "key_value"])
+def test_on_the_cpu_all_memory_is_the_hosts(kernel: str) -> None:
+    on_cpu = kept(Storage(kernel), "cpu")
+    assert (on_cpu.compute_kernel, on_cpu.cache_params, on_cpu.key_value_params) == ("fused", None, None)
+
+
+@pytest.mark.parametrize("way", ["table_wise", "column_wise", "row_wise"])
+@pytest.mark.parametrize(
+    "storage", [Storage("fused_uvm_caching", 0.05), Storage("fused_uvm"), Storage("key_value", 0.3)], ids=str
+)
+def test_where_weights_are_kept_comes_back_as_it_went(storage: Storage, way: str) -> None:
+    collection = EmbeddingBagCollection(tables=[bag("one", 50)], device=META)
+    tables = tables_of(collection)
+    parts = tuple(replace(part, storage=storage) for part in in_parts(tables[0], way, TWO, 0))
+    assert shards_of(sharding_plan(parts, tables, collection, 2), tables) == parts
+
+
+@pytest.mark.parametrize(
+    ("cache", "storage"),
+    [
+        (None, Storage("fused_uvm_caching", 0.2)),
+        (CacheParams(), Storage("fused_uvm_caching", 0.2)),
+        (CacheParams(load_factor=0.07), Storage("fused_uvm_caching", 0.07)),
+        (CacheParams(load_factor=1.5), Storage("fused_uvm_caching", 1.0)),
+    ],
+)
+def test_a_cache_without_a_load_factor_has_torchrecs_own(cache: CacheParams | None, storage: Storage) -> None:
+    plan = torchrecs_plan("table_wise")
+    entry = plan.plan["pooled"]["p_sum"]
+    entry.compute_kernel, entry.cache_params = "fused_uvm_caching", cache
+    found = {part.table: part.storage for part in shards_of(plan, EVERYTHING)}
+    assert found.pop("p_sum") == storage and set(found.values()) == {Storage()}
+    assert not other_kernels(plan, EVERYTHING)
+
+
+def test_a_cache_of_no_rows_is_refused() -> None:
+    plan = torchrecs_plan("table_wise")
+    entry = plan.plan["pooled"]["p_sum"]
+    entry.compute_kernel, entry.cache_params = "fused_uvm_caching", CacheParams(load_factor=0.0)
+    with pytest.raises(BadConfig, match="table 'p_sum': load_factor"):
+        shards_of(plan, EVERYTHING)
 
 
 def test_a_plan_of_whole_tables_comes_back_as_torchrecs() -> None:

@@ -9,11 +9,14 @@ such blocks, and a rank that has none is listed with an empty shard.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from evenshard.placement.machine import Machine
+from evenshard.placement.memory import PREFETCH
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -25,12 +28,27 @@ from evenshard.placement.sharding import (
     TABLE_WISE,
     sharding_type,
 )
+from evenshard.placement.storage import (
+    CACHED_KERNELS,
+    FUSED,
+    FUSED_UVM,
+    FUSED_UVM_CACHING,
+    HOST,
+    KEY_VALUE,
+    ON_DEVICE,
+    Storage,
+)
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 
 COMPUTE_DEVICES = ("cuda", "cpu")
-FUSED_KERNEL, DENSE_KERNEL = "fused", "dense"
+FUSED_KERNEL, DENSE_KERNEL = FUSED, "dense"
+"""In device memory; the second one is that of replicas, whose weights an optimizer updates."""
+KERNELS_OF_TABLES = (FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE)
+"""Kernels that evenshard writes and reads, of tables that are no replicas."""
+DEFAULT_LOAD_FACTOR = 0.2
+"""TorchRec's, where a plan names none."""
 WITHIN_NODE = {TABLE_WISE: TABLE_COLUMN_WISE, COLUMN_WISE: TABLE_COLUMN_WISE, ROW_WISE: TABLE_ROW_WISE}
 """Types that parts on the ranks of one node are, too."""
 
@@ -45,19 +63,48 @@ class ShardEntry(BaseModel):
     placement: str = Field(description="rank and device, such as rank:3/cuda:3")
 
 
+class CacheEntry(BaseModel):
+    """A cache in device memory: of TorchRec's ``CacheParams``, what evenshard sets."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    algorithm: Literal["LRU"] = Field(description="rows that were looked up longest ago leave first")
+    load_factor: float = Field(gt=0, le=1, description="rows that it holds, as a share of the table's")
+    prefetch_pipeline: bool | None = Field(None, description="whether the training pipeline prefetches rows")
+
+    @model_serializer(mode="wrap")
+    def _named(self, as_usual: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_none(as_usual(self))
+
+
 class TableEntry(BaseModel):
     """A table: where its shards live, by columns, then rows; a replicated one is listed whole for every rank."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sharding_type: str = Field(description="one of the seven of TorchRec")
-    compute_kernel: str = Field(description="fused: the backward pass updates the weights; dense: an optimizer does")
+    compute_kernel: str = Field(description="where the weights are kept; dense: replicas, which an optimizer updates")
     ranks: tuple[int, ...]
     shards: tuple[ShardEntry, ...]
+    cache_params: CacheEntry | None = Field(None, description="of kernels with a cache")
+
+    @model_serializer(mode="wrap")
+    def _named(self, as_usual: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_none(as_usual(self))
+
+
+def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    """What is not set is left out, as where TorchRec serializes."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def table_entry(
-    parts: Sequence[TablePart], table: Table, machine: Machine, compute_device: str, written_as: str | None = None
+    parts: Sequence[TablePart],
+    table: Table,
+    machine: Machine,
+    compute_device: str,
+    written_as: str | None = None,
+    prefetched: bool | None = None,
 ) -> TableEntry:
     """The entry of a table.
 
@@ -67,9 +114,10 @@ def table_entry(
         machine: of the ranks.
         compute_device: cuda or cpu.
         written_as: the type to write; None for the one that the parts make.
+        prefetched: whether the training pipeline prefetches rows of caches; None leaves it to the sharders.
 
     Raises:
-        BadConfig: if rows do not live where TorchRec looks them up.
+        BadConfig: if rows do not live where TorchRec looks them up, or their weights where no kernel of it does.
     """
     way = sharding_type(parts, table, machine)
     if way == DATA_PARALLEL:
@@ -78,9 +126,10 @@ def table_entry(
         placed = list(_row_blocks(parts, table, machine, way))
     else:
         placed = [(part.device, part.rows, part.columns) for part in parts]
+    kept = _storage(table, parts[0].storage, compute_device)
     return TableEntry(
         sharding_type=written_as or way,
-        compute_kernel=DENSE_KERNEL if way == DATA_PARALLEL else FUSED_KERNEL,
+        compute_kernel=DENSE_KERNEL if way == DATA_PARALLEL else kept.kernel,
         ranks=tuple(rank for rank, _, _ in placed),
         shards=tuple(
             ShardEntry(
@@ -90,7 +139,51 @@ def table_entry(
             )
             for rank, rows, columns in placed
         ),
+        cache_params=CacheEntry(algorithm="LRU", load_factor=kept.load_factor, prefetch_pipeline=prefetched)
+        if kept.is_cached
+        else None,
     )
+
+
+def prefetches(training_pipeline: str) -> bool | None:
+    """Whether a training pipeline prefetches the rows of caches; None where it is not named."""
+    return training_pipeline == PREFETCH if training_pipeline else None
+
+
+def _storage(table: Table, storage: Storage, compute_device: str) -> Storage:
+    """Where TorchRec keeps the weights: on the CPU its other kernels keep them in host memory, as the fused one does.
+
+    Those of UVM are written there too, so that a plan is the same; FBGEMM takes no cache of them.
+    """
+    if compute_device == "cpu":
+        return ON_DEVICE if storage.kernel in (HOST, KEY_VALUE) else storage
+    if storage.kernel == HOST:
+        raise BadConfig(
+            f"table {brief(table.name)} is kept as {HOST}, for which TorchRec has no kernel beside GPUs. Allow it "
+            f"{FUSED_UVM_CACHING} or {FUSED_UVM}."
+        )
+    return storage
+
+
+def kept_as(storage: Storage, parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
+    """The parts with their weights kept so."""
+    return tuple(replace(part, storage=storage) for part in parts)
+
+
+def storage_of(table: str, kernel: str, load_factor: float | None) -> Storage:
+    """Where a plan keeps the weights of a table; device memory where its kernel is none that evenshard knows.
+
+    Raises:
+        BadConfig: if the load factor makes no sense.
+    """
+    if kernel not in KERNELS_OF_TABLES:
+        return ON_DEVICE
+    if kernel not in CACHED_KERNELS:
+        return Storage(kernel)
+    try:
+        return Storage(kernel, DEFAULT_LOAD_FACTOR if load_factor is None else min(load_factor, 1.0))
+    except BadConfig as error:
+        raise BadConfig(f"table {brief(table)}: {error}") from None
 
 
 def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Table, machine: Machine) -> str:

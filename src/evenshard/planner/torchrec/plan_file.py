@@ -12,6 +12,7 @@ plan is loaded::
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +26,9 @@ from evenshard.planner.file import read_json, validate_record
 from evenshard.planner.torchrec.entries import (
     TableEntry,
     checked_local_world_size,
+    kept_as,
+    prefetches,
+    storage_of,
     table_entry,
     type_among,
 )
@@ -72,17 +76,18 @@ def save_plan(
         compute_device: cuda or cpu.
 
     Raises:
-        BadConfig: if ranks do not fill nodes, or if the kind of device is unknown.
+        BadConfig: if ranks do not fill nodes, if the kind of device is unknown, or TorchRec has no such kernel.
     """
     nodes = answer.request.nodes
     local_world_size = nodes.devices_per_node if local_world_size is None else local_world_size
     machine = Machine(nodes.num_devices, checked_local_world_size(local_world_size, nodes.num_devices, compute_device))
     parts_of_table = parts_on_machine(answer.parts, answer.request.tables, machine)
+    prefetched = prefetches(answer.request.training_pipeline)
     entries = {}
     for at, table in enumerate(answer.request.tables):
         parts = parts_of_table[table.name]
         way = type_among(answer.task.limits_of(at).types, parts, table, machine)
-        entries[table.name] = table_entry(parts, table, machine, compute_device, way)
+        entries[table.name] = table_entry(parts, table, machine, compute_device, way, prefetched)
     plan = PlanFile.model_validate(
         {
             "schema_version": 1,
@@ -121,7 +126,7 @@ def load_plan(
     compute_device = record.compute_device if compute_device is None else compute_device
     local_world_size = record.local_world_size if local_world_size is None else local_world_size
     machine = Machine(record.world_size, checked_local_world_size(local_world_size, record.world_size, compute_device))
-    return plan_of_parts(parts, tables, modules, machine, compute_device, _allowed(record))
+    return plan_of_parts(parts, tables, modules, machine, compute_device, _allowed(record), _prefetched(record))
 
 
 def load_plan_parts(path: str | Path) -> tuple[tuple[TablePart, ...], int]:
@@ -154,7 +159,7 @@ def _contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TablePart, ...
     for name, entry in record.tables.items():
         if not entry.shards or len(entry.ranks) != len(entry.shards):
             raise BadConfig(f"table {brief(name)} has {len(entry.ranks)} ranks and {len(entry.shards)} shards")
-        parts = [
+        parts: Sequence[TablePart] = [
             part_of_shard(name, rank, one.shard_offsets, one.shard_sizes)
             for rank, one in zip(entry.ranks, entry.shards, strict=True)
             if one.shard_sizes[0]
@@ -166,9 +171,12 @@ def _contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TablePart, ...
             raise BadConfig(f"table {brief(name)}: {problem}")
         if entry.sharding_type == DATA_PARALLEL:
             parts = [replica(table, entry.ranks)]
+        else:
+            load_factor = None if entry.cache_params is None else entry.cache_params.load_factor
+            parts = kept_as(storage_of(name, entry.compute_kernel, load_factor), parts)
         whole = parts_on_machine(parts, [table], machine)[name]
         way = type_among({entry.sharding_type}, whole, table, machine)
-        if entry != table_entry(whole, table, machine, record.compute_device, way):
+        if entry != table_entry(whole, table, machine, record.compute_device, way, _prefetched(record)):
             raise BadConfig(f"the ranks, shards and types of table {brief(name)} contradict each other")
         tables.append(table)
         found.extend(whole)
@@ -182,3 +190,9 @@ def _allowed(record: PlanFile) -> dict[str, frozenset[str]]:
         for name, entry in record.tables.items()
         if entry.sharding_type == TABLE_COLUMN_WISE
     }
+
+
+def _prefetched(record: PlanFile) -> bool | None:
+    """Whether rows of caches are prefetched; all entries say the same."""
+    caches = (entry.cache_params for entry in record.tables.values())
+    return next((one.prefetch_pipeline for one in caches if one is not None), None)

@@ -1,7 +1,8 @@
 """A placement as TorchRec's ``ShardingPlan``, and a plan as a placement.
 
-All seven sharding types are written, on fused kernels, which update the weights in the backward pass; replicas are on
-dense ones. A plan names tables by the path of their collection and their own name.
+All seven sharding types are written, on fused kernels, which update the weights in the backward pass and keep them
+wherever the placement says; replicas are on dense ones. A plan names tables by the path of their collection and their
+own name.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from evenshard.placement.sharding import (
     parts_by_table,
     tiling_problem,
 )
+from evenshard.placement.storage import KEY_VALUE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.torchrec.entries import (
     DENSE_KERNEL,
-    FUSED_KERNEL,
+    KERNELS_OF_TABLES,
     TableEntry,
     checked_local_world_size,
+    kept_as,
+    prefetches,
+    storage_of,
     table_entry,
     type_among,
 )
@@ -93,6 +98,7 @@ def sharding_plan(
         BadConfig: if answer, tables and modules do not belong together, or TorchRec cannot train the tables so.
     """
     allowed: Mapping[str, frozenset[str]] = {}
+    prefetched = prefetches(answer.request.training_pipeline) if isinstance(answer, PlacementAnswer) else None
     if isinstance(answer, PlacementAnswer):
         if modules is None:
             tables, modules = answer.request.tables, cast("Modules", tables)
@@ -112,7 +118,7 @@ def sharding_plan(
     if world_size is None or world_size < 1:
         raise BadConfig(f"world_size is {world_size}; parts need it. Give the number of ranks.")
     machine = Machine(world_size, checked_local_world_size(local_world_size, world_size, compute_device))
-    return plan_of_parts(answer, tables, modules, machine, compute_device, allowed)
+    return plan_of_parts(answer, tables, modules, machine, compute_device, allowed, prefetched)
 
 
 def plan_of_parts(
@@ -122,8 +128,14 @@ def plan_of_parts(
     machine: Machine,
     compute_device: str,
     allowed: Mapping[str, frozenset[str]],
+    prefetched: bool | None = None,
 ) -> ShardingPlan:
-    """The plan of parts; ``allowed`` are the types that a table may be written as, by its name: any where it is not."""
+    """The plan of parts.
+
+    Args:
+        allowed: the types that a table may be written as, by its name: any where it is not.
+        prefetched: whether the training pipeline prefetches rows of caches; None leaves it to the sharders.
+    """
     require_torchrec()
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
@@ -135,6 +147,7 @@ def plan_of_parts(
         sharded = _sharded(one, parts_of_table[one.name], machine, allowed.get(one.name, frozenset(SHARDING_TYPES)))
         collections.setdefault(one.path, {})[one.config.name] = sharded
     given = {table.name: table for table in tables}
+    data_types = {(one.path, one.config.name): one.config.data_type for one in of_model}
     plan: dict[str, Any] = {}
     for path, collection in collections.items():
         together = list(collection.values())
@@ -142,8 +155,8 @@ def plan_of_parts(
         plan[path] = EmbeddingModuleShardingPlan()
         for name, table in collection.items():
             way = written_type(table, together)
-            entry = table_entry(table.parts, given[table.name], machine, compute_device, way)
-            plan[path][name] = _parameter_sharding(entry)
+            entry = table_entry(table.parts, given[table.name], machine, compute_device, way, prefetched)
+            plan[path][name] = _parameter_sharding(entry, data_types[path, name])
     return ShardingPlan(plan)
 
 
@@ -191,9 +204,10 @@ def _check_same_tables(tables: Sequence[Table], located: Sequence[LocatedTable])
             )
 
 
-def _parameter_sharding(entry: TableEntry) -> ParameterSharding:
+def _parameter_sharding(entry: TableEntry, data_type: Any) -> ParameterSharding:
     """A replicated table has no specification of shards in TorchRec."""
-    from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardMetadata
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+    from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardMetadata
 
     shards = [
         ShardMetadata(
@@ -203,12 +217,34 @@ def _parameter_sharding(entry: TableEntry) -> ParameterSharding:
         )
         for one in entry.shards
     ]
+    cache = entry.cache_params
     return ParameterSharding(
         sharding_type=entry.sharding_type,
         compute_kernel=entry.compute_kernel,
         ranks=list(entry.ranks),
         sharding_spec=None if entry.sharding_type == DATA_PARALLEL else EnumerableShardingSpec(shards),
+        cache_params=cache
+        and CacheParams(
+            algorithm=CacheAlgorithm[cache.algorithm],
+            load_factor=cache.load_factor,
+            prefetch_pipeline=cache.prefetch_pipeline,
+        ),
+        key_value_params=_key_value_params(entry, data_type) if entry.compute_kernel == KEY_VALUE else None,
     )
+
+
+def _key_value_params(entry: TableEntry, data_type: Any) -> Any:
+    """The cache of a table on SSDs, which TorchRec 1.8 sizes itself, as 0.2 of the rows: at most as large as it should.
+
+    A call of several tables has one such limit for all of them together.
+    """
+    from torchrec.distributed.types import KeyValueParams
+    from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
+
+    assert entry.cache_params is not None
+    weights = max(rows * columns for rows, columns in (one.shard_sizes for one in entry.shards))
+    size_bytes = entry.cache_params.load_factor * weights * DATA_TYPE_NUM_BITS[data_type] / 8
+    return KeyValueParams(max_l1_cache_size=max(1, int(size_bytes / 2**20)))
 
 
 # In ------------------------------------------------------------------------------------------------------------------
@@ -240,8 +276,9 @@ def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) 
 def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TablePart, ...]:
     """Where a plan puts the parts of tables, table after table, in the order of ``tables``.
 
-    A table is read as it lives, whatever its compute kernel is; see ``other_kernels``. Parts of a table on one rank are
-    one wider part, so that its columns may stand in another order than in the plan.
+    Parts of a table on one rank are one wider part, so that its columns may stand in another order than in the plan. A
+    cache without a load factor has TorchRec's own. Tables on kernels that evenshard does not know (``other_kernels``)
+    are read as if in device memory.
 
     Raises:
         BadConfig: if the plan is of other tables, or does not list their shards.
@@ -250,11 +287,11 @@ def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TablePart, .
 
 
 def other_kernels(plan: ShardingPlan, tables: Sequence[Table]) -> dict[str, str]:
-    """Compute kernels by table, of those that evenshard does not place on: such as tables in host memory."""
+    """Compute kernels by table, of those that evenshard does not place on: such as quantized ones."""
     return {
         table.name: entry.compute_kernel
         for table, entry in _entries(plan, tables)
-        if entry.compute_kernel not in (FUSED_KERNEL, DENSE_KERNEL)
+        if entry.compute_kernel not in (*KERNELS_OF_TABLES, DENSE_KERNEL)
     }
 
 
@@ -309,7 +346,8 @@ def _parts(table: Table, entry: ParameterSharding) -> tuple[TablePart, ...]:
     ]
     if problem := tiling_problem(parts, table):
         raise BadConfig(f"table {brief(table.name)} {problem}")
-    return merged(parts)
+    load_factor = None if entry.cache_params is None else entry.cache_params.load_factor
+    return merged(kept_as(storage_of(table.name, entry.compute_kernel, load_factor), parts))
 
 
 def replica(table: Table, ranks: Sequence[int]) -> TablePart:
