@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ import pytest
 from evenshard.cli import main
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
+from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec import load_plan, predicted, save_plan, sharding_plan, shards_of, tables_of
+from evenshard.planner.torchrec.plan_file import load_plan_parts
 from evenshard.utils.errors import BadConfig, BadFile, MissingPackage
 from support.request_builders import QUICK, untrained
 from support.torchrec_builders import META, SPLIT, Model
@@ -75,6 +78,65 @@ def test_a_file_becomes_the_plan_of_its_answer(tmp_path: Path, split: bool) -> N
     ranks: dict[str, Any] = {"local_world_size": 1, "compute_device": "cpu"}
     assert load_plan(str(tmp_path / "nodes.json"), model) == sharding_plan(one, model, **ranks)
     assert load_plan(tmp_path / "plan.json", model, **ranks) == sharding_plan(one, model, **ranks)
+
+
+def offloaded(training_pipeline: str, *storages: Storage) -> PlacementAnswer:
+    """The answer of whole tables, as if it kept the first ones so."""
+    one = answer(False)
+    kept = dict(zip((table.name for table in one.request.tables), storages, strict=False))
+    parts = tuple(replace(part, storage=kept.get(part.table, part.storage)) for part in one.parts)
+    return replace(one, parts=parts, request=replace(one.request, training_pipeline=training_pipeline))
+
+
+ELSEWHERE = (Storage("fused_uvm_caching", 0.05), Storage("fused_uvm"), Storage("key_value", 0.5))
+
+
+@pytest.mark.parametrize(("training_pipeline", "prefetched"), [("", None), ("sparse_dist", False), ("prefetch", True)])
+def test_a_file_says_where_weights_are_kept(tmp_path: Path, training_pipeline: str, prefetched: bool | None) -> None:
+    one, model, path = offloaded(training_pipeline, *ELSEWHERE), Model(META), tmp_path / "plan.json"
+    save_plan(one, path)
+    assert load_plan_parts(path)[0] == one.parts
+    plan = load_plan(path, model)
+    assert plan == sharding_plan(one, model)
+    assert shards_of(plan, one.request.tables) == one.parts
+    assert plan.plan["user.ebc"]["id"].cache_params.prefetch_pipeline is prefetched
+    content = json.loads(path.read_text())["tables"]
+    known = {} if prefetched is None else {"prefetch_pipeline": prefetched}
+    assert content["user.ebc.id"]["cache_params"] == {"algorithm": "LRU", "load_factor": 0.05, **known}
+    assert [content[name]["compute_kernel"] for name in content] == [
+        *(one.kernel for one in ELSEWHERE),
+        "fused",
+        "fused",
+    ]
+    assert "cache_params" not in content["clicks"]
+
+
+def test_a_file_for_the_cpu_is_the_plan_for_the_cpu(tmp_path: Path) -> None:
+    one, model, path = offloaded("prefetch", *ELSEWHERE[:2], Storage("host")), Model(META), tmp_path / "plan.json"
+    save_plan(one, path, compute_device="cpu")
+    assert load_plan(path, model) == sharding_plan(one, model, compute_device="cpu")
+    assert [part.storage for part in load_plan_parts(path)[0]][:3] == [*ELSEWHERE[:2], Storage()]
+    with pytest.raises(BadConfig, match="table 'wide' is kept as host"):
+        save_plan(one, path)
+
+
+@pytest.mark.parametrize(
+    ("cache", "message"),
+    [
+        (None, "types of table 'user.ebc.id' contradict each other"),
+        ({"algorithm": "LFU", "load_factor": 0.05}, "algorithm: is not a TorchRec plan"),
+        ({"algorithm": "LRU", "load_factor": 0}, "load_factor: is not a TorchRec plan"),
+        ({"algorithm": "LRU", "load_factor": 1.5}, "load_factor: is not a TorchRec plan"),
+    ],
+)
+def test_a_cache_that_makes_no_sense_is_refused(tmp_path: Path, cache: Any, message: str) -> None:
+    path = tmp_path / "plan.json"
+    save_plan(offloaded("", *ELSEWHERE), path)
+    content = json.loads(path.read_text())
+    content["tables"]["user.ebc.id"]["cache_params"] = cache
+    path.write_text(json.dumps(content))
+    with pytest.raises(BadFile, match=message):
+        load_plan(path, Model(META))
 
 
 def test_a_file_says_what_torchrec_says(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_kernels_by_hand() -> None:
     """A cache is LRU; whether rows are prefetched is left to the sharders, where no training pipeline is known."""
     cached = kept(Storage("fused_uvm_caching", 0.05))
     assert (cached.compute_kernel, cached.key_value_params) == ("fused_uvm_caching", None)
-    assert cached.cache_params == CacheParams(algorithm=CacheAlgorithm.LRU, load_factor=0.05)
+    assert cached.cache_params == CacheParams(CacheAlgorithm.LRU, load_factor=0.05, reserved_memory=16.05)
     managed = kept(Storage("fused_uvm"))
     assert (managed.compute_kernel, managed.cache_params, managed.key_value_params) == ("fused_uvm", None, None)
     whole = kept(Storage())

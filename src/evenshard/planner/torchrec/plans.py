@@ -43,7 +43,7 @@ from evenshard.utils.messages import brief, cut
 
 if TYPE_CHECKING:
     from torch import nn
-    from torchrec.distributed.types import ParameterSharding, ShardingPlan
+    from torchrec.distributed.types import CacheParams, KeyValueParams, ParameterSharding, ShardingPlan
 
     from evenshard.planner.torchrec.modules import Collection
 
@@ -206,8 +206,7 @@ def _check_same_tables(tables: Sequence[Table], located: Sequence[LocatedTable])
 
 def _parameter_sharding(entry: TableEntry, data_type: Any) -> ParameterSharding:
     """A replicated table has no specification of shards in TorchRec."""
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
-    from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardMetadata
+    from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardMetadata
 
     shards = [
         ShardMetadata(
@@ -217,23 +216,38 @@ def _parameter_sharding(entry: TableEntry, data_type: Any) -> ParameterSharding:
         )
         for one in entry.shards
     ]
-    cache = entry.cache_params
     return ParameterSharding(
         sharding_type=entry.sharding_type,
         compute_kernel=entry.compute_kernel,
         ranks=list(entry.ranks),
         sharding_spec=None if entry.sharding_type == DATA_PARALLEL else EnumerableShardingSpec(shards),
-        cache_params=cache
-        and CacheParams(
-            algorithm=CacheAlgorithm[cache.algorithm],
-            load_factor=cache.load_factor,
-            prefetch_pipeline=cache.prefetch_pipeline,
-        ),
+        cache_params=_cache_params(entry),
         key_value_params=_key_value_params(entry, data_type) if entry.compute_kernel == KEY_VALUE else None,
     )
 
 
-def _key_value_params(entry: TableEntry, data_type: Any) -> Any:
+def _cache_params(entry: TableEntry) -> CacheParams | None:
+    """The cache of a table, in a call of its own kind.
+
+    TorchRec looks up all tables with equal parameters in one call, whose cache has rows as wide as the widest, and the
+    mean load factor over whole tables, however many of their rows a rank has: more memory than all their caches. The
+    memory to be left, which is a few bytes, tells tables of other widths or load factors apart.
+    """
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+    from torchrec.distributed.types import CacheParams
+
+    cache = entry.cache_params
+    if cache is None:
+        return None
+    return CacheParams(
+        algorithm=CacheAlgorithm[cache.algorithm],
+        load_factor=cache.load_factor,
+        reserved_memory=max(one.shard_sizes[1] for one in entry.shards) + cache.load_factor,
+        prefetch_pipeline=cache.prefetch_pipeline,
+    )
+
+
+def _key_value_params(entry: TableEntry, data_type: Any) -> KeyValueParams:
     """The cache of a table on SSDs, which TorchRec 1.8 sizes itself, as 0.2 of the rows: at most as large as it should.
 
     A call of several tables has one such limit for all of them together.
