@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from evenshard import place
 from evenshard.cli import main
 from evenshard.placement.machine import DeviceGroup, Machine
-from evenshard.planner.cluster import ClusterFile, Hosts, MachineAndMemory, devices_of, load_cluster_file
+from evenshard.planner.cluster import MachineAndMemory, devices_of
+from evenshard.planner.cluster_file import ClusterFile, Hosts, load_cluster_file
+from evenshard.planner.host_memory import HostMemory
 from evenshard.utils.errors import BadConfig, BadFile, BadInput
 from support.builders import some_tables
 
@@ -54,7 +58,62 @@ def test_machines_of_flags(arguments: dict[str, Any], machine: Machine) -> None:
 def test_memory_and_hardware_of_flags() -> None:
     found = devices_of(2, [10, 20.5], "simulated:h100")
     assert found == MachineAndMemory(Machine(2, 2), (10 * GB, int(20.5 * GB)), "simulated:h100")
-    assert devices_of(2) == MachineAndMemory(Machine(2, 2), (64 * GB,) * 2, "simulated:h200")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "cap_gb"), [("simulated:h200", 139), ("simulated:a100_40gb", 39.4), ("simulated:v100", 31.7)]
+)
+def test_memory_left_out_is_that_of_the_profile(hardware: str, cap_gb: float) -> None:
+    assert devices_of(2, hardware=hardware) == MachineAndMemory(Machine(2, 2), (round(cap_gb * GB),) * 2, hardware)
+
+
+def test_memory_left_out_of_a_cpu_is_assumed_and_said() -> None:
+    found = devices_of(2, hardware="cpu")
+    assert found.caps_bytes == (64 * GB,) * 2
+    assert found.notes == ("Memory is assumed: 64 GB for each device, as nothing says what a CPU may take.",)
+    assert devices_of(2, 64, "cpu").notes == ()
+
+
+def test_memory_left_out_of_a_gpu_is_what_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BadConfig, match=r"there is no GPU here to ask for its memory\. Give memory_cap_gb"):
+        devices_of(2, hardware="cuda")
+    assert devices_of(2, 40, hardware="cuda").caps_bytes == (40 * GB,) * 2
+    sizes = [80 * GB - 1, 79 * GB]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=sizes[device]))
+    assert devices_of(4, hardware="cuda").caps_bytes == (79 * GB,) * 4
+
+
+HOST = HostMemory(host_memory_gb=512, host_bandwidth_gb_s=400, ssd_gb=4000)
+
+
+def test_memory_of_hosts_of_flags() -> None:
+    machine = devices_of(16, inter="ib_400g", host=HOST).machine
+    assert (machine.host_bytes, machine.host_gb_s) == ((512 * GB,) * 2, 400)
+    assert (machine.ssd_bytes, machine.ssd_gb_s) == ((4000 * GB,) * 2, 0)
+    none = devices_of(2, host=HostMemory(host_memory_gb=0)).machine
+    assert none == Machine(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ({"host_memory_gb": -1}, "host_memory_gb is -1, not a number from 0 to"),
+        ({"ssd_gb": float("nan")}, "ssd_gb is nan, not a number from 0 to"),
+        ({"host_memory_gb": 1, "host_bandwidth_gb_s": 0}, "host_bandwidth_gb_s is 0, not a number above 0"),
+        (
+            {"host_bandwidth_gb_s": 9},
+            "host_bandwidth_gb_s is given, but nothing that it is of. Give host_memory_gb too",
+        ),
+        ({"ssd_gb": 0, "ssd_bandwidth_gb_s": 9}, "ssd_bandwidth_gb_s is given, but nothing that it is of. Give ssd_gb"),
+    ],
+)
+def test_memory_of_hosts_that_makes_no_sense(host: dict[str, float], message: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        devices_of(2, host=HostMemory(**host))
+    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +163,35 @@ def test_a_file_of_two_kinds_of_hosts(tmp_path: Path) -> None:
     assert devices_of(12, cluster=path) == found
 
 
+def test_a_file_of_hosts_with_memory(tmp_path: Path) -> None:
+    hosts = [
+        {"count": 2, "devices": 2, "hardware": "simulated:h100", "host_memory_gb": 1024, "ssd_gb": 100},
+        {"count": 1, "devices": 2, "hardware": "simulated:a100_80gb", "host_memory_gb": 512, "ssd_gb": 0},
+    ]
+    path = written(tmp_path, {"hosts": hosts, "inter": "ib_400g", "host_bandwidth_gb_s": 300, "ssd_bandwidth_gb_s": 7})
+    found = devices_of(cluster=path)
+    assert found.machine.host_bytes == (1024 * GB, 1024 * GB, 512 * GB) and found.machine.host_gb_s == 300
+    assert found.machine.ssd_bytes == (100 * GB, 100 * GB, 0) and found.machine.ssd_gb_s == 7
+    assert found.caps_bytes == (79 * GB,) * 6, "of the profiles, as the file leaves it out"
+    for twice in ({"host_memory_gb": 1024}, {"ssd_gb": 9}, {"host_bandwidth_gb_s": 300}, {"ssd_bandwidth_gb_s": 7}):
+        (name,) = twice
+        with pytest.raises(BadFile, match=f"{name} is in the file, and {name} is given too. Leave one of them out"):
+            devices_of(cluster=path, host=HostMemory(**twice))
+
+
+def test_a_file_leaves_memory_of_hosts_to_the_flags(tmp_path: Path) -> None:
+    path = written(tmp_path, MIXED)
+    assert devices_of(cluster=path, host=HOST).machine.host_bytes == (512 * GB,) * 3
+    assert devices_of(cluster=path).machine.host_bytes == ()
+
+
+def test_each_kind_has_the_memory_of_its_profile(tmp_path: Path) -> None:
+    hosts = [{"devices": 1, "hardware": "simulated:b200"}, {"devices": 1, "hardware": "simulated:a100_80gb"}]
+    path = written(tmp_path, {"hosts": hosts, "inter": "ib_400g"})
+    assert devices_of(cluster=path).caps_bytes == (178 * GB, 79 * GB)
+    assert devices_of(cluster=path, memory_cap_gb=64).caps_bytes == (64 * GB,) * 2
+
+
 def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
     path = written(tmp_path, {"hosts": [{"devices": 2, "count": 2}], "intra": "nvlink_a100", "inter": "ethernet_25g"})
     found = devices_of(None, 40.0, "simulated:a100_40gb", cluster=path)
@@ -118,7 +206,7 @@ def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
         ("", "None is not an object with fields"),
         ({}, "hosts is missing"),
         ({"hosts": []}, "hosts is empty"),
-        ({**MIXED, "link": "ib_400g"}, "'link' is unknown. Its keys are hosts, nodes_per_domain, intra, inter; those"),
+        ({**MIXED, "link": "ib_400g"}, "'link' is unknown. Its keys are hosts, nodes_per_domain, intra, inter, host_"),
         ({"hosts": [{"device": 4}]}, "'device' is unknown"),
         ({"hosts": [{"count": 4}]}, "devices is missing"),
         ({"hosts": [{"devices": "four"}]}, "devices is 'four', not a whole number"),
@@ -127,6 +215,13 @@ def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
         ({"hosts": [{"devices": 4, "memory_gb": 0}]}, "hosts, entry 1: memory_gb is 0, not a number above 0"),
         ({**MIXED, "hosts": [{"devices": 4}, {"devices": 8}]}, "hosts, entry 2: devices is 8, but 4 in entry 1"),
         ({**MIXED, "hosts": [{"devices": 4, "memory_gb": 9}, {"devices": 4}]}, "memory_gb is given for some hosts,"),
+        ({**MIXED, "hosts": [{"devices": 4, "ssd_gb": 9}, {"devices": 4}]}, "ssd_gb is given for some hosts,"),
+        (
+            {"hosts": [{"devices": 4, "host_memory_gb": -1}]},
+            "hosts, entry 1: host_memory_gb is -1, not a number from 0",
+        ),
+        ({**MIXED, "host_bandwidth_gb_s": 0}, "host_bandwidth_gb_s is 0, not a number above 0"),
+        ({**MIXED, "ssd_bandwidth_gb_s": 5}, "ssd_bandwidth_gb_s is given, but nothing that it is of"),
         ({"hosts": [{"devices": 4, "count": 2}]}, "there are 2 nodes and no link between them."),
         ({**MIXED, "inter": "ib_40g"}, "inter: link is 'ib_40g'. Did you mean"),
         ({**MIXED, "nodes_per_domain": 2}, "3 nodes do not fill domains of 2."),
@@ -153,6 +248,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         ({"nodes": 3}, "the cluster file says what nodes says. Leave nodes out."),
         ({"inter": "ib_400g"}, "the cluster file says what inter says."),
         ({"memory_cap_gb": 80.0}, "memory_gb is in the file, and memory_cap_gb is given too."),
+        ({"memory_cap_gb": 64.0}, "memory_gb is in the file, and memory_cap_gb is given too."),
         ({"hardware": "simulated:b200"}, "hardware is simulated:h200 in the file, but simulated:b200 is asked for."),
     ],
 )

@@ -75,7 +75,7 @@ def test_it_is_a_parameter_of_a_served_model(received: dict[str, Any]) -> None:
     from evenshard.tracking.pyfunc import signature
 
     assert served_code().parameters["made_up_gb"] == 1.5
-    parameter = next(one for one in signature(served_code().parameters).params if one.name == "made_up_gb")
+    parameter = next(one for one in signature(served_code()).params if one.name == "made_up_gb")
     assert (parameter.dtype.name, parameter.default) == ("double", 1.5)
 
 

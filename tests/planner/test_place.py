@@ -99,16 +99,60 @@ def test_memory_differs_by_device_and_counts_reserve_state_and_precision() -> No
     table = Table("one", BYTES_PER_GB // 64, 16, 1.0)  # 1 GB in FP32
     small = Table("two", 1000, 16, 1.0)
 
+    weights: dict[str, Any] = {"reserved_gb": 0.0, "training_pipeline": "", "sharding_types": WHOLE}
+
     def device(**more: Any) -> int:
-        return evenshard.place([table, small], 2, (1.2, 4), sharding_types=WHOLE, **more).device_of_table[0]
+        return evenshard.place([table, small], 2, (1.2, 4), **{**weights, **more}).device_of_table[0]
 
     with pytest.raises(InfeasibleTask):
-        evenshard.place([table, small], 2, (1.2, 1.2), pinned={"one": 0}, optimizer="adam", sharding_types=WHOLE)
+        evenshard.place([table, small], 2, (1.2, 1.2), pinned={"one": 0}, optimizer="adam", **weights)
     assert device(pinned={"one": 0}) == 0
     assert device(optimizer="rowwise_adagrad", pinned={"one": 0}) == 0  # 64 MB more
     assert device(optimizer="adagrad") == 1
     assert device(reserved_gb=0.5) == 1
     assert device(reserved_gb=0.5, weight_bits=16, pinned={"one": 0}) == 0
+
+
+def test_what_is_left_out_keeps_memory_for_what_is_not_counted_and_for_batches_on_the_way() -> None:
+    """A table of 1 GB: 15 % of 1.2 leave 1.02, and inputs and outputs take 8 samples' of 3 MB at most."""
+    table = [Table("one", BYTES_PER_GB // 64, 16, 1.0)]
+
+    def used(cap_gb: float, **more: Any) -> int:
+        return evenshard.place(table, 1, cap_gb, **more).used_bytes[0]
+
+    assert used(1.2, training_pipeline="") == BYTES_PER_GB
+    inputs, outputs = 65_536 * (8 + 12), 65_536 * 2 * 16 * 4
+    assert used(1.2) == BYTES_PER_GB + 2 * inputs + outputs
+    assert used(1.2, training_pipeline="prefetch") == BYTES_PER_GB + 3 * inputs + outputs
+    assert used(1.2, training_pipeline="none") == BYTES_PER_GB + inputs + outputs
+    with pytest.raises(InfeasibleTask):
+        used(1.17, training_pipeline="")
+    assert used(1.17, training_pipeline="", reserved_gb=0.17) == BYTES_PER_GB
+    with pytest.raises(InfeasibleTask):
+        used(1.17, training_pipeline="", reserved_gb=0.17, dense_gb=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"training_pipeline": "semi_sync"}, "training_pipeline is 'semi_sync'. Choose from none, base, sparse_dist,"),
+        ({"dense_gb": -1}, "dense_gb is -1, not a number from 0"),
+        ({"reserved_gb": -0.5}, "reserved_gb is -0.5, not a number from 0"),
+        ({"compute_kernels": ["fused", "uvm"]}, "compute_kernels names 'uvm'. Choose from fused, fused_uvm_caching,"),
+        ({"compute_kernels": ["fused_uvm"]}, "fused_uvm keeps weights in host memory, of which there is none for"),
+        ({"compute_kernels": ["key_value"], "host_memory_gb": 9}, "key_value keeps weights on SSDs, of which there"),
+        ({"table_kernels": {"a": "fused_uvm"}}, "fused_uvm keeps weights in host memory, of which there is none"),
+        ({"table_kernels": {"a": "uvm"}}, "a rule for table 'a' names 'uvm'. Choose from fused, fused_uvm_caching,"),
+        ({"table_kernels": {"a": []}}, "a rule for table 'a' names no kernel. Choose from fused,"),
+        ({"table_kernels": {"z": "fused"}}, "a rule names table 'z', which is not among the tables"),
+        ({"host_memory_gb": -1}, "host_memory_gb is -1, not a number from 0"),
+        ({"host_bandwidth_gb_s": 9}, "host_bandwidth_gb_s is given, but nothing that it is of. Give host_memory_gb"),
+    ],
+)
+def test_memory_that_makes_no_sense_is_one_line(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        evenshard.place([Table("a", 1000, 16, 1.0)], 2, **arguments)
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])

@@ -37,7 +37,7 @@ def _table_ids(text: str) -> Mapping[str, Sequence[int]]:
 
 
 def _table_words(text: str) -> Mapping[str, Sequence[str]]:
-    name, words = _of_table(text, "TYPE[,TYPE]")
+    name, words = _of_table(text, "NAME[,NAME]")
     return {name: words.split(",")}
 
 
@@ -68,7 +68,7 @@ _KINDS: Mapping[Any, Mapping[str, Any]] = {
     str | Path: PATH,
     float | Sequence[float]: {"type": _numbers, "metavar": "GB[,GB...]"},
     Mapping[str, int | Sequence[int]]: {"type": _table_ids, "metavar": "TABLE=N[,N]", **REPEATED},
-    Mapping[str, str | Sequence[str]]: {"type": _table_words, "metavar": "TABLE=TYPE[,TYPE]", **REPEATED},
+    Mapping[str, str | Sequence[str]]: {"type": _table_words, "metavar": "TABLE=NAME[,NAME]", **REPEATED},
     Mapping[str, int]: {"type": _table_number, "metavar": "TABLE=N", **REPEATED},
     Sequence[str]: {"type": _words, "metavar": "NAME[,NAME]"},
     Sequence[int]: {"type": _device, "metavar": "D", **REPEATED},

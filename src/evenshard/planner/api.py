@@ -6,6 +6,7 @@ for a flag or a schema. That must not wait for torch: what is heavy is imported 
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,16 @@ VISITS = 3
 def place(
     tables: "str | Path | Sequence[Table] | Collections",
     num_devices: int | None = None,
-    memory_cap_gb: float | Sequence[float] = 64.0,
+    memory_cap_gb: float | Sequence[float] | None = None,
     *,
-    reserved_gb: float = 0.0,
+    reserved_gb: float | None = None,
+    dense_gb: float | None = None,
+    training_pipeline: str = "sparse_dist",
+    host_memory_gb: float | None = None,
+    host_bandwidth_gb_s: float | None = None,
+    ssd_gb: float | None = None,
+    ssd_bandwidth_gb_s: float | None = None,
+    compute_kernels: Sequence[str] = (),
     nodes: int | None = None,
     devices_per_node: int | None = None,
     nodes_per_domain: int = 1,
@@ -51,6 +59,7 @@ def place(
     pinned_nodes: Mapping[str, int | Sequence[int]] | None = None,
     table_types: Mapping[str, str | Sequence[str]] | None = None,
     min_columns: Mapping[str, int] | None = None,
+    table_kernels: Mapping[str, str | Sequence[str]] | None = None,
     num_measured: int = 0,
     compare: Sequence[str] = (),
     seed: int = 0,
@@ -65,8 +74,20 @@ def place(
             (s3://bucket/tables.parquet); or ``Table``s; or TorchRec's ``EmbeddingBagCollection`` or
             ``EmbeddingCollection``, a model with some, or a list of their configurations.
         num_devices: devices; where left out, those of all nodes or of the cluster, else 8.
-        memory_cap_gb: memory of a device, GB of 1024**3 bytes; one number, or one for each device.
-        reserved_gb: GB of each device kept for everything besides tables.
+        memory_cap_gb: memory of a device, GB of 1024**3 bytes; one number, or one for each device. Where left out:
+            that of the profile of simulated hardware, what the driver says of cuda, 64 of cpu.
+        reserved_gb: GB of each device kept for everything that is not counted, such as fragmentation; where left out,
+            15 % of its memory, which TorchRec's planner keeps too.
+        dense_gb: GB that the dense model takes of each device, with its gradients and optimizer state.
+        training_pipeline: none, base, sparse_dist or prefetch, after TorchRec's TrainPipelines, which hold the inputs
+            of 1, 1, 2 and 3 batches; empty to count weights and optimizer state alone.
+        host_memory_gb: GB of each host's memory that tables may take; where left out, all tables stay in device
+            memory.
+        host_bandwidth_gb_s: bandwidth of each host's memory, 10**9 bytes per second, which its devices share.
+        ssd_gb: GB of each host's SSDs that tables may take, where key_value is named.
+        ssd_bandwidth_gb_s: bandwidth of each host's SSDs, likewise.
+        compute_kernels: where weights may be kept, by TorchRec's words: fused, fused_uvm_caching, fused_uvm,
+            key_value, host; where left out, the first three, as far as there is host memory.
         nodes: hosts; where left out, as many as the devices fill.
         devices_per_node: devices of a host; where left out, all of them, or as many as the link within a host connects.
         nodes_per_domain: hosts whose devices share the link within a host, as where NVLink spans several.
@@ -95,6 +116,7 @@ def place(
         pinned_nodes: the node, or nodes, that a table may live on.
         table_types: the ways in which a table may be sharded, in place of sharding_types.
         min_columns: columns that each part of a table has at least.
+        table_kernels: where a table's weights may be kept, in place of compute_kernels.
         num_measured: candidates to time on the hardware (a simulated one simulates); the fastest is the answer. 0
             trusts the model.
         compare: other sharders to compare with; see ``evenshard.planner.rivals``.
@@ -110,6 +132,8 @@ def place(
     """
     from evenshard.placement.sharding import Communication
     from evenshard.planner.cluster import devices_of
+    from evenshard.planner.device_memory import reserve_of
+    from evenshard.planner.host_memory import HostMemory
     from evenshard.planner.model import model_of
     from evenshard.planner.place import PlaceConfig, place_request
     from evenshard.planner.pricing import measured_parts
@@ -120,7 +144,8 @@ def place(
     from evenshard.utils.params import check_ranges
     from evenshard.utils.units import gb_to_bytes
 
-    check_ranges(batch_size=batch_size, reserved_gb=reserved_gb, seed=seed)
+    check_ranges(batch_size=batch_size, dense_gb=dense_gb or 0.0, seed=seed)
+    reserved_bytes, reserved_share = reserve_of(reserved_gb)
     check_ranges(default_pooling_factor=default_pooling_factor, num_measured=num_measured)
     devices = devices_of(
         num_devices,
@@ -132,28 +157,42 @@ def place(
         intra=intra,
         inter=inter,
         cluster=cluster,
+        host=HostMemory(host_memory_gb, host_bandwidth_gb_s, ssd_gb, ssd_bandwidth_gb_s),
     )
     known = _tables(tables, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor)
     request = PlacementRequest(
         tables=known.tables,
         caps_bytes=devices.caps_bytes,
         batch_size=batch_size,
-        reserved_bytes=gb_to_bytes(reserved_gb),
+        reserved_bytes=reserved_bytes,
         optimizer=optimizer,
-        rules=Rules.of(pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns),
+        rules=Rules.of(
+            pinned,
+            forbidden,
+            forbidden_devices,
+            together,
+            apart,
+            pinned_nodes,
+            table_types,
+            min_columns,
+            table_kernels,
+        ),
         communication=Communication.of(communication),
         sharding_types=_types(sharding_types, allow_column_split),
         machine=devices.machine,
         hardware=devices.hardware,
         assumptions=known.assumptions,
+        reserved_share=reserved_share,
+        dense_bytes=gb_to_bytes(dense_gb or 0.0),
+        training_pipeline=training_pipeline,
+        compute_kernels=tuple(compute_kernels),
     )
     loaded = model if isinstance(model, PlacementModel) else model_of(model, devices.hardware)
     config = PlaceConfig(SearchConfig(seed=seed), compare=tuple(compare), num_measured=num_measured)
     origin = str(tables) if isinstance(tables, str | Path) else None
-    if not num_measured:
-        return place_request(request, loaded, config, tables_from=origin, progress=progress)
-    with measured_parts(request, loaded, VISITS) as measure:
-        return place_request(request, loaded, config, measure, origin, progress)
+    with measured_parts(request, loaded, VISITS) if num_measured else nullcontext() as measure:
+        answer = place_request(request, loaded, config, measure, origin, progress)
+    return replace(answer, notes=(*answer.notes, *devices.notes))
 
 
 def _types(sharding_types: Sequence[str], allow_column_split: bool) -> tuple[str, ...]:

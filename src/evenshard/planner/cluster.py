@@ -1,21 +1,10 @@
-"""The machine of a placement as its user states it: in a YAML file of hosts, or by flags.
-
-::
-
-    hosts:
-      - {count: 2, devices: 8, hardware: simulated:h100, memory_gb: 80}
-      - {count: 1, devices: 8, hardware: simulated:a100_80gb, memory_gb: 64}
-    intra: nvlink_h100
-    inter: ib_400g
-
-Device ids follow the order of the hosts.
-"""
+"""The machine of a placement as its user states it, by flags or by a file: nodes, links and memory."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,78 +12,15 @@ from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import GPUS_OF_A_NODE, link, link_name
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import DeviceGroup, Machine
+from evenshard.planner.cluster_file import ClusterFile, load_cluster_file
+from evenshard.planner.device_memory import own_memory_gb, own_memory_note
+from evenshard.planner.host_memory import NO_HOST_MEMORY, HostMemory, not_twice
 from evenshard.planner.options import place_option
 from evenshard.planner.request import caps_of
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.limits import RANGES, read_text
 from evenshard.utils.params import check_ranges
-from evenshard.utils.records import record_of
-from evenshard.utils.yaml_files import load_yaml
 
 DEFAULT_DEVICES = 8
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """Hosts of one kind.
-
-    Attributes:
-        devices: devices of each.
-        count: how many hosts.
-        hardware: what a device is, such as simulated:h100; empty for what ``place`` is asked for.
-        memory_gb: memory of a device; None for what ``place`` is asked for.
-    """
-
-    devices: int
-    count: int = 1
-    hardware: str = ""
-    memory_gb: float | None = None
-
-    def problem(self) -> str | None:
-        """Says in one clause what makes them impossible, or None."""
-        for name, limits in (("devices", "num_devices"), ("count", "nodes")):
-            if problem := RANGES[limits].problem(getattr(self, name)):
-                return f"{name} {problem}"
-        if self.memory_gb is not None and (problem := RANGES["memory_cap_gb"].problem(self.memory_gb)):
-            return f"memory_gb {problem}"
-        return None
-
-
-@dataclass(frozen=True)
-class ClusterFile:
-    """Hosts, and the links between their devices.
-
-    Attributes:
-        hosts: kinds of hosts, in the order of the device ids.
-        nodes_per_domain: hosts whose devices share the fast link.
-        intra: link within a domain; empty for that of the hardware.
-        inter: link between domains; empty for none.
-    """
-
-    hosts: tuple[Hosts, ...]
-    nodes_per_domain: int = 1
-    intra: str = ""
-    inter: str = ""
-
-    @property
-    def num_devices(self) -> int:
-        """On all hosts."""
-        return sum(one.count * one.devices for one in self.hosts)
-
-    def problem(self) -> str | None:
-        """Says in one clause what makes it impossible, or None."""
-        if not self.hosts:
-            return "hosts is empty"
-        for number, one in enumerate(self.hosts, start=1):
-            if problem := one.problem():
-                return f"hosts, entry {number}: {problem}"
-            if one.devices != self.hosts[0].devices:
-                return f"hosts, entry {number}: devices is {one.devices}, but {self.hosts[0].devices} in entry 1"
-        for what in ("hardware", "memory_gb"):
-            given = {getattr(one, what) in ("", None) for one in self.hosts}
-            if len(given) > 1:
-                return f"{what} is given for some hosts, but not for others"
-        return None
 
 
 @dataclass(frozen=True)
@@ -102,37 +28,16 @@ class MachineAndMemory:
     """What a placement is for.
 
     Attributes:
-        machine: nodes and links.
+        machine: nodes, links and memory of hosts.
         caps_bytes: memory of each device, by device id.
         hardware: what the devices are; of several kinds, that of the first.
+        notes: what to know of the memory.
     """
 
     machine: Machine
     caps_bytes: tuple[int, ...]
     hardware: str
-
-
-def load_cluster_file(path: str | Path) -> ClusterFile:
-    """Reads a cluster file.
-
-    Raises:
-        BadFile: if it is missing, is not YAML, or makes no sense.
-    """
-    keys, of_hosts = (", ".join(field.name for field in fields(kind)) for kind in (ClusterFile, Hosts))
-    remedy = f"Its keys are {keys}; those of an entry of hosts are {of_hosts}."
-    try:
-        content = load_yaml(read_text(Path(path)))
-    except FileNotFoundError:
-        raise BadFile(path, "no such file", "Check the path.") from None
-    except (OSError, ValueError) as error:
-        raise BadFile(path, f"is not readable as YAML ({error})", remedy) from None
-    try:
-        found = record_of(ClusterFile, content)
-    except ValueError as error:
-        raise BadFile(path, str(error), remedy) from None
-    if problem := found.problem():
-        raise BadFile(path, problem, "Correct it.")
-    return found
+    notes: tuple[str, ...] = ()
 
 
 def devices_of(
@@ -146,6 +51,7 @@ def devices_of(
     intra: str = "",
     inter: str = "",
     cluster: str | Path | None = None,
+    host: HostMemory = NO_HOST_MEMORY,
 ) -> MachineAndMemory:
     """The machine of the arguments of ``evenshard.place``.
 
@@ -153,14 +59,13 @@ def devices_of(
         BadConfig: if they contradict each other or make no machine.
         BadFile: if the cluster cannot be read.
     """
-    memory, own = place_option("memory_cap_gb").default, place_option("hardware").default
-    memory_cap_gb, hardware = memory if memory_cap_gb is None else memory_cap_gb, own if hardware is None else hardware
+    hardware = place_option("hardware").default if hardware is None else hardware
     given = {"nodes": nodes, "devices_per_node": devices_per_node}
     check_ranges(**{name: value for name, value in given.items() if value is not None})
     check_ranges(nodes_per_domain=nodes_per_domain, **({} if num_devices is None else {"num_devices": num_devices}))
     if cluster is None:
         chosen = _machine_of_flags(num_devices, hardware, nodes, devices_per_node, nodes_per_domain, intra, inter)
-        return MachineAndMemory(chosen, caps_of(memory_cap_gb, chosen.num_devices), hardware)
+        return _with_memory(host.on(chosen), memory_cap_gb, [hardware] * chosen.num_devices)
     flags = {
         **given,
         "intra": intra,
@@ -176,21 +81,38 @@ def devices_of(
             f"of the file."
         )
     try:
-        return _devices_of_file(found, memory_cap_gb, hardware)
+        return _devices_of_file(found, memory_cap_gb, hardware, host)
     except BadConfig as error:
         raise BadFile(cluster, str(error).rstrip("."), "Correct it.") from None
 
 
-def _devices_of_file(cluster: ClusterFile, memory_cap_gb: float | Sequence[float], hardware: str) -> MachineAndMemory:
+def _with_memory(
+    machine: Machine, memory_cap_gb: float | Sequence[float] | None, hardware: Sequence[str]
+) -> MachineAndMemory:
+    """The machine with its devices' memory; where none is given, what each of them has by itself.
+
+    Args:
+        hardware: of each device.
+    """
+    if memory_cap_gb is not None:
+        return MachineAndMemory(machine, caps_of(memory_cap_gb, machine.num_devices), hardware[0])
+    own = {kind: own_memory_gb(kind) for kind in dict.fromkeys(hardware)}
+    notes = (own_memory_note(kind) for kind in own)
+    caps = caps_of([own[kind] for kind in hardware], machine.num_devices)
+    return MachineAndMemory(machine, caps, hardware[0], tuple(note for note in notes if note))
+
+
+def _devices_of_file(
+    cluster: ClusterFile, memory_cap_gb: float | Sequence[float] | None, hardware: str, host: HostMemory
+) -> MachineAndMemory:
     kinds = [one.hardware or hardware for one in cluster.hosts]
     if cluster.hosts[0].hardware and hardware not in (place_option("hardware").default, *kinds):
         raise BadConfig(f"hardware is {kinds[0]} in the file, but {hardware} is asked for. Leave one of them out.")
     for kind in kinds:
         _own_link(kind)
+    not_twice("memory_gb", cluster.hosts[0].memory_gb, "memory_cap_gb", memory_cap_gb)
     caps = memory_cap_gb
     if cluster.hosts[0].memory_gb is not None:
-        if memory_cap_gb != place_option("memory_cap_gb").default:
-            raise BadConfig("memory_gb is in the file, and memory_cap_gb is given too. Leave one of them out.")
         caps = [one.memory_gb or 0.0 for one in cluster.hosts for _ in range(one.count * one.devices)]
     groups = tuple(DeviceGroup(kind, one.count * one.devices) for kind, one in zip(kinds, cluster.hosts, strict=True))
     machine = Machine(
@@ -201,7 +123,8 @@ def _devices_of_file(cluster: ClusterFile, memory_cap_gb: float | Sequence[float
         cluster.inter,
         groups if len(set(kinds)) > 1 else (),
     )
-    return MachineAndMemory(_checked(machine), caps_of(caps, cluster.num_devices), kinds[0])
+    of_devices = [group.hardware for group in groups for _ in range(group.num_devices)]
+    return _with_memory(host.on(_checked(machine), cluster), caps, of_devices)
 
 
 def _machine_of_flags(

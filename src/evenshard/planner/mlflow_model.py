@@ -19,6 +19,7 @@ from evenshard.measure.hardware import HardwareName
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import parts_on
 from evenshard.planner import api
+from evenshard.planner.device_memory import own_memory_gb, reserve_of
 from evenshard.planner.options import place_option
 from evenshard.planner.request import PlacementRequest, caps_of
 from evenshard.planner.serving import served_parameters
@@ -69,8 +70,10 @@ class ServedModel(PythonModel):
         tables: tuple[Table, ...],
         *,
         num_devices: int,
-        memory_cap_gb: float,
-        reserved_gb: float,
+        memory_cap_gb: float | None,
+        reserved_gb: float | None,
+        dense_gb: float | None,
+        training_pipeline: str,
         batch_size: int,
         optimizer: str,
         seed: int,  # the rollouts of a task are always the same
@@ -79,9 +82,20 @@ class ServedModel(PythonModel):
         for name, value in others.items():
             if value != place_option(name).default:
                 raise BadConfig(f"evenshard-policy takes no {name}. Serve evenshard-cost, or leave {name} out.")
-        check_ranges(reserved_gb=reserved_gb)
-        caps = caps_of(memory_cap_gb, num_devices)
-        request = PlacementRequest(tables, caps, batch_size, gb_to_bytes(reserved_gb), optimizer)
+        if memory_cap_gb is None:  # a policy does not say what devices it is for
+            memory_cap_gb = own_memory_gb(place_option("hardware").default)
+        check_ranges(dense_gb=dense_gb or 0.0)
+        reserved_bytes, reserved_share = reserve_of(reserved_gb)
+        request = PlacementRequest(
+            tables,
+            caps_of(memory_cap_gb, num_devices),
+            batch_size,
+            reserved_bytes,
+            optimizer,
+            reserved_share=reserved_share,
+            dense_bytes=gb_to_bytes(dense_gb or 0.0),
+            training_pipeline=training_pipeline,
+        )
         return parts_on(whole_tables(tables), self._policy.place(request.task()))
 
 

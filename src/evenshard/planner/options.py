@@ -15,7 +15,7 @@ from operator import or_
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
-UNITS = {"_gb": "GB", "_ms": "ms", "_pct": "%"}
+UNITS = {"_gb": "GB", "_gb_s": "GB/s", "_ms": "ms", "_pct": "%"}
 """A number is called after its unit."""
 
 

@@ -11,8 +11,9 @@ from evenshard.placement.memory import BATCHES, SampleMemory, sample_memory
 from evenshard.placement.optimizer_state import optimizer_problem
 from evenshard.placement.parts import whole_tables
 from evenshard.placement.sharding import SHARDING_TYPES, Communication, ShardingTask, part_bytes
-from evenshard.placement.storage import COMPUTE_KERNELS, USUAL_KERNELS
+from evenshard.placement.storage import COMPUTE_KERNELS, HOST_KERNELS, KEY_VALUE, USUAL_KERNELS
 from evenshard.placement.task import PlacementTask
+from evenshard.planner.device_memory import reserves_of
 from evenshard.planner.options import option_field
 from evenshard.planner.rules import Rules
 from evenshard.tables.assumptions import Assumption
@@ -104,6 +105,9 @@ class PlacementRequest:
                 )
         if problem := self.rules.problem((table.name for table in self.tables), self.nodes):
             raise BadConfig(problem)
+        for kernel in (*self.compute_kernels, *(one for own in self.rules.table_kernels.values() for one in own)):
+            if problem := _memory_problem(kernel, self.nodes):
+                raise BadConfig(problem)
 
     @property
     def num_devices(self) -> int:
@@ -113,7 +117,7 @@ class PlacementRequest:
     @property
     def reserves_bytes(self) -> tuple[int, ...]:
         """Memory of each device that is kept for everything that is not counted."""
-        return tuple(self.reserved_bytes + round(self.reserved_share * cap) for cap in self.caps_bytes)
+        return reserves_of(self.caps_bytes, self.reserved_bytes, self.reserved_share)
 
     @property
     def sample_memory(self) -> SampleMemory:
@@ -179,6 +183,15 @@ class PlacementRequest:
             apart=task.apart,
         )
         return PlacementTask(TASK_ID, self.tables, self.num_devices, max(rooms), self.batch_size, constraints)
+
+
+def _memory_problem(kernel: str, machine: Machine) -> str | None:
+    """Says in one sentence that a kernel that is named keeps weights where the machine has no memory for them."""
+    if kernel in HOST_KERNELS and not machine.host_bytes:
+        return f"{kernel} keeps weights in host memory, of which there is none for tables. Give host_memory_gb."
+    if kernel == KEY_VALUE and not machine.ssd_bytes:
+        return f"{kernel} keeps weights on SSDs, of which there are none for tables. Give ssd_gb."
+    return None
 
 
 def caps_of(memory_cap_gb: float | Sequence[float], num_devices: int) -> tuple[int, ...]:

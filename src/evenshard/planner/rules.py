@@ -10,6 +10,7 @@
     apart: [[ads_a, ads_b]]
     table_types: {user_id: [row_wise, data_parallel]}
     min_columns: {item_id: 32}                # columns of the narrowest part
+    table_kernels: {clicks: fused_uvm}        # the place, or places, where its weights may be kept
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, TypeVar
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.sharding import SHARDING_TYPES, TableLimits
+from evenshard.placement.storage import COMPUTE_KERNELS, FUSED
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.limits import read_text
 from evenshard.utils.messages import brief, cut
@@ -45,6 +47,7 @@ class Rules:
         pinned_nodes: the nodes that a table may live on.
         table_types: the ways in which a table may be sharded, in place of those of all tables.
         min_columns: columns that each part of a table has at least.
+        table_kernels: the compute kernels that a table may have, in place of those of all tables.
     """
 
     pinned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -55,6 +58,7 @@ class Rules:
     pinned_nodes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     table_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     min_columns: Mapping[str, int] = field(default_factory=dict)
+    table_kernels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -66,6 +70,7 @@ class Rules:
         pinned_nodes: Mapping[str, int | Sequence[int]] | None = None,
         table_types: Mapping[str, str | Sequence[str]] | None = None,
         min_columns: Mapping[str, int] | None = None,
+        table_kernels: Mapping[str, str | Sequence[str]] | None = None,
     ) -> Rules:
         """Rules as a person writes them down: one device or several, nothing or None for no rule.
 
@@ -79,8 +84,9 @@ class Rules:
             _groups("together", together),
             _groups("apart", apart),
             _ids_of_tables("pinned_nodes", pinned_nodes, "node"),
-            _types_of_tables("table_types", table_types),
+            _words_of_tables("table_types", table_types, "type", SHARDING_TYPES[0]),
             _columns_of_tables("min_columns", min_columns),
+            _words_of_tables("table_kernels", table_kernels, "kernel", FUSED),
         )
 
     def __add__(self, other: Rules) -> Rules:
@@ -88,7 +94,7 @@ class Rules:
 
         Raises:
             BadConfig: if a table is pinned by both, to different devices: that could mean either, or any of them; the
-                same of its nodes, types and columns.
+                same of its nodes, types, columns and kernels.
         """
         for name in self.pinned.keys() & other.pinned.keys():
             one, two = set(self.pinned[name]), set(other.pinned[name])
@@ -107,6 +113,7 @@ class Rules:
             pinned_nodes=_joined("pinned_nodes", self.pinned_nodes, other.pinned_nodes),
             table_types=_joined("table_types", self.table_types, other.table_types),
             min_columns=_joined("min_columns", self.min_columns, other.min_columns),
+            table_kernels=_joined("table_kernels", self.table_kernels, other.table_kernels),
         )
 
     def of_tables(self, names: Collection[str]) -> Rules:
@@ -128,13 +135,14 @@ class Rules:
             pinned_nodes=of(self.pinned_nodes),
             table_types=of(self.table_types),
             min_columns=of(self.min_columns),
+            table_kernels=of(self.table_kernels),
         )
 
     def problem(self, names: Iterable[str], machine: Machine) -> str | None:
         """Says in one sentence what makes the rules unusable for these tables and devices, or None."""
         known = set(names)
         groups = (*self.together, *self.apart)
-        of_tables = (*self.pinned, *self.forbidden, *self.pinned_nodes, *self.table_types, *self.min_columns)
+        of_tables = (name for rule in vars(self).values() if isinstance(rule, Mapping) for name in rule)
         for name in (*of_tables, *(name for group in groups for name in group)):
             if name not in known:
                 return f"a rule names table {brief(name)}, which is not among the tables. Correct its name."
@@ -147,11 +155,15 @@ class Rules:
         for name, nodes in self.pinned_nodes.items():
             if problem := _id_problem(name, "node", nodes, machine.num_nodes):
                 return problem
-        for name, types in self.table_types.items():
-            unknown = next((one for one in types if one not in SHARDING_TYPES), None)
-            if unknown is not None or not types:
-                named = "no type" if unknown is None else brief(unknown)
-                return f"a rule for table {brief(name)} names {named}. Choose from {', '.join(SHARDING_TYPES)}."
+        for what, words_of, choices in (
+            ("type", self.table_types, SHARDING_TYPES),
+            ("kernel", self.table_kernels, COMPUTE_KERNELS),
+        ):
+            for name, words in words_of.items():
+                unknown = next((one for one in words if one not in choices), None)
+                if unknown is not None or not words:
+                    named = f"no {what}" if unknown is None else brief(unknown)
+                    return f"a rule for table {brief(name)} names {named}. Choose from {', '.join(choices)}."
         for name, columns in self.min_columns.items():
             if columns < 1:
                 return f"min_columns of table {brief(name)} is {brief(columns)}. Give at least 1."
@@ -170,6 +182,7 @@ class Rules:
             frozenset(self.table_types.get(name, types)),
             _allowed_devices(machine, *where, self.forbidden_devices),
             self.min_columns.get(name, COLUMN_STEP),
+            frozenset(self.table_kernels[name]) if name in self.table_kernels else None,
         )
 
 
@@ -245,13 +258,13 @@ def _ids(key: str, value: Any, what: str = "device") -> tuple[int, ...]:
     return tuple(map(int, ids))  # Kubeflow's JSON knows no whole numbers
 
 
-def _types_of_tables(key: str, value: Any) -> dict[str, tuple[str, ...]]:
+def _words_of_tables(key: str, value: Any, what: str, example: str) -> dict[str, tuple[str, ...]]:
     found = {}
-    for name, types in _of_tables(key, value, "type").items():
-        types = types if _is_list(types) else [types]
-        if not all(isinstance(one, str) for one in types):
-            raise BadConfig(f"{key}.{cut(name)}: {brief(types)} is not a list of types. Write [{SHARDING_TYPES[0]}].")
-        found[name] = tuple(types)
+    for name, words in _of_tables(key, value, what).items():
+        words = words if _is_list(words) else [words]
+        if not all(isinstance(one, str) for one in words):
+            raise BadConfig(f"{key}.{cut(name)}: {brief(words)} is not a list of {what}s. Write [{example}].")
+        found[name] = tuple(words)
     return found
 
 

@@ -28,11 +28,13 @@ class ServedCode:
 
     Attributes:
         script: a file that sets MLflow's model; a copy is stored with the networks.
-        parameters: parameters besides the tables, with defaults.
+        parameters: parameters besides the tables, with defaults; None where leaving one out means something.
+        kinds: their types: bool, int, float or str.
     """
 
     script: Path
-    parameters: Mapping[str, bool | int | float | str]
+    parameters: Mapping[str, bool | int | float | str | None]
+    kinds: Mapping[str, type]
 
 
 def save_pyfunc(model: Path, code: ServedCode, target: Path, name: str, logged: Any, run_id: str) -> None:
@@ -52,7 +54,7 @@ def save_pyfunc(model: Path, code: ServedCode, target: Path, name: str, logged: 
             str(target),
             python_model=str(code.script),
             artifacts={"model": str(model)},
-            signature=signature(code.parameters),
+            signature=signature(code),
             input_example=(EXAMPLE, {"num_devices": 2}),
             pip_requirements=pip_requirements(),
             mlflow_model=Model(
@@ -92,7 +94,7 @@ def output_rows(part: TablePart) -> Iterator[dict[str, str | int]]:
         }
 
 
-def signature(parameters: Mapping[str, bool | int | float | str]) -> Any:
+def signature(code: ServedCode) -> Any:
     """Input: the columns of a table file. Output: those of ``output_rows``. Parameters: names and defaults."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
@@ -125,5 +127,5 @@ def signature(parameters: Mapping[str, bool | int | float | str]) -> Any:
         ColSpec(whole, "column_stop"),
     ]
     types = {bool: DataType.boolean, int: whole, float: number, str: text}
-    params = [ParamSpec(param, types[type(default)], default) for param, default in parameters.items()]
+    params = [ParamSpec(param, types[code.kinds[param]], default) for param, default in code.parameters.items()]
     return ModelSignature(Schema(tables), Schema(placement), ParamSchema(params))

@@ -6,10 +6,12 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 
 from evenshard.placement.sharding import TABLE_WISE
+from evenshard.placement.storage import COMPUTE_KERNELS
 from evenshard.planner.torchrec.constraints import USED, Constrained, constrained
 from evenshard.planner.torchrec.modules import located_tables
 from evenshard.planner.torchrec.tables import table_set_of
@@ -40,10 +42,10 @@ SET: dict[str, Any] = {
 """A value of each field that is not its default."""
 
 
-def of(**named: Any) -> Constrained:
+def of(kernels: tuple[str, ...] = COMPUTE_KERNELS, **named: Any) -> Constrained:
     located = located_tables(CONFIGS)
     constraints = {"a": ParameterConstraints(**named)}
-    return constrained(constraints, table_set_of(CONFIGS), located, (TABLE_WISE,), "cuda")
+    return constrained(constraints, table_set_of(CONFIGS), located, (TABLE_WISE,), "cuda", kernels)
 
 
 @pytest.mark.parametrize("name", [one.name for one in fields(ParameterConstraints)])
@@ -78,12 +80,36 @@ def test_a_dense_kernel_is_that_of_replicas() -> None:
     both = {"sharding_types": ["row_wise", "data_parallel"]}
     assert of(compute_kernels=["fused"], **both).rules.table_types == {"a": ("row_wise",)}
     assert of(compute_kernels=["fused", "dense"], **both).rules.table_types == {"a": ("row_wise", "data_parallel")}
+    assert of(compute_kernels=["dense"]).rules.table_kernels == {}
+
+
+def test_kernels_say_where_weights_may_be_kept() -> None:
+    both = {"sharding_types": ["row_wise", "data_parallel"]}
+    kernels = EmbeddingComputeKernel
+    of_both = of(compute_kernels=[kernels.FUSED, "fused_uvm", "ssd_virtual_table"]).rules
+    assert of_both.table_kernels == {"a": ("fused", "fused_uvm")}
+    assert of(compute_kernels=["fused", "dense"], **both).rules.table_kernels == {"a": ("fused",)}
+    assert of(compute_kernels=["key_value"]).rules.table_kernels == {"a": ("key_value",)}
+    outside = of(compute_kernels=["dense", "fused_uvm"], **both).rules
+    assert (outside.table_types, outside.table_kernels) == ({"a": ("row_wise",)}, {"a": ("fused_uvm",)})
+    replicas = of(compute_kernels=["dense", "fused_uvm"], sharding_types=["data_parallel"]).rules
+    assert (replicas.table_types, replicas.table_kernels) == ({"a": ("data_parallel",)}, {})
+
+
+def test_kernels_that_the_machine_has_no_memory_for_are_left_aside() -> None:
+    found = of(("fused",), compute_kernels=["fused", "fused_uvm_caching"])
+    assert found.rules.table_kernels == {"a": ("fused",)}
+    with pytest.raises(BadConfig, match=r"compute_kernels are \['fused_uvm'\], evenshard can use dense, fused here"):
+        of(("fused",), compute_kernels=["fused_uvm"])
 
 
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ({"compute_kernels": ["key_value"]}, r"compute_kernels are \['key_value'\], evenshard places dense and fused"),
+        (
+            {"compute_kernels": ["fused_triton"]},
+            r"compute_kernels are \['fused_triton'\], evenshard can use dense, fused",
+        ),
         ({"compute_kernels": ["dense"], "sharding_types": ["row_wise"]}, "no kernel of compute_kernels .* row_wise"),
         ({"device_group": "rank3"}, "device_group is 'rank3', the devices are cuda. To name a rank, use pinned="),
         ({"pooling_factors": [1.0, 2.0, 3.0]}, "3 pooling_factors for 2 features"),

@@ -18,6 +18,8 @@ from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 from torchrec.distributed.types import ShardingPlan
 
 import evenshard
+from evenshard.placement.machine import Machine
+from evenshard.placement.memory import BATCHES
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import PlacementTask
@@ -27,6 +29,8 @@ from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB
 from support.request_builders import untrained
 from support.torchrec_builders import GREEDY, META, USER, Fixed, Model, gb, topology
+
+GB = BYTES_PER_GB
 
 # The planner ----------------------------------------------------------------------------------------------------------
 
@@ -44,39 +48,94 @@ class Curious:
         return Placement(self.device_of_table, task.num_devices)
 
 
+WEIGHTS: dict[str, Any] = {"reserved_gb": 0.0, "training_pipeline": ""}
+"""All memory is for weights and optimizer state, which alone count."""
+
+
 def asked(*device_of_table: int, **kwargs: Any) -> PlacementTask:
-    """The task that a planner asks of its sharder."""
+    """The task that a planner asks of its sharder, by weights and optimizer state alone where nothing else is said."""
     sharder = Curious(device_of_table or (0,) * 5)
+    kwargs = {"training_pipeline": "", **kwargs}
     EvenshardPlanner(sharder, **kwargs).plan(Model(META), [EmbeddingBagCollectionSharder()])
     assert sharder.task is not None
     return sharder.task
 
 
 def test_the_sharder_gets_the_global_batch_and_the_true_tables() -> None:
-    task = asked(world_size=4, memory_cap_gb=gb(10**6), batch_size=100, pooling_factors={"clicks": 7.5})
+    task = asked(
+        world_size=4, memory_cap_gb=gb(10**6), reserved_gb=0.0, batch_size=100, pooling_factors={"clicks": 7.5}
+    )
     assert (task.num_devices, task.memory_cap_bytes, task.batch_size) == (4, 10**6, 400)
     assert task.tables == tables_of(Model(META), {"clicks": 7.5})
 
 
 def test_a_topology_tells_ranks_and_memory() -> None:
-    """85 % of its memory may be tables, unless the caller knows better."""
+    """85 % of its memory is for the model, unless the caller knows better."""
     task = asked(topology=topology(3))
     assert (task.num_devices, task.memory_cap_bytes, task.batch_size) == (3, int(0.85 * BYTES_PER_GB), 3 * 512)
-    assert asked(topology=topology(3), memory_cap_gb=0.25).caps_bytes == (BYTES_PER_GB // 4,) * 3
+    assert asked(topology=topology(3), memory_cap_gb=0.25).caps_bytes == (round(0.85 * BYTES_PER_GB / 4),) * 3
+    assert asked(topology=topology(3), memory_cap_gb=0.25, reserved_gb=0.0).caps_bytes == (BYTES_PER_GB // 4,) * 3
     assert asked(topology=topology(3), memory_cap_gb=0.25, reserved_gb=0.125).memory_cap_bytes == BYTES_PER_GB // 8
     assert asked(topology=topology(3), reserved_gb=0.5).memory_cap_bytes == BYTES_PER_GB // 2
     assert asked(topology=topology(2, "cpu", ddr_cap_bytes=10**6)).memory_cap_bytes == 850_000
     uneven = topology(3)
     uneven.devices[1].storage.hbm = 10**8
     assert asked(topology=uneven).caps_bytes == (task.memory_cap_bytes, 85_000_000, task.memory_cap_bytes)
-    assert asked(world_size=2, memory_cap_gb=[1, 0.5]).caps_bytes == (BYTES_PER_GB, BYTES_PER_GB // 2)
+    own = asked(world_size=2, memory_cap_gb=[1, 0.5], reserved_gb=0.0)
+    assert own.caps_bytes == (BYTES_PER_GB, BYTES_PER_GB // 2)
+    assert asked(topology=topology(3), reserved_gb=0.0, dense_gb=0.75).memory_cap_bytes == BYTES_PER_GB // 4
+
+
+def test_batches_on_the_way_take_memory() -> None:
+    rooms = [asked(topology=topology(2), training_pipeline=one).memory_cap_bytes for one in ("", *BATCHES)]
+    assert rooms[0] > rooms[1] == rooms[2] > rooms[3] > rooms[4]
+    inputs = rooms[2] - rooms[3]
+    assert rooms[4] == pytest.approx(rooms[2] - 2 * inputs, abs=2), "those of 1, 2 and 3 batches"
+
+
+def host_memory(**kwargs: Any) -> Machine:
+    """The machine that a planner asks for."""
+    planner = EvenshardPlanner(model=untrained(), **kwargs)
+    planner.plan(Model(META))
+    assert planner.answer is not None
+    return planner.answer.request.nodes
+
+
+def test_a_topology_tells_memory_of_hosts() -> None:
+    """Each node has what its ranks have together; TorchRec assumes 128 GB of a rank."""
+    ranks: dict[str, Any] = {"local_world_size": 2, "hbm_cap_bytes": 10**9}
+    machine = host_memory(topology=topology(4, ddr_cap_bytes=3 * GB, **ranks))
+    assert machine.host_bytes == (6 * GB, 6 * GB)
+    uneven = topology(4, ddr_cap_bytes=3 * GB, **ranks)
+    uneven.devices[3].storage.ddr = GB
+    assert host_memory(topology=uneven).host_bytes == (6 * GB, 4 * GB)
+    assumed = host_memory(world_size=2, compute_device="cuda")
+    assert assumed.host_bytes == (256 * GB,) and assumed.ssd_bytes == (2 * 2048 * GB,)
+    own = host_memory(topology=uneven, host_memory_gb=7, host_bandwidth_gb_s=300, ssd_gb=0)
+    assert (own.host_bytes, own.host_gb_s, own.ssd_bytes) == ((7 * GB,) * 2, 300, ())
+    assert host_memory(world_size=2, compute_device="cpu").host_bytes == (), "there it is the devices' own"
+    assert host_memory(world_size=2, compute_device="cuda", host_memory_gb=0).host_bytes == ()
+
+
+def test_kernels_are_those_that_torchrec_has() -> None:
+    planner = EvenshardPlanner(
+        model=untrained(),
+        world_size=2,
+        compute_device="cuda",
+        compute_kernels=["fused", "fused_uvm"],
+        table_kernels={"tags": "fused"},
+    )
+    planner.plan(Model(META))
+    assert planner.answer is not None
+    request = planner.answer.request
+    assert request.compute_kernels == ("fused", "fused_uvm") and request.rules.table_kernels == {"tags": ("fused",)}
 
 
 def test_without_a_topology_memory_is_what_torchrec_assumes() -> None:
     for device in ("cuda", "cpu"):
         theirs = topology(2, device, hbm_cap_bytes=None, ddr_cap_bytes=None)
         assert asked(world_size=2, compute_device=device) == asked(topology=theirs)
-    assert asked(world_size=2, compute_device="cuda").memory_cap_bytes == int(0.85 * 32 * BYTES_PER_GB)
+    assert asked(world_size=2, compute_device="cuda").memory_cap_bytes == round(0.85 * 32 * BYTES_PER_GB)
 
 
 def test_rules_and_optimizer_are_part_of_the_task() -> None:
@@ -110,7 +169,7 @@ def test_torchrun_tells_ranks_and_nodes(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda *group: 4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    planner = EvenshardPlanner(Fixed((3, 3, 3, 3, 3)), compute_device="cuda", memory_cap_gb=gb(10**6))
+    planner = EvenshardPlanner(Fixed((3, 3, 3, 3, 3)), compute_device="cuda", memory_cap_gb=1)
     (shard,) = planner.plan(Model(META)).plan["item"]["tags"].sharding_spec.shards
     assert str(shard.placement) == "rank:3/cuda:1"
 
@@ -123,7 +182,7 @@ def test_a_model_without_collections_has_an_empty_plan() -> None:
 
 def test_an_impossible_task_is_torchrecs_error_with_evenshards_numbers() -> None:
     for sharder in (GREEDY, Fixed((0, 0, 0, 0, 0))):  # one that says so, and one that ignores memory
-        planner = EvenshardPlanner(sharder, world_size=2, memory_cap_gb=gb(4700))
+        planner = EvenshardPlanner(sharder, world_size=2, memory_cap_gb=gb(4700), **WEIGHTS)
         with pytest.raises(PlannerError, match=r"the model: .* needs .* Raise memory_cap_gb or num_devices") as caught:
             planner.plan(Model(META))
         assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
@@ -144,6 +203,21 @@ def test_an_impossible_task_is_torchrecs_error_with_evenshards_numbers() -> None
         ({"world_size": 1, "model": "work/round_3"}, "a sharder decides by itself"),
         ({"world_size": 1, "allow_column_split": True}, "a sharder decides by itself"),
         ({"world_size": 1, "sharder": topology(1)}, "sharder is a Topology, which cannot place"),
+        ({"world_size": 1, "compute_kernels": ["fused"]}, "a sharder decides by itself"),
+        ({"world_size": 1, "dense_gb": -1}, "dense_gb is -1, not a number from 0"),
+        ({"world_size": 1, "host_memory_gb": -1}, "host_memory_gb is -1, not a number from 0"),
+        (
+            {"world_size": 1, "sharder": None, "compute_device": "cuda", "compute_kernels": ["fused", "host"]},
+            "'host' is no kernel of TorchRec's on cuda. Choose from fused, fused_uvm_caching, fused_uvm, key_value",
+        ),
+        (
+            {"world_size": 1, "compute_device": "cpu", "table_kernels": {"tags": "fused_uvm"}},
+            "'fused_uvm' is no kernel of TorchRec's on cpu. Choose from fused",
+        ),
+        (
+            {"world_size": 1, "compute_device": "cpu", "host_memory_gb": 9},
+            "on the CPU, memory_cap_gb is of host memory. Leave all other memory of hosts and SSDs out",
+        ),
     ],
 )
 def test_arguments_that_make_no_sense(kwargs: dict[str, Any], message: str) -> None:
@@ -175,6 +249,9 @@ def test_it_answers_as_evenshard_place_does(caplog: pytest.LogCaptureFixture) ->
         "world_size": 2,
         "compute_device": "cuda",
         "memory_cap_gb": gb(8000),
+        "reserved_gb": 0.0,
+        "training_pipeline": "",
+        "host_memory_gb": 1.0,
         "pooling_factors": {"clicks": 7.5},
     }
     planner = EvenshardPlanner(**settings, **asked)
@@ -182,7 +259,8 @@ def test_it_answers_as_evenshard_place_does(caplog: pytest.LogCaptureFixture) ->
     (warning,) = (one.getMessage() for one in caplog.records)
     assert warning.startswith("2 tables have a larger dim than the 8")
     tables = tables_of(model, {"clicks": 7.5})
-    answer = evenshard.place(tables, 2, gb(8000), batch_size=2 * 512, **asked)
+    same = {name: settings[name] for name in ("reserved_gb", "training_pipeline", "host_memory_gb")}
+    answer = evenshard.place(tables, 2, gb(8000), batch_size=2 * 512, **same, **asked)
     assert planner.answer is not None
     assert planner.answer == replace(answer, request=planner.answer.request)
     assert plan == sharding_plan(answer, model)
@@ -202,6 +280,9 @@ def test_a_table_too_big_for_a_rank_is_split_where_that_is_allowed() -> None:
         "memory_cap_gb": [gb(5000), gb(4400)],
         "pinned": {"user.ebc.id": 0, "item.id": 0, "clicks": 1, "tags": 1},
         "model": untrained(),
+        "host_memory_gb": 0,
+        "compute_device": "cuda",
+        **WEIGHTS,
     }
     with pytest.raises(PlannerError) as caught:
         EvenshardPlanner(**kwargs, sharding_types=["table_wise"]).plan(Model(META))
@@ -212,7 +293,7 @@ def test_a_table_too_big_for_a_rank_is_split_where_that_is_allowed() -> None:
 
 def test_nodes_of_a_topology_have_a_link_of_its_bandwidth_between_them() -> None:
     """13.4 GB/s is TorchRec's own value; that within a node is left to the hardware where it is TorchRec's own."""
-    kwargs: dict[str, Any] = {"memory_cap_gb": gb(10**6), "model": untrained()}
+    kwargs: dict[str, Any] = {"memory_cap_gb": 1, "model": untrained()}
     planner = EvenshardPlanner(topology=topology(4, local_world_size=2), **kwargs)
     planner.plan(Model(META))
     assert planner.answer is not None

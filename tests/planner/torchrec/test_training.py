@@ -147,7 +147,7 @@ def process(rank: int, out: Path) -> None:
 
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=WORLD_SIZE)
     notes: dict[str, Any] = {}
-    planner = EvenshardPlanner(Fixed(DEVICE_OF_TABLE), compute_device="cpu", memory_cap_gb=gb(10**6))
+    planner = EvenshardPlanner(Fixed(DEVICE_OF_TABLE), compute_device="cpu", memory_cap_gb=1)
     plan = planner.collective_plan(Model(), module_sharders("sgd"))
     notes["plan"] = str(plan)
     notes["sgd"] = sharded_run(plan, "sgd", rank)
@@ -207,6 +207,7 @@ def command(folder: Path) -> None:
     (folder / "tables.csv").write_text("\n".join(columns + rows))
     pins = [word for name, device in PINNED.items() for word in ("--pin", f"{name}={device}")]
     machine = ["--devices", str(WORLD_SIZE), "--memory-cap-gb", CAPS_GB, "--batch-size", "2048"]
+    machine += ["--reserved-gb", "0", "--training-pipeline", ""]  # weights alone, of which there are few
     output = ["--allow-column-split", "--format", "torchrec", "-o", str(folder / "plan.json")]
     assert main(["place", str(folder / "tables.csv"), *machine, *pins, *output]) == 0
 

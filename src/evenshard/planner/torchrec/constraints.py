@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.sharding import DATA_PARALLEL
+from evenshard.placement.storage import COMPUTE_KERNELS
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.entries import DENSE_KERNEL, FUSED_KERNEL
 from evenshard.planner.torchrec.modules import LocatedTable
@@ -51,6 +52,7 @@ def constrained(
     located: Sequence[LocatedTable],
     types: Sequence[str],
     compute_device: str,
+    kernels: Sequence[str] = COMPUTE_KERNELS,
 ) -> Constrained:
     """The tables of a model and their rules, by constraints.
 
@@ -60,6 +62,7 @@ def constrained(
         located: where they are in the model, in the same order.
         types: the ways in which tables may be sharded that have no rule of their own.
         compute_device: cuda or cpu.
+        kernels: where it has memory for weights; of what a constraint names, others are left aside.
 
     Raises:
         BadConfig: if a constraint is of no table, or asks for what evenshard does not place.
@@ -72,6 +75,7 @@ def constrained(
     tables: list[Table] = []
     table_types: dict[str, tuple[str, ...]] = {}
     min_columns: dict[str, int] = {}
+    table_kernels: dict[str, tuple[str, ...]] = {}
     for table, one in zip(known.tables, located, strict=True):
         own = constraints.get(one.name, constraints.get(one.config.name))
         if own is None:
@@ -85,14 +89,16 @@ def constrained(
             table = replace(table, pooling_factor=sum(lookups), feature_pooling_factors=several)
         tables.append(replace(table, is_weighted=table.is_weighted or own.is_weighted))
         if own.sharding_types is not None or own.compute_kernels is not None:
-            table_types[table.name] = _types(table.name, own, types)
+            table_types[table.name], own_kernels = _types_and_kernels(table.name, own, types, kernels)
+            if own_kernels:
+                table_kernels[table.name] = own_kernels
         if own.min_partition is not None:
             min_columns[table.name] = own.min_partition
     assumptions = (one for one in known.assumptions if one.column != "pooling_factor" or one.table in assumed)
     unused = cut(", ".join(_unused(constraints)), 400)
     return Constrained(
         TableSet(tuple(tables), tuple(assumptions)),
-        Rules.of(table_types=table_types, min_columns=min_columns),
+        Rules.of(table_types=table_types, min_columns=min_columns, table_kernels=table_kernels),
         (f"Of TorchRec's constraints, these change nothing in the placement: {unused}.",) if unused else (),
     )
 
@@ -124,27 +130,40 @@ def _lookups(name: str, own: ParameterConstraints, features: Sequence[str]) -> t
     return tuple(float(by_feature[feature]) for feature in features)
 
 
-def _types(name: str, own: ParameterConstraints, types: Sequence[str]) -> tuple[str, ...]:
-    """The ways in which a table may be sharded: a dense kernel is that of replicas, a fused one of all else."""
-    named = own.sharding_types
-    asked = tuple(types) if named is None else tuple(str(getattr(one, "value", one)) for one in named)
+def _types_and_kernels(
+    name: str, own: ParameterConstraints, types: Sequence[str], kernels: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The ways in which a table may be sharded, and where its weights may be kept; empty for wherever others are.
+
+    A dense kernel is that of replicas, which device memory holds; all others are of parts.
+    """
+    asked = tuple(types) if own.sharding_types is None else _words(own.sharding_types)
     if own.compute_kernels is None:
-        return asked
-    kernels = {str(getattr(one, "value", one)) for one in own.compute_kernels}
-    if not kernels & {DENSE_KERNEL, FUSED_KERNEL}:
+        return asked, ()
+    named = _words(own.compute_kernels)
+    of_parts = tuple(one for one in kernels if one in named)
+    if not of_parts and DENSE_KERNEL not in named:
+        usable = ", ".join((DENSE_KERNEL, *kernels))
         raise BadConfig(
-            f"constraints of table {brief(name)}: compute_kernels are {brief(sorted(kernels))}, evenshard places "
-            f"{DENSE_KERNEL} and {FUSED_KERNEL} ones. Add one, or leave the table to TorchRec."
+            f"constraints of table {brief(name)}: compute_kernels are {brief(sorted(named))}, evenshard can use "
+            f"{usable} here. Add one, or leave the table to TorchRec."
         )
-    if kernels & {DENSE_KERNEL, FUSED_KERNEL} == {DENSE_KERNEL} and named is None:
-        return (DATA_PARALLEL,)
-    left = tuple(one for one in asked if (DENSE_KERNEL if one == DATA_PARALLEL else FUSED_KERNEL) in kernels)
+    if not of_parts and own.sharding_types is None:
+        return (DATA_PARALLEL,), ()
+    cut_types = tuple(one for one in asked if one != DATA_PARALLEL) if of_parts else ()
+    may_be_replicated = DENSE_KERNEL in named and (FUSED_KERNEL in of_parts or not cut_types)
+    left = tuple(one for one in asked if one in cut_types or (one == DATA_PARALLEL and may_be_replicated))
     if not left:
         raise BadConfig(
-            f"constraints of table {brief(name)}: no kernel of compute_kernels {brief(sorted(kernels))} shards it "
-            f"{' or '.join(asked)}. {DENSE_KERNEL} is for {DATA_PARALLEL}, {FUSED_KERNEL} for all others."
+            f"constraints of table {brief(name)}: no kernel of compute_kernels {brief(sorted(named))} shards it "
+            f"{' or '.join(asked)}. {DENSE_KERNEL} is for {DATA_PARALLEL}, others for all other types."
         )
-    return left
+    return left, of_parts if cut_types else ()
+
+
+def _words(values: Iterable[Any]) -> tuple[str, ...]:
+    """Of TorchRec's enumerations, or their values."""
+    return tuple(str(getattr(one, "value", one)) for one in values)
 
 
 def _unused(constraints: Mapping[str, ParameterConstraints]) -> Iterator[str]:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from evenshard.measure.link import bandwidth_name
+from evenshard.placement.machine import Machine
+from evenshard.planner.device_memory import reserve_of, reserves_of
+from evenshard.planner.host_memory import NO_HOST_MEMORY, HostMemory
 from evenshard.planner.request import caps_of
 from evenshard.planner.torchrec.entries import checked_local_world_size
 from evenshard.sharders.torchrec_planner import BYTES_PER_MS, require_torchrec
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.params import check_ranges
 from evenshard.utils.units import gb_to_bytes
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import Topology
-
-RESERVED_SHARE = 0.15
-"""Share of a device's memory for everything besides tables: TorchRec's planner reserves by default."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +28,45 @@ class TorchRecMachine:
         local_world_size: ranks of a node.
         compute_device: cuda or cpu.
         caps_bytes: memory of each rank.
-        reserved_bytes: memory of each kept for everything besides tables; 0 where ``caps_bytes`` leaves it out.
+        reserved_bytes, reserved_share: what is kept of it for everything that is not counted.
+        host_bytes: memory of each node that tables may take; empty for none.
+        host_gb_s: its bandwidth, 10**9 bytes per second; 0 if unknown.
+        ssd_bytes, ssd_gb_s: of each node's SSDs, likewise.
     """
 
     local_world_size: int
     compute_device: str
     caps_bytes: tuple[int, ...]
-    reserved_bytes: int
+    reserved_bytes: int = 0
+    reserved_share: float = 0.0
+    host_bytes: tuple[int, ...] = ()
+    host_gb_s: float = 0.0
+    ssd_bytes: tuple[int, ...] = ()
+    ssd_gb_s: float = 0.0
 
     @property
     def world_size(self) -> int:
         """How many ranks there are."""
         return len(self.caps_bytes)
+
+    @property
+    def rooms_bytes(self) -> tuple[int, ...]:
+        """What is not kept of each rank's memory."""
+        reserves = reserves_of(self.caps_bytes, self.reserved_bytes, self.reserved_share)
+        return tuple(max(cap - kept, 0) for cap, kept in zip(self.caps_bytes, reserves, strict=True))
+
+    def nodes(self, intra: str = "", inter: str = "") -> Machine:
+        """The nodes, between which there is a link, if there are several."""
+        machine = Machine(
+            self.world_size,
+            self.local_world_size,
+            intra=intra,
+            host_bytes=self.host_bytes,
+            host_gb_s=self.host_gb_s,
+            ssd_bytes=self.ssd_bytes,
+            ssd_gb_s=self.ssd_gb_s,
+        )
+        return machine if machine.num_domains == 1 else replace(machine, inter=inter)
 
 
 def machine_of(
@@ -50,6 +76,7 @@ def machine_of(
     compute_device: str | None,
     memory_cap_gb: float | Sequence[float] | None,
     reserved_gb: float | None,
+    host: HostMemory = NO_HOST_MEMORY,
 ) -> TorchRecMachine:
     """The machine; see ``EvenshardPlanner`` for the arguments.
 
@@ -60,7 +87,8 @@ def machine_of(
     import torch
     import torch.distributed as dist
     from torchrec.distributed.comm import get_local_size
-    from torchrec.distributed.planner.constants import DDR_CAP, HBM_CAP
+    from torchrec.distributed.planner import constants
+    from torchrec.distributed.planner.types import Storage
 
     if topology is not None:
         if (world_size, local_world_size, compute_device) != (None, None, None):
@@ -79,18 +107,40 @@ def machine_of(
     if compute_device is None:
         compute_device = "cuda" if torch.cuda.is_available() else "cpu"
     local_world_size = checked_local_world_size(local_world_size, world_size, compute_device)
+    on_cpu = compute_device == "cpu"  # where tables live in host memory
+    if on_cpu and host != NO_HOST_MEMORY:
+        raise BadConfig("on the CPU, memory_cap_gb is of host memory. Leave all other memory of hosts and SSDs out.")
+    if topology is None:
+        storages = [Storage(hbm=constants.HBM_CAP, ddr=constants.DDR_CAP)] * world_size
+        ssds = [getattr(constants, "SSD_CAP", 0)] * world_size  # TorchRec before 1.8 knows none
+    else:
+        storages = [one.storage for one in topology.devices]
+        ssds = [getattr(one, "ssd", 0) for one in storages]
     if memory_cap_gb is not None:
         caps = caps_of(memory_cap_gb, world_size)
     else:
-        on_cpu = compute_device == "cpu"  # where tables live in host memory
-        if topology is None:
-            storages = [DDR_CAP if on_cpu else HBM_CAP] * world_size
-        else:
-            storages = [one.storage.ddr if on_cpu else one.storage.hbm for one in topology.devices]
-        share = RESERVED_SHARE if reserved_gb is None else 0.0
-        caps = tuple(int(storage * (1 - share)) for storage in storages)
-    check_ranges(reserved_gb=reserved_gb or 0.0)
-    return TorchRecMachine(local_world_size, compute_device, caps, gb_to_bytes(reserved_gb or 0.0))
+        caps = tuple(one.ddr if on_cpu else one.hbm for one in storages)
+    reserved_bytes, reserved_share = reserve_of(reserved_gb)
+    ddrs = [one.ddr for one in storages]
+    return TorchRecMachine(
+        local_world_size,
+        compute_device,
+        caps,
+        reserved_bytes,
+        reserved_share,
+        host_bytes=() if on_cpu else _of_nodes(ddrs, local_world_size, host.host_memory_gb),
+        host_gb_s=host.host_bandwidth_gb_s or 0.0,
+        ssd_bytes=() if on_cpu else _of_nodes(ssds, local_world_size, host.ssd_gb),
+        ssd_gb_s=host.ssd_bandwidth_gb_s or 0.0,
+    )
+
+
+def _of_nodes(of_ranks: Sequence[int], local_world_size: int, asked_gb: float | None) -> tuple[int, ...]:
+    """Bytes of each node: as asked for, or what its ranks have together; empty where all have none."""
+    firsts = range(0, len(of_ranks), local_world_size)
+    own = (sum(of_ranks[first : first + local_world_size]) for first in firsts)
+    found = tuple(own) if asked_gb is None else (gb_to_bytes(asked_gb),) * len(firsts)
+    return found if any(found) else ()
 
 
 def links_of_topology(topology: Topology) -> tuple[str, str]:

@@ -23,6 +23,7 @@ def plan_of_others(
     sharders: Sequence[ModuleSharder[Any]] | None,
     machine: TorchRecMachine,
     left_bytes: Sequence[int],
+    left_host_bytes: Sequence[int],
     topology: Topology | None,
     batch_size: int,
     constraints: Mapping[str, ParameterConstraints],
@@ -33,6 +34,7 @@ def plan_of_others(
         modules: by their paths in the model.
         sharders: sharders of modules; TorchRec's default ones where left out.
         left_bytes: memory of each rank for them.
+        left_host_bytes: memory of each node for them; empty for none.
         topology: TorchRec's description of the machine, apart from its memory; its own constants where left out.
         batch_size: samples per rank.
         constraints: by table.
@@ -47,7 +49,11 @@ def plan_of_others(
     from torchrec.distributed.sharding_plan import get_default_sharders
 
     planner = EmbeddingShardingPlanner(
-        topology=_with_memory(_topology_of(machine) if topology is None else topology, left_bytes),
+        topology=_with_memory(
+            _topology_of(machine) if topology is None else topology,
+            left_bytes,
+            [of_node // machine.local_world_size for of_node in left_host_bytes],
+        ),
         batch_size=batch_size,
         constraints=dict(constraints) or None,
         storage_reservation=FixedPercentageStorageReservation(0.0),  # what is reserved is not among what is left
@@ -101,15 +107,16 @@ def _topology_of(machine: TorchRecMachine) -> Topology:
     )
 
 
-def _with_memory(topology: Topology, left_bytes: Sequence[int]) -> Topology:
-    """The topology with this memory of its devices.
+def _with_memory(topology: Topology, left_bytes: Sequence[int], of_host_bytes: Sequence[int]) -> Topology:
+    """The topology with this memory of its devices, and for each device so much of its node's.
 
     As ``CustomTopologyData`` it would cut rows unevenly, which TorchRec trains wrongly.
     """
     own = copy.deepcopy(topology)
-    for device, left in zip(own.devices, left_bytes, strict=True):
+    for rank, (device, left) in enumerate(zip(own.devices, left_bytes, strict=True)):
         if own.compute_device == "cpu":
             device.storage.ddr = left
         else:
             device.storage.hbm = left
+            device.storage.ddr = of_host_bytes[rank // own.local_world_size] if of_host_bytes else 0
     return own

@@ -16,11 +16,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import check_placement, parts_on
-from evenshard.placement.sharding import BY_COLUMNS, DATA_PARALLEL, SHARDING_TYPES, TABLE_WISE, used_bytes
+from evenshard.placement.sharding import (
+    BY_COLUMNS,
+    DATA_PARALLEL,
+    SHARDING_TYPES,
+    TABLE_WISE,
+    used_bytes,
+    used_host_bytes,
+)
+from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.host_memory import HostMemory
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
@@ -42,8 +50,9 @@ from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.sources import TableSet
 from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.messages import cut
+from evenshard.utils.messages import brief, cut
 from evenshard.utils.params import check_ranges
+from evenshard.utils.units import gb_to_bytes
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -53,6 +62,8 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH_SIZE = 512
 """Samples per rank; TorchRec's planner assumes the same."""
+ON_GPU = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE)
+"""Where TorchRec keeps weights of tables on GPUs."""
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +86,13 @@ class EvenshardPlanner:
         compute_device: str | None = None,
         memory_cap_gb: float | Sequence[float] | None = None,
         reserved_gb: float | None = None,
+        dense_gb: float | None = None,
+        training_pipeline: str = "sparse_dist",
+        host_memory_gb: float | None = None,
+        host_bandwidth_gb_s: float | None = None,
+        ssd_gb: float | None = None,
+        ssd_bandwidth_gb_s: float | None = None,
+        compute_kernels: Sequence[str] = (),
         batch_size: int = DEFAULT_BATCH_SIZE,
         pooling_factors: Mapping[str, float] | None = None,
         default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
@@ -87,6 +105,7 @@ class EvenshardPlanner:
         pinned_nodes: Mapping[str, int | Sequence[int]] | None = None,
         table_types: Mapping[str, str | Sequence[str]] | None = None,
         min_columns: Mapping[str, int] | None = None,
+        table_kernels: Mapping[str, str | Sequence[str]] | None = None,
         constraints: Mapping[str, ParameterConstraints] | None = None,
         sharding_types: Sequence[str] | None = None,
         allow_column_split: bool | None = None,
@@ -108,14 +127,20 @@ class EvenshardPlanner:
             compute_device: cuda or cpu; cuda where left out, if there is one.
             memory_cap_gb: GB (1024**3 bytes) of each rank; one number, or one for each. Where left out: those of the
                 topology, or what TorchRec assumes without one, which is 32 of a GPU, however large it is.
-            reserved_gb: memory of each device kept for everything besides tables. Default: 0 with ``memory_cap_gb``,
-                else 15 % of the memory of the topology, or of what TorchRec finds.
+            reserved_gb: memory of each device kept for everything that is not counted; 15 % of it where left out.
+            dense_gb: memory of the dense model on each device, with its gradients and optimizer state.
+            training_pipeline: none, base, sparse_dist or prefetch, as ``evenshard.place`` takes it.
+            host_memory_gb, ssd_gb: memory and SSDs of each node that tables may take. Where left out: those of the
+                topology's ranks, or what TorchRec assumes without one, which is 128 GB and 2 TB of each rank.
+            host_bandwidth_gb_s, ssd_bandwidth_gb_s: their bandwidths, as ``evenshard.place`` takes them.
+            compute_kernels: where weights may be kept; fused, fused_uvm_caching and fused_uvm where left out, of a GPU.
             batch_size: samples per rank and step, as in TorchRec.
             pooling_factors: pooling factors by table or feature, as ``tables_of`` takes them.
             default_pooling_factor: pooling factor of each feature that is not named.
             optimizer: optimizer whose state takes memory too: sgd, rowwise_adagrad, adagrad or adam.
-            pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns: rules, as in
-                ``evenshard.place``; devices are ranks, tables are called as ``tables_of`` calls them.
+            pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns,
+                table_kernels: rules, as in ``evenshard.place``; devices are ranks, tables are called as ``tables_of``
+                calls them.
             constraints: TorchRec's constraints, by table. What of them changes nothing is named in a note; those of
                 tables that TorchRec places are all used.
             sharding_types: the ways in which tables may be sharded, by TorchRec's words; all seven where left out.
@@ -133,18 +158,32 @@ class EvenshardPlanner:
         if sharder is not None:
             if not callable(getattr(sharder, "place", None)):
                 raise BadConfig(f"sharder is a {type(sharder).__name__}, which cannot place. Name other arguments.")
-            if (sharding_types, allow_column_split, hardware, model) != (None, None, None, None):
+            if (sharding_types, allow_column_split, hardware, model) != (None, None, None, None) or compute_kernels:
                 raise BadConfig(
-                    "a sharder decides by itself. Leave out sharding_types, allow_column_split, hardware and model."
+                    "a sharder decides by itself. Leave out sharding_types, allow_column_split, compute_kernels, "
+                    "hardware and model."
                 )
-        check_ranges(batch_size=batch_size, seed=seed)
+        check_ranges(batch_size=batch_size, seed=seed, dense_gb=dense_gb or 0.0)
         self._sharder = sharder
-        self._machine = machine_of(topology, world_size, local_world_size, compute_device, memory_cap_gb, reserved_gb)
+        host = HostMemory(host_memory_gb, host_bandwidth_gb_s, ssd_gb, ssd_bandwidth_gb_s)
+        self._machine = machine_of(
+            topology, world_size, local_world_size, compute_device, memory_cap_gb, reserved_gb, host
+        )
+        self._dense_gb, self._pipeline, self._kernels = dense_gb, training_pipeline, tuple(compute_kernels)
         self._batch_size, self._optimizer, self._seed = batch_size, optimizer, seed
         self._pooling_factors, self._default_pooling_factor = dict(pooling_factors or {}), default_pooling_factor
         self._rules = Rules.of(
-            pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns
+            pinned,
+            forbidden,
+            forbidden_devices,
+            together,
+            apart,
+            pinned_nodes,
+            table_types,
+            min_columns,
+            table_kernels,
         )
+        self._check_kernels()
         self._constraints = dict(constraints or {})
         if allow_column_split and sharding_types and set(sharding_types) != set(BY_COLUMNS):
             raise BadConfig("allow_column_split is short for sharding_types. Give one of the two.")
@@ -172,9 +211,11 @@ class EvenshardPlanner:
 
         self.answer = None
         plan = ShardingPlan({})
-        left_bytes = [cap - self._machine.reserved_bytes for cap in self._machine.caps_bytes]
+        machine, dense_bytes = self._machine, self._dense_bytes(module)
+        left_bytes = [room - dense_bytes for room in machine.rooms_bytes]
+        left_host_bytes = list(machine.host_bytes)
         if collections := collections_in(module, sharders):
-            request = self._request(module, sharders)
+            request = self._request(module, sharders, dense_bytes)
             try:
                 parts = self._answered(request) if self._sharder is None else _sharded(self._sharder, request)
             except InfeasibleTask as error:
@@ -184,14 +225,23 @@ class EvenshardPlanner:
                 request.tables,
                 collections,
                 request.num_devices,
-                compute_device=self._machine.compute_device,
-                local_world_size=self._machine.local_world_size,
+                compute_device=machine.compute_device,
+                local_world_size=machine.local_world_size,
             )
-            used = used_bytes(request.sharding_task(), parts)
-            left_bytes = [left - taken for left, taken in zip(left_bytes, used, strict=True)]
+            task = request.sharding_task()
+            left_bytes = _less(request.rooms_bytes, used_bytes(task, parts))
+            if machine.host_bytes and task.machine.host_bytes:
+                left_host_bytes = _less(machine.host_bytes, used_host_bytes(task, parts))
         if others := other_modules_in(module, sharders):
             theirs = plan_of_others(
-                others, sharders, self._machine, left_bytes, self._topology, self._batch_size, self._constraints
+                others,
+                sharders,
+                machine,
+                left_bytes,
+                left_host_bytes,
+                self._topology,
+                self._batch_size,
+                self._constraints,
             )
             plan.plan.update(theirs.plan)
             self._name_others(theirs)
@@ -231,14 +281,39 @@ class EvenshardPlanner:
         plan: ShardingPlan = result[0]
         return plan
 
-    def _request(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None) -> PlacementRequest:
+    def _dense_bytes(self, module: nn.Module) -> int:
+        """What the dense model takes of each device."""
+        return gb_to_bytes(self._dense_gb or 0.0)
+
+    def _check_kernels(self) -> None:
+        """Raises BadConfig if something is named where TorchRec keeps no weights."""
+        on = self._machine.compute_device
+        there = (FUSED,) if on == "cpu" else ON_GPU
+        for kernel in (*self._kernels, *(one for kernels in self._rules.table_kernels.values() for one in kernels)):
+            if kernel not in there:
+                raise BadConfig(f"{brief(kernel)} is no kernel of TorchRec's on {on}. Choose from {', '.join(there)}.")
+
+    def _available_kernels(self) -> tuple[str, ...]:
+        """Where TorchRec can keep weights; a sharder keeps all in device memory."""
+        machine = self._machine
+        if self._sharder is not None or machine.compute_device == "cpu":
+            return (FUSED,)
+        return (
+            FUSED,
+            *((FUSED_UVM_CACHING, FUSED_UVM) if machine.host_bytes else ()),
+            *((KEY_VALUE,) if machine.ssd_bytes else ()),
+        )
+
+    def _request(
+        self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None, dense_bytes: int
+    ) -> PlacementRequest:
         known = table_set_of(module, self._pooling_factors, self._default_pooling_factor, sharders)
         machine, types = self._machine, (TABLE_WISE,) if self._sharder is not None else self._types
         located = located_tables(module, sharders)
         names = {name for one in located for name in (one.name, one.config.name)}
         others = {name.rpartition(".")[2] for name, _ in other_tables_in(module, sharders)} - names
         constraints = {name: own for name, own in self._constraints.items() if name not in others}
-        found = constrained(constraints, known, located, types, machine.compute_device)
+        found = constrained(constraints, known, located, types, machine.compute_device, self._available_kernels())
         known, self._notes = found.known, found.notes
         return PlacementRequest(
             tables=known.tables,
@@ -248,9 +323,13 @@ class EvenshardPlanner:
             optimizer=self._optimizer,
             rules=self._rules + found.rules + self._rules_of_cpu(known, found.rules),
             sharding_types=types,
-            machine=self._nodes(),
+            machine=None if self._sharder is not None else machine.nodes(self._intra, self._inter),
             hardware=self._hardware or DEFAULT_HARDWARE,
             assumptions=known.assumptions,
+            reserved_share=machine.reserved_share,
+            dense_bytes=dense_bytes,
+            training_pipeline=self._pipeline,
+            compute_kernels=self._kernels,
         )
 
     def _rules_of_cpu(self, known: TableSet, given: Rules) -> Rules:
@@ -262,14 +341,6 @@ class EvenshardPlanner:
         return Rules(
             table_types={one.name: types for one in known.tables if one.is_sequence and one.name not in has_own}
         )
-
-    def _nodes(self) -> Machine | None:
-        """Nodes and links; a sharder places whole tables on devices, wherever they are."""
-        if self._sharder is not None:
-            return None
-        machine = self._machine
-        nodes = Machine(machine.world_size, machine.local_world_size, intra=self._intra)
-        return nodes if nodes.num_domains == 1 else replace(nodes, inter=self._inter)
 
     def _answered(self, request: PlacementRequest) -> Sequence[TablePart]:
         """Where the columns live, as ``evenshard.place`` says."""
@@ -295,6 +366,11 @@ class EvenshardPlanner:
         log.warning("%s", note)
         if self.answer is not None:
             self.answer = replace(self.answer, notes=(*self.answer.notes, note))
+
+
+def _less(rooms: Sequence[int], used: Sequence[int]) -> list[int]:
+    """What is left."""
+    return [room - taken for room, taken in zip(rooms, used, strict=True)]
 
 
 def _sharded(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]:
