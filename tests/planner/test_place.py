@@ -17,7 +17,7 @@ from evenshard.planner.file import json_text, load_answer
 from evenshard.sharders.plan_search.search import PlanSearchEffort
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.errors import BadConfig, BadInput, InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB
 from support.request_builders import LITTLE
 
