@@ -77,7 +77,7 @@ def test_more_tables_apart_than_devices_they_may_live_on() -> None:
 def test_a_table_larger_than_a_device_with_its_optimizer_state_apart() -> None:
     of_task = limited(gb_task([3, 1]), state_bytes=(2 * GB, 0))
     assert why(of_task) == (
-        "table t0 needs 5.00 GB (3.00 GB of weights, 2.00 GB of optimizer state), more than a whole device "
+        "table t0 needs 5.00 GB (3.00 GB of weights, 2.00 GB of state, inputs and outputs), more than a whole device "
         "(cap 4.00 GB each): 1.00 GB is missing. Raise memory_cap_gb."
     )
     assert reason(replace(of_task, memory_cap_bytes=5 * GB)) is None

@@ -204,9 +204,13 @@ def _bytes(task: PlacementTask, tables: Sequence[int]) -> int:
 
 
 def _needs(task: PlacementTask, tables: Sequence[int], cut: Collection[int] = ()) -> str:
-    """What tables take, with optimizer state apart where there is any."""
+    """What tables take, with what they take besides weights apart: optimizer state, inputs and outputs."""
     need, weights = _bytes(task, tables), sum(task.tables[position].size_bytes for position in tables)
-    parts = f" ({gb_text(weights)} of weights, {gb_text(need - weights)} of optimizer state)" if need > weights else ""
+    parts = (
+        f" ({gb_text(weights)} of weights, {gb_text(need - weights)} of state, inputs and outputs)"
+        if need > weights
+        else ""
+    )
     at_least = " at least" if set(tables) & set(cut) else ""
     return f"need{'' if len(tables) > 1 else 's'}{at_least} {gb_text(need)}{parts}"
 
