@@ -213,8 +213,8 @@ def test_uneven_parts_fit_where_halves_of_halves_have_too_much_state() -> None:
 def test_what_tables_need_at_least_has_the_state_of_the_fewest_parts() -> None:
     """2.38 GB of weights and three states of 0.07 GB: two devices of 1.2 GB have room for neither 64 nor 2 x 32."""
     assert refused(adagrad(20_000_000, gb=0.85)) == (
-        "table a needs at least 2.61 GB (2.38 GB of weights, 0.22 GB of state, inputs and outputs), the 3 devices have 2.55 GB "
-        "(cap 0.85 GB each): 0.06 GB is missing. Raise memory_cap_gb to 0.97 or num_devices to 4. "
+        "table a needs at least 2.61 GB (2.38 GB of weights, 0.22 GB of state, inputs and outputs), the 3 devices have "
+        "2.55 GB (cap 0.85 GB each): 0.06 GB is missing. Raise memory_cap_gb to 0.97 or num_devices to 4. "
         "Sharded in every way (sharding_types left out), the tables fit."
     )
 

@@ -81,7 +81,7 @@ NEEDS = {
     "place tables.yaml --model models:/evenshard-policy/1": "mlflow",
     "place tables.yaml --model s3://bucket/model": "boto3",
     "pipeline compile --pipeline train --out loop.yaml": "kfp",
-    "place many.yaml --devices 2 --memory-cap-gb 1.2 --reserved-gb 0 --batch-size 2 --sharding-types table_wise": "ortools",
+    "place many.yaml --devices 2 --memory-cap-gb 1.42 --batch-size 2 --sharding-types table_wise": "ortools",
 }
 
 
