@@ -230,10 +230,10 @@ def test_the_first_lines_say_what_is_priced_and_as_what(table_file: Path, capsys
     assert main(["place", str(table_file), *flags]) == 0
     head = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
     assert head.startswith(
-        "16 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 65,536, "
+        "16 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 65,536, pipeline "
     )
     assert "optimizer sgd. 2.00 GB of each device reserved, for what is not counted: CUDA context" in head
-    assert " are counted. simulated h200: " in head
+    assert " simulated h200: " in head
     assert " 16 devices are priced as if one node held them all" in head
     record = json.loads(out.read_text())
     assert record["link"] == "nvlink_h200" and len(record["notes"]) == 1
