@@ -114,17 +114,16 @@ def test_memory_differs_by_device_and_counts_reserve_state_and_precision() -> No
 
 
 def test_what_is_left_out_keeps_memory_for_what_is_not_counted_and_for_batches_on_the_way() -> None:
-    """A table of 1 GB: 15 % of 1.2 leave 1.02, and inputs and outputs take 8 samples' of 3 MB at most."""
+    """A table of 1 GB: without 15 %, 1.2 GB are 1.02, which has room for inputs and outputs of a batch."""
     table = [Table("one", BYTES_PER_GB // 64, 16, 1.0)]
 
     def used(cap_gb: float, **more: Any) -> int:
         return evenshard.place(table, 1, cap_gb, **more).used_bytes[0]
 
     assert used(1.2, training_pipeline="") == BYTES_PER_GB
-    inputs, outputs = 65_536 * (8 + 12), 65_536 * 2 * 16 * 4
-    assert used(1.2) == BYTES_PER_GB + 2 * inputs + outputs
-    assert used(1.2, training_pipeline="prefetch") == BYTES_PER_GB + 3 * inputs + outputs
-    assert used(1.2, training_pipeline="none") == BYTES_PER_GB + inputs + outputs
+    inputs = 65_536 * (8 + 12)
+    assert used(1.2) == used(1.2, training_pipeline="none") + inputs > BYTES_PER_GB + 2 * inputs
+    assert used(1.2, training_pipeline="prefetch") == used(1.2) + inputs
     with pytest.raises(InfeasibleTask):
         used(1.17, training_pipeline="")
     assert used(1.17, training_pipeline="", reserved_gb=0.17) == BYTES_PER_GB

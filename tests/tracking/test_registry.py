@@ -94,11 +94,12 @@ def test_the_columns_may_be_as_few_as_a_table_file_needs(registry: Path) -> None
 
 def test_weight_bits_and_memory_count(registry: Path) -> None:
     size_gb = bytes_to_gb(sum(table.size_bytes for table in TABLES))
+    own = {"memory_cap_gb": size_gb / 3, "reserved_gb": 0.0, "training_pipeline": ""}
     with pytest.raises(Exception, match="memory_cap_gb"):
-        served("models:/evenshard-cost/1", rows(), memory_cap_gb=size_gb / 3)
+        served("models:/evenshard-cost/1", rows(), **own)
     with pytest.raises(Exception, match="memory_cap_gb"):  # 32 bits where nothing is said
-        served("models:/evenshard-cost/1", rows().drop(columns="weight_bits"), memory_cap_gb=size_gb / 3)
-    half = served("models:/evenshard-cost/1", rows().assign(weight_bits=16), memory_cap_gb=size_gb / 3)
+        served("models:/evenshard-cost/1", rows().drop(columns="weight_bits"), **own)
+    half = served("models:/evenshard-cost/1", rows().assign(weight_bits=16), **own)
     assert set(half["device"]) == {0, 1}
 
 
