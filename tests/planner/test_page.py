@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,9 +19,10 @@ from evenshard.cli import main
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema
-from evenshard.planner.page.charts import Axis, device_bars, rival_axis, rival_bars, time_axis
+from evenshard.planner.page.charts import Axis, device_bars, host_bars, rival_axis, rival_bars, time_axis
 from evenshard.planner.page.page import page, save_page
 from evenshard.planner.rivals import FULL_SPACE, TORCHREC
 from evenshard.planner.rules import Rules
@@ -141,7 +143,7 @@ def test_the_numbers_are_the_answers() -> None:
         "plain column_wise 1,048,576 64 0:16 device 1 16:64 device 0",
         "Sharding types table_wise, column_wise, row_wise",
         "Communication fp32 forward, fp32 backward",
-        "reserved, 512 MB",
+        "512 MB of each device reserved, for what is not counted",
         "Model bundled:h200",
         "Placements simulated 1,234",
         "Rows of a table 10 to 5,000 1,048,576",
@@ -202,7 +204,7 @@ def test_rows_replicas_and_nodes() -> None:
         "b table_row_wise 1,048,576 64 0:64 2 parts of up to 524,288 rows, devices 2 to 3",
         "a data_parallel 0:1048576 0:64 all 1,048,576",
         "b table_row_wise 524288:1048576 0:64 3 524,288",
-        "On the slowest device, 0 table sharding rows dim lookups size device alone, ms adds, ms of its device a data",
+        "On the slowest device, 0 table sharding rows dim lookups memory device alone, ms adds, ms of its device a",
         "no placement that the request allows takes less",
     ):
         assert said in text, said
@@ -252,9 +254,69 @@ def test_bars_are_proportional() -> None:
     assert [part.pct for part in first.segments] == pytest.approx([2 * part.pct for part in second.segments])
     assert sum(part.pct for part in first.segments) == pytest.approx(axis.pct(4.0))
     assert first.is_slowest and not second.is_slowest
-    # Of the larger cap: 0.25 and 0.5 GB of tables, 0.25 GB reserved.
-    assert (first.used_pct, first.reserved_pct, first.cap_pct) == pytest.approx((12.5, 12.5, 50))
-    assert (second.used_pct, second.cap_pct, second.full_pct) == pytest.approx((25, 100, 100 / 3.5))
+    # 0.25 and 0.5 GB of weights, 0.25 GB reserved of 1 and 2 GB.
+    assert [(part.name, part.pct) for part in first.memory] == [("weights", pytest.approx(25))]
+    assert [part.pct for part in second.memory] == [pytest.approx(25)]
+    assert (first.reserved_pct, first.cap_pct) == pytest.approx((25, 50))
+    assert (second.reserved_pct, second.cap_pct, second.full_pct) == pytest.approx((12.5, 100, 100 / 3.5))
+    assert first.peak_pct == 0
+
+
+def offloaded() -> PlacementAnswer:
+    """Table a in device memory, b behind a cache of half, c in host memory; two hosts, one of which holds nothing."""
+    kept = (Storage(), Storage("fused_uvm_caching", 0.5), Storage("fused_uvm"))
+    parts = tuple(
+        TablePart(name, Span(0, 2**20), Span(0, 64), (0,), storage) for name, storage in zip("abc", kept, strict=True)
+    )
+    machine = Machine(2, 1, inter="ib_400g", host_bytes=(GB, 2 * GB), host_gb_s=200.0)
+    asked = {"machine": machine, "training_pipeline": "sparse_dist", "optimizer": "adam", "dense_bytes": GB // 4}
+    return answer(parts=parts, caps=(4 * GB, 4 * GB), asked=asked)
+
+
+def test_memory_component_by_component() -> None:
+    first, second = device_bars(offloaded(), time_axis(offloaded()))
+    assert [part.name for part in first.memory] == [
+        "weights", "optimizer state", "caches", "inputs", "outputs", "own samples", "dense model"
+    ]  # fmt: skip
+    pct = {part.name: part.pct for part in first.memory}
+    assert pct["weights"] == 6.25 and pct["optimizer state"] == 12.5 and pct["dense model"] == 6.25
+    assert pct["caches"] == pytest.approx(3.125 + 100 * (2**20 * 4 + 2**19 * 16) / (4 * GB))
+    assert [part.name for part in second.memory] == ["own samples", "dense model"] and second.peak_pct > 6.25
+    assert {part.kind for part in second.memory} < {part.kind for part in first.memory}
+
+
+def test_memory_of_hosts() -> None:
+    first, second = host_bars(offloaded())
+    assert (first.label, second.label) == ("host 0", "host 1")
+    assert [(part.name, part.pct) for part in first.memory] == [("weights", 50), ("optimizer state", 100)]
+    assert (first.used_bytes, first.room_pct, first.full_pct) == (3 * GB // 2, 50, 150)
+    assert (second.memory, second.used_bytes, second.room_pct) == ((), 0, 100)
+    assert host_bars(answer()) == ()
+    on_ssd = replace(
+        offloaded(),
+        parts=tuple(replace(part, storage=Storage("key_value", 0.5)) for part in offloaded().parts),
+    )
+    assert [bar.label for bar in host_bars(on_ssd)] == ["host 0, SSDs", "host 1, SSDs"]
+
+
+def test_where_tables_are_kept_is_on_the_page_where_some_are_not_in_device_memory() -> None:
+    text = " ".join(Elements(page(offloaded())).text.split())
+    for said in (
+        "Memory of hosts Weights and optimizer state that are not in device memory",
+        "host 0 1.50 GB of 1.00 GB 150 % host 1 0 bytes of 2.00 GB 0 %",
+        "fused_uvm 1 table, 768 MB in host memory: c",
+        "Host 0 is filled to 150 % of the memory that tables may take of it",
+        "1.50 GB not in device memory being outside of device memory takes",
+        "misses offload, ms a table_wise",
+        "Hosts 1.00 GB to 2.00 GB of memory each at 200 GB/s",
+        "Compute kernels fused, fused_uvm_caching, fused_uvm",
+        "Training pipeline sparse_dist",
+        "Dense model 256 MB of each device",
+    ):
+        assert said in text, said
+    usual = page(answer())
+    assert "Memory of hosts" not in usual and "misses" not in usual and "offload, ms" not in usual
+    assert page(offloaded()).count("fused_uvm_caching 0.5<") == 3  # twice among the costliest, and in the list
 
 
 def test_everything_fits_on_the_axes() -> None:
@@ -346,7 +408,8 @@ const shown = [...document.querySelectorAll("#tables tbody tr")].filter((row) =>
 document.querySelector("#tables th:nth-child(4)").click();
 document.body.dataset.seen = JSON.stringify({
   track: width("#time-0"), forward: width("#time-0 .k1"), backward: width("#time-0 .k4"), other: width("#time-1 .k1"),
-  used: width("#memory-0 .used"), cap: width("#memory-0 .cap"), devices: shown.map((row) => row.cells[4].textContent),
+  used: width("#memory-0 .m0") + width("#memory-0 .m1"), cap: width("#memory-0 .cap"),
+  devices: shown.map((row) => row.cells[4].textContent),
   starts: [...document.querySelectorAll("#tables tbody tr")].map((row) => row.cells[3].textContent),
   overflow: document.documentElement.scrollWidth - innerWidth, alerts: window.alerted ?? 0,
 });

@@ -19,7 +19,7 @@ class PlacedPart:
         part: the part and its devices.
         table: the part as a table of its own.
         way: the sharding type of its table.
-        size_bytes: weights and optimizer state, on each of its devices.
+        size_bytes: memory that it takes of each of its devices.
         alone_ms: no device that holds it is predicted to take less.
         adds_ms: time that its device would save without it.
         share: share of the device's time, 0 to 1; of the slowest one of a replica's.

@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.highlights import STEP_PARTS
+from evenshard.planner.memory import DEVICE_COMPONENTS
 from evenshard.sharders.catalog import label_of
 from evenshard.utils.units import ms_text, pct_text, size_text
 
 NUM_TICKS = 5
 HEADROOM = 1.02
 """Of an axis: what is longest ends before its end."""
+MEMORY_KINDS = tuple(DEVICE_COMPONENTS)
+"""Components of memory by the number of their colour."""
+LEAST_PEAK = 0.005
+"""Of all memory: a peak that is no more beyond the components is not drawn."""
 LABELLED_PCT = 7.0
 """A segment this wide has room for its number."""
 
@@ -76,6 +81,22 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class MemorySegment:
+    """A component of the memory of a device or host.
+
+    Attributes:
+        kind: its number, which gives its colour.
+        name: as in ``memory.DEVICE_COMPONENTS``.
+        pct: its length, of all that the device or host has.
+    """
+
+    kind: int
+    name: str
+    num_bytes: int
+    pct: float
+
+
+@dataclass(frozen=True)
 class DeviceBar:
     """What a device does and holds.
 
@@ -84,9 +105,12 @@ class DeviceBar:
         total_ms: predicted.
         measured_ms, measured_pct: measured time, if there is one.
         num_tables: tables of which it holds all or a part.
-        used_bytes, reserved_bytes, cap_bytes: memory of the tables, set aside, in all.
-        used_pct, reserved_pct, cap_pct: the same, on the memory axis.
-        full_pct: tables, of what is not reserved.
+        memory: the components of its memory that it has some of.
+        used_bytes, limit_bytes, reserved_bytes, cap_bytes: taken at the peak, what that may be, set aside, in all.
+        peak_pct: the peak, of all that it has; 0 where it is no more than the components, or next to nothing more.
+        reserved_pct: set aside, of all that it has.
+        cap_pct: all that it has, on the memory axis.
+        full_pct: taken, of what is not reserved.
         text: all that in a line.
     """
 
@@ -97,14 +121,36 @@ class DeviceBar:
     measured_ms: float | None
     measured_pct: float
     num_tables: int
+    memory: tuple[MemorySegment, ...]
     used_bytes: int
+    limit_bytes: int
     reserved_bytes: int
     cap_bytes: int
-    used_pct: float
+    peak_pct: float
     reserved_pct: float
     cap_pct: float
     full_pct: float
     text: str
+
+
+@dataclass(frozen=True)
+class HostBar:
+    """What a host holds in its memory or on its SSDs.
+
+    Attributes:
+        label: which host, and which of the two.
+        memory: weights, optimizer state.
+        used_bytes, room_bytes: taken, and what tables may take.
+        room_pct: that, on the axis of hosts.
+        full_pct: taken, of that.
+    """
+
+    label: str
+    memory: tuple[MemorySegment, ...]
+    used_bytes: int
+    room_bytes: int
+    room_pct: float
+    full_pct: float
 
 
 @dataclass(frozen=True)
@@ -138,17 +184,18 @@ def time_axis(answer: PlacementAnswer) -> Axis:
 def device_bars(answer: PlacementAnswer, axis: Axis) -> tuple[DeviceBar, ...]:
     """One per device, by device id."""
     slowest = highlights.slowest_device(answer)
-    reserved, most = answer.request.reserved_bytes, max(*answer.request.caps_bytes, 1)
+    most = max(*answer.request.caps_bytes, 1)
     bars = []
-    for number, (device, cap) in enumerate(zip(answer.devices, answer.request.caps_bytes, strict=True)):
+    for number, (device, memory) in enumerate(zip(answer.devices, answer.memory, strict=True)):
         times, num_tables = highlights.predicted_step_times(device), len(answer.parts_on_device[number])
-        used, room = answer.used_bytes[number], max(cap - reserved, 0)
+        used, limit, cap = memory.most_bytes, memory.limit_bytes, memory.cap
         measured_ms = None if answer.measured is None else answer.measured.devices[number].total_ms
-        full_pct = 100 * used / room if room else 0.0
+        segments = _memory_segments(memory.components, cap)
         each = ", ".join(f"{name} {ms_text(ms)}" for name, ms in zip(STEP_PARTS, times, strict=True))
+        held = ", ".join(f"{one.name} {size_text(one.num_bytes)}" for one in segments)
         text = (
             f"device {number}: {ms_text(device.predicted_total_ms)} ms ({each}); {num_tables:,} tables, "
-            f"{size_text(used)} of {size_text(room)} ({pct_text(full_pct)})"
+            f"{size_text(used)} of {size_text(limit)} ({pct_text(100 * memory.full)}; {held or 'nothing'})"
         )
         bars.append(
             DeviceBar(
@@ -159,17 +206,46 @@ def device_bars(answer: PlacementAnswer, axis: Axis) -> tuple[DeviceBar, ...]:
                 measured_ms=measured_ms,
                 measured_pct=0.0 if measured_ms is None else axis.pct(measured_ms),
                 num_tables=num_tables,
+                memory=segments,
                 used_bytes=used,
-                reserved_bytes=min(reserved, cap),
+                limit_bytes=limit,
+                reserved_bytes=min(memory.reserved, cap),
                 cap_bytes=cap,
-                used_pct=100 * used / most,
-                reserved_pct=100 * min(reserved, cap) / most,
+                peak_pct=100 * memory.peak / cap if memory.peak > memory.counted_bytes + LEAST_PEAK * cap else 0.0,
+                reserved_pct=100 * min(memory.reserved / cap, 1) if cap else 0.0,
                 cap_pct=100 * cap / most,
-                full_pct=full_pct,
+                full_pct=100 * memory.full,
                 text=text,
             )
         )
     return tuple(bars)
+
+
+def _memory_segments(components: Iterable[tuple[str, int]], all_bytes: int) -> tuple[MemorySegment, ...]:
+    """Those that are not empty."""
+    return tuple(
+        MemorySegment(MEMORY_KINDS.index(name), name, size, 100 * size / all_bytes if all_bytes else 0.0)
+        for name, size in components
+        if size
+    )
+
+
+def host_bars(answer: PlacementAnswer) -> tuple[HostBar, ...]:
+    """Memory and SSDs of each host, as far as any host uses them."""
+    hosts, found = answer.host_memory, []
+    most = max(1, *(max(one.room, one.ssd_room) for one in hosts))
+    for host in hosts:
+        name = f"host {host.node}" if len(hosts) > 1 else "host"
+        if any(one.used_bytes for one in hosts):
+            held = (("weights", host.weights), ("optimizer state", host.optimizer_state))
+            segments = _memory_segments(held, host.room)
+            pcts = 100 * host.room / most, 100 * host.full
+            found.append(HostBar(name, segments, host.used_bytes, host.room, *pcts))
+        if any(one.ssd for one in hosts):
+            segments = _memory_segments((("weights", host.ssd),), host.ssd_room)
+            pcts = 100 * host.ssd_room / most, 100 * host.ssd_full
+            found.append(HostBar(f"{name}, SSDs", segments, host.ssd, host.ssd_room, *pcts))
+    return tuple(found)
 
 
 def _segment(kind: int, time_ms: float, axis: Axis) -> Segment:

@@ -19,7 +19,8 @@ from evenshard.measure.hardware import measured_or_simulated
 from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.page.charts import Axis, device_bars, rival_axis, rival_bars, time_axis
+from evenshard.planner.page.charts import MEMORY_KINDS, Axis, device_bars, host_bars, rival_axis, rival_bars, time_axis
+from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE
 from evenshard.sharders.catalog import label_of
 from evenshard.utils.atomic import atomic_path
@@ -35,6 +36,8 @@ _NUM_SLOWEST, NUM_COSTLIEST = 8, 10
 """Costliest tables of the slowest device, and of all."""
 MAX_CUT_ROWS, MAX_STRIP = 100, 16
 """Cut tables that have a line of their own, and parts that it draws."""
+_MAX_BADLY_SERVED = 5
+"""Tables whose caches serve them badly that are named, the worst ones."""
 _LISTED = 12
 """Tables that an assumption names."""
 
@@ -80,7 +83,9 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
     axis, rivals_axis = time_axis(answer), rival_axis(answer)
     parts, slowest = highlights.placed_parts(answer), highlights.slowest_device(answer)
     mean_ms = fmean(device.predicted_total_ms for device in answer.devices)
-    bars = device_bars(answer, axis)
+    bars, hosts = device_bars(answer, axis), host_bars(answer)
+    offloaded = {one.number: one for one in answer.offloaded}
+    held = {one.kind for bars_of in (bars, hosts) for bar in bars_of for one in bar.memory}
     best = highlights.best_rival(answer)
     cut = [table for table in highlights.sharded_tables(answer) if table.way != DATA_PARALLEL]
     return {
@@ -95,7 +100,8 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "best": best,
         "best_name": None if best is None else label_of(best.sharder) + highlights.whole_tables_text(answer, best),
         "best_difference": None if best is None else highlights.rival_difference(answer, best),
-        "advice": highlights.advice(answer),
+        "reserve": highlights.reserve_text(answer.request),
+        "advice": [*highlights.advice(answer), *_badly_served(answer)],
         "part_names": highlights.STEP_PARTS,
         "axis": axis,
         "bound_pct": axis.pct(answer.lower_bound_ms),
@@ -109,8 +115,16 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "mean_ms": mean_ms,
         "mean_pct": 100 * mean_ms / max(answer.predicted_ms, 1e-12),
         "fullest": max(bars, key=lambda bar: bar.full_pct),
-        "total_bytes": sum(answer.used_bytes),
-        "room_bytes": sum(max(bar.cap_bytes - bar.reserved_bytes, 0) for bar in bars),
+        "total_bytes": sum(bar.used_bytes for bar in bars),
+        "room_bytes": sum(bar.limit_bytes for bar in bars),
+        "memory_kinds": [(kind, name) for kind, name in enumerate(MEMORY_KINDS) if kind in held],
+        "has_peaks": any(bar.peak_pct for bar in bars),
+        "hosts": hosts[:_MAX_ROWS],
+        "num_hosts": len(hosts),
+        "kept": [*highlights.kept_texts(answer), *highlights.host_texts(answer)],
+        "offload": highlights.offload_text(answer),
+        "offloaded": offloaded,
+        "offloaded_bytes": sum(one.used_bytes + one.ssd for one in answer.host_memory),
         "memory_axis": Axis(max(answer.request.caps_bytes), 1.0),
         "rivals_axis": rivals_axis,
         "rivals": rival_bars(answer, rivals_axis),
@@ -136,6 +150,11 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
     }
 
 
+def _badly_served(answer: PlacementAnswer) -> list[str]:
+    worst = highlights.badly_served(answer)
+    return [highlights.badly_served_text(answer, one) for one in worst[:_MAX_BADLY_SERVED]]
+
+
 def _plural(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
@@ -150,8 +169,13 @@ def _asked(answer: PlacementAnswer) -> list[tuple[str, str]]:
     per_device = request.batch_size / request.num_devices
     asked = [
         ("Machine", highlights.machine_text(request)),
-        ("Devices", f"{request.num_devices:,}, {cap}, of which {size_text(request.reserved_bytes)} reserved"),
+        ("Devices", f"{request.num_devices:,}, {cap}"),
+        ("Reserved", highlights.reserve_text(request)),
+        ("Dense model", f"{size_text(request.dense_bytes)} of each device" if request.dense_bytes else ""),
+        ("Hosts", _hosts(request)),
+        ("Compute kernels", ", ".join(request.kernels) if request.nodes.host_bytes or request.nodes.ssd_bytes else ""),
         ("Batch", f"{request.batch_size:,} samples, {_count(per_device)} on each device"),
+        ("Training pipeline", request.training_pipeline),
         ("Optimizer", request.optimizer),
         ("Links", highlights.link_text(answer).removeprefix("link ")),
         ("Sharding types", ", ".join(request.types)),
@@ -164,6 +188,21 @@ def _asked(answer: PlacementAnswer) -> list[tuple[str, str]]:
     asked += [("Together", ", ".join(group)) for group in rules.together]
     asked += [("Apart", ", ".join(group)) for group in rules.apart]
     return [(name, text) for name, text in asked if text]
+
+
+def _hosts(request: PlacementRequest) -> str:
+    """Memory of the hosts that tables may take, and its bandwidth."""
+    machine, found = request.nodes, []
+    for what, sizes, gb_s in (
+        ("memory", machine.host_bytes, machine.host_gb_s),
+        ("SSDs", machine.ssd_bytes, machine.ssd_gb_s),
+    ):
+        if any(sizes):
+            size = (
+                size_text(sizes[0]) if len(set(sizes)) == 1 else f"{size_text(min(sizes))} to {size_text(max(sizes))}"
+            )
+            found.append(f"{size} of {what} each{f' at {gb_s:.4g} GB/s' if gb_s else ''}")
+    return ", ".join(found)
 
 
 def _listed(devices: Iterable[int]) -> str:
