@@ -85,6 +85,8 @@ def test_a_replica_looks_up_its_own_samples_and_has_a_dense_gradient() -> None:
     assert found.dense_gradient == 2 * 32_000  # as it is made, and as it is kept
     assert (found.inputs, found.outputs) == (memory().inputs // 4, memory().outputs // 4)
     assert found.sent == found.arriving == 0
+    halves = memory(replica, replace(T, weight_bits=16), optimizer="adam")
+    assert (halves.weights, halves.dense_gradient, halves.optimizer_state) == (16_000, 32_000, 32_000)
 
 
 def test_a_cache_takes_its_rows_and_what_finds_them() -> None:

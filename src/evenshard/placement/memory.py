@@ -8,7 +8,8 @@ Counted of a part, on each of its devices, for B samples of the global batch:
   that holds meanwhile;
 - inputs: indices, lengths and offsets of all samples, weights of lookups; of as many batches as are on the way;
 - outputs, and of those that an all-to-all sends, the buffer that is sent;
-- of a replica: its dense gradient, twice, as backward makes it and as DistributedDataParallel keeps it.
+- of a replica: its dense gradient, twice, as backward makes it and as DistributedDataParallel keeps it; gradient and
+  states have the data type of its weights.
 
 And of every device, wherever the tables are: inputs of its own samples before they are sent, and what it receives of
 all tables for its own samples.
@@ -141,7 +142,7 @@ def part_memory(
         outputs=outputs,
         sent=outputs if is_sent else 0,
         prefetch=round(PREFETCH_INPUTS * inputs) if pipeline == PREFETCH and part.storage.is_cached else 0,
-        dense_gradient=2 * own.num_rows * own.embedding_dim * VALUE_BYTES if is_replica else 0,
+        dense_gradient=2 * own.size_bytes if is_replica else 0,
         arriving=round((3 - min(BATCHES[pipeline], 2)) * inputs) if is_exchanged else 0,
         returned=outputs if is_sent and table.is_sequence else 0,
         workspace=round(WORKSPACE_BYTES * samples * looked_up.pooling_factor),
@@ -152,8 +153,10 @@ def _kept(own: Table, part: TablePart, optimizer: str) -> PartMemory:
     """Weights, states and cache."""
     storage = part.storage
     per_row, per_weight = NUMBERS[optimizer]
-    of_rows = own.num_rows * per_row * STATE_BYTES
-    of_weights = own.num_rows * own.embedding_dim * per_weight * STATE_BYTES
+    # A replica is trained by a dense optimizer, whose states are as precise as the weights.
+    state_bytes = own.weight_bits // 8 if len(part.devices) > 1 else STATE_BYTES
+    of_rows = own.num_rows * per_row * state_bytes
+    of_weights = own.num_rows * own.embedding_dim * per_weight * state_bytes
     if storage.kernel == FUSED:
         return PartMemory(weights=own.size_bytes, optimizer_state=of_rows + of_weights)
     if storage.kernel == HOST:

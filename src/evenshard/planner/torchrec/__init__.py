@@ -13,6 +13,7 @@
     plan = sharding_plan(placement, tables, model)                                  # of any placement of theirs
     placement = placement_of(plan, tables, num_devices=8)                           # a plan of TorchRec, as placement
     predicted(plan, answer).predicted_ms                                            # what it would cost, to compare
+    dense_bytes(model, "adam")                                                      # memory of all but the tables
 
 TorchRec is imported when one of these is called (``save_plan`` needs none). A split table is trained as TorchRec trains
 it: with row-wise Adagrad every part has its own state, so that losses differ a little from those of the whole table.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from evenshard.placement.parts import TablePart
 from evenshard.planner.torchrec.compare import predicted
+from evenshard.planner.torchrec.dense_model import dense_bytes
 from evenshard.planner.torchrec.plan_file import load_plan, save_plan
 from evenshard.planner.torchrec.planner import EvenshardPlanner
 from evenshard.planner.torchrec.plans import placement_of, sharding_plan, shards_of
@@ -30,6 +32,7 @@ from evenshard.planner.torchrec.tables import tables_of
 __all__ = [
     "EvenshardPlanner",
     "TablePart",
+    "dense_bytes",
     "load_plan",
     "placement_of",
     "predicted",
