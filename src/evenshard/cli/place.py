@@ -12,6 +12,7 @@ from evenshard.cli.options import add_option
 from evenshard.planner.options import place_options
 
 if TYPE_CHECKING:
+    from evenshard.planner.answer import PlacementAnswer
     from evenshard.planner.rules import Rules
 
 NO_FLAG = {"compare"}
@@ -51,7 +52,17 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
 
         save_page(answer, args.report, missing)
     print_answer(answer, missing=missing)
+    if args.what_if == "memory":
+        _print_more_memory(args, answer)
     return {}
+
+
+def _print_more_memory(args: argparse.Namespace, answer: PlacementAnswer) -> None:
+    from evenshard.planner.model import model_of
+    from evenshard.planner.more_memory import more_memory, print_more_memory
+
+    print()
+    print_more_memory(more_memory(answer, model_of(args.model, answer.request.hardware)))
 
 
 def _torchrec() -> tuple[tuple[str, ...], str]:
@@ -109,6 +120,7 @@ def add_commands(commands: Commands) -> None:
     )
     add("-o", "--out", **OUTPUT, help="placement.json, or TorchRec plan, to write")
     add("--report", **OUTPUT, help="HTML page to write; compares with TorchRec's planner too, where it is installed")
+    add("--what-if", choices=("memory",), help="what more device memory would save, too: searches again, 4 or 5 times")
     add("--schema", action="store_true", help="print the JSON schema of placement.json, and nothing else")
     add("--rules", **PATH, help="YAML file with rules of tables: pinned, forbidden, together, apart, ...")
     add("--format", choices=("json", "torchrec"), default="json",

@@ -26,8 +26,19 @@ def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.explain.explain import explain
     from evenshard.planner.explain.text import print_explanation
     from evenshard.planner.file import load_answer
+    from evenshard.planner.more_memory import more_memory, print_more_memory
+    from evenshard.utils.errors import BadConfig
 
+    if (args.table is None) == (args.what_if is None):
+        raise BadConfig("name one of two: a table (--table), or what if there were more memory (--what-if memory).")
     answer = load_answer(args.placement)
+    if args.what_if is not None:
+        found = more_memory(answer, _model(args, answer))
+        if args.json:
+            print(json.dumps(asdict(found), indent=1))
+        else:
+            print_more_memory(found)
+        return {}
     explanation = explain(answer, _model(args, answer), args.table)
     if args.json:
         print(json.dumps(asdict(explanation), indent=1))
@@ -114,7 +125,8 @@ def add_commands(commands: Commands) -> None:
     )
     add = sub.add_argument
     add("placement", **{**PATH, "metavar": "PLACEMENT"}, help="placement.json, as `evenshard place -o` writes it")
-    add("--table", required=True, metavar="NAME", help="a table, or a part of one such as 'clicks[64:128]'")
+    add("--table", metavar="NAME", help="a table, or a part of one such as 'clicks[64:128]'")
+    add("--what-if", choices=("memory",), help="what more device memory would save, instead of a table")
     add("--model", metavar="PATH|URI", help=MODEL_HELP)
     add("--json", action="store_true", help="print JSON")
     sub = commands.add(
