@@ -22,7 +22,7 @@ from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import decimals, ms_text, size_text
 
 FACTORS = (0.75, 1.25, 1.5, 2.0)
-MOST = 8.0
+MOST_TIMES = 8.0
 """As much as all tables need is tried up to so many times the memory."""
 EASE = 1.1
 """Tables that all should fit get so many times what they take: a search needs some play."""
@@ -131,7 +131,7 @@ def _enough(request: PlacementRequest) -> Iterator[float]:
     )
     besides = request.num_devices * (request.reserved_bytes + request.dense_bytes + request.sample_memory.total)
     factor = (needed + besides) / ((1 - request.reserved_share) * max(sum(request.caps_bytes), 1))
-    if max(FACTORS) < factor <= MOST:
+    if max(FACTORS) < factor <= MOST_TIMES:
         yield -(-factor // 0.05) * 0.05
 
 
