@@ -27,6 +27,7 @@ from evenshard.placement.sharding import (
     ShardingTask,
     check_sharding,
 )
+from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.explain import explain
 from evenshard.planner.explain.explanation import Move, PartExplanation, WayOption
@@ -481,6 +482,80 @@ def is_legal(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
     except InfeasibleTask:
         return False
     return True
+
+
+# Places of weights ---------------------------------------------------------------------------------------------------
+
+HOSTED = Machine(2, 1, inter="infiniband_ndr", host_bytes=(2**20, 2**10))
+CACHED, MANAGED = Storage("fused_uvm_caching", 0.1), Storage("fused_uvm")
+
+
+def hosted(kept: Storage = CACHED, **more: Any) -> PlacementAnswer:
+    """Table a of 3,200 bytes, kept so, on host 0, and b in device memory on host 1, which has room for 1,024 bytes."""
+    request = asked({"a": 5.0, "b": 3.0}, 2, rows=100, machine=HOSTED, **more)
+    parts = [TablePart("a", Span(0, 100), Span(0, 8), (0,), kept), TablePart("b", Span(0, 100), Span(0, 8), (1,))]
+    return answered(request, (), parts=parts)
+
+
+def test_every_place_to_keep_a_table() -> None:
+    answer = hosted()
+    kept = {str(one.storage): one for one in explain(answer, additive(), "a").kept}
+    assert list(kept) == [
+        "fused", *(f"fused_uvm_caching {one}" for one in ("0.8", "0.4", "0.2", "0.1", "0.05")), "fused_uvm"
+    ]  # fmt: skip
+    assert [name for name, one in kept.items() if one.is_now] == ["fused_uvm_caching 0.1"]
+    assert (kept["fused"].device_bytes, kept["fused"].host_bytes) == (3200, 0)
+    assert (kept["fused_uvm"].device_bytes, kept["fused_uvm"].host_bytes) == (0, 3200)
+    assert kept["fused_uvm_caching 0.2"].device_bytes == 640 + 100 * 4 + 20 * 16
+    for one in kept.values():
+        then = hosted(one.storage)
+        assert one.step_ms == pytest.approx(part_costs(then.request, additive()).predict(then.parts).predicted_ms)
+        assert one.change_ms == pytest.approx(one.step_ms - answer.predicted_ms)
+        assert one.miss_ratio == next((each.miss_ratio for each in then.offloaded), None)
+        assert (one.miss_source == "") == (one.miss_ratio is None)
+        assert one.illegal == ()
+
+
+def test_places_without_memory_are_marked() -> None:
+    kept = {one.kernel: one for one in explain(hosted(), additive(), "b").kept}
+    assert kept["fused"].is_now
+    (reason,) = kept["fused_uvm"].illegal
+    assert reason.endswith("GB is missing in the memory of host 1")
+    small = {str(one.storage): one for one in explain(hosted(caps_bytes=(3199, ROOM)), additive(), "a").kept}
+    assert small["fused"].illegal == ("0.01 GB is missing on device 0",)
+    assert small["fused_uvm"].illegal == ()
+
+
+def test_where_there_is_no_other_place_none_is_listed() -> None:
+    assert explain(answered(asked(FOUR, 3), (0, 0, 1, 2)), additive(), "a").kept == ()
+    replicated = answered(asked({"a": 5.0}, 2, machine=HOSTED), ((0, 1),))
+    assert explain(replicated, additive(), "a").kept == ()
+
+
+def test_a_table_outside_of_device_memory_moves_as_it_is_kept() -> None:
+    answer = hosted()
+    explanation = explain(answer, additive(), "a")
+    (part,) = explanation.parts
+    assert part.options[1].illegal == ("0.01 GB is missing in the memory of host 1",)
+    assert part.options[0].illegal == ()
+    in_ways = {way.sharding_type: way for way in explanation.ways}
+    assert in_ways[COLUMN_WISE].table_bytes == 2 * (100 * 4 + 10 * 4 * 4 + 10 * 16)
+    assert in_ways[COLUMN_WISE].illegal == in_ways[ROW_WISE].illegal == part.options[1].illegal
+    assert in_ways[DATA_PARALLEL].table_bytes == 2 * 3200 and not in_ways[DATA_PARALLEL].illegal
+
+
+def test_places_in_words() -> None:
+    explanation = explain(hosted(), additive(), "a")
+    text = said(hosted(), "a")
+    assert "It is kept as fused_uvm_caching 0.1: 880 bytes of device memory and 3.12 KB elsewhere in all" in text
+    assert "it misses 92 % of a batch's distinct rows (a bound from reuse_bins)." in text
+    assert "92 % fused_uvm_caching 0.1 now" in text
+    assert "No other place for it makes a step faster, as far as there is memory." in text
+    faster = tuple(replace(one, change_ms=-0.5) if one.kernel == "fused" else one for one in explanation.kept)
+    out = io.StringIO()
+    print_explanation(replace(explanation, kept=faster), out)
+    assert "Kept as fused, a step would take 0.500 ms less." in out.getvalue()
+    assert "kept" not in said(answered(asked(FOUR, 3), (0, 0, 1, 2)), "a")
 
 
 # The command ---------------------------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from evenshard.measure.evidence import device_text
 from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import COLUMN_STEP, part_table
-from evenshard.placement.sharding import GRID_SHARD, TABLE_COLUMN_WISE, TABLE_ROW_WISE
+from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, TABLE_COLUMN_WISE, TABLE_ROW_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation, WayOption
+from evenshard.planner.explain.kept import kept_options
 from evenshard.planner.explain.what_if import ChangeOutcome, Changes, WhatIf
 from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.sharders.models import PlacementModel
@@ -70,6 +71,7 @@ def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Expla
         without_ms=without.step_ms,
         parts=tuple(explained.part(number) for number, _ in found),
         ways=tuple(_ways(answer, what_if, position, without)),
+        kept=kept_options(what_if, position),
     )
 
 
@@ -234,14 +236,18 @@ def _ways(answer: PlacementAnswer, what_if: WhatIf, position: int, without: Chan
 def _choices(what_if: WhatIf, position: int, name: str, without: ChangeOutcome) -> Iterator[Choice]:
     """Places of a table in one way: where it is allowed and fits, and as if it were allowed everywhere.
 
+    It is kept as it is now, if it can be in that way.
+
     Args:
         without: the placement without the table.
     """
     everywhere = np.ones(len(without.ms_D), dtype=bool)
-    may_D = what_if.may_live(position)
-    for number, way in enumerate(what_if.options.units[position].ways):
-        if way.sharding_type != name:
-            continue
+    may_D, kept = what_if.may_live(position), what_if.way(position).storage
+    ways = [way for way in enumerate(what_if.options.units[position].ways) if way[1].sharding_type == name]
+    alike = [way for way in ways if way[1].storage == kept]
+    if not alike and name != DATA_PARALLEL:
+        alike = list(what_if.kept_so(position, [way for _, way in ways], kept))
+    for number, way in alike or ways:
         if way.scope not in (DEVICE, NODE):
             yield Choice(number)
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evenshard.placement.parts import Span
+from evenshard.planner.explain.kept import KeptOption
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class Explanation:
         without_ms: time of a step without the table.
         parts: parts of the table that were asked for, by columns, then rows.
         ways: every way to shard the table.
+        kept: every place to keep its weights, where there is a choice.
     """
 
     table: str
@@ -138,3 +140,4 @@ class Explanation:
     without_ms: float
     parts: tuple[PartExplanation, ...]
     ways: tuple[WayOption, ...]
+    kept: tuple[KeptOption, ...] = ()

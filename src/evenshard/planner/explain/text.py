@@ -9,12 +9,13 @@ from rich.table import Table as Grid
 
 from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.planner.explain.explanation import Explanation, Move, PartExplanation, WayOption
+from evenshard.planner.explain.kept import KeptOption
 from evenshard.planner.explain.what_if import devices_text, ranges_text
 from evenshard.planner.highlights import names_text
 from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
-from evenshard.utils.units import bytes_to_gb, decimals, ms_text, size_text
+from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 
 _NARROWEST = 80
 """Narrower output breaks lines."""
@@ -38,6 +39,10 @@ def print_explanation(explanation: Explanation, file: TextIO | None = None) -> N
     console.print()
     console.print(_ways(explanation))
     console.print(_other_way(explanation))
+    if explanation.kept:
+        console.print()
+        console.print(_kept(explanation))
+        console.print(_other_place(explanation))
     movable = [part for part in explanation.parts if part.options]
     if not movable:
         return
@@ -74,6 +79,13 @@ def _facts(explanation: Explanation) -> Iterator[str]:
     each = " each" if len(devices) > 1 else ""
     with_state = f" and {state} of optimizer state" if any(part.state_bytes for part in parts) else ""
     yield f"{where}: {weights} of weights{with_state}{each}."
+    now = next((one for one in explanation.kept if one.is_now), None)
+    if now is not None and not now.storage.is_on_device:
+        missed = f"; it misses {_misses(now)} of a batch's distinct rows ({now.miss_source})" if now.miss_source else ""
+        yield (
+            f"It is kept as {now.storage}: {size_text(now.device_bytes)} of device memory and "
+            f"{size_text(now.host_bytes)} elsewhere in all{missed}."
+        )
     alone, adds, total = (
         _range([_ms(explanation, getattr(part, name)) for part in _by(parts, name)])
         for name in ("alone_ms", "adds_ms", "device_ms")
@@ -145,6 +157,40 @@ def _other_way(explanation: Explanation) -> str:
             f"{_ms(explanation, change_ms)} ms slower."
         )
     return f"No other way makes a step faster: the best one, {best.sharding_type}, leaves it as it is."
+
+
+# Places of weights ---------------------------------------------------------------------------------------------------
+
+
+def _kept(explanation: Explanation) -> Grid:
+    grid = plain_grid("step, ms", "change", "devices, GB", "hosts, GB", "misses")
+    for head in ("kept", ""):
+        grid.add_column(head)
+    for one in explanation.kept:
+        notes = ["now"] if one.is_now else [f"no: {reason}" for reason in one.illegal]
+        grid.add_row(
+            _ms(explanation, one.step_ms),
+            "" if one.is_now else _change(explanation, one.change_ms),
+            f"{bytes_to_gb(one.device_bytes):.2f}",
+            f"{bytes_to_gb(one.host_bytes):.2f}",
+            _misses(one),
+            str(one.storage),
+            "; ".join(notes),
+            style="bold" if one.is_now else "dim" if one.illegal else None,
+        )
+    return grid
+
+
+def _misses(one: KeptOption) -> str:
+    return "" if one.miss_ratio is None else pct_text(100 * one.miss_ratio)
+
+
+def _other_place(explanation: Explanation) -> str:
+    others = [one for one in explanation.kept if not one.is_now and not one.illegal]
+    best = min(others, key=lambda one: one.step_ms, default=None)
+    if best is None or best.change_ms >= -ROUNDING * explanation.step_ms:
+        return "No other place for it makes a step faster, as far as there is memory."
+    return f"Kept as {best.storage}, a step would take {_ms(explanation, -best.change_ms)} ms less."
 
 
 # Devices -------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from evenshard.placement.feasibility import gb_rounded_up
 from evenshard.placement.sharding import COLUMN_WISE, SHARDING_TYPES, TABLE_COLUMN_WISE, TABLE_WISE, TableLimits
+from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights import names_text
 from evenshard.planner.pricing import part_costs
@@ -36,10 +37,12 @@ class ChangeOutcome:
     Attributes:
         ms_D: times of the devices.
         used_D: memory that their tables take, bytes.
+        host_D: memory that these take of their hosts.
     """
 
     ms_D: npt.NDArray[np.float64]
     used_D: npt.NDArray[np.int64]
+    host_D: npt.NDArray[np.int64]
 
     @property
     def step_ms(self) -> float:
@@ -73,7 +76,7 @@ class WhatIf:
         ms_D = np.array([one.predicted_total_ms for one in self.costs.predict(answer.parts).devices])
         # The state takes all rows of a table for as busy as the busiest; changes are added to the exact prediction.
         self._offset_D = ms_D - self._state.device_ms_D
-        self.now = ChangeOutcome(ms_D, self._state.used_D.copy())
+        self.now = ChangeOutcome(ms_D, self._state.used_D.copy(), self._state.host_D.copy())
         self.room_D = np.array(self.task.room_bytes, dtype=np.int64)
         self.together = [set(group) for group in self.task.together]
         for group in self.together:
@@ -114,7 +117,8 @@ class WhatIf:
         undo = {position: self.choice(position) for position in changes}
         for position, choice in changes.items():
             self._state.replace(position, choice)
-        outcome = ChangeOutcome(self._state.device_ms_D + self._offset_D, self._state.used_D.copy())
+        ms_D = self._state.device_ms_D + self._offset_D
+        outcome = ChangeOutcome(ms_D, self._state.used_D.copy(), self._state.host_D.copy())
         for position, choice in undo.items():
             self._state.replace(position, choice)
         return outcome
@@ -132,6 +136,13 @@ class WhatIf:
         """The placement without a table."""
         self.options.add_ways(position, [Way("", DEVICE, ())])
         return self.after({position: Choice(len(self.options.units[position].ways) - 1)})
+
+    def kept_so(self, position: int, ways: Sequence[Way], storage: Storage) -> Iterator[tuple[int, Way]]:
+        """The same ways with a table kept otherwise, and their numbers."""
+        first, unit = len(self.options.units[position].ways), position
+        shapes = dict.fromkeys((way.sharding_type, tuple(piece.columns for piece in way.pieces)) for way in ways)
+        self.options.add_ways(unit, [self.options.way_of(unit, *shape, storage) for shape in shapes])
+        yield from enumerate(self.options.units[position].ways[first:], first)
 
     # Rules ------------------------------------------------------------------------------------------------------------
 
@@ -157,7 +168,18 @@ class WhatIf:
             most = max(worse, key=lambda device: int(missing_D[device]))
             where = f" on device {most}" if len(worse) > 1 else ""
             found.append(f"{gb_rounded_up(int(missing_D[most]))} GB is missing{where}")
+        found += self._of_hosts(outcome)
         return tuple(dict.fromkeys(found))
+
+    def _of_hosts(self, outcome: ChangeOutcome) -> Iterator[str]:
+        machine = self.task.machine
+        if not machine.host_bytes:
+            return
+        used_N, now_N = (one.host_D.reshape(machine.num_nodes, -1).sum(axis=1) for one in (outcome, self.now))
+        missing_N = np.where(used_N > now_N, used_N - np.array(machine.host_bytes), 0)
+        if missing_N.max() > 0:
+            node = int(missing_N.argmax())
+            yield f"{gb_rounded_up(int(missing_N[node]))} GB is missing in the memory of host {node}"
 
     def may_live(self, position: int) -> npt.NDArray[np.bool_]:
         """[D] where the rules let some of a table live; memory left aside."""
