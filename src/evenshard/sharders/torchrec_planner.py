@@ -35,11 +35,13 @@ class Bandwidths:
         intra_node_gb_s: bandwidth between devices of one node; TorchRec's own value: 644. All devices of a task are on
             one node.
         inter_node_gb_s: bandwidth between nodes; TorchRec's own value: 13.4.
+        host_gb_s: of a device's link to its host; TorchRec's own value: 34.4 (32 * 1024**3 bytes).
     """
 
     hbm_gb_s: float | None = None
     intra_node_gb_s: float | None = None
     inter_node_gb_s: float | None = None
+    host_gb_s: float | None = None
 
 
 def bandwidths_of(config: MeasureConfig) -> Bandwidths:
@@ -67,8 +69,18 @@ def require_torchrec() -> None:
     require_package("torchrec.distributed.planner")
 
 
-def machine_topology(machine: Machine, room_bytes: Sequence[int], bandwidths: Bandwidths) -> Topology:
-    """A machine as TorchRec sees it; what its devices may hold is host memory, that of the devices has no limit."""
+def machine_topology(
+    machine: Machine, room_bytes: Sequence[int], bandwidths: Bandwidths, host_bytes: Sequence[int] | None = None
+) -> Topology:
+    """A machine as TorchRec sees it.
+
+    Args:
+        machine: nodes and devices.
+        room_bytes: what each device may hold.
+        bandwidths: of devices and links.
+        host_bytes: of each device, its share of its host's memory. Where it is left out, what devices may hold is
+            capped as host memory instead, and that of the devices has no limit.
+    """
     from torchrec.distributed.planner import types
 
     ranks = {
@@ -76,11 +88,19 @@ def machine_topology(machine: Machine, room_bytes: Sequence[int], bandwidths: Ba
         "local_world_size": machine.devices_per_node,
         "pod_size": machine.nodes_per_domain,
     }
-    caps = types.CustomTopologyData({"ddr_cap": list(room_bytes)}, machine.num_devices)
+    if host_bytes is None:
+        hbm_cap, of_ddr = UNLIMITED_BYTES, list(room_bytes)
+    else:
+        hbm_cap, of_ddr = max(room_bytes), list(host_bytes)
+    given = {"ddr_cap": of_ddr}
+    if host_bytes is not None and len(set(room_bytes)) > 1:  # else TorchRec would cut rows by memory, too
+        given["hbm_cap"] = list(room_bytes)
+    caps = types.CustomTopologyData(given, machine.num_devices)
     known_gb_s = {
         "hbm_mem_bw": bandwidths.hbm_gb_s,
         "intra_host_bw": bandwidths.intra_node_gb_s,
         "inter_host_bw": bandwidths.inter_node_gb_s,
+        "hbm_to_ddr_mem_bw": bandwidths.host_gb_s,
     }
     per_ms = {name: gb_s * BYTES_PER_MS for name, gb_s in known_gb_s.items() if gb_s is not None}
     if not hasattr(types, "TopologyFactory"):  # TorchRec before 1.6
@@ -88,16 +108,16 @@ def machine_topology(machine: Machine, room_bytes: Sequence[int], bandwidths: Ba
             del ranks["pod_size"]
         return types.Topology(
             compute_device="cuda",
-            hbm_cap=UNLIMITED_BYTES,
-            ddr_cap=max(room_bytes),
+            hbm_cap=hbm_cap,
+            ddr_cap=max(of_ddr),
             custom_topology_data=caps,
             **ranks,
             **per_ms,
         )
     return types.TopologyFactory.create_topology(
         types.TrainerConfig(
-            hbm_cap_bytes=UNLIMITED_BYTES,
-            ddr_cap_bytes=max(room_bytes),
+            hbm_cap_bytes=hbm_cap,
+            ddr_cap_bytes=max(of_ddr),
             additional_params={"custom_topology_data": caps},
             **ranks,
         ),

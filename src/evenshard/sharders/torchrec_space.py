@@ -149,6 +149,7 @@ class TorchRecPlanner:
             batch_size=self.batch_per_device,
             constraints=constraints,
             enumerator=self._enumerator(constraints),
+            proposer=self._proposers(setting),
             partitioner=GreedyPerfPartitioner(SortBy(setting.sort_by)),
             storage_reservation=FixedPercentageStorageReservation(0.0),
             stats=[],  # which would print
@@ -243,14 +244,20 @@ class TorchRecPlanner:
             )
         return found
 
+    def _proposers(self, setting: PlannerSetting) -> list[Any] | None:
+        """None for TorchRec's default ones."""
+        return None
+
+    def _storage_estimator(self, constraints: dict[str, Any]) -> Any:
+        from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+
+        return _CappedWeights(EmbeddingStorageEstimator(self.topology, constraints), self._shard_bytes)
+
     def _enumerator(self, constraints: dict[str, Any]) -> _SortedEnumerator:
         from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-        from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
+        from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
-        estimators = [
-            EmbeddingPerfEstimator(self.topology, constraints),
-            _CappedWeights(EmbeddingStorageEstimator(self.topology, constraints), self._shard_bytes),
-        ]
+        estimators = [EmbeddingPerfEstimator(self.topology, constraints), self._storage_estimator(constraints)]
         enumerator = EmbeddingEnumerator(self.topology, self.batch_per_device, constraints, estimators)
         return _SortedEnumerator(enumerator, self._position)
 
@@ -354,9 +361,12 @@ class _SortedEnumerator:
         self._enumerator, self._position = enumerator, position
 
     def enumerate(self, module: nn.Module, sharders: list[Any]) -> list[ShardingOption]:
-        """Table after table, type after type."""
+        """Table after table, type after type, kernel after kernel."""
         options = self._enumerator.enumerate(module, sharders)
-        return sorted(options, key=lambda one: (self._position[one.name], SHARDING_TYPES.index(one.sharding_type)))
+        return sorted(options, key=self._key)
+
+    def _key(self, option: ShardingOption) -> tuple[int, int, str]:
+        return self._position[option.name], SHARDING_TYPES.index(option.sharding_type), option.compute_kernel
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
         """Sets the times and storage of shards."""
