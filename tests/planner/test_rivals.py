@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -92,3 +93,15 @@ def test_plans_are_measured_as_they_are() -> None:
 def test_what_torchrec_cannot_place_in_any_way_has_no_time() -> None:
     (one,) = found(asked(caps_bytes=(25 * 2**20,) * 2), FULL_SPACE)
     assert one.predicted_ms is None and "TorchRec's planner found no plan in any of 4 settings" in one.note
+
+
+def test_where_tables_do_not_fit_torchrec_has_caches_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OFFLOAD_SETTINGS", module.OFFLOAD_SETTINGS[:2])
+    small = asked(caps_bytes=(20 * 2**20,) * 4, machine=Machine(4, 4, host_bytes=(2**30,)))
+    (one,) = found(small, FULL_SPACE)
+    assert one.predicted_ms is not None and one.predicted_ms > 0
+    assert one.setting.startswith("load factor ") and one.note == ""
+    (none,) = found(asked(caps_bytes=(20 * 2**20,) * 4), FULL_SPACE)
+    assert none.predicted_ms is None and "in any of 4 settings" in none.note
+    in_device_memory = replace(small, compute_kernels=("fused",))
+    assert "in any of 4 settings" in found(in_device_memory, FULL_SPACE)[0].note

@@ -1,7 +1,8 @@
 """Rival placements of the same tables: rules of thumb and TorchRec's planner, compared by the same model.
 
 Rules of thumb place whole tables; TorchRec's planner is asked for whole tables, in two orders, and where the request
-allows more, for every way that is allowed. A rival that knows nothing of a rule may break it, and is then marked.
+allows more, for every way that is allowed, and with caches and UVM where nothing else fits. A rival that knows nothing
+of a rule may break it, and is then marked.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import parts_on
-from evenshard.placement.sharding import GRID_SHARD, TABLE_WISE, broken_rule, parts_by_table
+from evenshard.placement.sharding import GRID_SHARD, TABLE_WISE, ShardingTask, broken_rule, parts_by_table
+from evenshard.placement.storage import FUSED
 from evenshard.planner.answer import Rival
 from evenshard.planner.pricing import PartsMeasurer
 from evenshard.planner.request import TASK_ID, PlacementRequest
 from evenshard.sharders.catalog import SHARDERS, Resources, sharder
 from evenshard.sharders.plan_search.costs import PartCosts
+from evenshard.sharders.torchrec_offload import OUR_MEMORY, TorchRecOffloadPlanner, offload_settings
 from evenshard.sharders.torchrec_planner import bandwidths_of
 from evenshard.sharders.torchrec_space import PlannerSetting, TorchRecPlanner
 from evenshard.utils.errors import BadConfig, InfeasibleTask
@@ -32,6 +35,8 @@ TORCHREC_MIN_PARTITIONS = (None, 16, 32, 64)
 """Columns of the narrowest part, which TorchRec has to be given; None leaves its own. The best plan is its answer."""
 MOST_SHARDS = 2_000
 """Tables times devices that it is asked for: it takes seconds for 26 x 16 and minutes for 400 x 8."""
+OFFLOAD_SETTINGS = offload_settings((0.05, 0.2), (None, 32), ("", "row_wise"), (OUR_MEMORY,))
+"""What it is asked with where tables do not fit: with our count of memory, so that its plans fit, too."""
 _TIMEOUT_S = 5
 """After which it answers with the best plan so far, for each setting."""
 
@@ -97,15 +102,28 @@ def _full_space(request: PlacementRequest, links: Links) -> list[Candidate]:
         inter_node_gb_s=links.widest.even_gb_s(machine.num_devices),
     )
     planner = TorchRecPlanner(task, bandwidths, _TIMEOUT_S)
-    chosen = [
+    chosen: list[PlannerSetting] = [
         PlannerSetting(columns, grid_shard=grid)
         for grid in ((False, True) if machine.num_nodes > 1 and GRID_SHARD in request.types else (False,))
         for columns in TORCHREC_MIN_PARTITIONS
     ]
     found = [(str(plan.setting), plan.parts) for plan in planner.plans(chosen)]
+    if not found and _may_offload(task):
+        from evenshard.planner.torchrec.cache_statistics import TableStatistics  # which imports TorchRec
+
+        planner = TorchRecOffloadPlanner(
+            task, bandwidths, lambda table: TableStatistics(table, task.batch_size), _TIMEOUT_S
+        )
+        chosen += OFFLOAD_SETTINGS
+        found = [(str(plan.setting), plan.parts) for plan in planner.plans(OFFLOAD_SETTINGS)]
     if not found:
         raise InfeasibleTask(f"TorchRec's planner found no plan in any of {len(chosen)} settings")
     return found
+
+
+def _may_offload(task: ShardingTask) -> bool:
+    """Whether a table may live outside of device memory."""
+    return any(kernel != FUSED for position in range(len(task.tables)) for kernel in task.kernels_of(position))
 
 
 def _resources(request: PlacementRequest) -> Resources:

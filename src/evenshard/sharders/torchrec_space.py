@@ -338,15 +338,18 @@ def merged(parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Without the root logger's warnings: TorchRec warns of every replicated table that it has no sharding spec."""
+    """Without warnings of no use: that replicated tables have no sharding spec, and that one way of many is taken."""
     root = logging.getLogger()
+    loggers = root, logging.getLogger("torchrec.distributed.planner.proposers")
     handler = logging.NullHandler()  # without one, the first warning would set logging up
     root.addHandler(handler)
-    root.addFilter(_is_no_warning)
+    for one in loggers:
+        one.addFilter(_is_no_warning)
     try:
         yield
     finally:
-        root.removeFilter(_is_no_warning)
+        for one in loggers:
+            one.removeFilter(_is_no_warning)
         root.removeHandler(handler)
 
 
