@@ -16,15 +16,17 @@ import pytest
 from evenshard.cli import main
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.diff.diff import (
+from evenshard.planner.diff.diff import diff
+from evenshard.planner.diff.difference import (
     ChangedTable,
     DeviceTraffic,
     Difference,
     PairTraffic,
     PartMove,
+    Rekept,
     Resharded,
-    diff,
 )
 from evenshard.planner.diff.text import print_difference
 from evenshard.planner.diff.times import OWN_FIGURES
@@ -79,6 +81,66 @@ def test_what_to_know_about_the_new_answer_is_told() -> None:
     difference = diff(answer, replace(answer, notes=("16 devices are priced.",)), additive())
     assert difference.notes == ("16 devices are priced.",) and "Note: 16 devices are priced." in said(difference)
     assert diff(replace(answer, notes=("16 devices are priced.",)), answer, additive()).notes == ()
+
+
+HOSTS = Machine(4, 2, inter="infiniband_ndr", host_bytes=(2**30,) * 2)
+CACHED, LESS, MANAGED = Storage("fused_uvm_caching", 0.5), Storage("fused_uvm_caching", 0.2), Storage("fused_uvm")
+
+
+def kept(storage: Storage, device: int, optimizer: str = "sgd", *, also: int = 3) -> PlacementAnswer:
+    """Table a kept so, on a device of two hosts of two; table b in device memory on another."""
+    request = asked(TWO, 4, machine=HOSTS, optimizer=optimizer, sharding_types=("table_wise",))
+    whole = TEN, Span(0, 8)
+    return answered(request, (), parts=[TablePart("a", *whole, (device,), storage), TablePart("b", *whole, (also,))])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "old", "new", "out", "back"),
+    [
+        ("sgd", ON_DEVICE, MANAGED, 320, 0),
+        ("sgd", ON_DEVICE, CACHED, 320, 0),  # the cache fills itself
+        ("sgd", MANAGED, ON_DEVICE, 0, 320),
+        ("adam", ON_DEVICE, MANAGED, 320 + 640, 0),
+        ("rowwise_adagrad", CACHED, ON_DEVICE, 0, 320),  # a state for each row is in device memory anyway
+        ("adam", CACHED, LESS, 0, 0),
+        ("adam", CACHED, MANAGED, 0, 0),
+    ],
+)
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_table_that_is_kept_otherwise_goes_between_a_device_and_its_host(
+    optimizer: str, old: Storage, new: Storage, out: int, back: int, device: int
+) -> None:
+    """Whichever device of the host has the cache."""
+    difference = diff(kept(old, 0, optimizer), kept(new, device, optimizer))
+    assert difference.rekept == (Rekept("a", str(old), str(new), out, back),)
+    assert difference.moves == () and difference.traffic.moved_bytes == 0 and difference.renaming is None
+    each = 320 + {"sgd": 0, "rowwise_adagrad": 40, "adam": 640}[optimizer]
+    assert difference.kept_bytes == (2 * each if old.is_on_device == new.is_on_device else each)
+
+
+def test_weights_in_host_memory_are_there_for_all_devices_of_the_host() -> None:
+    difference = diff(kept(MANAGED, 0), kept(MANAGED, 1))
+    assert (difference.moves, difference.rekept, difference.kept_bytes) == ((), (), 640)
+    difference = diff(kept(MANAGED, 0), kept(MANAGED, 2))
+    assert difference.moves == (PartMove("a", TEN, Span(0, 8), 0, 2, 320, 0),)
+    assert difference.kept_bytes == 320
+    difference = diff(kept(ON_DEVICE, 0), kept(MANAGED, 2))  # not through its own host
+    assert [one.to_device for one in difference.moves] == [2]
+    assert difference.rekept == (Rekept("a", "fused", "fused_uvm", 0, 0),)
+    assert diff(kept(ON_DEVICE, 0), kept(ON_DEVICE, 1)).traffic.moved_bytes == 320
+
+
+def test_a_change_of_place_in_words() -> None:
+    text = said(diff(kept(ON_DEVICE, 0), kept(CACHED, 0)))
+    assert "Nothing moves to other devices." in text
+    assert (
+        "Kept as fused_uvm_caching 0.5, before fused: a (1 table), 320 bytes go to host memory. Checkpoints stay as "
+        "they are."
+    ) in text
+    assert "before fused_uvm_caching 0.5: a (1 table), 320 bytes to devices. Check" in said(
+        diff(kept(CACHED, 0), kept(ON_DEVICE, 0))
+    )
+    assert "before fused_uvm: a (1 table). Checkpoints" in said(diff(kept(MANAGED, 0), kept(CACHED, 0)))
 
 
 @pytest.mark.parametrize(("optimizer", "state"), [("sgd", 0), ("rowwise_adagrad", 40), ("adagrad", 320), ("adam", 640)])

@@ -1,8 +1,9 @@
 """The rows and columns that move between two answers, in bytes, and what the move saves.
 
 Pieces of tables are compared, which neither answer cuts: splits and joins move exactly what a device lacks. A piece has
-optimizer state of its own. A replica is copied to every device that lacks it; one that disappears moves nothing. Device
-ids are names: two answers may differ in nothing else, and then a renaming saves the whole move.
+optimizer state of its own. What is kept in the memory of a host, or on its SSDs, is there for all devices of the host:
+only its cache is of one of them. A replica is copied to every device that lacks it; one that disappears moves nothing.
+Device ids are names: two answers may differ in nothing else, and then a renaming saves the whole move.
 
 Legend: D devices, O devices of the old answer, N devices of the new one.
 """
@@ -15,144 +16,30 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from evenshard.placement.machine import Machine
+from evenshard.placement.memory import part_memory
 from evenshard.placement.optimizer_state import state_bytes
-from evenshard.placement.parts import Span
+from evenshard.placement.parts import Span, column_parts
+from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff.difference import (
+    ChangedTable,
+    DeviceTraffic,
+    Difference,
+    PairTraffic,
+    PartMove,
+    Rekept,
+    Renaming,
+    Resharded,
+    Traffic,
+)
 from evenshard.planner.diff.renaming import best_names, device_kinds
-from evenshard.planner.diff.times import StepTimes, step_times
+from evenshard.planner.diff.times import step_times
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.table import Table
 from evenshard.utils.units import gb_to_bytes
 
 SHAPE = ("num_rows", "embedding_dim", "weight_bits")
-
-
-@dataclass(frozen=True)
-class PartMove:
-    """Rows and columns of a table that go to a device which lacks them.
-
-    Attributes:
-        table: its name.
-        rows, columns: rows and columns that move.
-        from_device, to_device: a device that has them in the old answer, and one that needs them in the new one.
-        weight_bytes, state_bytes: bytes that move: weights, and optimizer state.
-    """
-
-    table: str
-    rows: Span
-    columns: Span
-    from_device: int
-    to_device: int
-    weight_bytes: int
-    state_bytes: int
-
-
-@dataclass(frozen=True)
-class PairTraffic:
-    """What one device sends another."""
-
-    from_device: int
-    to_device: int
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class DeviceTraffic:
-    """What a device sends and receives."""
-
-    device: int
-    out_bytes: int
-    in_bytes: int
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """All that moves.
-
-    Attributes:
-        moved_bytes: weights and optimizer state.
-        busiest_bytes: the most that a device sends, or receives.
-        seconds: time of the transfer over a link; None if its speed is unknown.
-        pairs: devices that exchange something, by id.
-        devices: those that send or receive, by id.
-    """
-
-    moved_bytes: int
-    busiest_bytes: int
-    seconds: float | None
-    pairs: tuple[PairTraffic, ...]
-    devices: tuple[DeviceTraffic, ...]
-
-
-@dataclass(frozen=True)
-class Renaming:
-    """Other ids for the devices of the new answer, with which less moves. Devices that differ keep theirs.
-
-    Attributes:
-        new_names: the old device that each device of the new answer should be.
-        traffic: traffic that remains then.
-    """
-
-    new_names: tuple[int, ...]
-    traffic: Traffic
-
-
-@dataclass(frozen=True)
-class ChangedTable:
-    """A table whose shape differs: its weights cannot move.
-
-    Attributes:
-        table: its name.
-        what: differs, such as "num_rows 100 -> 200".
-    """
-
-    table: str
-    what: str
-
-
-@dataclass(frozen=True)
-class Resharded:
-    """A table that is sharded in another way.
-
-    Attributes:
-        table: its name.
-        old_type, new_type: its sharding types.
-    """
-
-    table: str
-    old_type: str
-    new_type: str
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Between an old answer and a new one.
-
-    Attributes:
-        old_num_devices, new_num_devices: devices of the two answers.
-        moves: pieces that go to another device, in the order of the new answer's tables.
-        kept_bytes: bytes that stay, weights and optimizer state.
-        traffic: bytes that move.
-        renaming: saves some or all of that; None where none does.
-        added, removed: tables that only the new answer has, or the old one.
-        changed: tables whose shape differs.
-        resharded: tables that are sharded in another way.
-        times: predicted, before and after.
-        notes: notes on the comparison; a clause each.
-    """
-
-    old_num_devices: int
-    new_num_devices: int
-    moves: tuple[PartMove, ...]
-    kept_bytes: int
-    traffic: Traffic
-    renaming: Renaming | None
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    changed: tuple[ChangedTable, ...]
-    resharded: tuple[Resharded, ...]
-    times: StepTimes
-    notes: tuple[str, ...]
 
 
 def diff(
@@ -177,7 +64,7 @@ def diff(
     optimizer = new.request.optimizer if old.request.optimizer == new.request.optimizer else "sgd"
     pieces = list(_pieces(old, new, movable, optimizer))
     moves = _moves(pieces, range(new.num_devices))
-    kept_bytes = sum(piece.num_bytes * len(set(piece.old_devices) & set(piece.new_devices)) for piece in pieces)
+    kept_bytes = sum(piece.num_bytes * piece.num_kept for piece in pieces)
     same_tables = len(movable) == len(of_old) == len(of_new)
     times, notes = step_times(old, new, model if same_tables else None)
     if old.request.optimizer != new.request.optimizer:
@@ -197,6 +84,7 @@ def diff(
             for table in movable
             if old.type_of_table[table.name] != new.type_of_table[table.name]
         ),
+        rekept=tuple(_rekept(old, new, movable, pieces)),
         times=times,
         notes=(*notes, *new.notes),
     )
@@ -212,15 +100,24 @@ def _other_shape(old: Table, new: Table) -> str:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Rows and columns that neither answer cuts, and the devices that have them."""
+    """Rows and columns that neither answer cuts, and the devices that have them.
+
+    Attributes:
+        reach: old devices whose host has them, too, or needs them; those that have them alone where no host does.
+        outside_bytes: what of it is not in device memory where it is kept outside of that, before or now.
+        num_kept: new devices whose weights stay where they are.
+    """
 
     table: str
     rows: Span
     columns: Span
     old_devices: tuple[int, ...]
     new_devices: tuple[int, ...]
+    reach: tuple[int, ...]
     weight_bytes: int
     state_bytes: int
+    outside_bytes: int
+    num_kept: int
 
     @property
     def num_bytes(self) -> int:
@@ -229,7 +126,10 @@ class _Piece:
 
 def _pieces(old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], optimizer: str) -> Iterator[_Piece]:
     """All of the tables, table after table by columns, then rows."""
+    machine = _larger_machine(old, new)
     for table in tables:
+        was, now = old.storage_of_table[table.name], new.storage_of_table[table.name]
+        by_host = not (was.is_on_device and now.is_on_device)
         found = []
         for before in old.parts_of_table[table.name]:
             for after in new.parts_of_table[table.name]:
@@ -238,8 +138,47 @@ def _pieces(old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table],
                     found.append((columns, rows, before.devices, after.devices))
         for columns, rows, old_devices, new_devices in sorted(found):
             piece = replace(table, num_rows=rows.size, embedding_dim=columns.size)
-            size = piece.size_bytes
-            yield _Piece(table.name, rows, columns, old_devices, new_devices, size, state_bytes(piece, optimizer))
+            nodes = {machine.node_of(device) for device in old_devices}
+            reach = tuple(device for node in sorted(nodes) for device in machine.devices_of_node(node))
+            reach = reach if by_host else old_devices
+            stays = was.is_on_device == now.is_on_device
+            yield _Piece(
+                table=table.name,
+                rows=rows,
+                columns=columns,
+                old_devices=old_devices,
+                new_devices=new_devices,
+                reach=reach,
+                weight_bytes=piece.size_bytes,
+                state_bytes=state_bytes(piece, optimizer),
+                outside_bytes=_outside_bytes(piece, now if was.is_on_device else was, optimizer),
+                num_kept=len(set(reach) & set(new_devices)) if stays else 0,
+            )
+
+
+def _outside_bytes(table: Table, storage: Storage, optimizer: str) -> int:
+    """What of a table is in host memory or on SSDs."""
+    whole = replace(column_parts(table)[0], storage=storage)
+    size = part_memory(whole, table, num_devices=1, batch_size=1, optimizer=optimizer, pipeline="")
+    return size.host_bytes + size.ssd_weights
+
+
+def _larger_machine(old: PlacementAnswer, new: PlacementAnswer) -> Machine:
+    return new.request.nodes if new.num_devices >= old.num_devices else old.request.nodes
+
+
+def _rekept(
+    old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], pieces: Sequence[_Piece]
+) -> Iterator[Rekept]:
+    crossing: Counter[str] = Counter()
+    for piece in pieces:
+        crossing[piece.table] += piece.outside_bytes * len(set(piece.reach) & set(piece.new_devices))
+    for table in tables:
+        was, now = old.storage_of_table[table.name], new.storage_of_table[table.name]
+        if was != now:
+            out, back = was.is_on_device and not now.is_on_device, now.is_on_device and not was.is_on_device
+            size = crossing[table.name]
+            yield Rekept(table.name, str(was), str(now), size if out else 0, size if back else 0)
 
 
 def _common(one: Span, other: Span) -> Span:
@@ -264,7 +203,7 @@ def _moves(pieces: Sequence[_Piece], name_of_new: Sequence[int]) -> tuple[PartMo
         )
         for piece in pieces
         for name in (name_of_new[device] for device in piece.new_devices)
-        if name not in piece.old_devices
+        if name not in piece.reach
     )
 
 
@@ -299,9 +238,8 @@ def _renaming(
     most = max(old.num_devices, new.num_devices)
     held_NO = np.zeros((most, most), dtype=np.int64)
     for piece in pieces:
-        held_NO[np.ix_(piece.new_devices, piece.old_devices)] += piece.num_bytes
-    machine = new.request.nodes if new.num_devices >= old.num_devices else old.request.nodes
-    names = best_names(held_NO, device_kinds(new.task), machine)
+        held_NO[np.ix_(piece.new_devices, piece.reach)] += piece.num_bytes
+    names = best_names(held_NO, device_kinds(new.task), _larger_machine(old, new))
     if held_NO[np.arange(most), names].sum() <= held_NO.trace():
         return None
     new_names = tuple(names[: new.num_devices].tolist())

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from rich.table import Table as Grid
 
-from evenshard.planner.diff.diff import Difference, PartMove, Renaming, Traffic
+from evenshard.planner.diff.difference import Difference, PartMove, Rekept, Renaming, Traffic
 from evenshard.planner.highlights import names_text
 from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.utils.console import plain_console, plain_grid
@@ -59,7 +59,7 @@ def _bytes(difference: Difference) -> Iterator[str]:
     if difference.old_num_devices != difference.new_num_devices:
         yield f"{difference.old_num_devices} devices became {difference.new_num_devices}."
     if not difference.moves:
-        yield "Nothing moves."
+        yield "Nothing moves to other devices." if difference.rekept else "Nothing moves."
     else:
         tables = len({move.table for move in difference.moves})
         yield (
@@ -85,7 +85,7 @@ def _remarks(difference: Difference) -> Iterator[tuple[str, str]]:
         shown = "; ".join(f"{printable(one.table)}: {one.what}" for one in difference.changed[:_MAX_LINES])
         more = len(difference.changed) - _MAX_LINES
         yield "cyan", f"Changed, and so not movable: {shown}{f'; {more:,} more' if more > 0 else ''}."
-    for line in _resharded(difference):
+    for line in (*_resharded(difference), *_rekept(difference)):
         yield "cyan", line
     for note in difference.notes:
         yield "dim", f"Note: {printable(note).rstrip('.')}."
@@ -98,6 +98,21 @@ def _resharded(difference: Difference) -> Iterator[str]:
         names.setdefault((one.old_type, one.new_type), []).append(one.table)
     for (old_type, new_type), tables in names.items():
         yield f"From {old_type} to {new_type}: {names_text(tables)} ({len(tables):,} table{'s' * (len(tables) > 1)})."
+
+
+def _rekept(difference: Difference) -> Iterator[str]:
+    """A line for each change of the place, with the tables that change so and the bytes between devices and hosts."""
+    groups: dict[tuple[str, str], list[Rekept]] = {}
+    for one in difference.rekept:
+        groups.setdefault((one.old_storage, one.new_storage), []).append(one)
+    for (old_storage, new_storage), tables in groups.items():
+        out, back = sum(one.to_host_bytes for one in tables), sum(one.to_device_bytes for one in tables)
+        crossing = f", {size_text(out)} go to host memory" if out else f", {size_text(back)} to devices" if back else ""
+        names = names_text([one.table for one in tables])
+        yield (
+            f"Kept as {new_storage}, before {old_storage}: {names} ({len(tables):,} table{'s' * (len(tables) > 1)})"
+            f"{crossing}. Checkpoints stay as they are."
+        )
 
 
 def _renaming(renaming: Renaming, traffic: Traffic) -> str:

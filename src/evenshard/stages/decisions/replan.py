@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.diff.diff import Difference, diff
+from evenshard.planner.diff.diff import diff
+from evenshard.planner.diff.difference import Difference
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.models import PlacementModel
