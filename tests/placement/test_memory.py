@@ -125,8 +125,22 @@ def test_every_device_receives_all_tables_for_its_own_samples() -> None:
     assert found.total == found.inputs + found.received
     assert sample_memory((T,), num_devices=4, batch_size=64, pipeline="").total == 0
     assert sample_memory((T, T), num_devices=4, batch_size=64, pipeline="base").inputs == 2 * 2 * OF_A_BATCH
-    by_rows = sample_memory((T,), num_devices=4, batch_size=64, pipeline="none", not_sent={"t"})
-    assert (by_rows.received, by_rows.ordered) == (4 * 16 * 8, 0)
+
+
+def test_what_is_sent_of_samples_is_known_with_the_parts() -> None:
+    known = partial(sample_memory, (T,), num_devices=4, batch_size=64)
+    outputs = 4 * 16 * 8
+    rows = [replace(WHOLE, rows=Span(at, at + 250), devices=(at // 250,)) for at in range(0, 1000, 250)]
+    replica = [replace(WHOLE, devices=(0, 1, 2, 3))]
+    for parts in (rows, replica):
+        found = known(pipeline="none", parts=parts)
+        assert (found.received, found.ordered, found.leaving) == (outputs, 0, OF_A_BATCH)
+    halves = [replace(WHOLE, columns=Span(at, at + 4), devices=(at,)) for at in (0, 4)]
+    found = known(pipeline="sparse_dist", parts=halves)
+    assert (found.ordered, found.leaving) == (outputs, 2 * OF_A_BATCH)  # to both halves
+    assert found.inputs == (3 + 2) * OF_A_BATCH
+    sequence = sample_memory((replace(T, pooling="none"),), num_devices=4, batch_size=64, pipeline="none", parts=rows)
+    assert sequence.ordered == 2 * outputs
 
 
 def test_one_device_orders_and_sends_nothing() -> None:

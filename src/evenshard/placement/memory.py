@@ -24,18 +24,20 @@ Where a task names no pipeline, weights and states alone count.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
 
 from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
-from evenshard.placement.parts import TablePart, deduplicated_table, part_table, replica_table
+from evenshard.placement.parts import Span, TablePart, deduplicated_table, part_table, replica_table
 from evenshard.placement.storage import FUSED, HOST, KEY_VALUE
 from evenshard.tables.table import Table
 
 BATCHES = {"none": 1, "base": 1, "sparse_dist": 2, "prefetch": 3}
 """Training pipelines, after TorchRec's ``TrainPipeline*``, and the batches whose inputs the tables' devices hold."""
-OWN_BATCHES = {"none": 1, "base": 2, "sparse_dist": 4, "prefetch": 4}
-"""Inputs of its own samples that a device holds: of batches on the way, and from sparse_dist on a copy that is sent."""
+OWN_BATCHES = {"none": 1, "base": 2, "sparse_dist": 3, "prefetch": 3}
+"""Those whose inputs a device holds for its own samples."""
+LEAVING_BATCHES = {"none": 0, "base": 0, "sparse_dist": 1, "prefetch": 1}
+"""Those whose inputs it holds once more, ordered to be sent, during all of a step."""
 PREFETCH = "prefetch"
 INDEX_BYTES, LENGTH_BYTES, OFFSET_BYTES, LOOKUP_WEIGHT_BYTES = 8, 4, 8, 4
 VALUE_BYTES = 4
@@ -201,7 +203,7 @@ class SampleMemory:
 
 
 def sample_memory(
-    tables: Sequence[Table], *, num_devices: int, batch_size: int, pipeline: str, not_sent: Collection[str] = ()
+    tables: Sequence[Table], *, num_devices: int, batch_size: int, pipeline: str, parts: Sequence[TablePart] = ()
 ) -> SampleMemory:
     """What every device holds for its own samples. One device exchanges nothing: it receives gradients alone.
 
@@ -210,19 +212,34 @@ def sample_memory(
         num_devices: of the machine.
         batch_size: global batch, samples.
         pipeline: as of ``part_memory``.
-        not_sent: names of pooled tables that are cut by rows or replicated, whose gradients no all-to-all sends; by
-            default, none: what is not known yet.
+        parts: of all tables, where they are known. Lookups are sent once for each part of columns, and no all-to-all
+            sends gradients of pooled tables that are cut by rows or replicated. By default, all tables are whole.
     """
     if not pipeline:
         return SampleMemory()
-    samples = batch_size / num_devices
-    inputs = sum(_input_bytes(table, samples) for table in tables)
+    samples, columns, in_place = batch_size / num_devices, _column_parts(parts), _gathered(tables, parts)
+    own = [(one.name, _input_bytes(one, samples)) for one in tables]
+    leaving = sum(columns.get(name, 1) * size for name, size in own) if num_devices > 1 else 0.0
+    inputs = OWN_BATCHES[pipeline] * sum(size for _, size in own) + LEAVING_BATCHES[pipeline] * leaving
     values = [(one.name, VALUE_BYTES * samples * one.outputs_per_sample * one.embedding_dim) for one in tables]
-    held = SampleMemory(round(OWN_BATCHES[pipeline] * inputs), round(sum(size for _, size in values)))
-    if num_devices == 1:
-        return held
-    ordered = sum(size for name, size in values if name not in not_sent)
-    return replace(held, leaving=round(inputs), ordered=round(ordered))
+    ordered = sum(size for name, size in values if name not in in_place) if num_devices > 1 else 0.0
+    return SampleMemory(round(inputs), round(sum(size for _, size in values)), round(leaving), round(ordered))
+
+
+def _column_parts(parts: Sequence[TablePart]) -> dict[str, int]:
+    """How many parts of columns each table has."""
+    columns: dict[str, set[Span]] = {}
+    for part in parts:
+        columns.setdefault(part.table, set()).add(part.columns)
+    return {name: len(spans) for name, spans in columns.items()}
+
+
+def _gathered(tables: Sequence[Table], parts: Sequence[TablePart]) -> set[str]:
+    """The pooled tables that are replicated or cut by rows."""
+    rows = {table.name: table.num_rows for table in tables if not table.is_sequence}
+    return {
+        one.table for one in parts if one.table in rows and (len(one.devices) > 1 or one.rows.size < rows[one.table])
+    }
 
 
 # The peak -------------------------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def device_memories(
     Args:
         sizes: what each of the parts takes.
     """
-    own, reserves = _sample_memory(request, parts), request.reserves_bytes
+    own, counted, reserves = _sample_memory(request, parts), request.sample_memory, request.reserves_bytes
     taken = np.zeros((request.num_devices, len(_OF_PART)), dtype=np.int64)
     cache_rows = np.zeros(request.num_devices, dtype=np.int64)
     for part, size in zip(parts, sizes, strict=True):
@@ -171,8 +171,8 @@ def device_memories(
                 device=device,
                 **{**known, "weights": held.weights - int(cache_rows[device])},
                 cache_rows=int(cache_rows[device]),
-                own_inputs=own.inputs,
-                received=own.received,
+                own_inputs=counted.inputs,
+                received=counted.received,
                 dense_model=request.dense_bytes,
                 reserved=reserves[device],
                 cap=request.caps_bytes[device],
@@ -184,20 +184,13 @@ def device_memories(
 
 
 def _sample_memory(request: PlacementRequest, parts: Sequence[TablePart]) -> SampleMemory:
-    """That of the request, with what is known once tables are placed: whose gradients are not sent."""
-    tables = {table.name: table for table in request.tables}
-    not_sent = {
-        part.table
-        for part in parts
-        if (len(part.devices) > 1 or part.rows.size < tables[part.table].num_rows)
-        and not tables[part.table].is_sequence
-    }
+    """That of the request, with what is known once tables are placed: what is sent of them, and where to."""
     return sample_memory(
         request.tables,
         num_devices=request.num_devices,
         batch_size=request.batch_size,
         pipeline=request.training_pipeline,
-        not_sent=not_sent,
+        parts=parts,
     )
 
 
