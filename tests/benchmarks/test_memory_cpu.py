@@ -52,8 +52,8 @@ def test_tables_inputs_outputs_and_the_rest_add_up() -> None:
     assert first.inputs == of_tables + of_samples
     outputs = 2 * 128 * 64 * 4  # of two tables for all samples, and of four for half of them
     assert first.exchanged == 3 * outputs and first.moment == "outputs are exchanged"
-    dense = 1024 * 1024 + 1024 + 4 * 64 * 4 + 4  # parameters, and as many gradients
-    assert first.predicted == first.tables + first.inputs + first.exchanged + 2 * 4 * dense
+    dense = 1024 * 1024 + 1024 + 4 * 64 * 4 + 4  # parameters, and twice as many gradients
+    assert first.predicted == first.tables + first.inputs + first.exchanged + 3 * 4 * dense
 
 
 def test_what_cpus_take_besides_is_added_here() -> None:
