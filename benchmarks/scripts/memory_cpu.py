@@ -25,6 +25,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.scripts.memory_training import (
     Setting,
     TableSpec,
@@ -176,6 +178,31 @@ SETTINGS = (
 )
 
 
+def random_setting(seed: int) -> Setting:
+    """Three to six tables, sharded in any of the ways, trained in any of the ways: nothing was fitted to these."""
+    rng = np.random.default_rng(seed)
+    kinds = ((_TW, _TW, _CW, _RW, _DP), (_TW, _CW, _RW))
+    tables = tuple(
+        TableSpec(
+            str(rng.choice(kinds[seed % 2])),
+            int(rng.integers(50_000, 250_000)),
+            int(rng.choice([16, 32, 64, 128])),
+            int(rng.choice([2, 5, 10, 20, 40])),
+        )
+        for _ in range(int(rng.integers(3, 7)))
+    )
+    return Setting(
+        f"random {seed}",
+        int(rng.choice([2, 2, 4])),
+        tables,
+        int(rng.choice([16_384, 32_768, 65_536])),
+        str(rng.choice(["sgd", "rowwise_adagrad", "adagrad"])),
+        str(rng.choice(["none", "base", "sparse_dist"])),
+        int(rng.choice([0, 10, 20])),
+        str(rng.choice(["sgd", "adam"])),
+    )
+
+
 def peaks_of(setting: Setting, default_malloc: bool = False) -> list[Peak]:
     """Trains it: predicted and measured of each rank."""
     measured = measured_peaks(setting, default_malloc)
@@ -207,12 +234,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="every rank's figures")
     parser.add_argument("--default-malloc", action="store_true", help="leave glibc as it is")
+    parser.add_argument("--random", type=int, help="this many random settings in place of those of the page")
     parser.add_argument("--only", nargs="*", help="names of settings")
     args = parser.parse_args()
     print("| setting | ranks | tables | inputs | outputs | predicted | measured, MB | error | search | peak when |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     found: list[Peak] = []
-    for setting in SETTINGS:
+    chosen = SETTINGS if args.random is None else tuple(random_setting(seed) for seed in range(args.random))
+    for setting in chosen:
         if not args.only or setting.name in args.only:
             peaks = peaks_of(setting, args.default_malloc)
             found += peaks
