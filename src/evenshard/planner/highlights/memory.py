@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from evenshard.placement.storage import COMPUTE_KERNELS, FUSED, KEY_VALUE
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.device_memory import RESERVED_SHARE
 from evenshard.planner.highlights.names import names_text
 from evenshard.planner.memory import DeviceMemory, NodeMemory
 from evenshard.planner.offloaded import OffloadedPart
@@ -14,7 +15,6 @@ from evenshard.utils.messages import printable
 from evenshard.utils.units import ms_text, pct_text, size_text
 
 UNCOUNTED = "CUDA context, NCCL, fragmentation"
-TORCHREC_RESERVES = 0.15
 BADLY_SERVED, WORTH_A_WORD = 0.2, 0.05
 """Shares that are worth a word: of a batch's distinct rows missed by a cache, of its device's time that this takes."""
 
@@ -26,7 +26,7 @@ def reserve_text(request: PlacementRequest) -> str:
     what += [size_text(request.reserved_bytes)] if request.reserved_bytes else []
     uncounted = UNCOUNTED if request.dense_bytes else f"{UNCOUNTED}, the dense model (--dense-gb counts it)"
     if what:
-        why = ", as TorchRec's planner does by default" if share == TORCHREC_RESERVES else ""
+        why = ", as TorchRec's planner does by default" if share == RESERVED_SHARE else ""
         text = f"{' and '.join(what)} of each device reserved{why}, for what is not counted: {uncounted}"
     else:
         text = f"No memory reserved for what is not counted: {uncounted}"

@@ -185,6 +185,7 @@ def _asked(answer: PlacementAnswer) -> list[tuple[str, str]]:
     asked += [("Forbidden", f"{name} on device {_listed(where)}") for name, where in rules.forbidden.items()]
     if rules.forbidden_devices:
         asked.append(("Forbidden devices", _listed(rules.forbidden_devices)))
+    asked += [("Kept as", f"{name}: {', '.join(kernels)}") for name, kernels in rules.table_kernels.items()]
     asked += [("Together", ", ".join(group)) for group in rules.together]
     asked += [("Apart", ", ".join(group)) for group in rules.apart]
     return [(name, text) for name, text in asked if text]
