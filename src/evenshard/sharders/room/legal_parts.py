@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 
@@ -23,7 +23,7 @@ MAX_PAIRS = 150_000
 MAX_TRIED_PAIRS = 1_000_000
 """Items times devices that are packed in more than the quick ways."""
 TIME_LIMIT_S = 10.0
-MOST_TRIED_OFFLOADS, MOST_MORE_WAYS = 32, 8
+MOST_TRIED_OFFLOADS, MOST_MORE_WAYS = 8, 8
 LEAST_CACHE = 0.01
 """Load factor of a cache where memory is all that counts."""
 
@@ -82,18 +82,37 @@ def offloaded_parts(task: ShardingTask, seed: int = 0) -> tuple[TablePart, ...] 
         (at for at in outside if at not in forced),
         key=lambda at: task.tables[at].pooling_factor / task.tables[at].num_rows,
     )
-    step = max(len(chosen) // MOST_TRIED_OFFLOADS, 1)
-    for count in dict.fromkeys((*range(0, len(chosen), step), len(chosen))):
+    fewest = _fewest(task, outside, forced, chosen)
+    step = max((len(chosen) - fewest) // MOST_TRIED_OFFLOADS, 1)
+    for count in dict.fromkeys((*range(fewest, len(chosen), step), len(chosen))):
         storages = {at: outside[at] for at in (*forced, *chosen[:count]) if at in outside}
         for group in task.together:
             if any(at in storages for at in group):
                 storages.update({at: outside[at] for at in group})
+        if sum(task.tables[at].size_bytes for at in storages) > sum(task.machine.host_bytes + task.machine.ssd_bytes):
+            return None  # the more leave device memory, the more others take
         items = PackedItems.of(task, storages)
         ways = chain(quick_ways(items), islice(more_ways(items, seed), MOST_MORE_WAYS))
         for way in ways:
             if (found := _checked(task, packed(items, way), storages)) is not None:
                 return found
     return None
+
+
+def _fewest(task: ShardingTask, outside: Mapping[int, Storage], forced: Sequence[int], chosen: Sequence[int]) -> int:
+    """Tables of those chosen that leave device memory at least, for all bytes together to fit."""
+
+    def size(at: int, storage: Storage) -> int:
+        (whole,) = whole_tables([task.tables[at]])
+        return part_bytes(task, task.tables[at], replace(whole, storage=storage))
+
+    kept = set(forced)
+    taken = sum(size(at, outside[at] if at in kept else ON_DEVICE) for at in range(len(task.tables)))
+    for count, at in enumerate(chosen):
+        if taken <= sum(task.room_bytes):
+            return count
+        taken += size(at, outside[at]) - size(at, ON_DEVICE)
+    return len(chosen)
 
 
 def _outside(task: ShardingTask, position: int) -> Storage | None:
