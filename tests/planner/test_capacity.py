@@ -15,7 +15,8 @@ from ortools.sat.python import cp_model
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, ROW_WISE, TABLE_WISE
+from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, ROW_WISE, TABLE_WISE, check_sharding
+from evenshard.placement.storage import FUSED
 from evenshard.planner.capacity import refusal
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
@@ -127,7 +128,8 @@ def tight_request(seed: int) -> PlacementRequest:
     asked = PlacementRequest(tables, (1,) * devices, 4096, reserved, optimizer, sharding_types=types)
     need = sum(part_bytes(asked, table, table.embedding_dim) for table in tables) * rng.uniform(0.97, 1.10)
     caps = tuple(int(need * share) + reserved for share in draws / draws.sum())
-    return replace(asked, caps_bytes=caps, rules=random_rules(rng, [table.name for table in tables], devices))
+    asked = replace(asked, caps_bytes=caps, rules=random_rules(rng, [table.name for table in tables], devices))
+    return asked if rng.random() < 0.1 else replace(asked, compute_kernels=(FUSED,))
 
 
 def random_rules(rng: np.random.Generator, names: list[str], devices: int) -> Rules:
@@ -147,9 +149,13 @@ def random_rules(rng: np.random.Generator, names: list[str], devices: int) -> Ru
 def refused(asked: PlacementRequest) -> str:
     """The message of a refusal; empty where there is room, which is checked."""
     try:
-        check_parts(asked, legal_parts(asked.sharding_task()))
+        parts = legal_parts(asked.sharding_task())
     except InfeasibleTask as error:
         return str(refusal(asked, error))
+    if asked.nodes.host_bytes:
+        check_sharding(asked.sharding_task(), parts)
+    else:
+        check_parts(asked, parts)
     return ""
 
 
@@ -160,6 +166,8 @@ def check_remedies(asked: PlacementRequest, message: str) -> None:
         others.append(replace(asked, caps_bytes=(gb_to_bytes(float(found[1])),) * asked.num_devices))
     if found := re.search(r"num_devices to (\d+)", message):
         others.append(replace(asked, caps_bytes=with_more_devices(asked, int(found[1]))))
+    if found := re.search(r"With ([\d,]+) GB of each host's|host_memory_gb to ([\d,]+)", message):
+        others.append(with_host_gb(asked, int((found[1] or found[2]).replace(",", ""))))
     if found := re.search(r"Split by columns \(--allow-column-split\), the tables fit( on (\d+) devices)?", message):
         caps = asked.caps_bytes if found[2] is None else with_more_devices(asked, int(found[2]))
         others.append(replace(asked, caps_bytes=caps, sharding_types=BY_COLUMNS))
@@ -197,7 +205,7 @@ def test_every_refusal_of_a_tight_request_is_a_proof_or_says_that_nothing_was_fo
 def adagrad(*rows: int, gb: float, devices: int = 3, dim: int = 64, **more: Any) -> PlacementRequest:
     """Tables a, b, ... of 16 bits with a state of each row of each part."""
     tables = tuple(Table("abc"[number], count, dim, 1.0, None, 16) for number, count in enumerate(rows))
-    asked = {"optimizer": "rowwise_adagrad", "sharding_types": BY_COLUMNS, **more}
+    asked = {"optimizer": "rowwise_adagrad", "sharding_types": BY_COLUMNS, "compute_kernels": (FUSED,), **more}
     return request(tables=tables, caps=(gb_to_bytes(gb),) * devices, **asked)
 
 
@@ -238,7 +246,8 @@ def test_a_split_is_named_exactly_where_it_helps() -> None:
 
 def test_rows_are_named_where_columns_do_not_help() -> None:
     """Three columns cannot be cut; two of three rows' worth fit each device."""
-    asked = request(tables=(Table("a", 3_000_000, 3, 1.0),), caps=(gb_to_bytes(0.012),) * 3)
+    table = Table("a", 3_000_000, 3, 1.0)
+    asked = request(tables=(table,), caps=(gb_to_bytes(0.012),) * 3, compute_kernels=(FUSED,))
     assert refused(replace(asked, sharding_types=BY_COLUMNS)).endswith(
         " Sharded in every way (sharding_types left out), the tables fit."
     )
@@ -277,10 +286,48 @@ def test_the_memory_that_a_refusal_names_has_the_reserve_in_it() -> None:
     check_remedies(asked, message)
 
 
+def test_the_memory_that_a_refusal_names_has_batches_a_share_and_the_dense_model_in_it() -> None:
+    """2.38 GB of weights in all ways; inputs and outputs of 65,536 samples, 15 % and 0.5 GB of a dense model."""
+    asked = adagrad(20_000_000, gb=0.98, reserved_share=0.15, dense_bytes=GB // 2, training_pipeline="prefetch")
+    asked = replace(asked, batch_size=65_536)
+    message = refused(asked)
+    found = re.search(r"memory_cap_gb to (\d+\.\d\d)", message)
+    assert found and float(found[1]) > 1.5, message
+    check_remedies(asked, message)
+    less = replace(asked, caps_bytes=(gb_to_bytes(float(found[1]) - 0.01),) * 3)
+    assert "memory_cap_gb" in refused(less)
+
+
+def test_host_memory_is_named_where_it_would_do() -> None:
+    """Of 3 + 3 + 3 GB two devices of 4 hold 3 each; a host memory of 3 GB is for the third."""
+    asked = whole_gb(3, 3, 3, devices=2, gb=4, sharding_types=(TABLE_WISE,), compute_kernels=())
+    message = refused(asked)
+    assert "With 3 GB of each host's memory (--host-memory-gb 3), they fit." in message
+    assert refused(with_host_gb(asked, 3)) == ""
+    less = refused(with_host_gb(asked, 2))
+    assert "or host_memory_gb to 3" in less and "With" not in less and ", or host_memory_gb." not in less
+
+
+def test_host_memory_is_not_named_where_it_would_not_do() -> None:
+    asked = whole_gb(3, 3, 3, devices=2, gb=4, sharding_types=(TABLE_WISE,), compute_kernels=())
+    for other in (
+        replace(asked, compute_kernels=(FUSED,)),
+        replace(asked, hardware="cpu"),
+        replace(asked, rules=Rules.of(table_kernels=dict.fromkeys(("t0", "t1", "t2"), "fused"))),
+        replace(asked, sharding_types=("data_parallel",)),
+    ):
+        message = refused(other)
+        assert message and "host" not in message
+
+
+def with_host_gb(asked: PlacementRequest, gb: int) -> PlacementRequest:
+    return replace(asked, machine=replace(asked.nodes, host_bytes=(gb * GB,) * asked.nodes.num_nodes))
+
+
 def whole_gb(*sizes: float, devices: int, gb: float, **more: Any) -> PlacementRequest:
     """Whole tables t0, t1, ... of so many GB, of one column each."""
     tables = tuple(Table(f"t{n}", int(size * GB / 4), 1, 2.0) for n, size in enumerate(sizes))
-    asked = {"sharding_types": BY_COLUMNS, **more}
+    asked = {"sharding_types": BY_COLUMNS, "compute_kernels": (FUSED,), **more}
     return request(tables=tables, caps=(gb_to_bytes(gb),) * devices, **asked)
 
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from evenshard.measure.hardware import HardwareName
 from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM
-from evenshard.placement.optimizer_state import state_bytes
-from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, SHARDING_TYPES
+from evenshard.placement.parts import whole_tables
+from evenshard.placement.sharding import (
+    BY_COLUMNS,
+    COLUMN_WISE,
+    SHARDING_TYPES,
+    ShardingTask,
+    memory_of_part,
+    part_bytes,
+)
+from evenshard.placement.storage import FUSED_UVM, HOST_KERNELS, Storage
 from evenshard.planner.request import TASK_ID, PlacementRequest
-from evenshard.sharders.room.legal_parts import first_fit
+from evenshard.sharders.room.legal_parts import first_fit, offloaded_parts
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.limits import RANGES
 from evenshard.utils.units import BYTES_PER_GB, gb_to_bytes
@@ -20,13 +29,16 @@ def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
     problem = error.problem.removeprefix(f"{TASK_ID}: ")  # a request is not one task of many: its name says nothing
     if not error.remedy.startswith(MORE_MEMORY):
         return InfeasibleTask(problem, error.remedy)
-    rest = error.remedy.removeprefix(MORE_ROOM).removeprefix(MORE_MEMORY)
+    rest = error.remedy.removeprefix(MORE_ROOM).removeprefix(MORE_MEMORY).replace(", or host_memory_gb", "")
     alike = len(set(request.caps_bytes)) == 1
     enough, remedies = [], []
     if (cap_gb := _enough_gb(request)) is not None:
         enough.append(f"memory_cap_gb to {cap_gb:.2f}{'' if alike else ' for each device'}")
     if (devices := _enough_devices(request)) is not None:
         enough.append(f"num_devices to {devices}{'' if alike else ' (the new ones as large as the largest)'}")
+    host_gb = _enough_host_gb(request)
+    if host_gb is not None and request.nodes.host_bytes:
+        enough.append(f"host_memory_gb to {host_gb:,}")
     if enough:
         remedies.append(f"Raise {' or '.join(enough)}{rest}")
     for types, how in (
@@ -41,6 +53,8 @@ def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
             on = "" if count == request.num_devices else f" on {count} devices"
             remedies.append(f"{how}, the tables fit{on}.")
             break
+    if host_gb is not None and not request.nodes.host_bytes:
+        remedies.append(f"With {host_gb:,} GB of each host's memory (--host-memory-gb {host_gb}), they fit.")
     if not remedies:
         remedies.append("Neither more memory nor more devices helped: relax the rules on where tables may live.")
     return InfeasibleTask(problem, " ".join(remedies))
@@ -48,7 +62,9 @@ def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
 
 def _fits(request: PlacementRequest) -> bool:
     task = request.sharding_task()
-    return all(task.types) and first_fit(task) is not None
+    if not all(task.types) or not all(task.kernels_of(position) for position in range(len(task.tables))):
+        return False
+    return first_fit(task) is not None or (task.may_offload and offloaded_parts(task) is not None)
 
 
 def _enough_gb(request: PlacementRequest) -> float | None:
@@ -58,9 +74,40 @@ def _enough_gb(request: PlacementRequest) -> float | None:
         return _fits(replace(request, caps_bytes=(gb_to_bytes(hundredths / 100),) * request.num_devices))
 
     least = min(request.caps_bytes) * 100 // BYTES_PER_GB
-    total = sum(table.size_bytes + 2 * state_bytes(table, request.optimizer) for table in request.tables)
-    enough = _least_that(fits, least, max(least, -(-(total + request.reserved_bytes) * 100 // BYTES_PER_GB)) + 1)
+    task = request.sharding_task()
+    most = 2 * sum(_most_bytes(task, position) for position in range(len(task.tables)))
+    most += request.reserved_bytes + request.dense_bytes + request.sample_memory.total
+    enough = _least_that(fits, least, max(least, int(most / (1 - request.reserved_share) * 100 / BYTES_PER_GB)) + 1)
     return None if enough is None else enough / 100
+
+
+def _most_bytes(task: ShardingTask, position: int) -> int:
+    """Device memory of a table's largest part: of all of it, wherever it is kept."""
+    table, (whole,) = task.tables[position], whole_tables((task.tables[position],))
+    kept = [replace(whole, devices=(0,), storage=Storage(kernel)) for kernel in task.kernels_of(position)]
+    replica = replace(whole, devices=tuple(range(task.num_devices)))
+    return max(part_bytes(task, table, part) for part in (*kept, replica))
+
+
+def _enough_host_gb(request: PlacementRequest) -> int | None:
+    """Memory of each host, if all had the same, for which a placement was found; None too where devices are the host's.
+
+    The search for it is in whole GB.
+    """
+    if HardwareName.parse(request.hardware).kind.name == "cpu":
+        return None
+
+    def with_gb(gb: int) -> PlacementRequest:
+        machine = replace(request.nodes, host_bytes=(gb * BYTES_PER_GB,) * request.nodes.num_nodes)
+        return replace(request, machine=machine)
+
+    task = with_gb(1).sharding_task()
+    if not any(set(HOST_KERNELS) & set(task.kernels_of(position)) for position in range(len(task.tables))):
+        return None
+    wholes = (replace(one, devices=(0,), storage=Storage(FUSED_UVM)) for one in whole_tables(task.tables))
+    most = sum(memory_of_part(task, *one).host_bytes for one in zip(task.tables, wholes, strict=True))
+    least = min(request.nodes.host_bytes, default=0) // BYTES_PER_GB
+    return _least_that(lambda gb: _fits(with_gb(gb)), least, max(least, most // BYTES_PER_GB + 1))
 
 
 def _enough_devices(request: PlacementRequest) -> int | None:
@@ -74,13 +121,25 @@ def _enough_devices(request: PlacementRequest) -> int | None:
         devices = request.num_devices + steps * step
         per_node = devices if machine.num_nodes == 1 else machine.devices_per_node
         more = (max(request.caps_bytes),) * (devices - request.num_devices)
-        grown = replace(machine, num_devices=devices, devices_per_node=per_node)
+        nodes = devices // per_node
+        grown = replace(
+            machine,
+            num_devices=devices,
+            devices_per_node=per_node,
+            host_bytes=_grown(machine.host_bytes, nodes),
+            ssd_bytes=_grown(machine.ssd_bytes, nodes),
+        )
         return _fits(replace(request, caps_bytes=(*request.caps_bytes, *more), machine=grown))
 
     most = len(request.tables) + max(table.embedding_dim for table in request.tables)
     most = min(most, int(RANGES["num_devices"].most) - request.num_devices)
     steps = _least_that(fits, 0, -(-most // step))
     return None if steps is None else request.num_devices + steps * step
+
+
+def _grown(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """As many sizes, the new ones as large as the largest; none where there were none."""
+    return sizes and sizes + (max(sizes),) * (count - len(sizes))
 
 
 def _least_that(fits: Callable[[int], bool], low: int, most: int) -> int | None:

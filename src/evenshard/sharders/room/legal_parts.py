@@ -8,7 +8,7 @@ from itertools import chain, islice
 
 from evenshard.placement.feasibility import MORE_ROOM
 from evenshard.placement.parts import TablePart, whole_tables
-from evenshard.placement.sharding import ShardingTask, check_sharding, part_bytes
+from evenshard.placement.sharding import DATA_PARALLEL, ShardingTask, check_sharding, part_bytes
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
 from evenshard.sharders.room.fill import more_ways, packed, quick_ways
 from evenshard.sharders.room.items import PackedItems
@@ -118,6 +118,8 @@ def _fewest(task: ShardingTask, outside: Mapping[int, Storage], forced: Sequence
 def _outside(task: ShardingTask, position: int) -> Storage | None:
     """Outside of device memory, with the least of it; None where a table may not leave it."""
     kernels = task.kernels_of(position)
+    if task.num_devices > 1 and task.types[position] <= {DATA_PARALLEL}:  # replicas never leave it
+        return None
     if FUSED_UVM in kernels:
         return Storage(FUSED_UVM)
     cached = next((one for one in (FUSED_UVM_CACHING, KEY_VALUE) if one in kernels), None)
