@@ -298,6 +298,13 @@ def test_the_memory_that_a_refusal_names_has_batches_a_share_and_the_dense_model
     assert "memory_cap_gb" in refused(less)
 
 
+def test_what_no_table_may_take_is_said() -> None:
+    message = refused(adagrad(20_000_000, gb=0.98, reserved_bytes=GB // 4, dense_bytes=GB // 8))
+    assert "the 3 devices have 1.82 GB (cap 0.61 GB each)" in message
+    assert " Of 0.98 GB of a device, 0.25 are reserved, 0.12 are the dense model's. Raise memory_cap_gb" in message
+    assert " Of " not in refused(adagrad(20_000_000, gb=0.85))
+
+
 def test_host_memory_is_named_where_it_would_do() -> None:
     """Of 3 + 3 + 3 GB two devices of 4 hold 3 each; a host memory of 3 GB is for the third."""
     asked = whole_gb(3, 3, 3, devices=2, gb=4, sharding_types=(TABLE_WISE,), compute_kernels=())

@@ -7,21 +7,23 @@ from dataclasses import replace
 
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM
-from evenshard.placement.parts import whole_tables
+from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.sharding import (
     BY_COLUMNS,
     COLUMN_WISE,
     SHARDING_TYPES,
     ShardingTask,
+    check_sharding,
     memory_of_part,
     part_bytes,
+    used_host_bytes,
 )
-from evenshard.placement.storage import FUSED_UVM, HOST_KERNELS, Storage
+from evenshard.placement.storage import FUSED_UVM, Storage
 from evenshard.planner.request import TASK_ID, PlacementRequest
 from evenshard.sharders.room.legal_parts import first_fit, offloaded_parts
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.limits import RANGES
-from evenshard.utils.units import BYTES_PER_GB, gb_to_bytes
+from evenshard.utils.units import BYTES_PER_GB, bytes_to_gb, gb_to_bytes
 
 
 def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
@@ -29,6 +31,7 @@ def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
     problem = error.problem.removeprefix(f"{TASK_ID}: ")  # a request is not one task of many: its name says nothing
     if not error.remedy.startswith(MORE_MEMORY):
         return InfeasibleTask(problem, error.remedy)
+    problem += _not_for_tables(request)
     rest = error.remedy.removeprefix(MORE_ROOM).removeprefix(MORE_MEMORY).replace(", or host_memory_gb", "")
     alike = len(set(request.caps_bytes)) == 1
     enough, remedies = [], []
@@ -60,11 +63,34 @@ def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
     return InfeasibleTask(problem, " ".join(remedies))
 
 
+def _not_for_tables(request: PlacementRequest) -> str:
+    """A sentence about memory of devices that the numbers of a problem leave out; empty where they leave nothing."""
+    kept, dense, samples = max(request.reserves_bytes), request.dense_bytes, request.sample_memory.total
+    left_out = [
+        f"{bytes_to_gb(size):,.2f} {what}"
+        for size, what in (
+            (kept, "are reserved"),
+            (dense, "are the dense model's"),
+            (samples, "are for its own samples"),
+        )
+        if round(bytes_to_gb(size), 2) > 0
+    ]
+    caps = sorted({bytes_to_gb(cap) for cap in request.caps_bytes})
+    own = f"{caps[0]:,.2f}" + (f" to {caps[-1]:,.2f}" if len(caps) > 1 else "")
+    upto = "up to " if len(caps) > 1 else ""
+    return f" Of {own} GB of a device, {upto}{', '.join(left_out)}." if left_out else ""
+
+
 def _fits(request: PlacementRequest) -> bool:
-    task = request.sharding_task()
+    return _parts(request.sharding_task()) is not None
+
+
+def _parts(task: ShardingTask) -> tuple[TablePart, ...] | None:
+    """Legal parts, where they are found quickly."""
     if not all(task.types) or not all(task.kernels_of(position) for position in range(len(task.tables))):
-        return False
-    return first_fit(task) is not None or (task.may_offload and offloaded_parts(task) is not None)
+        return None
+    found = first_fit(task)
+    return offloaded_parts(task) if found is None and task.may_offload else found
 
 
 def _enough_gb(request: PlacementRequest) -> float | None:
@@ -73,8 +99,10 @@ def _enough_gb(request: PlacementRequest) -> float | None:
     def fits(hundredths: int) -> bool:
         return _fits(replace(request, caps_bytes=(gb_to_bytes(hundredths / 100),) * request.num_devices))
 
-    least = min(request.caps_bytes) * 100 // BYTES_PER_GB
     task = request.sharding_task()
+    elsewhere = sum(task.machine.host_bytes) + sum(task.machine.ssd_bytes)
+    weights = max(sum(table.size_bytes for table in task.tables) - elsewhere, 0) // request.num_devices
+    least = max(min(request.caps_bytes), weights - BYTES_PER_GB) * 100 // BYTES_PER_GB
     most = 2 * sum(_most_bytes(task, position) for position in range(len(task.tables)))
     most += request.reserved_bytes + request.dense_bytes + request.sample_memory.total
     enough = _least_that(fits, least, max(least, int(most / (1 - request.reserved_share) * 100 / BYTES_PER_GB)) + 1)
@@ -92,22 +120,24 @@ def _most_bytes(task: ShardingTask, position: int) -> int:
 def _enough_host_gb(request: PlacementRequest) -> int | None:
     """Memory of each host, if all had the same, for which a placement was found; None too where devices are the host's.
 
-    The search for it is in whole GB.
+    What that placement takes of a host is enough for it.
     """
     if HardwareName.parse(request.hardware).kind.name == "cpu":
         return None
 
-    def with_gb(gb: int) -> PlacementRequest:
+    def task_with(gb: int) -> ShardingTask:
         machine = replace(request.nodes, host_bytes=(gb * BYTES_PER_GB,) * request.nodes.num_nodes)
-        return replace(request, machine=machine)
+        return replace(request, machine=machine).sharding_task()
 
-    task = with_gb(1).sharding_task()
-    if not any(set(HOST_KERNELS) & set(task.kernels_of(position)) for position in range(len(task.tables))):
-        return None
-    wholes = (replace(one, devices=(0,), storage=Storage(FUSED_UVM)) for one in whole_tables(task.tables))
+    wholes = (replace(one, devices=(0,), storage=Storage(FUSED_UVM)) for one in whole_tables(request.tables))
+    task = request.sharding_task()
     most = sum(memory_of_part(task, *one).host_bytes for one in zip(task.tables, wholes, strict=True))
-    least = min(request.nodes.host_bytes, default=0) // BYTES_PER_GB
-    return _least_that(lambda gb: _fits(with_gb(gb)), least, max(least, most // BYTES_PER_GB + 1))
+    parts = _parts(task := task_with(most // BYTES_PER_GB + 1))
+    if parts is None:
+        return None
+    enough = -(-max(used_host_bytes(task, parts)) // BYTES_PER_GB)
+    check_sharding(task_with(enough), parts)
+    return enough if enough > min(request.nodes.host_bytes, default=0) / BYTES_PER_GB else None
 
 
 def _enough_devices(request: PlacementRequest) -> int | None:
