@@ -172,6 +172,32 @@ def test_a_cache_of_ssds_is_no_larger_than_it_should_be() -> None:
     assert sharding_plan(halves, tables, collection, 2).plan[""]["big"].key_value_params.max_l1_cache_size == 16
 
 
+@pytest.mark.parametrize(("load_factor", "taken"), [(0.05, 0.05), (0.2, 0.2), (0.5, 0.2)])
+def test_torchrecs_cache_of_ssds_is_a_fifth_of_the_rows_or_less(load_factor: float, taken: float) -> None:
+    """2**20 rows of 32 FP32 weights, sets of 32 rows; the limit is of whole MB."""
+    from torchrec.distributed.batched_embedding_kernel import _populate_ssd_tbe_params
+    from torchrec.distributed.embedding_sharding import group_tables
+    from torchrec.distributed.embedding_types import EmbeddingComputeKernel, ShardedEmbeddingTable
+    from torchrec.distributed.utils import add_params_from_parameter_sharding
+
+    rows = 2**20
+    collection = EmbeddingBagCollection(tables=[bag("big", rows, dim=32)], device=META)
+    (one,) = tables_of(collection)
+    parts = [replace(part, storage=Storage("key_value", load_factor)) for part in in_parts(one, "table_wise", TWO, 0)]
+    entry = sharding_plan(parts, [one], collection, 2).plan[""]["big"]
+    sharded = ShardedEmbeddingTable(
+        num_embeddings=rows,
+        embedding_dim=32,
+        name="big",
+        local_rows=rows,
+        local_cols=32,
+        compute_kernel=EmbeddingComputeKernel(entry.compute_kernel),
+        fused_params=add_params_from_parameter_sharding({}, entry),
+    )
+    (call,) = group_tables([[sharded]])[0]
+    assert _populate_ssd_tbe_params(call)["cache_sets"] == pytest.approx(taken * rows / 32, rel=0.07)
+
+
 def test_the_hosts_processor_has_no_kernel_beside_gpus() -> None:
     with pytest.raises(BadConfig, match="'p_sum' is kept as host, for which TorchRec has no kernel beside GPUs"):
         kept(Storage("host"))
