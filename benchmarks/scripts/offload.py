@@ -267,7 +267,7 @@ def evenshard_line(model: Model) -> Line:
 def settings_of(model: Model) -> tuple[OffloadSetting, ...]:
     """What TorchRec's planner is asked with."""
     many = len(model.task.tables) > MANY_TABLES
-    all_ways = offload_settings((0.1,) if many else (0.05, 0.1, 0.2), (None, 32), ("",))
+    all_ways = offload_settings((0.05, 0.1) if many else (0.02, 0.05, 0.1, 0.2), (None, 32), ("",))
     return (*all_ways, *offload_settings((0.1,), (None,), ("row_wise",)))
 
 

@@ -35,7 +35,7 @@ TORCHREC_MIN_PARTITIONS = (None, 16, 32, 64)
 """Columns of the narrowest part, which TorchRec has to be given; None leaves its own. The best plan is its answer."""
 MOST_SHARDS = 2_000
 """Tables times devices that it is asked for: it takes seconds for 26 x 16 and minutes for 400 x 8."""
-OFFLOAD_SETTINGS = offload_settings((0.05, 0.2), (None, 32), ("", "row_wise"), (OUR_MEMORY,))
+OFFLOAD_SETTINGS = offload_settings((0.02, 0.1), (None, 32), ("", "row_wise"), (OUR_MEMORY,))
 """What it is asked with where tables do not fit: with our count of memory, so that its plans fit, too."""
 _TIMEOUT_S = 5
 """After which it answers with the best plan so far, for each setting."""

@@ -79,7 +79,7 @@ class OffloadSetting(PlannerSetting):
 
 
 def offload_settings(
-    load_factors: Sequence[float] = (0.05, 0.1, 0.2, 0.4),
+    load_factors: Sequence[float] = (0.02, 0.05, 0.1, 0.2),
     min_partitions: Sequence[int | None] = (None, 32),
     only: Sequence[str] = ("", "table_wise", "column_wise", "row_wise", "table_row_wise"),
     memory: Sequence[str] = (OWN_MEMORY, OUR_MEMORY),
