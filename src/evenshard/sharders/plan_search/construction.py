@@ -102,7 +102,9 @@ class Construction:
         """The mean device's work if every unit takes the way with the least."""
         return float(self._works.total_UW.min(axis=1).sum()) / self._options.task.num_devices
 
-    def ways(self, limit_ms: float, types: Collection[str], replica_price: float = 1.0) -> npt.NDArray[np.int64]:
+    def ways(
+        self, limit_ms: float, types: Collection[str], replica_price: float = 1.0, full_share: float = FULL_SHARE
+    ) -> npt.NDArray[np.int64]:
         """[U] the way of each unit with the least work whose pieces are below the limit; else that with the least.
 
         Ways that take less memory are preferred as far as the memory needs it.
@@ -111,6 +113,7 @@ class Construction:
             limit_ms: of the work of a piece.
             types: sharding types to use where a unit may.
             replica_price: factor on the work of replicas: what they spare the slowest device is more than on average.
+            full_share: part of all memory that they may take.
         """
         works = self._works
         wanted = np.isin(works.types_UW, [number for number, name in enumerate(works.names) if name in types])
@@ -125,8 +128,8 @@ class Construction:
         chosen = np.asarray(total_UW.argmin(axis=1))
         machine = self._options.task.machine
         rooms = [
-            (works.bytes_UW, float(self._room_D.sum()) * FULL_SHARE),
-            (works.host_UW, float(sum(machine.host_bytes) + sum(machine.ssd_bytes)) * FULL_SHARE),
+            (works.bytes_UW, float(self._room_D.sum()) * full_share),
+            (works.host_UW, float(sum(machine.host_bytes) + sum(machine.ssd_bytes)) * full_share),
         ]
         scale = float(works.total_UW[rows, chosen].sum())
         growth = FINE_GROWTH if self._options.offloads else GROWTH

@@ -31,7 +31,7 @@ from evenshard.placement.sharding import (
 from evenshard.placement.storage import ON_DEVICE
 from evenshard.sharders.plan_search.construction import Construction, Places, Works
 from evenshard.sharders.plan_search.costs import PartCosts, PredictedParts
-from evenshard.sharders.plan_search.options import DEVICE, NODE, Options, Piece, Way
+from evenshard.sharders.plan_search.options import DEVICE, FULL_SHARE, NODE, Options, Piece, Way
 from evenshard.sharders.plan_search.state import Choice, State, choices_of
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import on_interrupt
@@ -46,6 +46,8 @@ TYPE_SETS = tuple(
     if columns or rows
 )
 """Sets of types that constructions use: each type that is used costs a kernel call and its collectives."""
+FULL_SHARES = (FULL_SHARE, 0.85, 0.7, 0.5)
+"""Parts of all memory that constructions fill: the next one where large pieces found no room."""
 REPLICA_PRICES = (1.0, 0.3)
 """Factors on the work of replicas that constructions try."""
 LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and GRID_SHARD not in types)
@@ -212,12 +214,15 @@ class PlanSearch:
             for price in prices:
                 best: tuple[float, list[Choice]] | None = None
                 for limit in limits:
-                    ways_U = self.construction.ways(limit * even_ms, types, price)
-                    key = ways_U.tobytes()
-                    if key not in known:
-                        choices = self.construction.place(ways_U) or self.construction.place(ways_U, by_memory=True)
-                        known[key] = None if choices is None else (State(self.options, choices).cost_ms, choices)
-                    one = known[key]
+                    for share in FULL_SHARES if self.options.offloads else FULL_SHARES[:1]:
+                        ways_U = self.construction.ways(limit * even_ms, types, price, share)
+                        key = ways_U.tobytes()
+                        if key not in known:
+                            choices = self.construction.place(ways_U) or self.construction.place(ways_U, by_memory=True)
+                            known[key] = None if choices is None else (State(self.options, choices).cost_ms, choices)
+                        one = known[key]
+                        if one is not None:
+                            break  # what takes less memory is slower
                     if one is not None and (best is None or one[0] < best[0]):
                         best = one
                 if best is not None and tuple(best[1]) not in found:
