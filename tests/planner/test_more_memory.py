@@ -19,6 +19,7 @@ from evenshard.planner.more_memory import MemoryOption, MoreMemory, more_memory,
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.models import PlacementModel
+from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
 from support.request_builders import LITTLE, QUICK
 
@@ -83,6 +84,25 @@ def test_as_much_as_everything_needs_is_tried(cap: int, factors: list[float], mo
     monkeypatch.setattr("evenshard.planner.more_memory.place_request", answered)
     one = replace(short_of_memory(), request=replace(short_of_memory().request, caps_bytes=(cap, cap)))
     assert [option.factor for option in more_memory(one, model()).more] == pytest.approx(factors)
+
+
+def test_what_is_legal_with_less_memory_is_legal_with_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that finds something slower, or nothing, with more memory says nothing of that memory."""
+    now_ms, tried = short_of_memory().predicted_ms, iter((2.0, 1.5, 0.5, None, 0.8))
+
+    def answered(*_: object) -> PlacementAnswer:
+        factor = next(tried)
+        if factor is None:
+            raise InfeasibleTask("none was found")
+        return replace(short_of_memory(), predicted_ms=factor * now_ms)
+
+    monkeypatch.setattr("evenshard.planner.more_memory.place_request", answered)
+    one = more_memory(short_of_memory(), model())
+    assert [option.predicted_ms for option in one.less] == [2 * now_ms]
+    assert [option.predicted_ms for option in one.more] == [now_ms, now_ms / 2, now_ms / 2, now_ms / 2]
+    assert [option.factor for option in one.more[:3]] == [1.25, 1.5, 2.0]
+    assert one.more[1].cap_bytes < one.more[2].cap_bytes
+    assert one.worth_it == one.more[1]
 
 
 def test_less_memory_than_there_can_be_a_placement_with() -> None:
