@@ -35,7 +35,7 @@ from benchmarks.scripts.memory_training import (
     parts_of,
     setting_tables,
 )
-from evenshard.placement.memory import WORKSPACE_BYTES, PartMemory, moments, part_memory, sample_memory
+from evenshard.placement.memory import WORKSPACE_BYTES, PartMemory, SampleMemory, moments, part_memory, sample_memory
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, TABLE_WISE
 from evenshard.planner.torchrec import dense_bytes
@@ -93,7 +93,7 @@ def predicted_peaks(setting: Setting) -> list[Peak]:
         sizes = [part_memory(part, table, **given, optimizer=table_optimizer(setting, part)) for table, part in mine]
         held = sum(sizes, PartMemory())
         at = moments(held, own)
-        on_cpu = cpu_moments(at, held, [(table, part, size) for (table, part), size in zip(mine, sizes, strict=True)])
+        on_cpu = cpu_moments(held, own, [(table, part, size) for (table, part), size in zip(mine, sizes, strict=True)])
         moment = max(on_cpu, key=lambda name: on_cpu[name])
         lasting, inputs = held.lasting_bytes + own.inputs + rest, held.inputs + own.inputs
         found.append(
@@ -118,7 +118,7 @@ def table_optimizer(setting: Setting, part: TablePart) -> str:
 
 
 def cpu_moments(
-    at: dict[str, int], held: PartMemory, parts: Sequence[tuple[Table, TablePart, PartMemory]]
+    held: PartMemory, own: SampleMemory, parts: Sequence[tuple[Table, TablePart, PartMemory]]
 ) -> dict[str, int]:
     """The moments of a step as CPUs go through them.
 
@@ -128,13 +128,12 @@ def cpu_moments(
     four; 41.5 and 23.5 with weights, of one and four.)
     """
     gloo = sum(size.outputs for table, part, size in parts if part.rows.size < table.num_rows and not table.is_sequence)
-    lookups = [
-        (size.workspace / WORKSPACE_BYTES, table.is_weighted) for table, part, size in parts if len(part.devices) == 1
-    ]
+    sorted_parts = [(table, size) for table, part, size in parts if len(part.devices) == 1]
+    lookups = [(size.workspace / WORKSPACE_BYTES, table.is_weighted) for table, size in sorted_parts]
     stays = sum(count * (18 if is_weighted else 6) for count, is_weighted in lookups)
     one = max((count * (24 if is_weighted else 12) for count, is_weighted in lookups), default=0)
-    sorting = round(stays + one) - held.workspace
-    more = {"outputs are exchanged": gloo, "gradients are exchanged": gloo, "tables are updated": sorting}
+    more = {"outputs are exchanged": gloo, "gradients are exchanged": gloo}
+    at = moments(replace(held, workspace=round(stays + one)), own)
     return {name: size + more.get(name, 0) for name, size in at.items()}
 
 
@@ -205,7 +204,11 @@ def random_setting(seed: int) -> Setting:
 
 def peaks_of(setting: Setting, default_malloc: bool = False) -> list[Peak]:
     """Trains it: predicted and measured of each rank."""
-    measured = measured_peaks(setting, default_malloc)
+    return beside(setting, measured_peaks(setting, default_malloc))
+
+
+def beside(setting: Setting, measured: Sequence[int]) -> list[Peak]:
+    """What is predicted of each rank, beside what was measured."""
     return [replace(one, measured=size) for one, size in zip(predicted_peaks(setting), measured, strict=True)]
 
 
@@ -233,6 +236,7 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="every rank's figures")
+    parser.add_argument("--measured", type=Path, help="such a file: predicts again what was measured for it")
     parser.add_argument("--default-malloc", action="store_true", help="leave glibc as it is")
     parser.add_argument("--random", type=int, help="this many random settings in place of those of the page")
     parser.add_argument("--only", nargs="*", help="names of settings")
@@ -240,10 +244,14 @@ def main() -> None:
     print("| setting | ranks | tables | inputs | outputs | predicted | measured, MB | error | search | peak when |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     found: list[Peak] = []
+    earlier: dict[str, list[int]] = {}
+    for one in json.loads(args.measured.read_text()) if args.measured else ():
+        earlier.setdefault(one["setting"], []).append(one["measured"])
     chosen = SETTINGS if args.random is None else tuple(random_setting(seed) for seed in range(args.random))
     for setting in chosen:
         if not args.only or setting.name in args.only:
-            peaks = peaks_of(setting, args.default_malloc)
+            known = earlier.get(setting.name)
+            peaks = beside(setting, known) if known else peaks_of(setting, args.default_malloc)
             found += peaks
             print(table_row(setting, peaks), flush=True)
     errors = sorted(abs(one.error) for one in found)

@@ -28,7 +28,7 @@ from evenshard.tables.table import Table
 GLIBC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """So that what is freed is given back; see ``memory_cpu``."""
 PATIENCE = timedelta(seconds=300)
-STEPS = 3
+STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -273,8 +273,8 @@ def train(setting: Setting, rank: int, steps: int) -> None:
     own = batches(setting, rank, steps)
     if setting.pipeline == "none":
         for batch in own:
+            optimizer.zero_grad()  # first, as TorchRec's pipelines do
             loss = model(batch)
-            optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         return

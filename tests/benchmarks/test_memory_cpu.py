@@ -11,7 +11,7 @@ if not Path("/proc/self/clear_refs").exists():
 
 from benchmarks.scripts.memory_cpu import MB, Peak, cpu_moments, peaks_of, predicted_peaks
 from benchmarks.scripts.memory_training import Setting, TableSpec
-from evenshard.placement.memory import PartMemory
+from evenshard.placement.memory import PartMemory, SampleMemory, moments
 from evenshard.placement.parts import Span, column_parts
 from evenshard.tables.table import Table
 
@@ -50,18 +50,21 @@ def test_tables_inputs_outputs_and_the_rest_add_up() -> None:
     assert first.tables == 2 * 40_960 * 64 * 4
     of_tables, of_samples = 2 * (128 * 5 * 8 + 128 * 12), 4 * (64 * 5 * 8 + 64 * 12)
     assert first.inputs == of_tables + of_samples
+    dense = 1024 * 1024 + 1024 + 4 * 64 * 4 + 4  # parameters, and as many gradients
+    assert first.predicted == first.tables + first.inputs + first.exchanged + 2 * 4 * dense
     outputs = 2 * 128 * 64 * 4  # of two tables for all samples, and of four for half of them
     assert first.exchanged == 3 * outputs and first.moment == "outputs are exchanged"
-    dense = 1024 * 1024 + 1024 + 4 * 64 * 4 + 4  # parameters, and twice as many gradients
-    assert first.predicted == first.tables + first.inputs + first.exchanged + 3 * 4 * dense
 
 
 def test_what_cpus_take_besides_is_added_here() -> None:
     table = Table("t", 100, 8, 1.0)
-    size = PartMemory(outputs=300, workspace=40 * 1000)
-    at = {"outputs are exchanged": 5, "gradients are exchanged": 7, "tables are updated": 40_000}
+    size, own = PartMemory(outputs=300, workspace=40 * 1000), SampleMemory(received=5)
+    at = moments(replace(size, workspace=18 * 1000), own)
     whole = replace(column_parts(table)[0], devices=(0,))
-    assert cpu_moments(at, size, [(table, whole, size)]) == {**at, "tables are updated": 18 * 1000}
+    assert cpu_moments(size, own, [(table, whole, size)]) == at
     half = replace(whole, rows=Span(0, 50))
-    by_rows = cpu_moments(at, size, [(table, half, size)])
-    assert by_rows == {"outputs are exchanged": 305, "gradients are exchanged": 307, "tables are updated": 18_000}
+    by_rows = cpu_moments(size, own, [(table, half, size)])
+    for name, gloo in (("outputs are exchanged", 300), ("gradients are exchanged", 300), ("tables are updated", 0)):
+        assert by_rows[name] == at[name] + gloo
+    replica = replace(whole, devices=(0, 1))
+    assert cpu_moments(size, own, [(table, replica, size)])["tables are updated"] == 300  # nothing is sorted

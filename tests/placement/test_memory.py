@@ -139,6 +139,10 @@ def test_what_is_sent_of_samples_is_known_with_the_parts() -> None:
     found = known(pipeline="sparse_dist", parts=halves)
     assert (found.ordered, found.leaving) == (outputs, 2 * OF_A_BATCH)  # to both halves
     assert found.inputs == (3 + 2) * OF_A_BATCH
+    two = [*halves, replace(WHOLE, table="u", devices=(0, 1, 2, 3))]
+    mixed = sample_memory((T, replace(T, name="u")), num_devices=4, batch_size=64, pipeline="none", parts=two)
+    assert (mixed.received, mixed.ordered, mixed.sliced) == (2 * outputs, outputs, outputs)
+    assert found.sliced == 0
     sequence = sample_memory((replace(T, pooling="none"),), num_devices=4, batch_size=64, pipeline="none", parts=rows)
     assert sequence.ordered == 2 * outputs
 
@@ -159,9 +163,11 @@ def test_the_peak_is_at_one_moment() -> None:
     at = partial(replace, SampleMemory(inputs=30))
     assert peak_bytes(PARTS, at(leaving=10)) == 1140 + 200 + 10
     few = replace(PARTS, arriving=0)
-    assert peak_bytes(few, at()) == 1140 + 40 + 50 + 10  # tables are updated
+    assert peak_bytes(few, at()) == 1140 + 40 + 50  # tables are updated
+    assert peak_bytes(replace(few, dense_gradient=200), at()) == 1230 + 40 + 100  # those that are replicated
     assert peak_bytes(few, at(received=35)) == 1140 + 40 + 40 + 35  # outputs are exchanged
     assert peak_bytes(few, at(received=50, ordered=45)) == 1140 + 50 + 2 * 45  # gradients are ordered
+    assert peak_bytes(few, at(received=50, ordered=45, sliced=9)) == 1140 + 50 + 2 * 45 + 9
     rows = replace(few, sent=0, returned=30)
     assert peak_bytes(rows, at(received=50, ordered=45)) == 1140 + 40 + 30 + 50 + 45  # gradients are exchanged
 

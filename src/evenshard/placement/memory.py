@@ -189,12 +189,14 @@ class SampleMemory:
         received: embeddings of all tables, or the gradients that go back.
         leaving: inputs besides, ordered to be sent.
         ordered: of the gradients, those that an all-to-all sends, which are ordered before.
+        sliced: those of them that are cut out of the gradients of all tables, where these travel in several ways.
     """
 
     inputs: int = 0
     received: int = 0
     leaving: int = 0
     ordered: int = 0
+    sliced: int = 0
 
     @property
     def total(self) -> int:
@@ -212,8 +214,9 @@ def sample_memory(
         num_devices: of the machine.
         batch_size: global batch, samples.
         pipeline: as of ``part_memory``.
-        parts: of all tables, where they are known. Lookups are sent once for each part of columns, and no all-to-all
-            sends gradients of pooled tables that are cut by rows or replicated. By default, all tables are whole.
+        parts: of all tables, where they are known. Lookups are sent once for each part of columns; no all-to-all sends
+            gradients of pooled tables that are cut by rows or replicated, and beside these it sends slices of all. By
+            default, all tables are whole.
     """
     if not pipeline:
         return SampleMemory()
@@ -223,7 +226,9 @@ def sample_memory(
     inputs = OWN_BATCHES[pipeline] * sum(size for _, size in own) + LEAVING_BATCHES[pipeline] * leaving
     values = [(one.name, VALUE_BYTES * samples * one.outputs_per_sample * one.embedding_dim) for one in tables]
     ordered = sum(size for name, size in values if name not in in_place) if num_devices > 1 else 0.0
-    return SampleMemory(round(inputs), round(sum(size for _, size in values)), round(leaving), round(ordered))
+    received = sum(size for _, size in values)
+    sliced = ordered if in_place else 0.0
+    return SampleMemory(round(inputs), round(received), round(leaving), round(ordered), round(sliced))
 
 
 def _column_parts(parts: Sequence[TablePart]) -> dict[str, int]:
@@ -255,9 +260,9 @@ def moments(parts: PartMemory, sample: SampleMemory) -> dict[str, int]:
     return {
         "inputs arrive": parts.arriving + sample.leaving,
         "outputs are exchanged": parts.outputs + parts.sent + sample.received,
-        "gradients are ordered": sample.received + 2 * sample.ordered,
+        "gradients are ordered": sample.received + 2 * sample.ordered + sample.sliced,
         "gradients are exchanged": parts.outputs + parts.returned + sample.received + sample.ordered,
-        "tables are updated": parts.outputs + parts.workspace + parts.dense_gradient // 2,
+        "tables are updated": parts.outputs + max(parts.workspace, parts.dense_gradient // 2),  # replicas apart
     }
 
 

@@ -24,14 +24,14 @@ class Model(nn.Module):
         self.register_buffer("mask", torch.zeros(7, dtype=torch.bool, device=device))
 
 
-@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 3), ("momentum", 4), ("adagrad", 4), ("adam", 5)])
+@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 2), ("momentum", 3), ("adagrad", 3), ("adam", 4)])
 def test_parameters_gradients_and_states(optimizer: str, copies: int) -> None:
     assert dense_bytes(Model(), optimizer) == 4 * (copies * 330 + 5) + 7
     assert dense_bytes(Model(torch.device("cpu")), optimizer) == dense_bytes(Model(), optimizer)
 
 
 def test_half_precision_halves_gradients_and_states_too() -> None:
-    assert dense_bytes(Model(data_type=torch.bfloat16)) == 2 * (5 * 330 + 5) + 7
+    assert dense_bytes(Model(data_type=torch.bfloat16)) == 2 * (4 * 330 + 5) + 7
 
 
 def test_a_layer_at_two_paths_counts_once() -> None:

@@ -16,17 +16,14 @@ if TYPE_CHECKING:
 STATES = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
 """Optimizers of dense parameters, and the numbers that each keeps of a parameter."""
 
-GRADIENTS = 2
-"""As they are, and in buckets that are laid out anew."""
-
 
 def dense_bytes(model: nn.Module, optimizer: str = "adam", sharders: Sequence[Any] | None = None) -> int:
     """Memory of everything but the tables, on each rank: parameters, gradients, optimizer state and buffers.
 
-    ``DistributedModelParallel`` trains the rest of a model with ``DistributedDataParallel``. Its buckets are the
-    gradients themselves, but in the third step it lays them out anew, and gradients live twice until then: they count
-    twice, though embeddings are not on the device at that moment. The states have the parameters' data types. Not
-    counted: activations, and what an update computes in between, such as square roots.
+    ``DistributedModelParallel`` trains the rest of a model with ``DistributedDataParallel``, whose buckets are the
+    gradients themselves: they count once. The states have the parameters' data types. Not counted: activations, and
+    what an update computes in between, such as square roots. Where gradients are not set to None before the forward
+    pass, as TorchRec's pipelines do, they live twice while the buckets are laid out anew in the third step.
 
     Args:
         model: before it is sharded; on the meta device too.
@@ -43,7 +40,7 @@ def dense_bytes(model: nn.Module, optimizer: str = "adam", sharders: Sequence[An
         size = tensor.numel() * tensor.element_size()
         kept += size
         trained += size if tensor.requires_grad else 0
-    return kept + (GRADIENTS + STATES[optimizer]) * trained
+    return kept + (1 + STATES[optimizer]) * trained
 
 
 def _dense_tensors(model: nn.Module, sharders: Sequence[Any] | None) -> Iterator[torch.Tensor]:
