@@ -78,7 +78,8 @@ def place(
             that of the profile of simulated hardware, what the driver says of cuda, 64 of cpu.
         reserved_gb: GB of each device kept for everything that is not counted, such as fragmentation; where left out,
             15 % of its memory, which TorchRec's planner keeps too.
-        dense_gb: GB that the dense model takes of each device, with its gradients and optimizer state.
+        dense_gb: GB that the dense model takes of each device, with its gradients and optimizer state; where left out,
+            counted from a model that is given as tables, as Adam trains it, else 0.
         training_pipeline: none, base, sparse_dist or prefetch, after TorchRec's TrainPipelines, which hold the inputs
             of 1, 1, 2 and 3 batches; empty to count weights and optimizer state alone.
         host_memory_gb: GB of each host's memory that tables may take; where left out, all tables stay in device
@@ -142,7 +143,6 @@ def place(
     from evenshard.sharders.convex_search.sharder import SearchConfig
     from evenshard.sharders.models import PlacementModel
     from evenshard.utils.params import check_ranges
-    from evenshard.utils.units import gb_to_bytes
 
     check_ranges(batch_size=batch_size, dense_gb=dense_gb or 0.0, seed=seed)
     reserved_bytes, reserved_share = reserve_of(reserved_gb)
@@ -183,7 +183,7 @@ def place(
         hardware=devices.hardware,
         assumptions=known.assumptions,
         reserved_share=reserved_share,
-        dense_bytes=gb_to_bytes(dense_gb or 0.0),
+        dense_bytes=_dense_bytes(tables, dense_gb),
         training_pipeline=training_pipeline,
         compute_kernels=tuple(compute_kernels),
     )
@@ -206,6 +206,17 @@ def _types(sharding_types: Sequence[str], allow_column_split: bool) -> tuple[str
         both = ", ".join(BY_COLUMNS)
         raise BadConfig(f"allow_column_split is short for sharding_types {both}. Give one of the two.")
     return BY_COLUMNS
+
+
+def _dense_bytes(tables: Any, dense_gb: float | None) -> int:
+    """What the dense model takes of each device."""
+    from evenshard.utils.units import gb_to_bytes
+
+    if dense_gb is not None or not hasattr(tables, "named_parameters"):
+        return gb_to_bytes(dense_gb or 0.0)
+    from evenshard.planner.torchrec.dense_model import dense_bytes
+
+    return dense_bytes(tables)
 
 
 def _tables(

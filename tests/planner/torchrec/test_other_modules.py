@@ -112,7 +112,7 @@ def sharders() -> list[Any]:
 def planner(**kwargs: Any) -> EvenshardPlanner:
     """Of ranks with little memory, of which weights and optimizer state alone count."""
     given = {"world_size": WORLD_SIZE, "compute_device": "cpu", "memory_cap_gb": gb(10**6), "batch_size": LOCAL_BATCH}
-    given |= {"reserved_gb": 0.0, "training_pipeline": ""}
+    given |= {"reserved_gb": 0.0, "training_pipeline": "", "dense_gb": 0.0}
     return EvenshardPlanner(**{"model": untrained(), **given, **kwargs})
 
 

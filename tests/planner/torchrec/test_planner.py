@@ -24,6 +24,7 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
+from evenshard.planner.torchrec.dense_model import dense_bytes
 from evenshard.planner.torchrec.model import chosen_model
 from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB
@@ -48,14 +49,14 @@ class Curious:
         return Placement(self.device_of_table, task.num_devices)
 
 
-WEIGHTS: dict[str, Any] = {"reserved_gb": 0.0, "training_pipeline": ""}
+WEIGHTS: dict[str, Any] = {"reserved_gb": 0.0, "training_pipeline": "", "dense_gb": 0.0}
 """All memory is for weights and optimizer state, which alone count."""
 
 
 def asked(*device_of_table: int, **kwargs: Any) -> PlacementTask:
     """The task that a planner asks of its sharder, by weights and optimizer state alone where nothing else is said."""
     sharder = Curious(device_of_table or (0,) * 5)
-    kwargs = {"training_pipeline": "", **kwargs}
+    kwargs = {"training_pipeline": "", "dense_gb": 0.0, **kwargs}
     EvenshardPlanner(sharder, **kwargs).plan(Model(META), [EmbeddingBagCollectionSharder()])
     assert sharder.task is not None
     return sharder.task
@@ -84,6 +85,24 @@ def test_a_topology_tells_ranks_and_memory() -> None:
     own = asked(world_size=2, memory_cap_gb=[1, 0.5], reserved_gb=0.0)
     assert own.caps_bytes == (BYTES_PER_GB, BYTES_PER_GB // 2)
     assert asked(topology=topology(3), reserved_gb=0.0, dense_gb=0.75).memory_cap_bytes == BYTES_PER_GB // 4
+
+
+def test_a_dense_model_is_counted_where_nothing_is_said() -> None:
+    """Parameters, gradients twice and two states of Adam for each; 100 x 200 and 200 of a layer, in FP32."""
+    model = Model(META)
+    model.dense = nn.Linear(100, 200, device=META)
+    rest = dense_bytes(Model(META))
+    expected = rest + 5 * 4 * (100 * 200 + 200)
+    found = []
+    for more in ({}, {"dense_gb": 0.25}):
+        planner = EvenshardPlanner(model=untrained(), world_size=2, compute_device="cuda", **more)
+        planner.plan(model)
+        assert planner.answer is not None
+        found.append(planner.answer.request.dense_bytes)
+    assert found == [expected, GB // 4]
+    placed = evenshard.place(model, 2, 1, model=untrained())
+    assert placed.request.dense_bytes == expected
+    assert evenshard.place(model, 2, 1, model=untrained(), dense_gb=0.5).request.dense_bytes == GB // 2
 
 
 def test_batches_on_the_way_take_memory() -> None:
@@ -247,8 +266,7 @@ def test_it_answers_as_evenshard_place_does(caplog: pytest.LogCaptureFixture) ->
         "world_size": 2,
         "compute_device": "cuda",
         "memory_cap_gb": gb(8000),
-        "reserved_gb": 0.0,
-        "training_pipeline": "",
+        **WEIGHTS,
         "host_memory_gb": 1.0,
         "pooling_factors": {"clicks": 7.5},
     }
@@ -257,7 +275,7 @@ def test_it_answers_as_evenshard_place_does(caplog: pytest.LogCaptureFixture) ->
     (warning,) = (one.getMessage() for one in caplog.records)
     assert warning.startswith("2 tables have a larger dim than the 8")
     tables = tables_of(model, {"clicks": 7.5})
-    same = {name: settings[name] for name in ("reserved_gb", "training_pipeline", "host_memory_gb")}
+    same = {name: settings[name] for name in (*WEIGHTS, "host_memory_gb")}
     answer = evenshard.place(tables, 2, gb(8000), batch_size=2 * 512, **same, **asked)
     assert planner.answer is not None
     assert planner.answer == replace(answer, request=planner.answer.request)

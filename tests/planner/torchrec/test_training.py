@@ -164,7 +164,7 @@ def process(rank: int, out: Path) -> None:
     )  # on a machine with GPUs too: the backend is gloo
     notes["own"] = sharded_run(own.collective_plan(model), "sgd", rank)
     notes["planned"] = own.answer is not None
-    small = EvenshardPlanner(GREEDY, compute_device="cpu", memory_cap_gb=gb(100), training_pipeline="")
+    small = EvenshardPlanner(GREEDY, compute_device="cpu", memory_cap_gb=gb(100), training_pipeline="", dense_gb=0.0)
     notes["no_room"] = failure_of(lambda: small.collective_plan(model))
     wrong = EvenshardPlanner(GREEDY, compute_device="cpu", pooling_factors={"nobody": 1.0})
     notes["wrong"] = failure_of(lambda: wrong.collective_plan(model))

@@ -33,6 +33,7 @@ from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.constraints import constrained
+from evenshard.planner.torchrec.dense_model import dense_bytes
 from evenshard.planner.torchrec.machine import links_of_topology, machine_of
 from evenshard.planner.torchrec.model import DEFAULT_HARDWARE, chosen_model
 from evenshard.planner.torchrec.modules import (
@@ -128,7 +129,8 @@ class EvenshardPlanner:
             memory_cap_gb: GB (1024**3 bytes) of each rank; one number, or one for each. Where left out: those of the
                 topology, or what TorchRec assumes without one, which is 32 of a GPU, however large it is.
             reserved_gb: memory of each device kept for everything that is not counted; 15 % of it where left out.
-            dense_gb: memory of the dense model on each device, with its gradients and optimizer state.
+            dense_gb: memory of the dense model on each device, with its gradients and optimizer state; where left out,
+                counted from the model, as Adam trains it.
             training_pipeline: none, base, sparse_dist or prefetch, as ``evenshard.place`` takes it.
             host_memory_gb, ssd_gb: memory and SSDs of each node that tables may take. Where left out: those of the
                 topology's ranks, or what TorchRec assumes without one, which is 128 GB and 2 TB of each rank.
@@ -211,11 +213,13 @@ class EvenshardPlanner:
 
         self.answer = None
         plan = ShardingPlan({})
-        machine, dense_bytes = self._machine, self._dense_bytes(module)
-        left_bytes = [room - dense_bytes for room in machine.rooms_bytes]
+        machine, dense = self._machine, gb_to_bytes(self._dense_gb or 0.0)
+        if self._dense_gb is None:
+            dense = dense_bytes(module, sharders=sharders)
+        left_bytes = [room - dense for room in machine.rooms_bytes]
         left_host_bytes = list(machine.host_bytes)
         if collections := collections_in(module, sharders):
-            request = self._request(module, sharders, dense_bytes)
+            request = self._request(module, sharders, dense)
             try:
                 parts = self._answered(request) if self._sharder is None else _sharded(self._sharder, request)
             except InfeasibleTask as error:
@@ -281,10 +285,6 @@ class EvenshardPlanner:
         plan: ShardingPlan = result[0]
         return plan
 
-    def _dense_bytes(self, module: nn.Module) -> int:
-        """What the dense model takes of each device."""
-        return gb_to_bytes(self._dense_gb or 0.0)
-
     def _check_kernels(self) -> None:
         """Raises BadConfig if something is named where TorchRec keeps no weights."""
         on = self._machine.compute_device
@@ -305,7 +305,7 @@ class EvenshardPlanner:
         )
 
     def _request(
-        self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None, dense_bytes: int
+        self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None, dense: int
     ) -> PlacementRequest:
         known = table_set_of(module, self._pooling_factors, self._default_pooling_factor, sharders)
         machine, types = self._machine, (TABLE_WISE,) if self._sharder is not None else self._types
@@ -327,7 +327,7 @@ class EvenshardPlanner:
             hardware=self._hardware or DEFAULT_HARDWARE,
             assumptions=known.assumptions,
             reserved_share=machine.reserved_share,
-            dense_bytes=dense_bytes,
+            dense_bytes=dense,
             training_pipeline=self._pipeline,
             compute_kernels=self._kernels,
         )
