@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -183,6 +184,13 @@ def test_a_file_leaves_memory_of_hosts_to_the_flags(tmp_path: Path) -> None:
     path = written(tmp_path, MIXED)
     assert devices_of(cluster=path, host=HOST).machine.host_bytes == (512 * GB,) * 3
     assert devices_of(cluster=path).machine.host_bytes == ()
+
+
+def test_the_example_of_the_documentation_is_a_machine(tmp_path: Path) -> None:
+    text = Path(__file__).parents[2].joinpath("docs", "place.md").read_text()
+    example = text[text.index("    hosts:\n") :].partition("\n\n")[0]
+    found = devices_of(cluster=written(tmp_path, textwrap.dedent(example)))
+    assert found.machine.host_bytes == (1024 * GB, 1024 * GB, 512 * GB) and found.caps_bytes[-1] == 64 * GB
 
 
 def test_each_kind_has_the_memory_of_its_profile(tmp_path: Path) -> None:
