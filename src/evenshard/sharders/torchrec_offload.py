@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 OWN_MEMORY, OUR_MEMORY = "torchrec", "evenshard"
 SCALE_UP, ALL_PROPOSERS = "scale-up", "all"
+LEAST_ROWS = 1000
+"""Smaller tables are in device memory: the scale-up divides by what more rows of a cache take, which may be nothing."""
 _PIPELINES = {
     "": "NONE",
     "none": "NONE",
@@ -155,6 +157,8 @@ class TorchRecOffloadPlanner(TorchRecPlanner):
         prefetches = self._task.pipeline == PREFETCH if self._task.pipeline else None
         for name, position in self._position.items():
             own, kernels = found[name], self._task.kernels_of(position)
+            if self._task.tables[position].num_rows < LEAST_ROWS and FUSED in kernels:
+                kernels = (FUSED,)
             own.compute_kernels = [
                 *(one for one in _KERNELS if one in kernels),
                 *(["dense"] if FUSED in kernels else []),
