@@ -75,7 +75,9 @@ def test_every_link_of_a_placement_resolves(placed: Path, capsys: pytest.Capture
     assert links["costs"] == [("ok", "work/round_1/costs.parquet")]
     assert links["settings"] == [("ok", "params.yaml here says the same")]
     assert links["commit of costs"] == links["commit of evaluation"] == [("ok", "git knows it")]
-    assert links["commit of model"] == [("ok", "with changed files, which no commit holds")]
+    assert links["commit of model"] == [
+        ("unchecked", "git knows it, but tracked files had been changed, and no commit holds them")
+    ]
     assert {"hardware", "versions", "libraries"} < links.keys()
     assert main(["lineage", "placement.json"]) == 0
     out = capsys.readouterr().out

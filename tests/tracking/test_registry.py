@@ -165,6 +165,16 @@ def test_a_version_says_where_it_comes_from(registry: Path) -> None:
     assert version.model_id.startswith("m-")
 
 
+def test_a_missing_champion_names_the_command_that_makes_one(registry: Path) -> None:
+    wanted = "`evenshard promote` makes the newest version .* `evenshard promote --candidate FOLDER` registers"
+    for name in (tracking.REGISTERED_POLICY, "evenshard-nothing"):
+        with pytest.raises(BadConfig, match=wanted):
+            tracking.model_version(f"models:/{name}@champion")
+    with pytest.raises(BadConfig, match="Name a model, alias or version") as other:
+        tracking.model_version("models:/evenshard-cost@challenger")
+    assert "promote" not in str(other.value)
+
+
 def test_the_champion_is_who_was_named_last(registry: Path) -> None:
     assert tracking.champion(tracking.REGISTERED_POLICY) is None
     assert tracking.champion("evenshard-nothing") is None

@@ -54,7 +54,7 @@ class PlacementAnswer:
         devices: predicted times, by device id.
         predicted_ms: predicted time of the slowest device.
         model_low_ms, model_high_ms: the 90 % interval of that by the cost model alone, to compare placements on the
-            same hardware with.
+            same hardware with; wider outside of what the model was trained on (``extrapolation``).
         lower_bound_ms: no placement that the request allows is predicted to cost less.
         warnings: warnings where the request lies outside of what the model was trained on.
         comparison: placements of other sharders and their costs.

@@ -232,14 +232,16 @@ def _compared_settings(recorded: str) -> tuple[str, str]:
 def _commit(of: str, commit: str, bundled: bool) -> LineageLink:
     """Whether git knows the commit. A model that comes with the package was made in evenshard's own repository."""
     what, bare = f"commit of {of}", commit.removesuffix("-dirty")
-    dirty = "with changed files, which no commit holds" if commit != bare else ""
+    dirty = "tracked files had been changed, and no commit holds them" if commit != bare else ""
     if commit == UNKNOWN:
         return LineageLink(what, commit, UNCHECKED, "it was made outside of git")
     known = knows_commit(bare)
     if known is None:
         return LineageLink(what, commit, UNCHECKED, "no git repository here" + (f"; {dirty}" if dirty else ""))
+    if known and dirty:  # what ran is not what git has
+        return LineageLink(what, commit, UNCHECKED, f"git knows it, but {dirty}")
     if known:
-        return LineageLink(what, commit, FOUND, dirty or "git knows it")
+        return LineageLink(what, commit, FOUND, "git knows it")
     if bundled:
         return LineageLink(what, commit, UNCHECKED, "of evenshard's own repository")
     return LineageLink(what, commit, BROKEN, "git does not know it. Try `git fetch`")

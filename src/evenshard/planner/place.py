@@ -15,6 +15,7 @@ from evenshard.placement.sharding import TABLE_WISE, ShardingTask, check_shardin
 from evenshard.placement.storage import FUSED
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
+from evenshard.planner.extrapolation import interval_factors, widening_note
 from evenshard.planner.pricing import PartsMeasurer, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import rivals
@@ -97,6 +98,7 @@ def place_request(
     check_sharding(task, best.parts)
     ordered = [part for parts in parts_by_table(task, best.parts).values() for part in parts]
     alone_ms, adds_ms = costs.part_ms(ordered)
+    below, above = interval_factors(request, model.trained_on, ordered, best.devices, alone_ms)
     lineage: dict[str, Any] = {
         "evenshard_version": __version__,
         "model": {
@@ -115,15 +117,23 @@ def place_request(
         adds_ms=adds_ms,
         devices=best.devices,
         predicted_ms=best.predicted_ms,
-        model_low_ms=best.low_ms,
-        model_high_ms=best.high_ms,
+        model_low_ms=best.low_ms / below,
+        model_high_ms=best.high_ms * above,
         lower_bound_ms=min(lower_bound_ms(search.options), best.predicted_ms),
         warnings=model.trained_on.outside(request.task()),
         comparison=rivals(request, costs, config.compare, measure if config.num_measured else None),
         measured=cost,
         lineage=json.loads(json.dumps(lineage)),  # as a file gives it back
         link=model.trained_on.link,
-        notes=(*(INTERRUPTED,) * found.is_interrupted, *(note for note in _notes(request, model) if note)),
+        notes=tuple(
+            note
+            for note in (
+                INTERRUPTED if found.is_interrupted else None,
+                widening_note(below, above),
+                *_notes(request, model),
+            )
+            if note
+        ),
         device_error=model.trained_on.device_error,
     )
 

@@ -29,7 +29,9 @@ TRAINED_ON = "trained_on.json"
 """Beside the weights of a network."""
 SeenRange = tuple[float, float]
 TABLE_SLACK = 1.25  # factor beyond a range that says nothing yet, where a table or the batch is concerned
-DEVICE_SLACK = 2.0  # likewise, of what the model adds up by design: devices, and tables and dims on one
+DEVICE_SLACK = 2.0  # likewise, of what the model adds up by design: tables and dims on a device
+MOST_FACTOR = 1000.0
+"""Beyond the training data by more than this, nothing more is said."""
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 """Shares of the tables; what ``TrainedOn`` keeps of their distribution."""
 _REMEDY = "Train the model again."
@@ -188,17 +190,40 @@ class TrainedOn:
 
     def devices_outside(self, tables: Sequence[Table], num_devices: int) -> list[str]:
         """The part of ``outside`` that the devices decide."""
-        dims = sum(table.embedding_dim for table in tables)
-        mean_tables, mean_dims = len(tables) / num_devices, dims / num_devices
+        mean_tables, mean_dims = _loads(tables, num_devices)
         found = []
-        for value, (_, high), what in (
-            (float(num_devices), self.num_devices, "{0:,.0f} devices are"),
-            (mean_tables, self.tables_per_device, "{0:,.0f} tables on a mean device are"),
-            (mean_dims, self.dims_per_device, "dims of {0:,.0f} on a mean device are"),
+        slack_of_devices = math.inf if self.num_devices == (1, 1) else TABLE_SLACK  # ``unmeasured`` says that
+        for value, (_, high), slack, what in (
+            (float(num_devices), self.num_devices, slack_of_devices, "{0:,.0f} devices are more"),
+            (mean_tables, self.tables_per_device, DEVICE_SLACK, "{0:,.0f} tables on a mean device are far more"),
+            (mean_dims, self.dims_per_device, DEVICE_SLACK, "dims of {0:,.0f} on a mean device are far more"),
         ):
-            if value > high * DEVICE_SLACK:
-                found.append(f"{what.format(value)} far more than the {high:,.0f} the model was trained on")
+            if value > high * slack:
+                found.append(f"{what.format(value)} than the {high:,.0f} the model was trained on")
         return found
+
+    def table_factor(self, table: Table) -> float:
+        """How many times beyond the training data a table is, over all that its time may depend on; 1 if it is not.
+
+        Twice the rows and half the dim of any table there are a factor of 4.
+        """
+        nearest_bits = min(abs(math.log(table.weight_bits / bits)) for bits in self.weight_bits)
+        factor = math.exp(nearest_bits) * _factor(table.num_rows, self.num_rows)
+        factor *= _factor(table.embedding_dim, self.embedding_dim) * _factor(table.pooling_factor, self.pooling_factor)
+        return min(factor, MOST_FACTOR)
+
+    def load_factor(self, tables: Sequence[Table], num_devices: int, batch_size: int) -> float:
+        """Likewise, of what concerns all tables: the batch, and what lies on a mean device."""
+        factor = _factor(batch_size, self.batch_size)
+        for value, (_, high) in zip(
+            _loads(tables, num_devices), (self.tables_per_device, self.dims_per_device), strict=True
+        ):
+            factor *= value / high if value > high * DEVICE_SLACK else 1.0
+        return min(factor, MOST_FACTOR)
+
+    def exchange_factor(self, num_devices: int) -> float:
+        """Likewise, of what concerns the exchange between devices alone: their number."""
+        return max(1.0, num_devices / self.num_devices[1]) if num_devices > self.num_devices[1] * TABLE_SLACK else 1.0
 
     def unmeasured(self, num_devices: int) -> list[str]:
         """The part of ``outside`` that nothing was measured of: the parts of a sum, and exchanges."""
@@ -252,6 +277,20 @@ def beyond(value: float, seen: SeenRange) -> int:
     """1 above the range, -1 below it, 0 inside or a little (``TABLE_SLACK``) beyond."""
     low, high = seen
     return 1 if value > high * TABLE_SLACK else -1 if value * TABLE_SLACK < low else 0
+
+
+def _factor(value: float, seen: SeenRange) -> float:
+    """How many times beyond a range a value is; 1 inside, and a little beyond."""
+    low, high = seen
+    where = beyond(value, seen)
+    if where > 0:
+        return value / high if high > 0 else MOST_FACTOR
+    return low / value if where < 0 and value > 0 else 1.0
+
+
+def _loads(tables: Sequence[Table], num_devices: int) -> tuple[float, float]:
+    """Tables and dims on a mean device."""
+    return len(tables) / num_devices, sum(table.embedding_dim for table in tables) / num_devices
 
 
 def _beyond(tables: Sequence[Table], seen: SeenRange, of: Callable[[Table], float], more: str, fewer: str) -> list[str]:

@@ -283,8 +283,17 @@ def _explained(uri: str) -> Iterator[None]:
         raise tracking_error(
             error,
             f"{uri}: MLflow at {where} did not give this model",
-            "Name a model, alias or version that is registered there, or a model's folder.",
+            _remedy(uri),
         ) from None
+
+
+def _remedy(uri: str) -> str:
+    if uri.endswith(f"@{CHAMPION}"):
+        return (
+            "`evenshard promote` makes the newest version there the champion, `evenshard promote --candidate FOLDER` "
+            "registers a model first. Or name a version, or a model's folder."
+        )
+    return "Name a model, alias or version that is registered there, or a model's folder."
 
 
 def _parsed(uri: str) -> tuple[str, str, str]:

@@ -16,7 +16,7 @@ import pytest
 from evenshard import tracking
 from evenshard.cli import main
 from evenshard.stages.decisions.loop_runs import costs_ms
-from evenshard.stages.decisions.run_comparison import LoopRun, SharderDifference, between_runs_pct, compare
+from evenshard.stages.decisions.run_comparison import LoopRun, SharderDifference, compare, equal_below_pct
 from evenshard.stages.decisions.run_comparison_text import print_comparison
 
 NOISE = {"noise.within_run_pct": 3.0, "noise.between_run_pct": 1.0}
@@ -65,9 +65,9 @@ def test_only_settings_that_differ_are_shown() -> None:
 
 def test_the_noise_of_a_machine_does_not_average_out() -> None:
     """1.96 * sqrt(2 * (1 + 9 / n)): 1 % between the runs stays, 3 % within them shrinks with the tasks."""
-    assert between_runs_pct(BEFORE, BEFORE, 9) == pytest.approx(1.96 * 2)
-    assert between_runs_pct(BEFORE, BEFORE, 10**9) == pytest.approx(1.96 * math.sqrt(2))
-    assert math.isnan(between_runs_pct(BEFORE, loop("b", (1.0,), metrics={}), 9))
+    assert equal_below_pct(BEFORE, BEFORE, 9) == pytest.approx(1.96 * 2)
+    assert equal_below_pct(BEFORE, BEFORE, 10**9) == pytest.approx(1.96 * math.sqrt(2))
+    assert math.isnan(equal_below_pct(BEFORE, loop("b", (1.0,), metrics={}), 9))
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,22 @@ def test_the_table_says_what_kind_of_times_it_holds(hardware: tuple[str, str], h
     file = io.StringIO()
     print_comparison(compare(runs), file)
     assert any(line.split("  ")[0] == head for line in file.getvalue().splitlines())
+
+
+def test_the_threshold_is_not_called_the_noise_of_a_run() -> None:
+    """Two loops whose runs vary by 16 and 18 % are equal below 1.96 * sqrt(16**2 + 18**2) = 47.2 %."""
+    runs = [
+        loop(name, (10.0, 10.0), metrics={"noise.within_run_pct": 0.0, "noise.between_run_pct": pct})
+        for name, pct in (("a", 16.0), ("b", 18.0))
+    ]
+    file = io.StringIO()
+    print_comparison(compare(runs), file)
+    text = " ".join(file.getvalue().split())
+    assert "Below 47.2 % they are called equal: two loops may lie so far apart by noise alone (95 %)" in text
+    assert "varies from run to run by 16.0 %, 18.0 % (standard deviation, loop by loop)" in text
+    unknown = io.StringIO()
+    print_comparison(compare([BEFORE, loop("b", (9.0, 9.0, 9.0), metrics={})]), unknown)
+    assert "The noise is unknown here" in unknown.getvalue()
 
 
 # The command ---------------------------------------------------------------------------------------------------------

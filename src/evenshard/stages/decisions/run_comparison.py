@@ -17,7 +17,8 @@ from evenshard.stages.standings import Interval
 TASKS_DEPEND_ON = "generate_tables."
 COSTS_DEPEND_ON = ("measure.link", "measure.recorded_batch")
 """Settings that change what the same placement costs on the same hardware."""
-NOISE = "noise."
+WITHIN_RUN, BETWEEN_RUNS = "noise.within_run_pct", "noise.between_run_pct"
+"""Metrics of a loop: standard deviations of one placement's time, per cent."""
 MEAN_MEASURED = ".mean_measured_ms"
 
 
@@ -52,12 +53,13 @@ class SharderDifference:
     Attributes:
         difference_pct: paired over the tasks that it could place in both, per cent of the first loop's mean; below 0 is
             faster.
-        noise_pct: a difference below this is no more than noise; NaN where the noise between runs is unknown.
+        equal_below_pct: two loops may lie so far apart by noise alone (95 %); NaN where the noise is unknown. It is
+            larger than the noise of either loop, which is a standard deviation.
         verdict: the verdict, in words.
     """
 
     difference_pct: Interval
-    noise_pct: float
+    equal_below_pct: float
     verdict: str
 
 
@@ -160,30 +162,31 @@ def _difference(first: LoopRun, other: LoopRun, sharder: str) -> SharderDifferen
         return None
     scale = 100 / fmean(before[task] for task in common)
     difference = Interval.of([(after[task] - before[task]) * scale for task in common])
-    noise_pct = between_runs_pct(first, other, len(common))
-    return SharderDifference(difference, noise_pct, _verdict(difference, noise_pct))
+    threshold_pct = equal_below_pct(first, other, len(common))
+    return SharderDifference(difference, threshold_pct, _verdict(difference, threshold_pct))
 
 
-def between_runs_pct(first: LoopRun, other: LoopRun, num_tasks: int) -> float:
+def equal_below_pct(first: LoopRun, other: LoopRun, num_tasks: int) -> float:
     """Below this, a mean difference between two loops is no more than noise (95 %); NaN where that is unknown.
 
-    What shifts a whole run stays; what scatters within a run is averaged over the tasks.
+    What shifts a whole run stays; what scatters within a run is averaged over the tasks. Of both loops the variances
+    add up, and 1.96 standard deviations of that hold 95 %: two loops with 16 and 18 % are equal below 47 %.
     """
     variance = 0.0
     for run in (first, other):
-        within, between = run.metrics.get(f"{NOISE}within_run_pct"), run.metrics.get(f"{NOISE}between_run_pct")
+        within, between = run.metrics.get(WITHIN_RUN), run.metrics.get(BETWEEN_RUNS)
         if within is None or between is None:
             return math.nan
         variance += between**2 + within**2 / num_tasks
     return 1.96 * math.sqrt(variance)
 
 
-def _verdict(difference_pct: Interval, noise_pct: float) -> str:
+def _verdict(difference_pct: Interval, threshold_pct: float) -> str:
     if difference_pct.mean == 0:
         return "equal"
-    if abs(difference_pct.mean) <= noise_pct:
+    if abs(difference_pct.mean) <= threshold_pct:
         return "equal (within the noise)"
-    caution = ", if not by noise, which is unknown" if math.isnan(noise_pct) else ""
+    caution = ", if not by noise, which is unknown" if math.isnan(threshold_pct) else ""
     if difference_pct.high < 0:
         return f"faster{caution}"
     return f"slower{caution}" if difference_pct.low > 0 else "not separable"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TextIO
 
 from rich.table import Table as Grid
 
 from evenshard.measure.hardware import measured_or_simulated
-from evenshard.stages.decisions.run_comparison import Comparison, SharderDifference, SharderRow
+from evenshard.stages.decisions.run_comparison import BETWEEN_RUNS, Comparison, SharderDifference, SharderRow
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
 from evenshard.utils.units import ms_text
@@ -46,11 +47,11 @@ def print_comparison(comparison: Comparison, file: TextIO | None = None) -> None
         console.print(metrics)
     for remark in comparison.remarks:
         console.print(f"No differences: {printable(remark)}.", style="yellow", soft_wrap=True)
-    floors = [one.noise_pct for row in comparison.sharders for one in row.against_first if one is not None]
+    floors = [one.equal_below_pct for row in comparison.sharders for one in row.against_first if one is not None]
     if floors:
         console.print(
-            "Differences are to the first loop, paired over the held-out tasks, with 95 % intervals. Those below the "
-            f"noise between runs ({_range(floors)}) are called equal.",
+            "Differences are to the first loop, paired over the held-out tasks, with 95 % intervals. "
+            + _equal_text(floors, comparison.metrics.get(BETWEEN_RUNS, ())),
             style="dim",
             soft_wrap=True,
         )
@@ -73,10 +74,19 @@ def _cell(mean_ms: float | None, missed: int | None, against: SharderDifference 
     return f"{text}  {found.mean:+.1f} % [{found.low:+.1f}, {found.high:+.1f}]\n{against.verdict}"
 
 
+def _equal_text(floors: Sequence[float], between_runs: Sequence[float | None]) -> str:
+    """From where on loops differ, and the noise of each that this follows from."""
+    if all(math.isnan(one) for one in floors):
+        return "The noise is unknown here: a machine may have been slower as a whole."
+    spread = ", ".join("unknown" if one is None else f"{one:.1f} %" for one in between_runs)
+    return (
+        f"Below {_range(floors)} they are called equal: two loops may lie so far apart by noise alone (95 %), where "
+        f"the time of a placement varies from run to run by {spread} (standard deviation, loop by loop)."
+    )
+
+
 def _range(values: Sequence[float]) -> str:
     known = sorted({f"{value:.1f}" for value in values if value == value}, key=float)
-    if not known:
-        return "unknown here"
     return f"{known[0]} %" if len(known) == 1 else f"{known[0]} to {known[-1]} %"
 
 
