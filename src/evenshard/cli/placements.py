@@ -10,10 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.cli.arguments import PATH, Commands, at_least
+from evenshard.cli.arguments import OUTPUT, PATH, Commands, at_least
 
 if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
+    from evenshard.planner.diff.difference import Difference
     from evenshard.sharders.models import PlacementModel
 
 MODEL_HELP = (
@@ -49,10 +50,13 @@ def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.diff.diff import diff
+    from evenshard.planner.diff.payback import payback
     from evenshard.planner.diff.text import print_difference
     from evenshard.planner.file import load_answer
     from evenshard.utils.errors import BadConfig, BadInput
 
+    if args.restart_minutes and args.steps is None:
+        raise BadConfig("--restart-minutes counts against what steps save. Say how many: --steps 100000.")
     if args.link_gb_s is not None and not 0 < args.link_gb_s < float("inf"):
         raise BadConfig(f"--link-gb-s is {args.link_gb_s}. Give GB per second, above 0.")
     old, new = load_answer(args.old), load_answer(args.new)
@@ -64,11 +68,31 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
         model = None  # bytes need no model, and the difference says whose figures it shows
         print(f"evenshard diff: warning: {error}", file=sys.stderr)
     difference = diff(old, new, model, args.link_gb_s)
+    paid = None
+    if args.steps is not None:
+        paid = payback(difference, new, args.steps, model, args.link_gb_s, args.restart_minutes)
+    if args.renamed is not None:
+        _write_renamed(args, new, difference, model)
     if args.json:
-        print(json.dumps(asdict(difference), indent=1))
+        print(json.dumps(asdict(difference) | ({} if paid is None else {"payback": asdict(paid)}), indent=1))
     else:
-        print_difference(difference)
+        print_difference(difference, paid=paid)
     return {}
+
+
+def _write_renamed(
+    args: argparse.Namespace, new: PlacementAnswer, difference: Difference, model: PlacementModel | None
+) -> None:
+    """The new placement with its devices renamed as the difference proposes; as it is where nothing is proposed."""
+    from evenshard.planner.diff.renamed import renamed
+    from evenshard.planner.file import save_answer
+    from evenshard.utils.errors import BadConfig
+
+    if difference.renaming is not None:
+        if model is None:
+            raise BadConfig("--renamed predicts the renamed placement, which takes a model. Name one: --model.")
+        new = renamed(new, difference.renaming.new_names, model)
+    save_answer(new, args.renamed)
 
 
 def _lineage(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -145,6 +169,10 @@ def add_commands(commands: Commands) -> None:
         metavar="X",
         help="GB (1024**3 bytes) per second that a device sends and receives: says how long the move takes",
     )
+    add("--steps", type=at_least(1), metavar="N", help="say when the move pays back, and what N steps save or lose")
+    add("--restart-minutes", type=at_least(0, float), default=0.0, metavar="X",
+        help="minutes that the training stands still for the move, besides the transfer; with --steps")  # fmt: skip
+    add("--renamed", **OUTPUT, help="placement.json to write: the new one, its devices renamed so that least moves")
     add("--json", action="store_true", help="print JSON")
     sub = commands.add(
         "lineage",

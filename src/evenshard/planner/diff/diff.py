@@ -1,9 +1,7 @@
 """The rows and columns that move between two answers, in bytes, and what the move saves.
 
-Pieces of tables are compared, which neither answer cuts: splits and joins move exactly what a device lacks. A piece has
-optimizer state of its own. What is kept in the memory of a host, or on its SSDs, is there for all devices of the host:
-only its cache is of one of them. A replica is copied to every device that lacks it; one that disappears moves nothing.
-Device ids are names: two answers may differ in nothing else, and then a renaming saves the whole move.
+``placement.moves`` says what of a table moves. Device ids are names: two answers may differ in nothing else, and then a
+renaming saves the whole move.
 
 Legend: D devices, O devices of the old answer, N devices of the new one.
 """
@@ -12,14 +10,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import part_memory
-from evenshard.placement.optimizer_state import state_bytes
-from evenshard.placement.parts import Span, column_parts
+from evenshard.placement.moves import SHAPE, SharedPiece, larger_machine, shared_pieces
+from evenshard.placement.parts import column_parts
+from evenshard.placement.renaming import best_names, device_kinds
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.difference import (
@@ -33,13 +32,10 @@ from evenshard.planner.diff.difference import (
     Resharded,
     Traffic,
 )
-from evenshard.planner.diff.renaming import best_names, device_kinds
 from evenshard.planner.diff.times import step_times
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.table import Table
 from evenshard.utils.units import gb_to_bytes
-
-SHAPE = ("num_rows", "embedding_dim", "weight_bits")
 
 
 def diff(
@@ -84,7 +80,7 @@ def diff(
             for table in movable
             if old.type_of_table[table.name] != new.type_of_table[table.name]
         ),
-        rekept=tuple(_rekept(old, new, movable, pieces)),
+        rekept=tuple(_rekept(old, new, movable, pieces, optimizer)),
         times=times,
         notes=(*notes, *new.notes),
     )
@@ -98,62 +94,15 @@ def _other_shape(old: Table, new: Table) -> str:
 # Pieces --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Rows and columns that neither answer cuts, and the devices that have them.
-
-    Attributes:
-        reach: old devices whose host has them, too, or needs them; those that have them alone where no host does.
-        outside_bytes: what of it is not in device memory where it is kept outside of that, before or now.
-        num_kept: new devices whose weights stay where they are.
-    """
-
-    table: str
-    rows: Span
-    columns: Span
-    old_devices: tuple[int, ...]
-    new_devices: tuple[int, ...]
-    reach: tuple[int, ...]
-    weight_bytes: int
-    state_bytes: int
-    outside_bytes: int
-    num_kept: int
-
-    @property
-    def num_bytes(self) -> int:
-        return self.weight_bytes + self.state_bytes
-
-
-def _pieces(old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], optimizer: str) -> Iterator[_Piece]:
+def _pieces(
+    old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], optimizer: str
+) -> Iterator[SharedPiece]:
     """All of the tables, table after table by columns, then rows."""
     machine = _larger_machine(old, new)
     for table in tables:
-        was, now = old.storage_of_table[table.name], new.storage_of_table[table.name]
-        by_host = not (was.is_on_device and now.is_on_device)
-        found = []
-        for before in old.parts_of_table[table.name]:
-            for after in new.parts_of_table[table.name]:
-                rows, columns = _common(before.rows, after.rows), _common(before.columns, after.columns)
-                if rows.size > 0 and columns.size > 0:
-                    found.append((columns, rows, before.devices, after.devices))
-        for columns, rows, old_devices, new_devices in sorted(found):
-            piece = replace(table, num_rows=rows.size, embedding_dim=columns.size)
-            nodes = {machine.node_of(device) for device in old_devices}
-            reach = tuple(device for node in sorted(nodes) for device in machine.devices_of_node(node))
-            reach = reach if by_host else old_devices
-            stays = was.is_on_device == now.is_on_device
-            yield _Piece(
-                table=table.name,
-                rows=rows,
-                columns=columns,
-                old_devices=old_devices,
-                new_devices=new_devices,
-                reach=reach,
-                weight_bytes=piece.size_bytes,
-                state_bytes=state_bytes(piece, optimizer),
-                outside_bytes=_outside_bytes(piece, now if was.is_on_device else was, optimizer),
-                num_kept=len(set(reach) & set(new_devices)) if stays else 0,
-            )
+        yield from shared_pieces(
+            table, old.parts_of_table[table.name], new.parts_of_table[table.name], machine, optimizer
+        )
 
 
 def _outside_bytes(table: Table, storage: Storage, optimizer: str) -> int:
@@ -164,15 +113,20 @@ def _outside_bytes(table: Table, storage: Storage, optimizer: str) -> int:
 
 
 def _larger_machine(old: PlacementAnswer, new: PlacementAnswer) -> Machine:
-    return new.request.nodes if new.num_devices >= old.num_devices else old.request.nodes
+    return larger_machine(old.request.nodes, new.request.nodes)
 
 
 def _rekept(
-    old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], pieces: Sequence[_Piece]
+    old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], pieces: Sequence[SharedPiece], optimizer: str
 ) -> Iterator[Rekept]:
     crossing: Counter[str] = Counter()
+    of_name = {table.name: table for table in tables}
     for piece in pieces:
-        crossing[piece.table] += piece.outside_bytes * len(set(piece.reach) & set(piece.new_devices))
+        was, now = old.storage_of_table[piece.table], new.storage_of_table[piece.table]
+        if was.is_on_device != now.is_on_device:
+            part = replace(of_name[piece.table], num_rows=piece.rows.size, embedding_dim=piece.columns.size)
+            outside = _outside_bytes(part, now if was.is_on_device else was, optimizer)
+            crossing[piece.table] += outside * len(set(piece.reach) & set(piece.new_devices))
     for table in tables:
         was, now = old.storage_of_table[table.name], new.storage_of_table[table.name]
         if was != now:
@@ -181,11 +135,7 @@ def _rekept(
             yield Rekept(table.name, str(was), str(now), size if out else 0, size if back else 0)
 
 
-def _common(one: Span, other: Span) -> Span:
-    return Span(max(one.start, other.start), min(one.stop, other.stop))
-
-
-def _moves(pieces: Sequence[_Piece], name_of_new: Sequence[int]) -> tuple[PartMove, ...]:
+def _moves(pieces: Sequence[SharedPiece], name_of_new: Sequence[int]) -> tuple[PartMove, ...]:
     """What devices lack, from one that has it: replicas of the old answer share the work.
 
     Args:
@@ -232,7 +182,7 @@ def _traffic(moves: Sequence[PartMove], link_gb_s: float | None) -> Traffic:
 
 
 def _renaming(
-    pieces: Sequence[_Piece], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
+    pieces: Sequence[SharedPiece], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
 ) -> Renaming | None:
     """The names that keep the most bytes where they are; None where those of now do."""
     most = max(old.num_devices, new.num_devices)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO
 
 from rich.table import Table as Grid
 
 from evenshard.planner.diff.difference import Difference, PartMove, Rekept, Renaming, Traffic
+from evenshard.planner.diff.payback import Payback
 from evenshard.planner.highlights import names_text
 from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.utils.console import plain_console, plain_grid
@@ -19,16 +20,19 @@ _MAX_LINES = 32
 """Moves and devices that are shown where there are more, the largest ones."""
 
 
-def print_difference(difference: Difference, file: TextIO | None = None) -> None:
+def print_difference(difference: Difference, file: TextIO | None = None, paid: Payback | None = None) -> None:
     """Prints it.
 
     Args:
+        paid: when the move pays back, to be printed too.
         file: output; None for stdout. Colours go to terminals only.
     """
     console = plain_console(file)
     console.width = max(console.width, _NARROWEST)
     console.print(_times(difference), style="bold")
     for line in _bytes(difference):
+        console.print(line)
+    for line in payback_lines(paid) if paid is not None else ():
         console.print(line)
     for style, line in _remarks(difference):
         console.print(line, style=style)
@@ -72,6 +76,50 @@ def _seconds(traffic: Traffic) -> str:
     if traffic.seconds is None or not traffic.moved_bytes:
         return ""
     return f" {traffic.seconds:.3g} s at least, for the {size_text(traffic.busiest_bytes)} of the busiest device."
+
+
+def payback_lines(paid: Payback) -> Iterator[str]:
+    """When a move pays back, in sentences; the second is of the steps that were asked for."""
+    saves = f"{_signed(paid.saves_ms, ms_text)} ms (90 %: {_ends(paid.saves_low_ms, paid.saves_high_ms, ms_text)})"
+    once = duration_text(paid.transfer_seconds + paid.restart_seconds)
+    restart = f", {duration_text(paid.restart_seconds)} of it a restart" if paid.restart_seconds else ""
+    if paid.break_even_steps is None:
+        slower = "is not faster" if paid.saves_high_ms > 0 else "is slower"
+        verdict = f"The new placement {slower}: the move does not pay back."
+    elif paid.latest_steps is None:
+        why = "the interval of the saving includes 0"
+        verdict = f"Pays back after {_steps(paid.break_even_steps)}, but perhaps never: {why}."
+    else:
+        verdict = (
+            f"Pays back after {_steps(paid.break_even_steps)} (90 %: {paid.soonest_steps:,.0f} to "
+            f"{paid.latest_steps:,.0f})."
+        )
+    yield f"{verdict} A step saves {saves}; the move takes {once} over {printable(paid.link)}{restart}."
+    word = "saved" if paid.gained_seconds >= 0 else "LOST"
+    yield (
+        f"After {_steps(paid.steps)}: {duration_text(abs(paid.gained_seconds))} {word} (90 %: "
+        f"{_ends(paid.gained_low_seconds, paid.gained_high_seconds, duration_text)})."
+    )
+
+
+def _steps(count: float) -> str:
+    return f"{count:,.0f} step{'s' * (round(count) != 1)}"
+
+
+def _signed(value: float, text: Callable[[float], str]) -> str:
+    return f"{'-' * (value < 0)}{text(abs(value))}"
+
+
+def _ends(low: float, high: float, text: Callable[[float], str]) -> str:
+    return f"{_signed(low, text)} to {_signed(high, text)}"
+
+
+def duration_text(seconds: float) -> str:
+    """Three digits or so, with the unit that suits."""
+    for unit, of_unit in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * of_unit:
+            return f"{seconds / of_unit:,.1f} {unit}"
+    return f"{seconds:.3g} s"
 
 
 def _remarks(difference: Difference) -> Iterator[tuple[str, str]]:

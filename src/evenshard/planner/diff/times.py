@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from evenshard.measure.evidence import device_text
+from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.placement.sharding import check_sharding
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.rules import Rules
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
+from evenshard.sharders.plan_search.costs import PredictedParts
 from evenshard.sharders.plan_search.options import Options
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import one_thread
@@ -27,6 +29,7 @@ class StepTimes:
         predicted_by: the model that predicted both, or ``OWN_FIGURES``.
         old_ms, new_ms: time of the slowest device.
         saves_ms: the difference; below 0 where the new placement is slower.
+        saves_low_ms, saves_high_ms: 90 % interval of it, the error of a simulated device included.
         lower_bound_ms: no placement that the new answer's request allows is predicted to cost less.
     """
 
@@ -34,7 +37,18 @@ class StepTimes:
     old_ms: float
     new_ms: float
     saves_ms: float
+    saves_low_ms: float
+    saves_high_ms: float
     lower_bound_ms: float
+
+
+@dataclass(frozen=True)
+class _Interval:
+    """A predicted time with its 90 % interval by the cost model alone, ms."""
+
+    ms: float
+    low_ms: float
+    high_ms: float
 
 
 @one_thread()
@@ -47,26 +61,59 @@ def step_times(
         model: judges both, which must be of the same tables; None: their own figures.
     """
     if model is None:
-        times = StepTimes(
-            OWN_FIGURES, old.predicted_ms, new.predicted_ms, old.predicted_ms - new.predicted_ms, new.lower_bound_ms
-        )
+        before, after = (_Interval(one.predicted_ms, one.model_low_ms, one.model_high_ms) for one in (old, new))
+        is_same = old.parts == new.parts and before == after
+        times = _times(OWN_FIGURES, before, after, new.lower_bound_ms, new.device_error, is_same)
         device = device_text(new.request.hardware, new.device_error)
         return times, (*_unlike(old, new), *_of_device(device))
     costs = part_costs(new.request, model)
     same_machine = old.request.nodes == new.request.nodes
     # Memory, rules and links of the new machine say nothing about the old one.
     of_old = replace(new.request, caps_bytes=old.request.caps_bytes, machine=old.request.machine, rules=Rules())
-    before = (costs if same_machine else part_costs(of_old, model)).predict(old.parts).predicted_ms
-    after = costs.predict(new.parts).predicted_ms
-    bound_ms = min(lower_bound_ms(Options(costs)), after)
+    before = _interval((costs if same_machine else part_costs(of_old, model)).predict(old.parts))
+    after = _interval(costs.predict(new.parts))
+    bound_ms = min(lower_bound_ms(Options(costs)), after.ms)
     notes = [f"{one}; both are judged by the new one" for one in _other_loads(old, new)]
     if same_machine:
         try:
             check_sharding(costs.task, old.parts)
         except InfeasibleTask as error:
             notes.append(f"the old placement is not legal any more: {error}")
-    times = StepTimes(model.source, before, after, before - after, bound_ms)
-    return times, (*notes, *_of_device(device_text(model.trained_on.hardware, model.trained_on.device_error)))
+    device_error = model.trained_on.device_error
+    is_same = same_machine and set(old.parts) == set(new.parts)
+    times = _times(model.source, before, after, bound_ms, device_error, is_same)
+    return times, (*notes, *_of_device(device_text(model.trained_on.hardware, device_error)))
+
+
+def _interval(predicted: PredictedParts) -> _Interval:
+    return _Interval(predicted.predicted_ms, predicted.low_ms, predicted.high_ms)
+
+
+def _times(
+    predicted_by: str,
+    before: _Interval,
+    after: _Interval,
+    bound_ms: float,
+    device_error: DeviceError | None,
+    is_same: bool,
+) -> StepTimes:
+    """The times, with an interval of their difference.
+
+    The model's errors of the two are taken to be independent, which two placements that have much in common are not:
+    the interval is rather too wide. A simulated device is as fast or slow for both, so that its error scales the
+    difference, and cannot turn it over.
+    """
+    saves = 0.0 if is_same else before.ms - after.ms
+    below = above = 0.0
+    if not is_same:
+        below = math.hypot(before.ms - before.low_ms, after.high_ms - after.ms)
+        above = math.hypot(before.high_ms - before.ms, after.ms - after.low_ms)
+    if device_error is not None:
+        larger = math.exp(device_error.log_error) - 1
+        smaller = 1 - math.exp(-device_error.log_error)
+        below = math.hypot(below, abs(saves) * (smaller if saves > 0 else larger))
+        above = math.hypot(above, abs(saves) * (larger if saves > 0 else smaller))
+    return StepTimes(predicted_by, before.ms, after.ms, saves, saves - below, saves + above, bound_ms)
 
 
 def _of_device(device: str) -> Iterator[str]:

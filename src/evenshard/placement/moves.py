@@ -1,0 +1,105 @@
+"""What moves where a table goes from one placement to another, in bytes.
+
+Pieces of the table are compared, which neither placement cuts: splits and joins move exactly what a device lacks. A
+piece has optimizer state of its own. What is kept in the memory of a host, or on its SSDs, is there for all devices of
+the host: only its cache is of one of them. A replica is copied to every device that lacks it; one that disappears moves
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.optimizer_state import state_bytes
+from evenshard.placement.parts import Span, TablePart
+from evenshard.tables.table import Table
+
+SHAPE = ("num_rows", "embedding_dim", "weight_bits")
+"""What two tables of one name must share, or nothing of one can be used for the other."""
+
+
+@dataclass(frozen=True)
+class SharedPiece:
+    """Rows and columns that neither placement cuts, and the devices that have them.
+
+    Attributes:
+        table: name of the table.
+        rows, columns: of it.
+        old_devices, new_devices: that have them before, and after.
+        reach: old devices whose host has them, too, or needs them; those that have them alone where no host does.
+        weight_bytes, state_bytes: weights, and optimizer state.
+        num_kept: new devices whose weights stay where they are.
+    """
+
+    table: str
+    rows: Span
+    columns: Span
+    old_devices: tuple[int, ...]
+    new_devices: tuple[int, ...]
+    reach: tuple[int, ...]
+    weight_bytes: int
+    state_bytes: int
+    num_kept: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Weights and optimizer state."""
+        return self.weight_bytes + self.state_bytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """What goes to devices that lack it."""
+        return self.num_bytes * sum(device not in self.reach for device in self.new_devices)
+
+
+def same_shape(old: Table, new: Table) -> bool:
+    """Whether the weights of one can be those of the other."""
+    return all(getattr(old, name) == getattr(new, name) for name in SHAPE)
+
+
+def shared_pieces(
+    table: Table, before: Sequence[TablePart], after: Sequence[TablePart], machine: Machine, optimizer: str
+) -> Iterator[SharedPiece]:
+    """The pieces of a table, by columns, then rows.
+
+    Args:
+        before, after: all its parts in the two placements.
+        machine: the larger one of the two placements' machines.
+        optimizer: whose state moves with the weights.
+    """
+    was, now = before[0].storage, after[0].storage
+    by_host = not (was.is_on_device and now.is_on_device)
+    stays = was.is_on_device == now.is_on_device
+    found = []
+    for one in before:
+        for other in after:
+            rows, columns = _common(one.rows, other.rows), _common(one.columns, other.columns)
+            if rows.size > 0 and columns.size > 0:
+                found.append((columns, rows, one.devices, other.devices))
+    for columns, rows, old_devices, new_devices in sorted(found):
+        piece = replace(table, num_rows=rows.size, embedding_dim=columns.size)
+        nodes = {machine.node_of(device) for device in old_devices}
+        on_hosts = tuple(device for node in sorted(nodes) for device in machine.devices_of_node(node))
+        reach = on_hosts if by_host else old_devices
+        yield SharedPiece(
+            table=table.name,
+            rows=rows,
+            columns=columns,
+            old_devices=old_devices,
+            new_devices=new_devices,
+            reach=reach,
+            weight_bytes=piece.size_bytes,
+            state_bytes=state_bytes(piece, optimizer),
+            num_kept=len(set(reach) & set(new_devices)) if stays else 0,
+        )
+
+
+def larger_machine(old: Machine, new: Machine) -> Machine:
+    """The one with more devices; the new one of equals."""
+    return new if new.num_devices >= old.num_devices else old
+
+
+def _common(one: Span, other: Span) -> Span:
+    return Span(max(one.start, other.start), min(one.stop, other.stop))

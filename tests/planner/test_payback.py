@@ -1,0 +1,153 @@
+"""When a move pays back, and the placement with its devices renamed as a diff proposes."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evenshard.cli import main
+from evenshard.measure.evidence import DeviceError
+from evenshard.measure.link import LINKS
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span, TablePart
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff.diff import diff
+from evenshard.planner.diff.difference import Difference
+from evenshard.planner.diff.payback import payback
+from evenshard.planner.diff.renamed import renamed
+from evenshard.planner.diff.text import payback_lines
+from evenshard.planner.file import load_answer, save_answer
+from evenshard.sharders.models import load_model, save_model
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.units import BYTES_PER_GB
+from support.explain_builders import additive, answered, asked
+from support.request_builders import untrained
+
+THREE = {"a": 5.0, "b": 3.0, "c": 2.0}  # 10 rows of 8 dims of 32 bits: 320 bytes each
+LINK = 320 / BYTES_PER_GB
+"""GB per second with which a table takes a second."""
+
+
+def saving(low_ms: float, ms: float, high_ms: float) -> tuple[Difference, PlacementAnswer]:
+    """A move of a table of 320 bytes that saves so much of each step."""
+    old, new = answered(asked(THREE, 2), (0, 0, 1)), answered(asked(THREE, 2), (0, 1, 1))
+    found = diff(old, new, additive(), LINK)
+    times = replace(found.times, saves_ms=ms, saves_low_ms=low_ms, saves_high_ms=high_ms)
+    return replace(found, times=times), new
+
+
+def test_a_move_pays_back_where_the_steps_have_saved_what_it_took() -> None:
+    paid = payback(*saving(1.0, 2.0, 4.0), steps=1000, link_gb_s=LINK, restart_minutes=0.05)
+    assert (paid.transfer_seconds, paid.restart_seconds) == (pytest.approx(1), 3)
+    assert paid.break_even_steps == pytest.approx(4000 / 2)
+    assert (paid.soonest_steps, paid.latest_steps) == (pytest.approx(1000), pytest.approx(4000))
+    assert paid.gained_seconds == pytest.approx(1000 * 0.002 - 4)
+    assert (paid.gained_low_seconds, paid.gained_high_seconds) == (pytest.approx(1 - 4), pytest.approx(4 - 4))
+    text = " ".join(payback_lines(paid))
+    assert "Pays back after 2,000 steps (90 %: 1,000 to 4,000)." in text
+    assert "the move takes 4 s over 2.98e-07 GB/s, 3 s of it a restart." in text
+    assert "After 1,000 steps: 2 s LOST" in text
+    text = " ".join(payback_lines(payback(*saving(1.0, 2.0, 4.0), steps=10_000, link_gb_s=LINK)))
+    assert "After 10,000 steps: 19 s saved (90 %: 9 s to 39 s)." in text
+
+
+def test_an_interval_with_0_may_never_pay_back_and_a_slower_placement_does_not() -> None:
+    paid = payback(*saving(-1.0, 2.0, 4.0), steps=1000, link_gb_s=LINK)
+    assert paid.break_even_steps == pytest.approx(500) and paid.latest_steps is None
+    assert paid.gained_low_seconds == pytest.approx(-2)
+    assert "perhaps never: the interval of the saving includes 0" in " ".join(payback_lines(paid))
+    paid = payback(*saving(-3.0, -2.0, -1.0), steps=1000, link_gb_s=LINK)
+    assert paid.break_even_steps is paid.soonest_steps is paid.latest_steps is None
+    assert "The new placement is slower: the move does not pay back." in " ".join(payback_lines(paid))
+    assert "saves -2.00 ms (90 %: -3.00 to -1.00)" in " ".join(payback_lines(paid))
+
+
+def test_the_interval_of_a_saving_has_the_errors_of_both_placements_and_the_device_scales_it() -> None:
+    request = asked(THREE, 2)
+    old = replace(answered(request, (0, 0, 1)), predicted_ms=8.0, model_low_ms=5.0, model_high_ms=12.0)
+    new = replace(answered(request, (0, 1, 1)), predicted_ms=5.0, model_low_ms=2.0, model_high_ms=9.0)
+    times = diff(old, new).times
+    assert times.saves_low_ms == pytest.approx(3 - math.hypot(3, 4))
+    assert times.saves_high_ms == pytest.approx(3 + math.hypot(4, 3))
+    sure = {"model_low_ms": 8.0, "model_high_ms": 8.0}, {"model_low_ms": 5.0, "model_high_ms": 5.0}
+    off = DeviceError(100 * math.log(2), 20)  # a factor of two
+    times = diff(replace(old, **sure[0]), replace(new, **sure[1], device_error=off)).times
+    assert (times.saves_low_ms, times.saves_high_ms) == (pytest.approx(1.5), pytest.approx(6))
+    times = diff(replace(new, **sure[1]), replace(old, **sure[0], device_error=off)).times
+    assert (times.saves_low_ms, times.saves_high_ms) == (pytest.approx(-6), pytest.approx(-1.5))
+
+
+def test_the_same_placement_saves_nothing_for_sure() -> None:
+    model = untrained()
+    answer = answered(asked(THREE, 2), (0, 0, 1), model=model)
+    times = diff(answer, answer, model).times
+    assert times.saves_low_ms == times.saves_ms == times.saves_high_ms == 0
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_bytes_go_over_the_link_of_the_machine(nodes: int) -> None:
+    machine = Machine(4, 4 // nodes, intra="nvlink_h100", inter="infiniband_ndr" if nodes > 1 else "")
+    request = asked(THREE, 4, machine=machine)
+    old, new = answered(request, (0, 0, 1)), answered(request, (0, 3, 1))
+    paid = payback(diff(old, new, additive()), new, 10, additive())
+    name = "nvlink_h100" if nodes == 1 else "infiniband_ndr"
+    assert paid.link == name
+    assert paid.transfer_seconds == pytest.approx(float(LINKS[name].bytes_ms(320, 320, 320)) / 1000) != 0
+    with pytest.raises(BadConfig, match="--link-gb-s"):
+        payback(diff(old, new), new, 10)
+
+
+# Renamed -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_renamed_answer_has_the_same_times_elsewhere_and_rows_in_order() -> None:
+    rows = [TablePart("c", Span(5 * n, 5 * n + 5), Span(0, 8), (n,)) for n in range(2)]
+    whole = [TablePart(name, Span(0, 10), Span(0, 8), (home,)) for name, home in (("a", 0), ("b", 1))]
+    answer = answered(asked(THREE, 2), (), parts=[*whole, *rows])
+    found = renamed(answer, (1, 0), additive())
+    assert found.parts_of_table["a"][0].devices == (1,) and found.parts_of_table["b"][0].devices == (0,)
+    assert found.parts_of_table["c"] == answer.parts_of_table["c"]
+    assert found.predicted_ms == answer.predicted_ms
+    assert [one.predicted_total_ms for one in found.devices] == [
+        one.predicted_total_ms for one in reversed(answer.devices)
+    ]
+    with pytest.raises(BadConfig, match="names of the old one's"):
+        renamed(answer, (2, 0), additive())
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Two placements that differ in the names of their devices and in where b is."""
+    save_model(tmp_path / "model", additive().cost_model, untrained().trained_on)
+    model = load_model(tmp_path / "model")
+    save_answer(answered(asked(THREE, 3), (0, 0, 1), model=model), tmp_path / "old.json")
+    save_answer(answered(asked(THREE, 3), (2, 1, 0), model=model), tmp_path / "new.json")
+    return tmp_path
+
+
+def test_the_command_writes_the_renamed_placement(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [str(files / name) for name in ("old.json", "new.json", "renamed.json")]
+    assert main(["diff", *names[:2], "--renamed", names[2]]) == 0
+    assert "move 320 bytes instead of 960 bytes" in " ".join(capsys.readouterr().out.split())
+    old, new, better = (load_answer(name) for name in names)
+    assert diff(old, better).traffic.moved_bytes == 320 and diff(old, better).renaming is None
+    assert better.predicted_ms == new.predicted_ms
+    assert main(["diff", names[0], names[2], "--renamed", str(files / "again.json")]) == 0
+    assert (files / "again.json").read_text() == Path(names[2]).read_text()  # nothing is left to rename
+
+
+def test_the_command_says_when_the_move_pays_back(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["diff", str(files / "old.json"), str(files / "new.json"), "--link-gb-s", "1"]
+    assert main([*words, "--steps", "100000", "--restart-minutes", "10"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "After 100,000 steps: 300 s LOST" not in text
+    # 8 ms become 5: 3 ms of each step; 600 s of restart.
+    assert "Pays back after 200,000 steps" in text and "After 100,000 steps: 5.0 min LOST" in text
+    assert main([*words, "--steps", "100000", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["payback"]["steps"] == 100_000
+    assert main([*words, "--restart-minutes", "1"]) == 2
+    assert "--steps" in capsys.readouterr().err
