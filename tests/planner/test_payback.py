@@ -101,6 +101,12 @@ def test_bytes_go_over_the_link_of_the_machine(nodes: int) -> None:
         payback(diff(old, new), new, 10)
 
 
+def test_placements_of_other_tables_do_not_say_what_a_step_saves() -> None:
+    old, new = answered(asked({"a": 5.0}, 2), (0,)), answered(asked(THREE, 2), (0, 1, 1))
+    with pytest.raises(BadConfig, match=r"2 of their tables, such as 'b'.*--near OLD --max-move-gb 0"):
+        payback(diff(old, new), new, 10, link_gb_s=1)
+
+
 # Renamed -------------------------------------------------------------------------------------------------------------
 
 

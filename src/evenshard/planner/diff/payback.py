@@ -9,6 +9,7 @@ from evenshard.planner.diff.difference import Difference
 from evenshard.planner.pricing import links_of_request
 from evenshard.sharders.models import PlacementModel
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
 from evenshard.utils.units import seconds_to_ms
 
 
@@ -62,8 +63,15 @@ def payback(
         restart_minutes: that the training stands still, besides the transfer.
 
     Raises:
-        BadConfig: if no link is known.
+        BadConfig: if no link is known, or the two answers are of other tables, so that no saving is.
     """
+    others = [*difference.added, *difference.removed, *(one.table for one in difference.changed)]
+    if others:
+        raise BadConfig(
+            f"the two placements differ in {len(others):,} of their tables, such as {brief(others[0])}: what a step "
+            f"saves is not known. Place today's tables where the old ones are (evenshard place TABLES --near OLD "
+            f"--max-move-gb 0 -o stay.json), and compare with that."
+        )
     seconds, link = _transfer(difference, new, model, link_gb_s)
     times, restart_s = difference.times, restart_minutes * 60
     once_ms = seconds_to_ms(seconds + restart_s)
