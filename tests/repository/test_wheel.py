@@ -1,6 +1,7 @@
 """The package can be installed: it carries its data, brings little, and places tables without the checkout.
 
-What is real: the sdist of this tree builds the wheel; the wheel holds every file of ``src/evenshard`` as it is; pip
+What is real: the sdist holds every file that git tracks and builds the wheel, and tests run from it; the wheel holds
+every file of ``src/evenshard`` as it is; every Python that it names compiles it, where that Python is installed; pip
 installs it, with its dependencies resolved, into a clean environment that has torch as a training image does, and must
 neither fetch a package beyond ``CORE`` nor touch what the image has. What is not: the image's packages and those of
 ``CORE`` are links to the ones installed here, since to unpack them takes half a minute.
@@ -19,6 +20,7 @@ import tomllib
 import venv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from email.message import Message
 from email.parser import Parser
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
@@ -29,11 +31,17 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from support.repository import ROOT
+from support.repository import ROOT, git
 
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src")
+MADE_HERE = {".git", ".hypothesis", ".venv", "build", "data", "dist", "reports", "work"}
 CORE = ("jinja2", "numpy", "pydantic", "pyyaml", "rich", "scipy", "torch")
 TORCHREC = ("fbgemm-gpu-cpu", "torchrec")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYTHONS = [
+    line.rpartition(" ")[2]
+    for line in PROJECT["classifiers"]
+    if line.startswith("Programming Language :: Python :: 3.")
+]
 
 PLANS_MODEL = """
 import json, warnings
@@ -102,18 +110,30 @@ class Built:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """sdist and wheel of a copy of the tree: building leaves files behind that a later build would pack."""
-    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
-    leave_out = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tree / name, ignore=leave_out)
-        else:
-            shutil.copy(ROOT / name, tree / name)
+    tree, out = tmp_path_factory.mktemp("tree") / "evenshard", tmp_path_factory.mktemp("dist")
+    patterns = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache")
+
+    def leave_out(folder: str, names: list[str]) -> set[str]:
+        return patterns(folder, names) | (MADE_HERE if Path(folder) == ROOT else set())
+
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=leave_out)
     done = run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out)], tree)
     # setuptools says so where it packs data of folders that it does not list
     assert "absent from the `packages`" not in done.stdout + done.stderr
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
     return Built(wheel, sdist)
+
+
+def metadata_of(file: Path) -> Message:
+    """What an index reads of a wheel or sdist."""
+    if file.suffix == ".whl":
+        with ZipFile(file) as wheel:
+            (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+            return Parser().parsestr(wheel.read(name).decode())
+    with tarfile.open(file) as sdist:
+        content = sdist.extractfile(f"{file.name.removesuffix('.tar.gz')}/PKG-INFO")
+        assert content is not None
+        return Parser().parsestr(content.read().decode())
 
 
 def environment(home: Path, wheel: Path, distributions: Iterable[str], extra: str = "") -> Path:
@@ -190,15 +210,58 @@ def test_the_sdist_holds_every_file_of_the_package(built: Built) -> None:
     assert set(source_files()) <= packed
 
 
-def test_the_wheel_asks_for_what_the_project_names(built: Built) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+def test_the_sdist_holds_what_git_tracks_and_its_tests_run(built: Built, tmp_path: Path) -> None:
+    with tarfile.open(built.sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tree,) = tmp_path.iterdir()
+    if (ROOT / ".git").exists():
+        tracked = git(ROOT, "-c", "core.quotepath=off", "ls-files").splitlines()
+        files = {name for name in tracked if (ROOT / name).exists()}
+        assert not {name for name in files if not (tree / name).exists()}
+    variables = {**os.environ, "PYTHONPATH": str(tree / "src")}
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/utils/test_messages.py"]
+    done = subprocess.run(words, cwd=tree, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_an_index_shows_all_of_the_metadata(built: Built) -> None:
+    said = run([sys.executable, "-m", "twine", "check", "--strict", str(built.wheel), str(built.sdist)], ROOT).stdout
+    assert said.count("PASSED") == 2
+    for core_metadata in (metadata_of(built.wheel), metadata_of(built.sdist)):
+        for field in ("Summary", "Keywords", "License-Expression", "License-File", "Classifier", "Project-URL"):
+            assert core_metadata[field], field
+        assert core_metadata["Description-Content-Type"] == "text/markdown"
+        links = dict(line.split(", ") for line in core_metadata.get_all("Project-URL", []))
+        assert set(links) == {"Repository", "Changelog", "Issues"}
+        assert all(link.startswith(links["Repository"]) for link in links.values())
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_every_python_that_it_names_compiles_the_wheel(version: str, built: Built, tmp_path: Path) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} on this machine")
     with ZipFile(built.wheel) as archive:
-        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        core_metadata = Parser().parsestr(archive.read(metadata).decode())
+        archive.extractall(tmp_path)
+    run([python, "-W", "error", "-m", "compileall", "-q", "-j", "1", "-o", "0", "evenshard"], tmp_path)
+    units = run([python, "-c", "import evenshard.utils.units as units; print(units.BYTES_PER_GB)"], tmp_path).stdout
+    assert int(units) == 1024**3
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of this version on the path; pyenv's name for it there need not lead to it."""
+    found = shutil.which(f"python{version}")
+    if found is None or Path(found).parent.name != "shims":
+        return found
+    return next(map(str, Path(found).parents[1].glob(f"versions/{version}.*/bin/python")), None)
+
+
+def test_the_wheel_asks_for_what_the_project_names(built: Built) -> None:
+    core_metadata = metadata_of(built.wheel)
     needed = [line.replace(" ", "") for line in core_metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
-    assert sorted(needed) == sorted(project["dependencies"])
-    assert core_metadata["Requires-Python"] == project["requires-python"]
-    assert core_metadata["License-Expression"] == project["license"]
+    assert sorted(needed) == sorted(PROJECT["dependencies"])
+    assert core_metadata["Requires-Python"] == PROJECT["requires-python"]
+    assert core_metadata["License-Expression"] == PROJECT["license"]
 
 
 def test_the_core_places_tables_outside_of_the_checkout(core: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the docs show, for tests to run: a command or a snippet of a page as it stands there, or a failure that says it is gone."""
+"""What the docs show, for tests to run: a command or a snippet of a page as it stands; a failure says it is gone."""
 
 from __future__ import annotations
 
