@@ -70,6 +70,7 @@ KEYWORDS = {
     "embedding_dim": None,
     "weight_bits": None,
     "default_pooling_factor": 1.0,
+    "columns": None,
     "compare": (),
     "num_measured": 0,
     "seed": 0,
@@ -155,6 +156,7 @@ FLAGS = [
     ("--embedding-dim 64", "embedding_dim", 64),
     ("--weight-bits 16", "weight_bits", 16),
     ("--default-pooling-factor 2.5", "default_pooling_factor", 2.5),
+    ("--columns a=num_rows --columns ts=", "columns", {"a": "num_rows", "ts": ""}),
     ("--measure 5", "num_measured", 5),
     ("--seed 9", "seed", 9),
 ]

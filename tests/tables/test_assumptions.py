@@ -54,13 +54,12 @@ def save_records(path: Path, records: list[dict[str, Any]]) -> Path:
 def test_a_column_that_is_not_there_takes_the_default_and_is_reported(tmp_path: Path, suffix: str) -> None:
     record = {key: value for key, value in RECORD.items() if key != "pooling_factor"}
     path = save_records(tmp_path / f"t{suffix}", [record])
-    assert load_tables_with_assumptions(path, 1.5) == (
-        (Table("ads", 1000, 16, 1.5),),
-        (
-            Assumption("ads", "pooling_factor", ASSUMED_POOLING),
-            Assumption("ads", "reuse_bins", ASSUMED_BINS),
-            Assumption("ads", "weight_bits", "32, the default"),
-        ),
+    found = load_tables_with_assumptions(path, 1.5)
+    assert found.tables == (Table("ads", 1000, 16, 1.5),)
+    assert found.assumptions == (
+        Assumption("ads", "pooling_factor", ASSUMED_POOLING),
+        Assumption("ads", "reuse_bins", ASSUMED_BINS),
+        Assumption("ads", "weight_bits", "32, the default"),
     )
     assert "column 'pooling_factor' is missing" in complaint(path) or "pooling_factor is empty" in complaint(path)
 
@@ -69,13 +68,13 @@ def test_a_column_that_is_not_there_takes_the_default_and_is_reported(tmp_path: 
 def test_a_blank_cell_takes_the_default_and_the_other_tables_keep_theirs(tmp_path: Path, suffix: str) -> None:
     blank = {**WHOLE, "name": "b", "pooling_factor": None}
     path = save_records(tmp_path / f"t{suffix}", [WHOLE, blank, {**RECORD, "name": "c", "weight_bits": 8}])
-    tables, assumptions = load_tables_with_assumptions(path, 1.5)
-    assert [(one.name, one.pooling_factor, one.weight_bits) for one in tables] == [
+    found = load_tables_with_assumptions(path, 1.5)
+    assert [(one.name, one.pooling_factor, one.weight_bits) for one in found.tables] == [
         ("ads", 2.5, 16),
         ("b", 1.5, 16),
         ("c", 2.5, 8),
     ]
-    assert assumptions == (
+    assert found.assumptions == (
         Assumption("b", "pooling_factor", ASSUMED_POOLING),
         Assumption("c", "reuse_bins", ASSUMED_BINS),
     )
@@ -85,18 +84,19 @@ def test_a_blank_cell_takes_the_default_and_the_other_tables_keep_theirs(tmp_pat
 def test_a_whole_file_is_read_as_load_tables_does_and_nothing_is_assumed(tmp_path: Path) -> None:
     tables = [Table("ads", 1000, 16, 0.0, tuple(UNIFORM)), Table("b", 7, 4, 3.0, tuple(UNIFORM), 8)]
     save_tables(tables, tmp_path / "t.json")
-    assert load_tables_with_assumptions(tmp_path / "t.json", 1.5) == (tuple(tables), ())
+    found = load_tables_with_assumptions(tmp_path / "t.json", 1.5)
+    assert (found.tables, found.assumptions, found.notes) == (tuple(tables), (), ())
 
 
 def test_seventeen_columns_are_a_histogram_too(tmp_path: Path) -> None:
     record = {**RECORD, "weight_bits": 32, **dict(zip(REUSE_COLUMNS, UNIFORM, strict=True))}
-    assert load_tables_with_assumptions(save_records(tmp_path / "t.csv", [record]), 1.5)[1] == ()
+    assert load_tables_with_assumptions(save_records(tmp_path / "t.csv", [record]), 1.5).assumptions == ()
 
 
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        ({"name": "ads", "num_rows": 5, "embedding_dim": 4, "poolingfactor": 3}, "unknown column 'poolingfactor'"),
+        ({"name": "ads", "num_rows": 5, "emb_dim": 4}, "'embedding_dim' is missing. .*'emb_dim'"),
         ({**RECORD, "pooling_factor": float("nan")}, "'NaN' is not a valid number"),
         ({**RECORD, "pooling_factor": "many"}, "pooling_factor is 'many', not a number"),
         ({**RECORD, "num_rows": None}, "num_rows is empty"),

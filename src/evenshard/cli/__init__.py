@@ -16,7 +16,7 @@ from typing import Any
 
 from evenshard.cli import costs, datasets, decisions, models, pipeline, place, placements, stages, traces
 from evenshard.cli.arguments import Commands, OneLineParser
-from evenshard.utils.errors import BadInput, EvenshardError, InfeasibleTask
+from evenshard.utils.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask
 from evenshard.utils.messages import one_line
 from evenshard.version import __version__
 
@@ -49,7 +49,8 @@ def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
         if getattr(args, "metrics", None) is not None:
             _write_metrics(metrics, args.metrics)
     except (BadInput, InfeasibleTask) as error:
-        print(f"{parser.prog} {args.command}: {error}", file=sys.stderr)
+        lines = error.lines if isinstance(error, BadRecords) else (str(error),)
+        print(f"{parser.prog} {args.command}: " + "\n  ".join(lines), file=sys.stderr)
         return 2
     except BrokenPipeError:  # who reads has seen enough, as `| head` does; what is to be saved was saved before
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

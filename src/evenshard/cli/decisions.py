@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -120,7 +121,10 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
         traffic=args.traffic,
         embedding_dim=args.embedding_dim,
         default_pooling_factor=args.default_pooling_factor,
+        columns=args.columns,
     )
+    for note in tables.notes:
+        print(f"evenshard drift: {note}", file=sys.stderr)
     num_devices = args.devices or (None if old is None else old.num_devices)
     drift = drift_of(model.trained_on, tables.tables, batch_size, num_devices, args.tolerated_pct)
     new, problem = None, ""
@@ -227,7 +231,7 @@ def add_commands(commands: Commands) -> None:
     add("--batch-size", type=at_least(1), metavar="N", help="samples of a step over all devices (default: that of the "
         "placement, else the largest the model was trained on)")  # fmt: skip
     add("--devices", type=at_least(1), metavar="N", help="how many (default: those of the placement, else any)")
-    for name in ("traffic", "embedding_dim", "default_pooling_factor"):
+    for name in ("traffic", "embedding_dim", "default_pooling_factor", "columns"):
         add_option(sub, place_option(name))
     add("--tolerated-pct", type=at_least(0, float), default=5.0, metavar="PCT",
         help="part of the load that may lie outside of the training data, and of the tables that may be rare there "

@@ -53,12 +53,26 @@ def _of_table(text: str, form: str) -> tuple[str, str]:
     return name, value
 
 
+def _column(text: str) -> Mapping[str, str]:
+    name, equals, ours = text.rpartition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{brief(text)} is not THEIRS=OURS")
+    return {name: ours}
+
+
 def _device(text: str) -> Sequence[int]:
     return [int(number(text, int))]
 
 
 def _group(text: str) -> Sequence[Sequence[str]]:
     return [text.split(",")]
+
+
+class _Joined(argparse.Action):
+    """Mappings that are given several times, as one."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **values})
 
 
 REPEATED: Mapping[str, Any] = {"action": "append", "default": []}
@@ -68,6 +82,7 @@ _KINDS: Mapping[Any, Mapping[str, Any]] = {
     str | Path: PATH,
     float | Sequence[float]: {"type": _numbers, "metavar": "GB[,GB...]"},
     Mapping[str, int | Sequence[int]]: {"type": _table_ids, "metavar": "TABLE=N[,N]", **REPEATED},
+    Mapping[str, str]: {"type": _column, "metavar": "THEIRS=OURS", "action": _Joined},
     Mapping[str, str | Sequence[str]]: {"type": _table_words, "metavar": "TABLE=NAME[,NAME]", **REPEATED},
     Mapping[str, int]: {"type": _table_number, "metavar": "TABLE=N", **REPEATED},
     Sequence[str]: {"type": _words, "metavar": "NAME[,NAME]"},

@@ -8,7 +8,9 @@ from textwrap import fill
 from typing import Any
 
 from evenshard.cli.arguments import A_MODEL, OUTPUT, PATH, Commands
+from evenshard.cli.options import add_option
 from evenshard.measure.traces import RECORDING
+from evenshard.planner.options import place_option
 
 
 def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -18,7 +20,7 @@ def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages import observe as stage
     from evenshard.stages.observe_text import observation_text
 
-    inputs = stage.ObserveInputs(tuple(args.traces), args.placement, args.tables, args.model)
+    inputs = stage.ObserveInputs(tuple(args.traces), args.placement, args.tables, args.model, args.columns)
     observation, comparison = stage.run(inputs, stage.ObserveOutputs(args.costs_out, args.tables_out))
     if args.json:
         compared = None if comparison is None else asdict(comparison)
@@ -52,6 +54,7 @@ def add_commands(commands: Commands) -> None:
         "table file",
     )
     add("--tables", **PATH, help="table file of a TorchRec plan")
+    add_option(sub, place_option("columns"))
     add(
         "--model",
         type=A_MODEL,

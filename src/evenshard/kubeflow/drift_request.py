@@ -28,6 +28,7 @@ class DriftRequest:
         default_pooling_factor: lookups per sample of tables that do not tell.
         tolerated_pct: so much of the load may lie outside of the training data, and so many of the tables may be rare
             there, per cent.
+        columns: columns of the tables that are called otherwise, each with evenshard's.
     """
 
     batch_size: int | None = None
@@ -35,6 +36,7 @@ class DriftRequest:
     embedding_dim: int | None = None
     default_pooling_factor: float = option_field("default_pooling_factor")
     tolerated_pct: float = 5.0
+    columns: Mapping[str, str] | None = None
 
 
 @with_retries
@@ -54,7 +56,11 @@ def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Dr
     batch_size = asked.batch_size or int(held.trained_on.batch_size[1])
     with local(tables) as path:
         now = tables_from(
-            path, batch_size, embedding_dim=asked.embedding_dim, default_pooling_factor=asked.default_pooling_factor
+            path,
+            batch_size,
+            embedding_dim=asked.embedding_dim,
+            default_pooling_factor=asked.default_pooling_factor,
+            columns=asked.columns,
         )
     found = drift_of(held.trained_on, now.tables, batch_size, asked.num_devices, asked.tolerated_pct)
     text = io.StringIO()

@@ -22,7 +22,7 @@ VISITS = 3
 
 
 def place(
-    tables: "str | Path | Sequence[Table] | Collections",
+    tables: "str | Path | Sequence[Table] | Sequence[Mapping[str, Any]] | Collections | Any",
     num_devices: int | None = None,
     memory_cap_gb: float | Sequence[float] | None = None,
     *,
@@ -48,6 +48,7 @@ def place(
     traffic: str | Path | None = None,
     embedding_dim: int | None = None,
     default_pooling_factor: float = 1.0,
+    columns: Mapping[str, str] | None = None,
     communication: Sequence[str] = (),
     sharding_types: Sequence[str] = (),
     allow_column_split: bool = False,
@@ -71,8 +72,9 @@ def place(
 
     Args:
         tables: a table file, the name of a public set, a DLRM batch file or a folder of traffic, here or on S3
-            (s3://bucket/tables.parquet); or ``Table``s; or TorchRec's ``EmbeddingBagCollection`` or
-            ``EmbeddingCollection``, a model with some, or a list of their configurations.
+            (s3://bucket/tables.parquet); or ``Table``s, a ``pandas.DataFrame`` or a list of dicts with the columns of a
+            table file; or TorchRec's ``EmbeddingBagCollection`` or ``EmbeddingCollection``, a model with some, or a
+            list of their configurations.
         num_devices: devices; where left out, those of all nodes or of the cluster, else 8.
         memory_cap_gb: memory of a device, GB of 1024**3 bytes; one number, or one for each device. Where left out:
             that of the profile of simulated hardware, what the driver says of cuda, 64 of cpu.
@@ -105,6 +107,8 @@ def place(
         traffic: a sample of lookups with the pooling factors and histograms of the tables of a file or public set.
         embedding_dim: dim of all tables, where the tables are a sample of traffic.
         default_pooling_factor: lookups per sample of a table that has no pooling factor; reported as assumed.
+        columns: columns of the tables or of the traffic that are called otherwise, each with the column of a table file
+            (hash_size=num_rows) or the feature that it is; empty (ts=) to leave it out.
         communication: data types in which embeddings and their gradients travel (TorchRec: qcomms), such as fp16, or
             fp16 and bf16 for the two ways; fp32 where left out.
         sharding_types: the ways in which tables may be sharded, by TorchRec's words; all seven where left out.
@@ -159,7 +163,7 @@ def place(
         cluster=cluster,
         host=HostMemory(host_memory_gb, host_bandwidth_gb_s, ssd_gb, ssd_bandwidth_gb_s),
     )
-    known = _tables(tables, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor)
+    known = _tables(tables, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor, columns)
     request = PlacementRequest(
         tables=known.tables,
         caps_bytes=devices.caps_bytes,
@@ -192,7 +196,7 @@ def place(
     origin = str(tables) if isinstance(tables, str | Path) else None
     with measured_parts(request, loaded, VISITS) if num_measured else nullcontext() as measure:
         answer = place_request(request, loaded, config, measure, origin, progress)
-    return replace(answer, notes=(*answer.notes, *devices.notes))
+    return replace(answer, notes=(*answer.notes, *devices.notes, *known.notes))
 
 
 def _types(sharding_types: Sequence[str], allow_column_split: bool) -> tuple[str, ...]:
@@ -226,23 +230,25 @@ def _tables(
     embedding_dim: int | None,
     weight_bits: int | None,
     default_pooling_factor: float,
+    columns: Mapping[str, str] | None,
 ) -> "TableSet":
-    from evenshard.tables.sources import TableSet, tables_from, with_traffic, with_weight_bits
+    from evenshard.tables.sources import TableSet, completed, tables_from, tables_in_python
     from evenshard.tables.table import Table
     from evenshard.utils.errors import BadConfig
     from evenshard.utils.s3 import is_address, local
 
     if isinstance(tables, str | Path):
         with local(tables) if is_address(tables) else nullcontext(tables) as here:
-            return tables_from(here, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor)
+            return tables_from(here, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor, columns)
     if embedding_dim is not None:
         raise BadConfig(f"the tables have dims of their own. Leave embedding_dim ({embedding_dim}) out.")
+    known = tables_in_python(tables, batch_size, traffic, weight_bits, default_pooling_factor, columns)
+    if known is not None:
+        return known
     if not isinstance(tables, Sequence) or not all(isinstance(table, Table) for table in tables):
         from evenshard.planner.torchrec.tables import table_set_of
 
         known = table_set_of(tables, default_pooling_factor=default_pooling_factor)
     else:
         known = TableSet.of(tables)
-    if traffic is not None:
-        known = with_traffic(known, traffic, batch_size)
-    return known if weight_bits is None else with_weight_bits(known, weight_bits)
+    return completed(known, batch_size, traffic, weight_bits, columns, tuple(columns or ()))

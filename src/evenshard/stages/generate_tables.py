@@ -73,7 +73,7 @@ def _pool(config: GenerateTablesConfig) -> tuple[Table, ...]:
         return load_catalog(config.source, config.batch_size, config.catalog_embedding_dim)
     if kind is SourceKind.TABLE_FILE:
         with local(config.source) as path:
-            return load_tables(path)
+            return load_tables(path, config.columns)
     if kind is SourceKind.BATCH_FILE:
         with local(config.source) as path:
             batch = read_dlrm_batch(path)

@@ -6,6 +6,7 @@ stage is the module of its name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -56,6 +57,7 @@ class GenerateTablesConfig:
             is assumed); null keeps it. Sets of several dims refuse it.
         max_rows: generated tables are capped here; null leaves them as large as published.
         weight_bits: 16 or 32 (dlrm_2021 and DLRM batch files).
+        columns: columns of a table file that are called otherwise, each with evenshard's (``{hash_size: num_rows}``).
         num_train_tasks, num_test_tasks, tables_per_task, num_devices, memory_cap_gb, batch_size: see ``TaskSampling``.
         seed: seed of tables and tasks.
     """
@@ -72,6 +74,7 @@ class GenerateTablesConfig:
     catalog_embedding_dim: int | None = None
     max_rows: int | None = None
     weight_bits: int = 32
+    columns: Mapping[str, str] | None = None
     seed: Annotated[int, Flag("overrides generate_tables.seed")] = 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,12 +48,14 @@ class ObserveInputs:
         placement: that it ran with: placement.json, or evenshard's plan for TorchRec; or a table file.
         tables: file of the tables; for a plan, which does not know their lookups.
         model: predicts where ``placement`` does not; None: the one that comes with evenshard for the traces' GPU.
+        columns: columns of the table file that are called otherwise, each with evenshard's.
     """
 
     traces: tuple[Path, ...]
     placement: Path | None = None
     tables: Path | None = None
     model: str | None = None
+    columns: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -143,10 +146,10 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
     if "request" in keys:
         return _of_answer(source, observation)
     if "world_size" in keys:
-        parts, tables, world_size = _of_plan(source, inputs.tables)
+        parts, tables, world_size = _of_plan(source, inputs.tables, inputs.columns)
         _require_world(source, world_size, observation)
     else:
-        tables, parts = load_tables(source), ()
+        tables, parts = load_tables(source, inputs.columns), ()
         if observation.world_size == 1:
             parts = tuple(replace(part, devices=(0,)) for part in whole_tables(tables))
     if observation.batch_size is None:
@@ -207,12 +210,14 @@ def _keys_of(source: Path) -> set[str]:
     return {*content} if isinstance(content, dict) else set()
 
 
-def _of_plan(source: Path, tables: Path | None) -> tuple[tuple[TablePart, ...], tuple[Table, ...], int]:
+def _of_plan(
+    source: Path, tables: Path | None, columns: Mapping[str, str] | None = None
+) -> tuple[tuple[TablePart, ...], tuple[Table, ...], int]:
     """Parts, whole tables and number of ranks."""
     if tables is None:
         raise BadConfig(f"{source} is a TorchRec plan, which knows no lookups. Add the table file: --tables.")
     parts, world_size = load_plan_parts(source)
-    return parts, load_tables(tables), world_size
+    return parts, load_tables(tables, columns), world_size
 
 
 def _of_answer(source: Path, observation: ObservedTraining) -> _Placed:

@@ -1,9 +1,9 @@
 """The user's own table file: read from and written to YAML, JSON, CSV or Parquet.
 
 One record per table, with the columns ``name, num_rows, embedding_dim, pooling_factor`` and, if known, any other field
-of ``Table``, such as ``reuse_bins`` (17 shares) and ``weight_bits`` (32 where left out). How a value is read: see
-``records.py``; how a record stands in each format: ``formats.py``; how large numbers and files may be:
-``utils/limits.py``.
+of ``Table``, such as ``reuse_bins`` (17 shares) and ``weight_bits`` (32 where left out). What else a column may be
+called: see ``columns.py``; how a value is read: ``records.py``; how a record stands in each format: ``formats.py``; how
+large numbers and files may be: ``utils/limits.py``.
 
 The loop trains on what it reads, so ``load_tables`` wants every pooling factor; to place tables, a stated default will
 do: ``load_tables_with_assumptions``.
@@ -11,13 +11,16 @@ do: ``load_tables_with_assumptions``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from evenshard.tables.assumptions import Assumption, assumed_reuse_bins, assumed_weight_bits
+from evenshard.tables.columns import COLUMN_ALIASES, ColumnNames
 from evenshard.tables.formats import format_of
 from evenshard.tables.records import (
     REQUIRED_COLUMNS,
@@ -29,46 +32,104 @@ from evenshard.tables.records import (
     table_of,
     table_record,
 )
-from evenshard.tables.table import Table, duplicate_name
+from evenshard.tables.table import Table
+from evenshard.tables.torchrec_configs import unused_in
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.errors import BadConfig, BadFile, BadRecords
 from evenshard.utils.limits import MAX_TABLES, RANGES
 from evenshard.utils.messages import brief, cut, reason_of
 
+log = logging.getLogger(__name__)
 
-def load_tables(path: str | PathLike[str]) -> tuple[Table, ...]:
-    """The tables of a file, in its order, every value checked.
+
+@dataclass(frozen=True)
+class LoadedTables:
+    """The tables of a file, of a data frame or of records, and what is to be said about them.
+
+    Attributes:
+        tables: the tables, in their order.
+        assumptions: values of theirs that are not given (pooling factor, reuse histogram, weight bits), in the order
+            of the tables. A table without a histogram keeps None.
+        notes: what was not used, a sentence or two each.
+        missed: columns that the user maps, and that are not there.
+    """
+
+    tables: tuple[Table, ...]
+    assumptions: tuple[Assumption, ...]
+    notes: tuple[str, ...]
+    missed: tuple[str, ...]
+
+
+def load_tables(path: str | PathLike[str], columns: Mapping[str, str] | None = None) -> tuple[Table, ...]:
+    """The tables of a file, in its order, every value checked. Columns that are not used are named in the log.
+
+    Args:
+        path: path of the table file.
+        columns: names of its columns that are called otherwise, each with ours.
 
     Raises:
-        BadFile: anything that makes the file unusable, with row, problem and remedy in one line.
+        BadConfig: ``columns`` names what is not there.
+        BadFile: anything that makes the file unusable; if there is one problem, with row, problem and remedy in one
+            line, else a ``BadRecords``.
     """
-    path = Path(path)
-    return _tables(path, _records(path))
+    path, names = Path(path), ColumnNames(columns or {})
+    tables = _tables(path, _records(path), names)
+    if missed := names.missed():
+        raise no_column(str(path), missed)
+    if note := names.note(str(path)):
+        log.warning(note)
+    return tables
+
+
+def no_column(where: str, missed: Sequence[str]) -> BadConfig:
+    """The error for columns that the user maps, and that are not there."""
+    return BadConfig(f"columns names {', '.join(map(brief, missed))}, which is no column of {where}. Correct the name.")
 
 
 def load_tables_with_assumptions(
-    path: str | PathLike[str], default_pooling_factor: float
-) -> tuple[tuple[Table, ...], tuple[Assumption, ...]]:
+    path: str | PathLike[str], default_pooling_factor: float, columns: Mapping[str, str] | None = None
+) -> LoadedTables:
     """As ``load_tables``, but a missing or blank pooling factor takes a default.
 
     Args:
         path: path of the table file.
         default_pooling_factor: lookups per sample of a table for which the file gives none.
-
-    Returns:
-        The tables, and every value of theirs that the file does not give (pooling factor, reuse histogram, weight
-        bits), in the order of the tables. A table without a histogram keeps None.
+        columns: names of its columns that are called otherwise, each with ours.
 
     Raises:
         BadConfig: the default is not a valid pooling factor.
         BadFile: as ``load_tables``.
     """
+    _check_default(default_pooling_factor)
+    path = Path(path)
+    return tables_of_records(_records(path), default_pooling_factor, columns, path)
+
+
+def tables_of_records(
+    records: Sequence[Any],
+    default_pooling_factor: float,
+    columns: Mapping[str, str] | None = None,
+    path: str | PathLike[str] = "tables",
+) -> LoadedTables:
+    """As ``load_tables_with_assumptions``, of records in Python.
+
+    Args:
+        records: a dict for each table, with the columns of a table file.
+        default_pooling_factor: lookups per sample of a table for which its record gives none.
+        columns: names of columns that are called otherwise, each with ours.
+        path: what errors call them.
+    """
+    _check_default(default_pooling_factor)
+    path, names = Path(path), ColumnNames(columns or {})
+    tables = _tables(path, records, names, float(default_pooling_factor))
+    pairs = zip(records, tables, strict=True)
+    assumptions = tuple(chain.from_iterable(_assumed(record, names, table) for record, table in pairs))
+    return LoadedTables(tables, assumptions, tuple(filter(None, [names.note(str(path))])), names.missed())
+
+
+def _check_default(default_pooling_factor: float) -> None:
     if problem := RANGES["default_pooling_factor"].problem(default_pooling_factor):
         raise BadConfig(f"default_pooling_factor {problem}. Correct it.")
-    path = Path(path)
-    records = _records(path)
-    tables = _tables(path, records, float(default_pooling_factor))
-    return tables, tuple(chain.from_iterable(map(_assumed, records, tables)))
 
 
 def load_numbered_tables(path: str | PathLike[str], dims_known: bool) -> tuple[Table, ...]:
@@ -86,7 +147,8 @@ def load_numbered_tables(path: str | PathLike[str], dims_known: bool) -> tuple[T
     """
     path = Path(path)
     defaults = {"embedding_dim": 1} if dims_known else {}
-    return _tables(path, [_named(number, record, defaults) for number, record in enumerate(_records(path))])
+    records = [_named(number, record, defaults) for number, record in enumerate(_records(path))]
+    return _tables(path, records, ColumnNames())
 
 
 def _named(number: int, record: Any, defaults: RawTable) -> Any:
@@ -148,20 +210,59 @@ def records_in(path: Path, read: Callable[[Path], list[Any]], what: str, if_none
     return records
 
 
-def _tables(path: Path, records: Sequence[Any], default_pooling_factor: float | None = None) -> tuple[Table, ...]:
-    numbered = enumerate(records, start=1)
-    tables = tuple(_table(path, number, record, default_pooling_factor) for number, record in numbered)
-    name = duplicate_name(tables)
-    if name is not None:
-        numbers = ", ".join(str(number) for number, table in enumerate(tables, start=1) if table.name == name)
-        problem = f"several tables are called {brief(name)}"
-        raise BadFile(path, problem, "Give each its own name.", f"records {cut(numbers)}")
-    return tables
+def _tables(
+    path: Path, records: Sequence[Any], names: ColumnNames, default_pooling_factor: float | None = None
+) -> tuple[Table, ...]:
+    """The tables of records. Raises BadFile with all that is wrong."""
+    tables: list[Table] = []
+    wrong: dict[tuple[str, str], list[int]] = {}
+    for number, record in enumerate(records, start=1):
+        try:
+            tables.append(_table(record, names, default_pooling_factor))
+        except BadRecord as error:
+            for problem in error.problems:
+                wrong.setdefault(problem, []).append(number)
+    for name, numbers in _shared_names(records, names).items():
+        wrong[f"several tables are called {brief(name)}", "Give each its own name."] = numbers
+    found = [(_where(records, numbers, names), *problem) for problem, numbers in wrong.items()]
+    if len(found) == 1:
+        ((where, what, remedy),) = found
+        raise BadFile(path, what, remedy, where)
+    if found:
+        raise BadRecords(path, found)
+    return tuple(tables)
 
 
-def _assumed(record: RawTable, table: Table) -> Iterator[Assumption]:
+def _shared_names(records: Sequence[Any], names: ColumnNames) -> dict[str, list[int]]:
+    """Names of several tables, with the numbers of their records."""
+    numbers: dict[str, list[int]] = {}
+    for number, record in enumerate(records, start=1):
+        name = _name_in(record, names)
+        if not is_blank(name):
+            numbers.setdefault(str(name), []).append(number)
+    return {name: found for name, found in numbers.items() if len(found) > 1}
+
+
+def _name_in(record: Any, names: ColumnNames) -> Any:
+    """The name that a record gives, if any."""
+    if not isinstance(record, dict):
+        return None
+    called = [theirs for theirs, ours in (*names.given.items(), *COLUMN_ALIASES.items()) if ours == "name"]
+    return next((record[column] for column in ("name", *called) if column in record), None)
+
+
+def _where(records: Sequence[Any], numbers: Sequence[int], names: ColumnNames) -> str:
+    """Where in a file: a record with its table, or the numbers of several."""
+    if len(numbers) > 1:
+        return f"records {cut(', '.join(map(str, numbers)))}"
+    name = _name_in(records[numbers[0] - 1], names)
+    return f"record {numbers[0]}" + ("" if is_blank(name) else f" (table {brief(name)})")
+
+
+def _assumed(record: RawTable, names: ColumnNames, table: Table) -> Iterator[Assumption]:
     """What the record does not give."""
-    lacks = {column for column in TABLE_COLUMNS if is_blank(record.get(column))}
+    ours = names.ours(record)
+    lacks = {column for column in TABLE_COLUMNS if is_blank(ours.get(column))}
     several = f" for each of its {table.num_features} features" if table.num_features > 1 else ""
     if {"pooling_factor", "feature_pooling_factors"} <= lacks:
         each = table.pooling_factor / table.num_features
@@ -173,15 +274,10 @@ def _assumed(record: RawTable, table: Table) -> Iterator[Assumption]:
         yield assumed_reuse_bins(table.name)
     if {"weight_bits", "data_type"} <= lacks:
         yield assumed_weight_bits(table.name, table.weight_bits)
+    yield from unused_in(table.name, record)
 
 
-def _table(path: Path, number: int, record: Any, default_pooling_factor: float | None) -> Table:
-    where = f"record {number}"
+def _table(record: Any, names: ColumnNames, default_pooling_factor: float | None) -> Table:
     if not isinstance(record, dict):
-        raise BadFile(path, f"is {brief(record)}, not a record", f"Give it {', '.join(REQUIRED_COLUMNS)}.", where)
-    if not is_blank(record.get("name")):
-        where += f" (table {brief(record['name'])})"
-    try:
-        return table_of(record, default_pooling_factor)
-    except BadRecord as error:
-        raise BadFile(path, error.problem, error.remedy, where) from None
+        raise BadRecord(f"is {brief(record)}, not a record", f"Give it {', '.join(REQUIRED_COLUMNS)}.")
+    return table_of(names.ours(record), default_pooling_factor, [name for name in names.extra if name])

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import fields
+from enum import Enum
 from typing import Any, TypeVar
 
 from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
-from evenshard.tables.table import DATA_TYPES, Table
+from evenshard.tables.table import DATA_TYPES, MAX_ROW_SHARES, Table
+from evenshard.tables.torchrec_configs import DATA_TYPE_OF
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import brief, cut
 
@@ -26,14 +28,49 @@ REQUIRED_COLUMNS = ("name", "num_rows", "embedding_dim", "pooling_factor")
 PLAIN_COLUMNS = (*REQUIRED_COLUMNS, "reuse_bins", "weight_bits")
 TABLE_COLUMNS = tuple(one.name for one in fields(Table))
 REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
+KNOWN_COLUMNS = (*TABLE_COLUMNS, *REUSE_COLUMNS)
 
 
 class BadRecord(Exception):
-    """Problem and remedy of one record, before file and row are known."""
+    """Problem and remedy of one record, before file and row are known.
 
-    def __init__(self, problem: str, remedy: str = "Correct the value.") -> None:
+    Args:
+        problem: the first thing that is wrong.
+        remedy: what to do about it.
+        others: problem and remedy of what else is wrong.
+    """
+
+    def __init__(
+        self, problem: str, remedy: str = "Correct the value.", others: Collection[tuple[str, str]] = ()
+    ) -> None:
         super().__init__(problem)
         self.problem, self.remedy = problem, remedy
+        self.problems = ((problem, remedy), *others)
+
+
+class _Problems:
+    """What is wrong with a record; a value that cannot be read is replaced by one that is right."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], None] = {}
+
+    def read(self, value_of: Callable[[], Value], instead: Value) -> Value:
+        """A value, or ``instead`` where it cannot be read."""
+        try:
+            return value_of()
+        except BadRecord as error:
+            self._found.update(dict.fromkeys(error.problems))
+            return instead
+
+    def add(self, problem: str, remedy: str = "Correct the value.") -> None:
+        """One more."""
+        self._found[problem, remedy] = None
+
+    def raise_any(self) -> None:
+        """Raises BadRecord if there are any."""
+        if self._found:
+            (problem, remedy), *others = self._found
+            raise BadRecord(problem, remedy, others)
 
 
 def table_record(table: Table) -> RawTable:
@@ -53,48 +90,58 @@ def table_record(table: Table) -> RawTable:
     return record
 
 
-def table_of(record: RawTable, default_pooling_factor: float | None = None) -> Table:
+def table_of(record: RawTable, default_pooling_factor: float | None = None, extra: Collection[str] = ()) -> Table:
     """The table of a record.
 
     Where only some of these are given, the others follow from them: ``data_type`` and ``weight_bits``;
     ``pooling_factor`` and ``feature_pooling_factors``, which are even where only ``feature_names`` are given.
 
     Args:
-        record: columns and values.
+        record: values of our columns; ``columns.ColumnNames`` reads others.
         default_pooling_factor: lookups per sample of each feature, where the record gives none; None makes it an error.
+        extra: columns beside them, one of which may be what is missing.
 
     Raises:
-        BadRecord: something is missing, unknown or impossible.
+        BadRecord: something is missing, unknown or impossible; all of it.
     """
-    names = _feature_names(record)
-    own = _numbers(record, "feature_pooling_factors", "a number", "Give one for each feature or leave it out.") or ()
-    _check_columns(record, {"pooling_factor"} if own or default_pooling_factor is not None else set())
+    problems = _Problems()
+    read = problems.read
+    no_names: tuple[str, ...] = ()
+    names = read(lambda: _feature_names(record), no_names)
+    own = read(lambda: _feature_lookups(record), None) or ()
+    may_lack = {"pooling_factor"} if own or default_pooling_factor is not None else set()
+    for problem, remedy in _missing(record, may_lack, extra):
+        problems.add(problem, remedy)
     if not is_blank(record.get("pooling_factor")):
-        pooling = _number(record["pooling_factor"], "pooling_factor")
+        pooling = read(lambda: _number(record["pooling_factor"], "pooling_factor"), sum(own))
     else:
         pooling = sum(own) if own else (default_pooling_factor or 0.0) * max(len(names), 1)
     if not own and len(names) > 1:
         own = (pooling / len(names),) * len(names)
-    data_type = _given(record, "data_type", _word, "")
+    data_type = read(lambda: _given(record, "data_type", _data_type, ""), "")
+    usual_bits = DATA_TYPES.get(data_type, Table.weight_bits)
     table = Table(
-        name=_name(record["name"]),
-        num_rows=_whole(record["num_rows"], "num_rows"),
-        embedding_dim=_whole(record["embedding_dim"], "embedding_dim"),
+        name=read(lambda: _name(record["name"]), "?") if not is_blank(record.get("name")) else "?",
+        num_rows=read(lambda: _required(record, "num_rows", MAX_ROW_SHARES), MAX_ROW_SHARES),
+        embedding_dim=read(lambda: _required(record, "embedding_dim", 1), 1),
         pooling_factor=pooling,
-        reuse_bins=_reuse_bins(record),
-        weight_bits=_given(record, "weight_bits", _whole, DATA_TYPES.get(data_type, Table.weight_bits)),
+        reuse_bins=read(lambda: _reuse_bins(record), None),
+        weight_bits=read(lambda: _given(record, "weight_bits", _whole, usual_bits), usual_bits),
         data_type=data_type,
-        pooling=_given(record, "pooling", _word, Table.pooling),
-        is_weighted=_given(record, "is_weighted", _flag, Table.is_weighted),
+        pooling=read(lambda: _given(record, "pooling", _word, Table.pooling), Table.pooling),
+        is_weighted=read(lambda: _given(record, "is_weighted", _flag, Table.is_weighted), Table.is_weighted),
         feature_names=names,
         feature_pooling_factors=own,
-        is_deduplicated=_given(record, "is_deduplicated", _flag, Table.is_deduplicated),
-        module=_given(record, "module", _text, Table.module),
-        row_shares=_numbers(record, "row_shares", "a share", "Give shares or leave it out."),
-        miss_ratios=_numbers(record, "miss_ratios", "a ratio", f"Give {len(LOAD_FACTORS)} ratios or leave it out."),
+        is_deduplicated=read(
+            lambda: _given(record, "is_deduplicated", _flag, Table.is_deduplicated), Table.is_deduplicated
+        ),
+        module=read(lambda: _given(record, "module", _text, Table.module), Table.module),
+        row_shares=read(lambda: _numbers(record, "row_shares", "a share", "Give shares or leave it out."), None),
+        miss_ratios=read(lambda: _miss_ratios(record), None),
     )
-    if problem := table.problem():
-        raise BadRecord(problem)
+    for problem in table.problems():
+        problems.add(problem)
+    problems.raise_any()
     return table
 
 
@@ -108,23 +155,17 @@ def _says_nothing(value: Any) -> bool:
     return is_blank(value) or (isinstance(value, float) and math.isnan(value))
 
 
-def _check_columns(record: RawTable, optional: Collection[str]) -> None:
-    known = (*TABLE_COLUMNS, *REUSE_COLUMNS)
-    for column in record:
-        if column is None or str(column).strip() == "":
-            raise BadRecord("has a column without a name", "Name it or remove it (pandas: to_csv(index=False)).")
-        if column not in known:
-            closest = difflib.get_close_matches(cut(str(column)), known, n=1, cutoff=0.0)[0]
-            raise BadRecord(
-                f"unknown column {brief(column)}; the closest known one is {closest!r}", "Rename or remove it."
-            )
+def _missing(record: RawTable, optional: Collection[str], extra: Collection[str]) -> Iterator[tuple[str, str]]:
+    """What is not there, and what to do about it."""
     for column in REQUIRED_COLUMNS:
         if column in optional:
             continue
         if column not in record:
-            raise BadRecord(f"column {column!r} is missing", "Add it.")
-        if is_blank(record[column]):
-            raise BadRecord(f"{column} is empty", "Fill it in.")
+            close = difflib.get_close_matches(column, extra, n=1, cutoff=0.6)
+            hint = f"If it is {brief(close[0])}, give --columns {cut(close[0])}={column}." if close else "Add it."
+            yield f"column {column!r} is missing", hint
+        elif is_blank(record[column]):
+            yield f"{column} is empty", "Fill it in."
 
 
 # Values --------------------------------------------------------------------------------------------------------------
@@ -151,8 +192,14 @@ def _text(value: Any, column: str) -> str:
 
 
 def _word(value: Any, column: str) -> str:
-    """In small letters: TorchRec's words are in capitals."""
-    return _text(value, column).lower()
+    """In small letters: TorchRec's words are in capitals, and its JSON may say PoolingType.SUM."""
+    text = _text(value.value if isinstance(value, Enum) else value, column)
+    return text.rpartition("Type.")[2].lower()
+
+
+def _data_type(value: Any, column: str) -> str:
+    word = _word(value, column)
+    return DATA_TYPE_OF.get(word.upper(), word)
 
 
 def _flag(value: Any, column: str) -> bool:
@@ -161,6 +208,11 @@ def _flag(value: Any, column: str) -> bool:
     if not isinstance(value, bool):
         raise BadRecord(f"{column} is {brief(value)}, not true or false")
     return value
+
+
+def _required(record: RawTable, column: str, instead: int) -> int:
+    """A whole number; where it is missing, which is said elsewhere, ``instead``."""
+    return instead if is_blank(record.get(column)) else _whole(record[column], column)
 
 
 def _number(value: Any, column: str) -> float:
@@ -204,6 +256,14 @@ def _list(record: RawTable, column: str, example: str, remedy: str) -> list[Any]
 def _numbers(record: RawTable, column: str, what: str, remedy: str) -> tuple[float, ...] | None:
     values = _list(record, column, "[0.5, 0.5, ...]", remedy)
     return None if values is None else tuple(_number(one, f"{what} of {column}") for one in values)
+
+
+def _feature_lookups(record: RawTable) -> tuple[float, ...] | None:
+    return _numbers(record, "feature_pooling_factors", "a number", "Give one for each feature or leave it out.")
+
+
+def _miss_ratios(record: RawTable) -> tuple[float, ...] | None:
+    return _numbers(record, "miss_ratios", "a ratio", f"Give {len(LOAD_FACTORS)} ratios or leave it out.")
 
 
 def _feature_names(record: RawTable) -> tuple[str, ...]:

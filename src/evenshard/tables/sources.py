@@ -16,20 +16,22 @@ named as the traffic of a table file.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from evenshard.tables.assumptions import Assumption, assumed_reuse_bins, assumed_weight_bits
 from evenshard.tables.catalog import catalog_names, load_catalog
-from evenshard.tables.files import load_tables_with_assumptions
+from evenshard.tables.columns import COLUMN_ALIASES
+from evenshard.tables.files import LoadedTables, load_tables_with_assumptions, no_column, tables_of_records
 from evenshard.tables.formats import TABLE_SUFFIXES
-from evenshard.tables.records import REUSE_COLUMNS, TABLE_COLUMNS
+from evenshard.tables.records import KNOWN_COLUMNS, TABLE_COLUMNS
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import WEIGHT_BITS, Table
-from evenshard.tables.traffic import tables_from_traffic
+from evenshard.tables.traffic import TrafficTables, tables_from_traffic
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief, cut
@@ -57,10 +59,12 @@ class TableSet:
     Attributes:
         tables: the tables, with distinct names.
         assumptions: the assumptions, in the order of the tables.
+        notes: what of the source is not used, a sentence or two each.
     """
 
     tables: tuple[Table, ...]
     assumptions: tuple[Assumption, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @staticmethod
     def of(tables: Sequence[Table]) -> TableSet:
@@ -88,6 +92,7 @@ def tables_from(
     embedding_dim: int | None = None,
     weight_bits: int | None = None,
     default_pooling_factor: float = 1.0,
+    columns: Mapping[str, str] | None = None,
 ) -> TableSet:
     """The user's tables, with a stated default wherever the source is silent.
 
@@ -100,6 +105,8 @@ def tables_from(
             one dim for all.
         weight_bits: 4, 8, 16 or 32, in place of what the source says; None keeps that.
         default_pooling_factor: lookups per sample where neither file nor traffic tells.
+        columns: columns of the table file and of the traffic that are called otherwise, each with ours or that of its
+            feature; empty to leave it out.
 
     Raises:
         BadConfig: no such source, or settings that contradict it.
@@ -110,21 +117,85 @@ def tables_from(
         check_ranges(embedding_dim=embedding_dim)
     if weight_bits is not None:
         _check_weight_bits(weight_bits)  # before a long sample is counted
+    missed = tuple(columns or ())
     match kind_of_source(source):
         case SourceKind.CATALOG:
             table_set = _public_set(str(source), batch_size, embedding_dim)
         case SourceKind.TABLE_FILE:
             if embedding_dim is not None:
                 raise BadConfig(f"{source} states each table's dim. Leave embedding_dim ({embedding_dim}) out.")
-            table_set = _of_table_file(Path(source), default_pooling_factor)
+            loaded = _of_table_file(Path(source), default_pooling_factor, columns)
+            table_set, missed = TableSet(loaded.tables, loaded.assumptions, loaded.notes), loaded.missed
         case SourceKind.BATCH_FILE | SourceKind.TRAFFIC_FOLDER:
             if traffic is not None:
                 raise BadConfig(f"{source} is a sample of traffic itself. Leave traffic ({traffic}) out.")
-            table_set = _of_traffic(Path(source), batch_size, embedding_dim)
+            found = _of_traffic(Path(source), batch_size, embedding_dim, columns)
+            table_set, missed = TableSet(found.tables, found.assumptions, found.notes), found.missed
         case None:
             raise _unknown(source)
+    return completed(table_set, batch_size, traffic, weight_bits, columns, missed, str(source))
+
+
+def tables_in_python(
+    tables: Any,
+    batch_size: int,
+    traffic: str | PathLike[str] | None = None,
+    weight_bits: int | None = None,
+    default_pooling_factor: float = 1.0,
+    columns: Mapping[str, str] | None = None,
+) -> TableSet | None:
+    """A data frame or a list of dicts, with the columns of a table file, as ``tables_from`` reads that file.
+
+    Returns:
+        None where it is neither.
+    """
+    records = _records_of(tables)
+    if records is None:
+        return None
+    loaded = tables_of_records(records, default_pooling_factor, columns)
+    table_set = TableSet(loaded.tables, loaded.assumptions, loaded.notes)
+    return completed(table_set, batch_size, traffic, weight_bits, columns, loaded.missed, "tables")
+
+
+def _records_of(tables: Any) -> list[Any] | None:
+    if hasattr(tables, "to_dict") and hasattr(tables, "columns") and hasattr(tables, "notna"):  # pandas, not imported
+        records = tables.astype(object).where(tables.notna(), None).to_dict("records")
+    elif isinstance(tables, Sequence) and not isinstance(tables, str) and any(isinstance(one, dict) for one in tables):
+        records = list(tables)
+    else:
+        return None
+    return [{key: _plain(value) for key, value in one.items()} if isinstance(one, dict) else one for one in records]
+
+
+def _plain(value: Any) -> Any:
+    """A number or an array of NumPy as Python has it."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def completed(
+    table_set: TableSet,
+    batch_size: int,
+    traffic: str | PathLike[str] | None,
+    weight_bits: int | None,
+    columns: Mapping[str, str] | None = None,
+    missed: Sequence[str] = (),
+    source: str = "tables",
+) -> TableSet:
+    """The tables with what traffic tells, in the precision that is asked for.
+
+    Args:
+        missed: what of ``columns`` the tables' source does not have.
+        source: its name, for errors.
+
+    Raises:
+        BadConfig: neither source nor traffic has one of ``columns``.
+    """
     if traffic is not None:
-        table_set = with_traffic(table_set, traffic, batch_size)
+        table_set, not_in_traffic = _counted(table_set, traffic, batch_size, columns)
+        missed = [name for name in missed if name in not_in_traffic]
+        source = f"{source} or {traffic}"
+    if missed:
+        raise no_column(source, missed)
     return table_set if weight_bits is None else with_weight_bits(table_set, weight_bits)
 
 
@@ -135,7 +206,14 @@ def with_traffic(table_set: TableSet, traffic: str | PathLike[str], batch_size: 
         BadConfig: batch size below 1, or two tables of one name.
         BadFile: the sample cannot be read, contradicts the tables, or holds none of them.
     """
-    found = tables_from_traffic(traffic, batch_size, table_set.tables, ignore_unmatched=True)
+    return _counted(table_set, traffic, batch_size, None)[0]
+
+
+def _counted(
+    table_set: TableSet, traffic: str | PathLike[str], batch_size: int, columns: Mapping[str, str] | None
+) -> tuple[TableSet, tuple[str, ...]]:
+    """As ``with_traffic``, and which of ``columns`` the sample does not have."""
+    found = tables_from_traffic(traffic, batch_size, table_set.tables, ignore_unmatched=True, columns=columns)
     counted = {table.name for table in found.tables}
     # Only of a table that is not in the sample does it leave the pooling factor open.
     counted -= {assumption.table for assumption in found.assumptions if assumption.column == "pooling_factor"}
@@ -148,7 +226,7 @@ def with_traffic(table_set: TableSet, traffic: str | PathLike[str], batch_size: 
     ordered = sorted(
         before + after, key=lambda one: (position.get(one.table, len(position)), rank.get(one.column, len(rank)))
     )
-    return TableSet(found.tables, tuple(ordered))
+    return TableSet(found.tables, tuple(ordered), (*table_set.notes, *found.notes)), found.missed
 
 
 def with_weight_bits(table_set: TableSet, weight_bits: int) -> TableSet:
@@ -162,7 +240,8 @@ def with_weight_bits(table_set: TableSet, weight_bits: int) -> TableSet:
         table if table.weight_bits == weight_bits else replace(table, weight_bits=weight_bits, data_type="")
         for table in table_set.tables
     )
-    return TableSet(tables, tuple(one for one in table_set.assumptions if one.column not in _PRECISION))
+    assumptions = tuple(one for one in table_set.assumptions if one.column not in _PRECISION)
+    return replace(table_set, tables=tables, assumptions=assumptions)
 
 
 def _check_weight_bits(weight_bits: int) -> None:
@@ -180,13 +259,13 @@ def _public_set(name: str, batch_size: int, embedding_dim: int | None) -> TableS
     return TableSet(tables, tuple(assumptions))
 
 
-def _of_table_file(path: Path, default_pooling_factor: float) -> TableSet:
+def _of_table_file(path: Path, default_pooling_factor: float, columns: Mapping[str, str] | None) -> LoadedTables:
     if path.suffix.lower() == ".parquet":
-        _check_is_no_traffic(path)
-    return TableSet(*load_tables_with_assumptions(path, default_pooling_factor))
+        _check_is_no_traffic(path, columns or {})
+    return load_tables_with_assumptions(path, default_pooling_factor, columns)
 
 
-def _check_is_no_traffic(path: Path) -> None:
+def _check_is_no_traffic(path: Path, given: Mapping[str, str]) -> None:
     """Raises BadFile for a Parquet file with none of a table file's columns, before all of it is read."""
     require_package("pyarrow")
     import pyarrow as pa
@@ -196,7 +275,7 @@ def _check_is_no_traffic(path: Path) -> None:
         columns = set(pq.read_schema(path).names)
     except (pa.ArrowException, OSError, ValueError):
         return  # load_tables says what is wrong
-    if columns and not columns & {*TABLE_COLUMNS, *REUSE_COLUMNS}:
+    if columns and not columns & {*KNOWN_COLUMNS, *COLUMN_ALIASES, *given}:
         problem = f"holds none of a table file's columns ({', '.join(TABLE_COLUMNS)})"
         remedy = (
             "If it is a sample of traffic, put it into a folder of its own, or name it as the traffic of a table file."
@@ -204,14 +283,15 @@ def _check_is_no_traffic(path: Path) -> None:
         raise BadFile(path, problem, remedy)
 
 
-def _of_traffic(path: Path, batch_size: int, embedding_dim: int | None) -> TableSet:
+def _of_traffic(
+    path: Path, batch_size: int, embedding_dim: int | None, columns: Mapping[str, str] | None
+) -> TrafficTables:
     if embedding_dim is None:
         raise BadConfig(
             f"{path} is a sample of traffic, which does not state the dims. "
             "Give embedding_dim, or a table file with the sample as its traffic."
         )
-    found = tables_from_traffic(path, batch_size, embedding_dim=embedding_dim)
-    return TableSet(found.tables, found.assumptions)
+    return tables_from_traffic(path, batch_size, embedding_dim=embedding_dim, columns=columns)
 
 
 def _unknown(source: str | PathLike[str]) -> BadConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
@@ -115,32 +115,42 @@ class Table:
 
     def problem(self) -> str | None:
         """Says in one clause what makes this table impossible, or None. Called where data enters."""
+        return next(self.problems(), None)
+
+    def problems(self) -> Iterator[str]:
+        """Everything that makes this table impossible, a clause each."""
         if not isinstance(self.name, str) or not self.name:
-            return "name is empty"
-        if any("\ud800" <= character <= "\udfff" for character in self.name):
-            return "name holds half of a character (a lone surrogate)"
+            yield "name is empty"
+        elif any("\ud800" <= character <= "\udfff" for character in self.name):
+            yield "name holds half of a character (a lone surrogate)"
+        wrong = set()
         for column in ("num_rows", "embedding_dim", "pooling_factor"):
             if problem := RANGES[column].problem(getattr(self, column)):
-                return f"{column} {problem}"
+                wrong.add(column)
+                yield f"{column} {problem}"
         if self.weight_bits not in WEIGHT_BITS:
-            return f"weight_bits is {brief(self.weight_bits)}, not one of {WEIGHT_BITS}"
+            wrong.add("weight_bits")
+            yield f"weight_bits is {brief(self.weight_bits)}, not one of {WEIGHT_BITS}"
         if self.data_type and self.data_type not in DATA_TYPES:
-            return f"data_type is {brief(self.data_type)}, not one of {', '.join(DATA_TYPES)}"
-        if self.data_type and DATA_TYPES[self.data_type] != self.weight_bits:
+            yield f"data_type is {brief(self.data_type)}, not one of {', '.join(DATA_TYPES)}"
+        elif self.data_type and DATA_TYPES[self.data_type] != self.weight_bits:
             bits = DATA_TYPES[self.data_type]
-            return f"data_type is {self.data_type}, which has {bits} bits, but weight_bits is {self.weight_bits}"
+            yield f"data_type is {self.data_type}, which has {bits} bits, but weight_bits is {self.weight_bits}"
         if self.pooling not in POOLINGS:
-            return f"pooling is {brief(self.pooling)}, not one of {', '.join(POOLINGS)}"
-        if self.size_bytes > MAX_TABLE_BYTES:
-            return f"num_rows x embedding_dim is {self.size_bytes:,} bytes, more than {MAX_TABLE_BYTES:,}"
+            yield f"pooling is {brief(self.pooling)}, not one of {', '.join(POOLINGS)}"
+        if not wrong & {"num_rows", "embedding_dim", "weight_bits"} and self.size_bytes > MAX_TABLE_BYTES:
+            yield f"num_rows x embedding_dim is {self.size_bytes:,} bytes, more than {MAX_TABLE_BYTES:,}"
         if self.reuse_bins is not None:
             if len(self.reuse_bins) != NUM_REUSE_BINS:
-                return f"reuse_bins has {len(self.reuse_bins)} values, not {NUM_REUSE_BINS}"
-            if not all(math.isfinite(share) and share >= 0 for share in self.reuse_bins):
-                return "reuse_bins holds a negative or non-finite share"
-            if abs(sum(self.reuse_bins) - 1) > 1e-3:
-                return f"reuse_bins add up to {sum(self.reuse_bins):.4f}, not 1"
-        return self._feature_problem() or self._row_share_problem() or self._miss_ratio_problem()
+                yield f"reuse_bins has {len(self.reuse_bins)} values, not {NUM_REUSE_BINS}"
+            elif not all(math.isfinite(share) and share >= 0 for share in self.reuse_bins):
+                yield "reuse_bins holds a negative or non-finite share"
+            elif abs(sum(self.reuse_bins) - 1) > 1e-3:
+                yield f"reuse_bins add up to {sum(self.reuse_bins):.4f}, not 1"
+        checks = {"pooling_factor": self._feature_problem, "num_rows": self._row_share_problem}
+        for check in (*(one for column, one in checks.items() if column not in wrong), self._miss_ratio_problem):
+            if problem := check():
+                yield problem
 
     def _feature_problem(self) -> str | None:
         own, names = self.feature_pooling_factors, self.feature_names

@@ -5,6 +5,7 @@
     EvenshardError
     |-- BadInput              the user can repair it: what, where, what to do      (exit code 2)
     |   |-- BadFile           a file is missing, torn, or holds a wrong value
+    |   |   +-- BadRecords    ... or several wrong values: all of them
     |   |-- BadConfig         a setting in params.yaml or a flag makes no sense
     |   +-- MissingPackage    a package of an extra is not installed
     |-- InfeasibleTask        the tables do not fit the devices' memory            (exit code 2 when asked
@@ -19,9 +20,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 
 from evenshard.utils.messages import one_line
+
+MAX_PROBLEMS = 20
+"""Problems of one file that are listed."""
 
 
 class EvenshardError(Exception):
@@ -49,6 +54,28 @@ class BadFile(BadInput):
         place = f"{path}, {where}" if where else f"{path}"
         super().__init__(f"{place}: {problem}. {remedy}")
         self.path = str(path)
+
+
+class BadRecords(BadFile):
+    """A file in which several things are wrong.
+
+    Args:
+        path: the file.
+        found: where in the file, what, and what to do, of each.
+
+    Attributes:
+        lines: how many there are, and then each, as far as a person would read: one printable line each.
+    """
+
+    def __init__(self, path: str | PathLike[str], found: Sequence[tuple[str, str, str]]) -> None:
+        shown = [f"{where}: {problem}. {remedy}" for where, problem, remedy in found[:MAX_PROBLEMS]]
+        more = len(found) - len(shown)
+        super().__init__(path, f"{len(found):,} problems: {'; '.join(shown)}", f"And {more:,} more." if more else "")
+        self.lines = (
+            one_line(f"{path}: {len(found):,} problems"),
+            *map(one_line, shown),
+            *([f"and {more:,} more"] if more else ()),
+        )
 
 
 class BadConfig(BadInput):

@@ -9,24 +9,10 @@ from typing import Any
 
 from evenshard.planner.torchrec.modules import LocatedTable
 from evenshard.tables.assumptions import Assumption
+from evenshard.tables.torchrec_configs import UNUSED_FIELDS, unused_field
 
 USED_FIELDS = ("num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "pooling")
 """Fields of which ``tables_of`` makes a table."""
-_NO_TIME = "initial weights take no time of a step"
-UNUSED_FIELDS = {
-    "weight_init_max": _NO_TIME,
-    "weight_init_min": _NO_TIME,
-    "init_fn": _NO_TIME,
-    "num_embeddings_post_pruning": "all rows are placed, as in training",
-    "need_pos": "weights by position are not timed",
-    "input_dim": "rows and lookups are those of the table",
-    "total_num_buckets": "rows are cut into equal blocks, not at buckets",
-    "use_virtual_table": "all rows count as memory of a device",
-    "virtual_table_eviction_policy": "rows stay where they are",
-    "enable_embedding_update": "updates from outside are not timed",
-    "stash_weights": "weights count as memory of a device all the time",
-}
-"""Why the others change nothing."""
 TIMED_TYPES = ("FP32", "FP16")
 """Data types with measured times; the others are timed by their bits."""
 
@@ -47,7 +33,7 @@ def unused_settings(located: Sequence[LocatedTable]) -> Iterator[Assumption]:
         for name in changed_fields(config):
             if name not in USED_FIELDS:
                 why = UNUSED_FIELDS.get(name, "evenshard does not know it")
-                yield Assumption(one.name, name, f"it changes nothing in the answer: {why}")
+                yield unused_field(one.name, name, why)
 
 
 def changed_fields(record: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from evenshard.planner.torchrec.modules import LocatedTable, located_tables, oth
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.sources import TableSet
 from evenshard.tables.table import DATA_TYPES, SEQUENCE, USUAL_DATA_TYPES, Table
+from evenshard.tables.torchrec_configs import DATA_TYPE_OF
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
@@ -21,8 +22,6 @@ DEFAULT_POOLING_FACTOR: float = place_option("default_pooling_factor").default
 """Lookups of a feature per sample where nothing is known; TorchRec's planner assumes the same."""
 LEFT_TO_TORCHREC = "module"
 """Column of the assumptions that name the tables which evenshard does not place."""
-DATA_TYPE_OF = {"UINT8": "int8", "NFP8": "fp8"}
-"""evenshard's names of TorchRec's data types, where they are others."""
 
 
 def tables_of(

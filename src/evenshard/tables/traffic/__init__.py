@@ -6,6 +6,7 @@ bounded memory::
     sample.py           blocks of samples; what every kind of file must offer
     parquet.py          one row per sample, one column per table
     torch_batches.py    .pt files: (indices, offsets, lengths), or keys, values and lengths
+    features.py         columns -> features: renamed, without dense, label and time columns
     sources.py          a path -> the kind of files it holds
     counts.py           lookups -> histograms, window by window
     reuse_intervals.py  ... -> miss ratios of caches, from window to window

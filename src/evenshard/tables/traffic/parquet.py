@@ -1,22 +1,24 @@
 """Traffic in Parquet files: one row per sample, one column per table.
 
-A column holds lists of row numbers, or one row number per sample. A null and an empty list mean no lookups.
+A column holds lists of row numbers, or one row number per sample. A null and an empty list mean no lookups. What other
+columns look like, ``ParquetSample.unlike_features`` says.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from evenshard.tables.traffic.features import DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, sort_of_integers
 from evenshard.tables.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
 from evenshard.utils.errors import BadFile
 from evenshard.utils.extras import require_package
-from evenshard.utils.messages import brief, reason_of
+from evenshard.utils.messages import brief, cut, reason_of
 
 READ_BUFFER_BYTES = 1 << 20
 """Pages are decoded from a buffer of this size. Without one, or with pyarrow's pre-buffering, whole column chunks of a
@@ -41,6 +43,7 @@ class ParquetSample:
         self._paths = tuple(paths)
         with _opened(self._paths[0]) as file:
             self.names = _names(self._paths[0], file)
+            self.unlike_features = _unlike_features(self.names, file)
 
     def survey(self, names: Sequence[str]) -> Survey:
         parts: list[Part] = []
@@ -97,6 +100,34 @@ def _names(path: Path, file: Any) -> tuple[str, ...]:
     return names
 
 
+def _unlike_features(names: Sequence[str], file: Any) -> Mapping[str, str]:
+    """Columns that hold no row numbers, by their type, or by name and values where there is one a sample."""
+    import pyarrow.types as pt
+
+    found = {}
+    for name in names:
+        kind = file.schema_arrow.field(name).type
+        is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
+        value = kind.value_type if is_list else kind
+        if pt.is_floating(value) or pt.is_decimal(value):
+            found[name] = DENSE_COLUMN
+        elif pt.is_boolean(value):
+            found[name] = LABEL_COLUMN
+        elif pt.is_temporal(value):
+            found[name] = TIME_COLUMN
+        elif pt.is_integer(kind) and (sort := sort_of_integers(name, _only_0_and_1(name, file.metadata))):
+            found[name] = sort
+    return found
+
+
+def _only_0_and_1(name: str, metadata: Any) -> bool:
+    """Whether a column's statistics, which most writers give, say so."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    ranges = [one.statistics for one in columns if one.path_in_schema == name]
+    return bool(ranges) and all(one is not None and one.has_min_max and one.min >= 0 and one.max <= 1 for one in ranges)
+
+
 def _check_type(path: Path, name: str, kind: Any) -> None:
     import pyarrow.types as pt
 
@@ -106,7 +137,8 @@ def _check_type(path: Path, name: str, kind: Any) -> None:
     if pt.is_integer(value) or pt.is_null(value):
         return
     hint = " pandas makes floats of whole numbers beside nulls: use its Int64." if pt.is_floating(value) else ""
-    raise BadFile(path, f"holds {kind}, not row numbers", _REMEDY + hint, f"column {brief(name)}")
+    remedy = f"{_REMEDY} Or leave it out: --columns {cut(name)}=.{hint}"
+    raise BadFile(path, f"holds {kind}, not row numbers", remedy, f"column {brief(name)}")
 
 
 def _check_size(path: Path, metadata: Any) -> None:

@@ -5,7 +5,7 @@ Legend: B samples of a block, L lookups of one table in a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -86,6 +86,11 @@ class Sample(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """The tables, in the order of the first file."""
+        ...
+
+    @property
+    def unlike_features(self) -> Mapping[str, str]:
+        """Names that look like something else than a feature, and what: dense, label or time."""
         ...
 
     def survey(self, names: Sequence[str]) -> Survey:

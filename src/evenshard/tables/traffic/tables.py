@@ -9,7 +9,7 @@ in groups, one after the other, and each group reads its own part of the files o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -20,6 +20,7 @@ from evenshard.tables.assumptions import Assumption, assumed_weight_bits
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import WEIGHT_BITS, Table, duplicate_name
 from evenshard.tables.traffic.counts import TableCounts, WindowedCounts
+from evenshard.tables.traffic.features import features_of
 from evenshard.tables.traffic.reuse_intervals import remembered_rows
 from evenshard.tables.traffic.sample import Sample, Survey
 from evenshard.tables.traffic.sources import opened_sample
@@ -43,12 +44,16 @@ class TrafficTables:
         assumptions: values that the sample lacks, in the order of the tables.
         num_samples: samples in the whole sample of traffic.
         num_windows: full batches among them.
+        notes: columns of the sample that are not read, a sentence or two each.
+        missed: columns that the user maps, and that the sample does not have.
     """
 
     tables: tuple[Table, ...]
     assumptions: tuple[Assumption, ...]
     num_samples: int
     num_windows: int
+    notes: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
 
 
 def tables_from_traffic(
@@ -58,6 +63,7 @@ def tables_from_traffic(
     embedding_dim: int | Mapping[str, int] | None = None,
     weight_bits: int | None = None,
     ignore_unmatched: bool = False,
+    columns: Mapping[str, str] | None = None,
 ) -> TrafficTables:
     """Counts a sample of traffic.
 
@@ -75,6 +81,8 @@ def tables_from_traffic(
         embedding_dim: without ``tables``: one for all, or one for each.
         weight_bits: without ``tables``: 4, 8, 16 or 32; 32 is assumed where left out.
         ignore_unmatched: tables without traffic stay as they are, traffic without a table is not read.
+        columns: features by their columns, where these are called otherwise; empty to leave a column out. A column that
+            is named here is a feature whatever it looks like.
 
     Raises:
         BadConfig: settings that contradict each other or make no sense.
@@ -82,7 +90,8 @@ def tables_from_traffic(
     """
     source = Path(source)
     _check_settings(batch_size, tables, embedding_dim, weight_bits)
-    with opened_sample(source) as sample:
+    with opened_sample(source) as files:
+        sample = features_of(source, files, columns or {}, _features(tables, embedding_dim))
         counts = _wanted(source, sample, tables, embedding_dim, ignore_unmatched)
         survey = sample.survey(list(dict.fromkeys(column for one in counts.values() for column in one.columns)))
         if survey.num_samples == 0:
@@ -103,7 +112,23 @@ def tables_from_traffic(
         filled.append(_filled(table, counts.get(table.name), survey.num_samples, batch_size, assumptions))
     position = {table.name: number for number, table in enumerate(filled)}
     assumptions.sort(key=lambda assumption: position[assumption.table])
-    return TrafficTables(tuple(filled), tuple(assumptions), survey.num_samples, survey.num_samples // batch_size)
+    notes = (*sample.notes(source), *_not_read(source, sample, counts.values()))
+    num_windows = survey.num_samples // batch_size
+    return TrafficTables(tuple(filled), tuple(assumptions), survey.num_samples, num_windows, notes, sample.missed)
+
+
+def _features(tables: Sequence[Table] | None, embedding_dim: int | Mapping[str, int] | None) -> frozenset[str] | None:
+    """The features that tables are known to have; None where each column makes a table."""
+    if tables is None:
+        return frozenset(embedding_dim) if isinstance(embedding_dim, Mapping) else None
+    return frozenset(name for table in tables for name in (table.name, *table.feature_names))
+
+
+def _not_read(source: Path, sample: Sample, counts: Iterable[TableCounts]) -> Iterator[str]:
+    """Says which features no table has."""
+    read = {column for one in counts for column in one.columns}
+    if unread := [name for name in sample.names if name not in read]:
+        yield f"{source}: no table has {_some('feature', unread)}: not read."
 
 
 def _check_settings(

@@ -10,7 +10,7 @@ Legend: T tables, B samples of a file, L lookups of all tables together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,6 +109,7 @@ class TorchSample:
     def __init__(self, paths: Sequence[Path], unpacked: Path | None = None) -> None:
         self._paths, self._unpacked = tuple(paths), unpacked
         self.names = self._load(self._paths[0]).names
+        self.unlike_features: Mapping[str, str] = {}  # such a file holds lookups alone
 
     def _load(self, path: Path) -> _Batch:
         return _load(path, self._unpacked or path)

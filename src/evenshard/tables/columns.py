@@ -1,0 +1,140 @@
+"""The columns of a table file as its author calls them: aliases of ours, names that the user maps, and extra ones."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from evenshard.tables.records import KNOWN_COLUMNS, BadRecord, RawTable, is_blank
+from evenshard.tables.torchrec_configs import UNUSED_FIELDS, implied_pooling, is_config
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief, cut
+
+COLUMN_ALIASES = {
+    "hash_size": "num_rows",
+    "num_embeddings": "num_rows",
+    "rows": "num_rows",
+    "dim": "embedding_dim",
+    "avg_pooling": "pooling_factor",
+    "table_name": "name",
+    "table": "name",
+}
+"""Other names of columns. ``pooling`` is ``pooling_factor`` too where it is a number, and not sum, mean or none."""
+MAX_NAMED = 12
+"""Extra columns that a note names."""
+
+
+@dataclass
+class ColumnNames:
+    """How the columns of one file are read, and what became of them.
+
+    Args:
+        given: the user's own mapping: a column of the file -> one of ours; empty to leave it out.
+
+    Attributes:
+        extra: columns that say nothing to us, in the order in which they came.
+        found: columns of the mapping that some record has.
+
+    Raises:
+        BadConfig: when a column of the file is mapped to one that does not exist.
+    """
+
+    given: Mapping[str, str] = field(default_factory=dict)
+    extra: dict[str, None] = field(default_factory=dict)
+    found: set[str] = field(default_factory=set)
+
+    def ours(self, record: RawTable) -> RawTable:
+        """A record with our columns alone.
+
+        Raises:
+            BadRecord: if two of its columns are the same one of ours, and differ.
+        """
+        known: RawTable = {}
+        came_from: dict[str, str] = {}
+        config = is_config(record)
+        for column, value in record.items():
+            name = "" if column is None else str(column).strip()
+            if (target := self._target(name, value)) is None:
+                if name not in self.given and not (config and name in UNUSED_FIELDS):
+                    self.extra[name] = None
+            elif target not in known or is_blank(known[target]) or name in self.given:
+                if target in came_from and came_from[target] not in self.given and name in self.given:
+                    self.extra[came_from[target]] = None
+                known[target], came_from[target] = value, name
+            elif came_from[target] in self.given:
+                self.extra[name] = None
+            elif not is_blank(value) and value != known[target]:
+                raise BadRecord(
+                    f"has both {came_from[target]} and {name}, and both are {target}",
+                    f"Keep one, or leave one out (--columns {name}=).",
+                )
+        if (pooling := implied_pooling(record)) is not None:
+            known.setdefault("pooling", pooling)
+        return known
+
+    def _target(self, name: str, value: Any) -> str | None:
+        """Our column; None for one that is extra or left out."""
+        if name in self.given:
+            self.found.add(name)
+            return _known(name, self.given[name])
+        if name == "pooling" and _is_number(value):
+            return "pooling_factor"
+        name = COLUMN_ALIASES.get(name, name)
+        return name if name in KNOWN_COLUMNS else None
+
+    def missed(self) -> tuple[str, ...]:
+        """Columns of the mapping that no record has."""
+        return tuple(name for name in self.given if name not in self.found)
+
+    def note(self, where: str) -> str | None:
+        """Names the columns that are not used, a sentence; None where all are.
+
+        Args:
+            where: the file.
+        """
+        if not self.extra:
+            return None
+        names = [brief(name) if name else "one without a name" for name in self.extra]
+        more = f" and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else ""
+        text = f"{where}: {columns_text(len(names))} not used: {', '.join(names[:MAX_NAMED])}{more}."
+        meant = [(name, close) for name in self.extra if (close := close_column(name, KNOWN_COLUMNS)) is not None]
+        hints = ", ".join(f"--columns {cut(name)}={close}" for name, close in meant[:MAX_NAMED])
+        return f"{text} If meant: {hints}." if hints else text
+
+
+def columns_text(count: int) -> str:
+    """How many columns are ..."""
+    return f"{count:,} columns are" if count != 1 else "1 column is"
+
+
+def close_column(name: str, known: Collection[str]) -> str | None:
+    """The column that a name is likely to mean; None where none is like it."""
+    plain = {one.replace("_", ""): one for one in known}
+    found = difflib.get_close_matches(cut(name.lower().replace("_", "")), plain, n=1, cutoff=0.8)
+    return plain[found[0]] if found else None
+
+
+def _known(name: str, target: str) -> str | None:
+    """The column that the user means. Raises BadConfig where there is none."""
+    if not target:
+        return None
+    target = COLUMN_ALIASES.get(target, target)
+    if target not in KNOWN_COLUMNS:
+        closest: Sequence[str] = difflib.get_close_matches(cut(target), KNOWN_COLUMNS, n=1, cutoff=0.0)
+        raise BadConfig(
+            f"columns maps {brief(name)} to {brief(target)}, which is no column of a table; the closest is "
+            f"{closest[0]!r}. Correct it, or leave the column out ({cut(name)}=)."
+        )
+    return target
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a cell is a number, or a text that stands for one."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return float(value) is not None
+        return False
+    return isinstance(value, int | float) and not isinstance(value, bool)

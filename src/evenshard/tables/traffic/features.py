@@ -1,0 +1,136 @@
+"""The columns of a sample that are features: called as the user says, without dense, label and time columns."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from evenshard.tables.records import KNOWN_COLUMNS
+from evenshard.tables.traffic.sample import Block, Part, Sample, Survey
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.messages import brief, cut
+
+DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, NOT_ASKED = "dense", "label", "time", "not asked for"
+_MAX_NAMED = 3
+"""Columns of one sort that a note names."""
+_DENSE_NAME = re.compile(r"I\d+|(?i:int|integer|dense|num|numeric|float|cont)_?\d+|(?i:.*dense.*)")
+_LABEL_WORDS = {"label", "labels"}
+_FLAG_WORDS = {"target", "targets", "click", "clicked", "conversion", "converted", "y"}
+_TIME_WORDS = {"timestamp", "ts", "datetime", "date", "time"}
+
+
+def sort_of_integers(name: str, only_0_and_1: bool) -> str | None:
+    """What a column with one whole number a sample is, if its name says that these are no row numbers.
+
+    Args:
+        name: such as ``I7`` or ``int_3`` (dense), ``label`` or, of 0 and 1 alone, ``is_click`` (label), ``event_time``.
+        only_0_and_1: whether it holds nothing else.
+    """
+    words = re.split(r"[\W_]+", name.lower())
+    if _LABEL_WORDS & {*words} or (only_0_and_1 and _FLAG_WORDS & {*words}):
+        return LABEL_COLUMN
+    if words[-1] in _TIME_WORDS:
+        return TIME_COLUMN
+    return DENSE_COLUMN if _DENSE_NAME.fullmatch(name) else None
+
+
+@dataclass(frozen=True)
+class Features:
+    """The features of a sample; a ``Sample`` whose names are those of features.
+
+    Attributes:
+        sample: the files.
+        column_of: the column of each feature.
+        left_out: the columns that are none, and why.
+        missed: columns that the user maps, and that are not there.
+    """
+
+    sample: Sample
+    column_of: Mapping[str, str]
+    left_out: Mapping[str, str]
+    missed: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.column_of)
+
+    @property
+    def unlike_features(self) -> Mapping[str, str]:
+        return {}
+
+    def survey(self, names: Sequence[str]) -> Survey:
+        found = self.sample.survey([self.column_of[name] for name in names])
+        return replace(found, num_lookups={name: found.num_lookups[self.column_of[name]] for name in names})
+
+    def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
+        for block in self.sample.blocks(part, [self.column_of[name] for name in names], max_samples):
+            yield replace(block, lookups={name: block.lookups[self.column_of[name]] for name in names})
+
+    def notes(self, source: Path) -> Iterator[str]:
+        """Says which columns are left out, and how to keep one."""
+        if not self.left_out:
+            return
+        sorts = {sort: [name for name, why in self.left_out.items() if why == sort] for sort in self.left_out.values()}
+        texts = []
+        for sort, names in sorts.items():
+            shown = ", ".join(brief(name) for name in names[:_MAX_NAMED])
+            more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
+            texts.append(f"{len(names):,} {sort} ({shown}{more})")
+        one = next(iter(self.left_out))
+        yield f"{source}: columns left out: {', '.join(texts)}. To keep one: --columns {cut(one)}={cut(one)}."
+
+
+def features_of(source: Path, sample: Sample, columns: Mapping[str, str], wanted: Collection[str] | None) -> Features:
+    """The features of a sample.
+
+    Args:
+        source: what the user calls the sample.
+        sample: its files.
+        columns: the user's names for columns; an empty one leaves a column out.
+        wanted: features of the tables that are known; None makes a table of each. What looks like no feature is one
+            where it is wanted, or named in ``columns``.
+
+    Raises:
+        BadConfig: if a column is called as no feature is, or two are called the same.
+        BadFile: if no column is a feature.
+    """
+    here = [column for column in sample.names if column in columns]
+    column_of: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    for column in sample.names:
+        name = columns.get(column, column)
+        sort = sample.unlike_features.get(column)
+        if not name:
+            left_out[column] = NOT_ASKED
+        elif sort is not None and column not in columns and name not in (wanted or ()):
+            left_out[column] = sort
+        elif name in column_of:
+            raise BadConfig(
+                f"{source} has two columns for {brief(name)}: {brief(column_of[name])} and {brief(column)}. "
+                f"Leave one out: columns {cut(column)}=."
+            )
+        else:
+            column_of[name] = column
+    for column in here:
+        _check_known(column, columns[column], wanted)
+    if not column_of:
+        raise BadFile(source, f"holds no feature: {_sorts_text(left_out)}", "Name those that are: --columns NAME=NAME.")
+    return Features(sample, column_of, left_out, tuple(column for column in columns if column not in sample.names))
+
+
+def _check_known(column: str, name: str, wanted: Collection[str] | None) -> None:
+    """Raises BadConfig for a name that no table has; columns of a table file may be called alike."""
+    if wanted is None or not name or name in wanted or name in KNOWN_COLUMNS:
+        return
+    close = difflib.get_close_matches(cut(name), wanted, n=1, cutoff=0.0)
+    raise BadConfig(
+        f"columns calls {brief(column)} {brief(name)}, which is no feature of the tables; the closest is "
+        f"{brief(close[0])}. Correct it."
+    )
+
+
+def _sorts_text(left_out: Mapping[str, str]) -> str:
+    return ", ".join(f"{brief(name)} is {sort}" for name, sort in [*left_out.items()][:_MAX_NAMED])

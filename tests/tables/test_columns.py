@@ -1,0 +1,133 @@
+"""Columns of table files as their authors call them: aliases, names that are mapped, and extra ones."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenshard.cli import main
+from evenshard.tables.columns import COLUMN_ALIASES, ColumnNames, close_column
+from evenshard.tables.files import load_tables, load_tables_with_assumptions, tables_of_records
+from evenshard.tables.records import KNOWN_COLUMNS, BadRecord
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig, BadFile, BadRecords
+
+ADS = Table("ads", 1000, 16, 2.5)
+
+
+def ours(record: dict[Any, Any], **given: str) -> tuple[dict[Any, Any], list[str]]:
+    """A record with our columns, and the extra ones."""
+    names = ColumnNames(given)
+    return names.ours(record), list(names.extra)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"name": "ads", "hash_size": 1000, "dim": 16, "avg_pooling": 2.5},
+        {"table_name": "ads", "num_embeddings": 1000, "embedding_dim": 16, "pooling": 2.5},
+        {"table": "ads", "rows": "1000", "dim": "16", "pooling": "2.5"},
+        {"name": "ads", "rows": 1000, "num_rows": None, "dim": 16, "pooling_factor": 2.5},  # a blank one says nothing
+        {"name": "ads", "rows": 1000, "num_rows": 1000, "dim": 16, "pooling_factor": 2.5},  # the same twice
+    ],
+)
+def test_aliases_are_our_columns(record: dict[str, Any]) -> None:
+    assert tables_of_records([record], 1.0).tables == (ADS,)
+    assert not set(COLUMN_ALIASES) & set(KNOWN_COLUMNS) and set(COLUMN_ALIASES.values()) <= set(KNOWN_COLUMNS)
+
+
+def test_pooling_is_a_word_or_a_number() -> None:
+    whole = {"name": "ads", "num_rows": 1000, "embedding_dim": 16}
+    for pooling in ("mean", "NONE", "PoolingType.SUM"):
+        (table,) = tables_of_records([{**whole, "pooling": pooling}], 2.5).tables
+        assert table == replace(ADS, pooling=pooling.lower().removeprefix("poolingtype."))
+    with pytest.raises(BadFile, match=r"has both pooling_factor and pooling, and both are pooling_factor. Keep one"):
+        tables_of_records([{**whole, "pooling_factor": 2.5, "pooling": 3}], 1.0)
+
+
+def test_a_mapped_column_wins_over_its_own_name() -> None:
+    record = {"id": "ads", "num_rows": "not these", "real_rows": 1000, "dim": 16, "mean_len": 2.5, "ttl": 3}
+    given = {"id": "name", "real_rows": "rows", "mean_len": "pooling_factor"}
+    for order in (record, dict(reversed(record.items()))):
+        found = tables_of_records([order], 1.0, given)
+        assert found.tables == (ADS,) and found.missed == ()
+        (note,) = found.notes
+        assert "2 columns are not used" in note and "'num_rows'" in note and "'ttl'" in note
+    (note,) = tables_of_records([record], 1.0, {**given, "ttl": ""}).notes
+    assert "1 column is not used: 'num_rows'" in note, "a column that is left out on purpose is not named"
+
+
+def test_a_mapping_to_nothing_that_is_known_is_refused() -> None:
+    with pytest.raises(BadConfig, match=r"'a' to 'num_row', which is no column of a table; the closest is 'num_rows'"):
+        ours({"a": 5}, a="num_row")
+    assert tables_of_records([asdict(ADS)], 1.0, {"hash": "num_rows"}).missed == ("hash",)
+
+
+def test_extra_columns_are_named_once_with_what_they_may_mean(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("name,num_rows,embedding_dim,poolingfactor,owner,\nads,1000,16,2.5,x,\nb,10,8,1,,\n")
+    found = load_tables_with_assumptions(path, 1.5)
+    assert [one.pooling_factor for one in found.tables] == [1.5, 1.5]
+    assert found.notes == (
+        f"{path}: 3 columns are not used: 'poolingfactor', 'owner', one without a name. If meant: --columns "
+        "poolingfactor=pooling_factor.",
+    )
+    assert found.assumptions[0].column == "pooling_factor", "what was assumed instead is reported too"
+    assert load_tables(path, {"poolingfactor": "pooling_factor"})[0] == ADS
+
+
+def test_the_loop_names_extra_columns_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps([{**asdict(ADS), "owner": "x"}]))
+    with caplog.at_level(logging.WARNING):
+        assert load_tables(path) == (ADS,)
+    assert "1 column is not used: 'owner'" in caplog.text
+    with pytest.raises(BadConfig, match=r"columns names 'ownr', which is no column of .*t.json"):
+        load_tables(path, {"ownr": ""})
+
+
+def test_all_that_is_wrong_with_a_file_comes_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("name,num_rows,dim,weight_bits\na,many,0,31\na,10,8,64\n,10,8,\n")
+    with pytest.raises(BadRecords) as caught:
+        load_tables_with_assumptions(path, 1.0)
+    expected = [
+        "record 1 (table 'a'): num_rows is 'many', not a number. Correct the value.",
+        "record 1 (table 'a'): embedding_dim is 0, not a whole number from 1 to 65,536. Correct the value.",
+        "record 1 (table 'a'): weight_bits is 31, not one of (4, 8, 16, 32). Correct the value.",
+        "record 2 (table 'a'): weight_bits is 64, not one of (4, 8, 16, 32). Correct the value.",
+        "record 3: name is empty. Fill it in.",
+        "records 1, 2: several tables are called 'a'. Give each its own name.",
+    ]
+    assert caught.value.lines == (f"{path}: 6 problems", *expected)
+    assert "\n" not in str(caught.value) and all(line.rstrip(".") in str(caught.value) for line in expected)
+    assert main(["place", str(path), "--devices", "2", "--hardware", "simulated:h100"]) == 2
+    assert capsys.readouterr().err == f"evenshard place: {path}: 6 problems\n  " + "\n  ".join(expected) + "\n"
+
+
+def test_the_same_problem_of_many_records_is_one_and_many_problems_are_cut(tmp_path: Path) -> None:
+    records = [{"name": f"t{number}", "emb_dim": 8, "num_rows": 10} for number in range(50)]
+    with pytest.raises(BadFile, match=r"records 1, 2, 3, .*: column 'embedding_dim' is missing.*--columns emb_dim="):
+        tables_of_records(records, 1.0)
+    wrong = [{"name": f"t{number}", "dim": 8, "rows": -number} for number in range(50)]
+    with pytest.raises(BadRecords) as caught:
+        tables_of_records(wrong, 1.0)
+    assert len(caught.value.lines) == 22
+    assert caught.value.lines[0] == "tables: 50 problems" and caught.value.lines[-1] == "and 30 more"
+
+
+def test_two_columns_of_one_meaning_that_differ_are_refused() -> None:
+    with pytest.raises(BadRecord, match=r"has both num_rows and rows"):
+        ours({"num_rows": 5, "rows": 6})
+    assert ours({"num_rows": 5, "rows": 6}, rows="") == ({"num_rows": 5}, [])
+
+
+def test_a_close_name_is_found_whatever_its_underscores() -> None:
+    assert close_column("NumRows", KNOWN_COLUMNS) == "num_rows"
+    assert close_column("weightbits", KNOWN_COLUMNS) == "weight_bits"
+    assert close_column("owner", KNOWN_COLUMNS) is None
