@@ -60,6 +60,10 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.link_gb_s is not None and not 0 < args.link_gb_s < float("inf"):
         raise BadConfig(f"--link-gb-s is {args.link_gb_s}. Give GB per second, above 0.")
     old, new = load_answer(args.old), load_answer(args.new)
+    if args.reshard_delta:
+        return _reshard_delta(args, old, new)
+    if args.out is not None or args.partial:
+        raise BadConfig("-o and --partial are of --reshard-delta. Add it, or leave them out.")
     try:
         model = _model(args, new)
     except BadInput as error:
@@ -93,6 +97,32 @@ def _write_renamed(
             raise BadConfig("--renamed predicts the renamed placement, which takes a model. Name one: --model.")
         new = renamed(new, difference.renaming.new_names, model)
     save_answer(new, args.renamed)
+
+
+def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: PlacementAnswer) -> Mapping[str, Any]:
+    from evenshard.planner.torchrec.delta_file import reasons_of, reshard_delta, save_delta
+    from evenshard.utils.console import plain_console
+    from evenshard.utils.errors import BadConfig
+    from evenshard.utils.messages import cut
+    from evenshard.utils.units import size_text
+
+    if args.out is None:
+        raise BadConfig("--reshard-delta needs a file to write. Add -o delta.json.")
+    delta = reshard_delta(old, new, args.partial)
+    save_delta(delta, args.out)
+    console = plain_console(None)
+    weights, state = size_text(delta.weight_bytes), size_text(delta.state_bytes)
+    count = f"{len(delta.tables)} table{'s' * (len(delta.tables) != 1)}"
+    console.print(f"{args.out}: {count} to move, {weights} of weights and {state} of optimizer state", soft_wrap=True)
+    inexact = [name for name, one in delta.tables.items() if not one.state_is_exact]
+    if inexact:
+        console.print(
+            f"row-wise Adagrad: of {cut(', '.join(inexact))} a part is cut; its new parts each begin with its state",
+            soft_wrap=True,
+        )
+    for reason in reasons_of(delta.left):
+        console.print(f"left where they are: {reason}", soft_wrap=True)
+    return {}
 
 
 def _lineage(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -173,6 +203,9 @@ def add_commands(commands: Commands) -> None:
     add("--restart-minutes", type=at_least(0, float), default=0.0, metavar="X",
         help="minutes that the training stands still for the move, besides the transfer; with --steps")  # fmt: skip
     add("--renamed", **OUTPUT, help="placement.json to write: the new one, its devices renamed so that least moves")
+    add("--reshard-delta", action="store_true", help="write what a running TorchRec job has to move, to the file of -o")
+    add("--partial", action="store_true", help="with --reshard-delta: leave tables that cannot move while a job runs")
+    add("-o", "--out", **OUTPUT, help="file to write")
     add("--json", action="store_true", help="print JSON")
     sub = commands.add(
         "lineage",

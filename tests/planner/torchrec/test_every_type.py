@@ -9,101 +9,23 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 from torchrec.distributed.types import ShardingPlan
 
-from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES
+from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.storage import ON_DEVICE, Storage
-from evenshard.planner.torchrec import shards_of, tables_of
+from evenshard.planner.torchrec import shards_of
 from evenshard.planner.torchrec.plans import plan_of_parts
 from evenshard.utils.errors import BadConfig
-from support.torchrec_training import (
-    Everything,
-    Widths,
-    in_parts,
-    sharded_losses,
-    unsharded_losses,
-)
+from support.sharding_cases import META, MIXED, TABLES, TWO_NODES, TWO_RANKS, Case, everything
+from support.torchrec_training import Everything, sharded_losses, unsharded_losses
 
-META = torch.device("meta")
-TABLES = {table.name: table for table in tables_of(Everything(META))}
-TWO_RANKS, TWO_NODES = Machine(2, 2), Machine(4, 2)
-MEAN_TABLES = ("p_mean", "m_long", "m_short")
-
-
-@dataclass(frozen=True)
-class Case:
-    """How to shard the tables: by name, or by the letter that their collection begins with; table_wise where left out.
-
-    Attributes:
-        ways: sharding types.
-        widths: columns of the parts of a table that is cut by columns.
-        machine: of the ranks.
-        storages: where weights are kept, where that is not device memory.
-        prefetched: whether the training pipeline prefetches rows of caches.
-    """
-
-    ways: Mapping[str, str]
-    widths: Mapping[str, Widths] = field(default_factory=dict)
-    machine: Machine = TWO_NODES
-    storages: Mapping[str, Storage] = field(default_factory=dict)
-    prefetched: bool | None = None
-
-    def way(self, name: str) -> str:
-        return self.ways.get(name, self.ways.get(name[0], "table_wise"))
-
-    @property
-    def parts(self) -> tuple[TablePart, ...]:
-        return tuple(
-            replace(part, storage=self.storages.get(name, ON_DEVICE))
-            for number, (name, table) in enumerate(TABLES.items())
-            for part in in_parts(
-                table, self.way(name), self.machine, number % self.machine.num_devices, self.widths.get(name, ())
-            )
-        )
-
-    def plan(self) -> ShardingPlan:
-        """evenshard's plan; types within a node are the only ones that are allowed where they are asked for."""
-        allowed = {name: frozenset({self.way(name)}) for name in TABLES if self.way(name) == "table_column_wise"}
-        model = Everything(META)
-        tables = list(TABLES.values())
-        return plan_of_parts(self.parts, tables, model, self.machine, "cpu", allowed, self.prefetched)
-
-
-def everything(way: str, machine: Machine = TWO_NODES) -> Case:
-    """All tables sharded in a way, as far as TorchRec trains them so on the CPU."""
-    ways = dict.fromkeys("pmw", way)
-    if way in ("row_wise", "table_row_wise", "grid_shard"):
-        ways["p_mean"] = "table_wise"
-    if way == "grid_shard":
-        ways["m"] = "column_wise"
-    if way in SEQUENCE_TYPES and way != "data_parallel":
-        ways["s"] = way
-    return Case(ways, machine=machine)
-
-
-MIXED = {
-    "p_sum": "grid_shard",
-    "p_mean": "column_wise",
-    "p_shared": "table_row_wise",
-    "p_tiny": "data_parallel",
-    "m_long": "table_row_wise",
-    "m_short": "row_wise",
-    "w_long": "table_column_wise",
-    "w_short": "row_wise",
-    "s_shared": "row_wise",
-    "s_own": "column_wise",
-}
 OFFLOADED = {
     "p_sum": Storage("fused_uvm_caching", 0.1),
     "p_mean": Storage("fused_uvm_caching", 0.3),

@@ -13,6 +13,8 @@
     plan = sharding_plan(placement, tables, model)                                  # of any placement of theirs
     placement = placement_of(plan, tables, num_devices=8)                           # a plan of TorchRec, as placement
     predicted(plan, answer).predicted_ms                                            # what it would cost, to compare
+    delta = load_delta("delta.json", model)                                         # of a running job; from the command
+    reshard(model, delta)                                                           # line, diff --reshard-delta -o
     dense_bytes(model, "adam")                                                      # memory of all but the tables
 
 TorchRec is imported when one of these is called (``save_plan`` needs none). A split table is trained as TorchRec trains
@@ -23,19 +25,26 @@ from __future__ import annotations
 
 from evenshard.placement.parts import TablePart
 from evenshard.planner.torchrec.compare import predicted
+from evenshard.planner.torchrec.delta_file import reshard_delta, save_delta
 from evenshard.planner.torchrec.dense_model import dense_bytes
 from evenshard.planner.torchrec.plan_file import load_plan, save_plan
 from evenshard.planner.torchrec.planner import EvenshardPlanner
 from evenshard.planner.torchrec.plans import placement_of, sharding_plan, shards_of
+from evenshard.planner.torchrec.reshard import reshard
+from evenshard.planner.torchrec.running import load_delta
 from evenshard.planner.torchrec.tables import tables_of
 
 __all__ = [
     "EvenshardPlanner",
     "TablePart",
     "dense_bytes",
+    "load_delta",
     "load_plan",
     "placement_of",
     "predicted",
+    "reshard",
+    "reshard_delta",
+    "save_delta",
     "save_plan",
     "sharding_plan",
     "shards_of",

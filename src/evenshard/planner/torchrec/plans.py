@@ -156,7 +156,7 @@ def plan_of_parts(
         for name, table in collection.items():
             way = written_type(table, together)
             entry = table_entry(table.parts, given[table.name], machine, compute_device, way, prefetched)
-            plan[path][name] = _parameter_sharding(entry, data_types[path, name])
+            plan[path][name] = parameter_sharding(entry, data_types[path, name])
     return ShardingPlan(plan)
 
 
@@ -204,7 +204,7 @@ def _check_same_tables(tables: Sequence[Table], located: Sequence[LocatedTable])
             )
 
 
-def _parameter_sharding(entry: TableEntry, data_type: Any) -> ParameterSharding:
+def parameter_sharding(entry: TableEntry, data_type: Any) -> ParameterSharding:
     """A replicated table has no specification of shards in TorchRec."""
     from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardMetadata
 

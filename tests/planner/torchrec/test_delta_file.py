@@ -1,0 +1,145 @@
+"""What of a change of plan moves in a running job: its bytes, what is refused and why, and pieces by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evenshard.cli import main
+from evenshard.placement.parts import Span
+from evenshard.planner.file import save_answer
+from evenshard.planner.torchrec.delta_file import read_delta, reshard_delta
+from evenshard.planner.torchrec.pieces import Block, add_piece, pieces_of, taken
+from evenshard.utils.errors import BadConfig, BadFile
+from support.documented import command
+from support.explain_builders import answered, asked
+
+TWO = {"a": 5.0, "b": 3.0}  # 10 rows of 8 dims of 32 bits: 320 bytes each
+CUT = {"a": (4,)}
+
+
+def answer(*devices: Any, cuts: Any = None, optimizer: str = "sgd", num_devices: int = 2, works: Any = TWO) -> Any:
+    return answered(asked(works, num_devices, optimizer=optimizer), devices, cuts)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state"), [("sgd", 0), ("rowwise_adagrad", 10 * 4), ("adagrad", 320), ("adam", 640)]
+)
+def test_bytes_that_move_by_hand(optimizer: str, state: int) -> None:
+    delta = reshard_delta(answer(0, 1, optimizer=optimizer), answer(1, 1, optimizer=optimizer))
+    assert list(delta.tables) == ["a"] and not delta.left
+    assert (delta.weight_bytes, delta.state_bytes, delta.tables["a"].state_is_exact) == (320, state, True)
+    assert (delta.tables["a"].old.ranks, delta.tables["a"].new.ranks) == ((0,), (1,))
+
+
+def test_a_half_that_stays_moves_nothing() -> None:
+    delta = reshard_delta(answer(0, 1), answer(0, 1, 1, cuts=CUT))
+    assert delta.weight_bytes == 160 and delta.tables["a"].new.sharding_type == "column_wise"
+
+
+def test_one_number_for_a_row_is_exact_unless_a_part_is_cut() -> None:
+    whole, halves = answer(0, 1, optimizer="rowwise_adagrad"), answer(0, 1, 1, cuts=CUT, optimizer="rowwise_adagrad")
+    assert not reshard_delta(whole, halves).tables["a"].state_is_exact
+    assert reshard_delta(halves, whole).tables["a"].state_is_exact
+    assert (
+        reshard_delta(answer(0, 1, optimizer="adam"), answer(0, 1, 1, cuts=CUT, optimizer="adam"))
+        .tables["a"]
+        .state_is_exact
+    )
+
+
+def test_what_cannot_move_live_is_refused_with_its_reason_or_left() -> None:
+    old, new = answer(0, 1), answer((0, 1), 0)
+    with pytest.raises(
+        BadConfig,
+        match=r"1 of 2 tables that differ cannot move while the job runs\. Replicated before or after, .*: a\. "
+        r"Leave them where they are \(--partial\), or save a checkpoint, restart",
+    ):
+        reshard_delta(old, new)
+    delta = reshard_delta(old, new, partial=True)
+    assert list(delta.tables) == ["b"] and list(delta.left) == ["a"]
+    gone = reshard_delta(answer(0, 1), answer(1, works={"a": 5.0}), partial=True)
+    assert gone.left == {"b": "not in the new placement"} and list(gone.tables) == ["a"]
+    added = reshard_delta(answer(1, works={"a": 5.0}), answer(0, 1), partial=True)
+    assert added.left == {"b": "not in the job"}
+    wider = answered(asked(TWO, 2, rows=20), (1, 1))
+    assert reshard_delta(old, wider, partial=True).left["a"] == "another shape (num_rows 10 -> 20)"
+
+
+def test_ranks_and_optimizer_of_a_job_stay() -> None:
+    with pytest.raises(BadConfig, match=r"the old placement is of 2 devices, .* the new one of 4"):
+        reshard_delta(answer(0, 1), answer(0, 1, num_devices=4))
+    with pytest.raises(BadConfig, match="is for sgd, the new one for adam: a job keeps its optimizer"):
+        reshard_delta(answer(0, 1), answer(0, 1, optimizer="adam"))
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_documented_command_writes_a_delta(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_answer(answer(0, 1, optimizer="rowwise_adagrad"), "old.json")
+    save_answer(answer(1, 0, 1, cuts=CUT, optimizer="rowwise_adagrad"), "new.json")
+    assert main(command("docs/running_jobs.md", "evenshard diff old.json new.json --reshard-delta")) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "delta.json: 1 table to move, 160 bytes of weights and 40 bytes of optimizer state" in said
+    assert "of a a part is cut; its new parts each begin with its state" in said
+    assert read_delta("delta.json").tables["a"].new.ranks == (1, 0)
+    record = json.loads(Path("delta.json").read_text())
+    Path("delta.json").write_text(json.dumps({**record, "world_size": 0}))
+    with pytest.raises(BadFile, match=r"delta\.json, world_size"):
+        read_delta("delta.json")
+
+
+def test_the_command_refuses_and_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_answer(answer(0, 1), "old.json")
+    save_answer(answer((0, 1), 0), "new.json")
+    words = command("docs/running_jobs.md", "evenshard diff old.json new.json --reshard-delta")
+    assert main(words) == 2 and not Path("delta.json").exists()
+    assert "--partial" in capsys.readouterr().err
+    assert main([*words, "--partial"]) == 0
+    assert "left where they are: replicated before or after" in " ".join(capsys.readouterr().out.split())
+    assert main(["diff", "old.json", "new.json", "--reshard-delta"]) == 2
+    assert "Add -o delta.json" in capsys.readouterr().err
+
+
+# Pieces ---------------------------------------------------------------------------------------------------------------
+
+OLD = [Block(Span(0, 2), Span(0, 4)), Block(Span(0, 2), Span(4, 16))]
+
+
+def test_weights_of_new_parts_are_those_of_the_old_ones() -> None:
+    table = torch.arange(2 * 16.0).reshape(2, 16)
+    old = [table[:, :4], table[:, 4:]]
+    new = Block(Span(1, 2), Span(2, 10))
+    target = torch.zeros(1, 8)
+    for piece in pieces_of(new, OLD):
+        add_piece(target, new, piece, taken(old[piece.source], OLD[piece.source], piece))
+    assert target.equal(table[1:, 2:10])
+
+
+def test_a_part_of_several_has_the_mean_of_their_row_states() -> None:
+    """Mean squares of 4 and of 12 columns, 8 and 4: those of all 16 are (4 * 8 + 12 * 4) / 16 = 5."""
+    old = [torch.tensor([8.0, 0.0]), torch.tensor([4.0, 16.0])]
+    new = Block(Span(0, 2), Span(0, 16))
+    target = torch.zeros(2)
+    for piece in pieces_of(new, OLD):
+        add_piece(target, new, piece, taken(old[piece.source], OLD[piece.source], piece))
+    assert target.tolist() == [5.0, 12.0]
+
+
+def test_parts_of_one_each_have_its_row_states() -> None:
+    target = torch.zeros(2)
+    new = Block(Span(0, 2), Span(8, 12))
+    (piece,) = pieces_of(new, OLD)
+    add_piece(target, new, piece, taken(torch.tensor([4.0, 16.0]), OLD[1], piece))
+    assert piece.source == 1 and target.tolist() == [4.0, 16.0]
