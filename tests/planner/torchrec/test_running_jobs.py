@@ -62,14 +62,19 @@ MOVES = {
     ),
 }
 
-TORCHRECS_OWN = {
-    "whole tables elsewhere": (TWO_WHOLE, replace(TWO_WHOLE, first=1)),
-    "another type": (TWO_WHOLE, Case({"p_sum": "column_wise"}, machine=TWO_RANKS)),
+ELSEWHERE = replace(TWO_WHOLE, first=1)
+TORCHRECS_OWN: dict[str, tuple[Case, Case, tuple[str, ...]]] = {
+    "whole tables elsewhere": (TWO_WHOLE, ELSEWHERE, ("pooled", "means")),
+    "weighted tables elsewhere": (TWO_WHOLE, ELSEWHERE, ("weighted",)),
+    "sequences elsewhere": (TWO_WHOLE, ELSEWHERE, ("sequences",)),
+    "another type": (TWO_WHOLE, Case({"p_sum": "column_wise"}, machine=TWO_RANKS), ("pooled",)),
     "replicas in the collection": (
         Case(REPLICA, machine=TWO_RANKS),
         replace(Case(REPLICA, machine=TWO_RANKS), first=1),
+        ("pooled",),
     ),
 }
+"""What TorchRec's own reshard is asked for, and the collections of it."""
 
 
 # In the ranks ---------------------------------------------------------------------------------------------------------
@@ -84,13 +89,13 @@ def losses_of(move: Move, group: Any, path: Path) -> tuple[list[float], list[flo
     return staying.steps(0, NUM_STEPS), losses + job.steps(MOVES_BEFORE, NUM_STEPS)
 
 
-def torchrec_alone(old: Case, new: Case, group: Any) -> tuple[list[float], list[float]] | str:
+def torchrec_alone(old: Case, new: Case, paths: tuple[str, ...], group: Any) -> tuple[list[float], list[float]] | str:
     """Losses as in ``losses_of``, by TorchRec's own reshard; or its error."""
     staying, job = Job(old.plan(), group), Job(old.plan(), group)
     losses = job.steps(0, MOVES_BEFORE)
     delta = load_delta(reshard_delta(answer_of(old, "sgd"), answer_of(new, "sgd")), job.model)
     try:
-        for path in sorted(set(delta) - {"sequences"}):  # which it leaves unsupported
+        for path in paths:
             job.model.reshard(delta, path)
     except Exception as error:
         return type(error).__name__
@@ -124,8 +129,8 @@ def process(rank: int, out: Path) -> None:
         if rank < machine.num_devices:
             notes[name] = losses_of(move, group_of[machine], out / f"delta-{number}.json")
     if rank < 2:
-        for name, (old, new) in TORCHRECS_OWN.items():
-            notes[name] = torchrec_alone(old, new, group_of[TWO_RANKS])
+        for name, (old, new, paths) in TORCHRECS_OWN.items():
+            notes[name] = torchrec_alone(old, new, paths, group_of[TWO_RANKS])
     notes["refusals"] = refusals(dist.group.WORLD)
     (out / f"notes-{rank}.pickle").write_bytes(pickle.dumps(notes))
     dist.destroy_process_group()
@@ -168,11 +173,14 @@ def test_a_job_that_moves_its_tables_has_the_losses_of_the_one_that_stays(
 
 
 def test_torchrecs_own_reshard_takes_a_delta(notes: list[dict[str, Any]]) -> None:
-    """Of pooled tables that stay whole, as far as sequences are left aside; other moves fail in it."""
+    """Of pooled tables that stay whole and have no weights; other moves fail in it, or train on wrongly."""
     for of_rank in notes[:2]:
         staying, moving = of_rank["whole tables elsewhere"]
         assert moving == pytest.approx(staying, rel=1e-5)
-        assert of_rank["another type"] == "IndexError" and of_rank["replicas in the collection"] == "AttributeError"
+        staying, moving = of_rank["weighted tables elsewhere"]
+        assert moving[MOVES_BEFORE] != pytest.approx(staying[MOVES_BEFORE], rel=1e-3)
+        failed = ("another type", "replicas in the collection", "sequences elsewhere")
+        assert [of_rank[one] for one in failed] == ["IndexError", "AttributeError", "KeyError"]
 
 
 def test_a_delta_for_another_job_is_refused(notes: list[dict[str, Any]]) -> None:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import torch
 
 
-class Block(NamedTuple):
+class Rectangle(NamedTuple):
     """Rows and columns of a table that are kept together."""
 
     rows: Span
     columns: Span
 
 
-class Piece(NamedTuple):
+class Overlap(NamedTuple):
     """What an old block and a new one share.
 
     Attributes:
@@ -37,16 +37,16 @@ class Piece(NamedTuple):
     columns: Span
 
 
-def pieces_of(new: Block, old: Sequence[Block]) -> Iterator[Piece]:
+def pieces_of(new: Rectangle, old: Sequence[Rectangle]) -> Iterator[Overlap]:
     """The pieces of old blocks that a new one is made of."""
     for number, block in enumerate(old):
         rows = Span(max(new.rows.start, block.rows.start), min(new.rows.stop, block.rows.stop))
         columns = Span(max(new.columns.start, block.columns.start), min(new.columns.stop, block.columns.stop))
         if rows.size > 0 and columns.size > 0:
-            yield Piece(number, rows, columns)
+            yield Overlap(number, rows, columns)
 
 
-def taken(values: torch.Tensor, block: Block, piece: Piece) -> torch.Tensor:
+def taken(values: torch.Tensor, block: Rectangle, piece: Overlap) -> torch.Tensor:
     """The piece's part of a block's weights or state, without a copy: [rows, columns], or [rows]."""
     rows = slice(piece.rows.start - block.rows.start, piece.rows.stop - block.rows.start)
     if values.dim() == 1:
@@ -54,7 +54,7 @@ def taken(values: torch.Tensor, block: Block, piece: Piece) -> torch.Tensor:
     return values[rows, piece.columns.start - block.columns.start : piece.columns.stop - block.columns.start]
 
 
-def add_piece(target: torch.Tensor, block: Block, piece: Piece, values: torch.Tensor) -> None:
+def add_piece(target: torch.Tensor, block: Rectangle, piece: Overlap, values: torch.Tensor) -> None:
     """Adds a piece to the weights or state of the block that it belongs to, which begin as zeros."""
     share = 1.0 if target.dim() > 1 else piece.columns.size / block.columns.size
     where = taken(target, block, piece)

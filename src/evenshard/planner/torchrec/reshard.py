@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from evenshard.placement.parts import Span
-from evenshard.planner.torchrec.pieces import Block, add_piece, pieces_of, taken
+from evenshard.planner.torchrec.pieces import Rectangle, add_piece, pieces_of, taken
 from evenshard.planner.torchrec.running import sharded_collections, unsharded
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
@@ -116,7 +116,7 @@ class _Held:
         values: of "weight" and of every optimizer state, the tensors of these shards.
     """
 
-    blocks: list[Block]
+    blocks: list[Rectangle]
     values: Mapping[str, list[torch.Tensor]]
 
 
@@ -138,10 +138,10 @@ def _held(module: Any) -> dict[str, _Held]:
     return result
 
 
-def block_of(offsets: Sequence[int], sizes: Sequence[int]) -> Block:
+def block_of(offsets: Sequence[int], sizes: Sequence[int]) -> Rectangle:
     """Rows and columns of a shard; offsets and sizes are TorchRec's [rows, columns]."""
     rows, columns = (Span(start, start + size) for start, size in zip(offsets, sizes, strict=True))
-    return Block(rows, columns)
+    return Rectangle(rows, columns)
 
 
 # Transfer -------------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def _move(
             add_piece(filled, block, piece, buffer)
 
 
-def _shards(entry: ParameterSharding) -> tuple[list[int], list[Block]]:
+def _shards(entry: ParameterSharding) -> tuple[list[int], list[Rectangle]]:
     """The rank of each shard of a table, and its rows and columns."""
     shards = entry.sharding_spec.shards
     return [shard.placement.rank() for shard in shards], [
@@ -204,7 +204,7 @@ def _shards(entry: ParameterSharding) -> tuple[list[int], list[Block]]:
     ]
 
 
-def _tensor(held: _Held, key: str, block: Block) -> torch.Tensor:
+def _tensor(held: _Held, key: str, block: Rectangle) -> torch.Tensor:
     return held.values[key][held.blocks.index(block)].detach()
 
 
