@@ -483,29 +483,37 @@ def broken_rule(task: ShardingTask, by_table: dict[str, tuple[TablePart, ...]]) 
     """The first rule that parts break, memory left aside, as a clause; None if they break none."""
     devices_of = [{device for part in by_table[table.name] for device in part.devices} for table in task.tables]
     for position, table in enumerate(task.tables):
-        limits, parts = task.limits_of(position), by_table[table.name]
-        ways = ways_of(parts, table, task.machine)
-        if not ways & limits.types:
-            way = sharding_type(parts, table, task.machine)
-            return f"table {brief(table.name)} is sharded {way}, allowed are {', '.join(sorted(limits.types))}"
-        if not ways & task.types[position]:
-            way = min(ways & limits.types)
-            return f"table {brief(table.name)} is sharded {way}, but {ruled_out(task, position)[way]}"
-        kernel = parts[0].storage.kernel
-        if kernel not in task.kernels_of(position):
-            return f"table {brief(table.name)} is kept as {kernel}, allowed are {', '.join(task.kernels_of(position))}"
-        if limits.devices is not None and (wrong := devices_of[position] - limits.devices):
-            return f"table {brief(table.name)} is on device {min(wrong)}, allowed are {brief(sorted(limits.devices))}"
-        narrowest = min(part.columns.size for part in parts)
-        if narrowest < min(limits.min_columns, table.embedding_dim):
-            asked = f"where at least {limits.min_columns} are asked"
-            return f"table {brief(table.name)} has a part of {narrowest} columns, {asked}"
+        if (broken := broken_limit(task, position, by_table[table.name])) is not None:
+            return broken
     for group in task.together:
         if len({tuple(sorted(devices_of[position])) for position in group}) > 1:
             return f"tables {_names(task, group)} are not together"
     for group in task.apart:
         if len(set().union(*(devices_of[position] for position in group))) < sum(len(devices_of[p]) for p in group):
             return f"tables {_names(task, group)} are not apart"
+    return None
+
+
+def broken_limit(task: ShardingTask, position: int, parts: Sequence[TablePart]) -> str | None:
+    """The first limit of a table that its parts, by columns and rows, break, as a clause; None if they break none."""
+    table, limits = task.tables[position], task.limits_of(position)
+    ways = ways_of(parts, table, task.machine)
+    if not ways & limits.types:
+        way = sharding_type(parts, table, task.machine)
+        return f"table {brief(table.name)} is sharded {way}, allowed are {', '.join(sorted(limits.types))}"
+    if not ways & task.types[position]:
+        way = min(ways & limits.types)
+        return f"table {brief(table.name)} is sharded {way}, but {ruled_out(task, position)[way]}"
+    kernel = parts[0].storage.kernel
+    if kernel not in task.kernels_of(position):
+        return f"table {brief(table.name)} is kept as {kernel}, allowed are {', '.join(task.kernels_of(position))}"
+    wrong = set().union(*(part.devices for part in parts)) - (limits.devices or set(range(task.num_devices)))
+    if wrong:
+        return f"table {brief(table.name)} is on device {min(wrong)}, allowed are {brief(sorted(limits.devices or ()))}"
+    narrowest = min(part.columns.size for part in parts)
+    if narrowest < min(limits.min_columns, table.embedding_dim):
+        asked = f"where at least {limits.min_columns} are asked"
+        return f"table {brief(table.name)} has a part of {narrowest} columns, {asked}"
     return None
 
 

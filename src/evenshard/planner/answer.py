@@ -14,6 +14,7 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import TABLE_WISE, ShardingTask, memory_of_part, parts_by_table, sharding_type
 from evenshard.placement.storage import Storage
 from evenshard.planner.memory import DeviceMemory, NodeMemory, brim_warnings, device_memories, host_memories
+from evenshard.planner.nearness import Nearness
 from evenshard.planner.offloaded import OffloadedPart, offloaded_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.convex_search.prediction import PredictedDevice
@@ -63,6 +64,7 @@ class PlacementAnswer:
         link: name of the link in the training data; empty where a file does not state it.
         notes: notes on how far to trust a time; a sentence or two each.
         device_error: how far the simulated device is from the real one; None for real hardware.
+        nearness: what moves from the placement that it was to be near to; None where it was to be near to none.
     """
 
     request: PlacementRequest
@@ -81,6 +83,7 @@ class PlacementAnswer:
     link: str = ""
     notes: tuple[str, ...] = ()
     device_error: DeviceError | None = None
+    nearness: Nearness | None = None
 
     def __post_init__(self) -> None:
         """The parts are in the order of tables, columns and rows."""

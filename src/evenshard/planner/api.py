@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
+    from evenshard.planner.near import Near
     from evenshard.planner.torchrec.modules import Collections
     from evenshard.sharders.models import PlacementModel
     from evenshard.tables.sources import TableSet
@@ -61,6 +62,8 @@ def place(
     table_types: Mapping[str, str | Sequence[str]] | None = None,
     min_columns: Mapping[str, int] | None = None,
     table_kernels: Mapping[str, str | Sequence[str]] | None = None,
+    near: str | Path | None = None,
+    max_move_gb: float | None = None,
     num_measured: int = 0,
     compare: Sequence[str] = (),
     seed: int = 0,
@@ -122,6 +125,9 @@ def place(
         table_types: the ways in which a table may be sharded, in place of sharding_types.
         min_columns: columns that each part of a table has at least.
         table_kernels: where a table's weights may be kept, in place of compute_kernels.
+        near: placement.json of today, here or on S3: the answer says what moves from it.
+        max_move_gb: GB of weights and optimizer state that may move from near to devices which lack them; where left
+            out, any number, and only device names are chosen so that least moves.
         num_measured: candidates to time on the hardware (a simulated one simulates); the fastest is the answer. 0
             trusts the model.
         compare: other sharders to compare with; see ``evenshard.planner.rivals``.
@@ -193,10 +199,31 @@ def place(
     )
     loaded = model if isinstance(model, PlacementModel) else model_of(model, devices.hardware)
     config = PlaceConfig(SearchConfig(seed=seed), compare=tuple(compare), num_measured=num_measured)
+    close_to = _near(near, max_move_gb)
     origin = str(tables) if isinstance(tables, str | Path) else None
     with measured_parts(request, loaded, VISITS) if num_measured else nullcontext() as measure:
-        answer = place_request(request, loaded, config, measure, origin, progress)
+        answer = place_request(request, loaded, config, measure, origin, progress, close_to)
     return replace(answer, notes=(*answer.notes, *devices.notes, *known.notes))
+
+
+def _near(near: str | Path | None, max_move_gb: float | None) -> "Near | None":
+    """The earlier answer, and what may move from it."""
+    from evenshard.planner.file import load_answer
+    from evenshard.planner.near import Near
+    from evenshard.utils.errors import BadConfig
+    from evenshard.utils.params import check_ranges
+    from evenshard.utils.s3 import is_address, local
+    from evenshard.utils.units import gb_to_bytes
+
+    if near is None:
+        if max_move_gb is not None:
+            raise BadConfig(f"max_move_gb is {max_move_gb:g}, but near is left out. Name the placement of today: near.")
+        return None
+    if max_move_gb is not None:
+        check_ranges(max_move_gb=max_move_gb)
+    with local(near) if is_address(near) else nullcontext(near) as here:
+        old = load_answer(here)
+    return Near(old, str(near), None if max_move_gb is None else gb_to_bytes(max_move_gb))
 
 
 def _types(sharding_types: Sequence[str], allow_column_split: bool) -> tuple[str, ...]:

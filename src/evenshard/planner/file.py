@@ -99,6 +99,8 @@ def json_text(answer: PlacementAnswer) -> str:
     for shard, part in zip(record["shards"], answer.parts, strict=True):
         if part.storage == ON_DEVICE:
             del shard["storage"], shard["offload_ms"]
+    if answer.nearness is None:
+        del record["nearness"]
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
@@ -209,6 +211,7 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
         link=answer.link,
         notes=list(answer.notes),
         device_error=answer.device_error,
+        nearness=answer.nearness,
         request=answer.request,
         lineage=dict(answer.lineage),
     )
@@ -246,6 +249,7 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
         link=record.link,
         notes=tuple(record.notes),
         device_error=_device_error(record),
+        nearness=record.nearness,
     )
     stated = record.type_of_table
     wrong = next((name for name, way in answer.type_of_table.items() if stated and stated.get(name) != way), None)

@@ -15,6 +15,7 @@ from evenshard.measure.hardware import Times
 from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import Rival
 from evenshard.planner.memory import DeviceMemory, NodeMemory
+from evenshard.planner.nearness import Nearness
 from evenshard.planner.request import PlacementRequest
 
 FILE_VERSION: Literal[4] = 4
@@ -115,6 +116,9 @@ class PlacementFile(FileRecord):
     notes: list[str] = Field([], description="what else to know before believing a time")
     device_error: DeviceError | None = Field(
         None, description="how far the simulated device is from the real one; null for real hardware"
+    )
+    nearness: Nearness | None = Field(
+        None, description="what moves from the placement that it was to be near to; left out where there is none"
     )
     request: PlacementRequest
     lineage: dict[str, Any]

@@ -16,6 +16,7 @@ from evenshard.placement.storage import FUSED
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
 from evenshard.planner.extrapolation import interval_factors, widening_note
+from evenshard.planner.near import Near, with_nearness
 from evenshard.planner.pricing import PartsMeasurer, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import rivals
@@ -25,6 +26,7 @@ from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchCon
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.costs import PartCosts
+from evenshard.sharders.plan_search.near import NearSearch
 from evenshard.sharders.plan_search.options import SMALL
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort, PlanSearchResult, Progress
 from evenshard.sharders.room.legal_parts import legal_parts
@@ -66,6 +68,7 @@ def place_request(
     measure: PartsMeasurer | None = None,
     tables_from: str | None = None,
     progress: Progress | None = None,
+    near: Near | None = None,
 ) -> PlacementAnswer:
     """The answer to a request; the same arguments give the same answer. On one thread: the matrices are small.
 
@@ -73,6 +76,7 @@ def place_request(
         measure: measures placements; needed to measure candidates.
         tables_from: source of the tables, for the lineage.
         progress: called with the best predicted time so far, ms.
+        near: the earlier answer from which a bounded number of bytes may move.
 
     Raises:
         InfeasibleTask: if there is no legal placement, or none was found; the message says which, and what is missing.
@@ -88,10 +92,14 @@ def place_request(
         search, found = _searched(request, model, config, costs, progress)
     except InfeasibleTask as error:
         raise refusal(request, error) from None
-    best, cost = found.best, None
+    best, cost, is_interrupted = found.best, None, found.is_interrupted
+    candidates, beside = found.candidates, None
+    if near is not None:
+        beside = NearSearch(search, near.earlier(request), near.most_bytes).run(found)
+        best, candidates, is_interrupted = beside.best, beside.candidates, beside.is_interrupted
     if config.num_measured:
         assert measure is not None, "measuring needs hardware"
-        candidates = found.candidates[: config.num_measured]
+        candidates = candidates[: config.num_measured]
         measured = measure(task, candidates)
         number = min(range(len(measured)), key=lambda one: measured[one].max_device_ms)
         best, cost = costs.predict(candidates[number]), measured[number]
@@ -110,7 +118,7 @@ def place_request(
         "tables": tables_from,
         "search": {"seed": config.search.seed, "num_measured": config.num_measured},
     }
-    return PlacementAnswer(
+    answer = PlacementAnswer(
         request=replace(request, assumptions=(*request.assumptions, *_even_rows(task, ordered))),
         parts=tuple(ordered),
         alone_ms=alone_ms,
@@ -128,7 +136,7 @@ def place_request(
         notes=tuple(
             note
             for note in (
-                INTERRUPTED if found.is_interrupted else None,
+                INTERRUPTED if is_interrupted else None,
                 widening_note(below, above),
                 *_notes(request, model),
             )
@@ -136,6 +144,9 @@ def place_request(
         ),
         device_error=model.trained_on.device_error,
     )
+    if near is None or beside is None:
+        return answer
+    return with_nearness(answer, near, beside, found.best.predicted_ms)
 
 
 def _searched(

@@ -171,7 +171,9 @@ def _range(values: Sequence[_Number], text: Callable[[_Number], str]) -> str:
 
 
 def _sharding(answer: PlacementAnswer) -> Iterator[Line]:
-    """How tables are sharded, where there is a choice, and what no placement can beat."""
+    """What moves, how tables are sharded, where there is a choice, and what no placement can beat."""
+    for text in highlights.near_texts(answer):
+        yield "near", text, "green"
     if answer.num_devices == 1:
         return
     if highlights.may_cut(answer.request):

@@ -24,6 +24,7 @@ from evenshard.planner.highlights.memory import (
     reserve_text,
 )
 from evenshard.planner.highlights.names import names_text
+from evenshard.planner.highlights.near import near_texts
 from evenshard.planner.highlights.placed import costliest, placed_parts, sharded_tables
 from evenshard.planner.highlights.setting import (
     assumed_groups,
@@ -61,6 +62,7 @@ __all__ = [
     "machine_text",
     "may_cut",
     "names_text",
+    "near_texts",
     "not_compared_text",
     "offload_text",
     "placed_parts",

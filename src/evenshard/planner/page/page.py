@@ -134,6 +134,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "costliest": highlights.costliest(parts, NUM_COSTLIEST),
         "may_cut": highlights.may_cut(answer.request),
         "ways": highlights.sharding_texts(answer),
+        "near": list(highlights.near_texts(answer)),
         "bound": highlights.bound_text(answer),
         "cut": cut[:MAX_CUT_ROWS],
         "num_cut": len(cut),

@@ -31,6 +31,7 @@ from evenshard.placement.sharding import (
 from evenshard.placement.storage import ON_DEVICE
 from evenshard.sharders.plan_search.construction import Construction, Places, Works
 from evenshard.sharders.plan_search.costs import PartCosts, PredictedParts
+from evenshard.sharders.plan_search.moves import Moves
 from evenshard.sharders.plan_search.options import DEVICE, FULL_SHARE, NODE, Options, Piece, Way
 from evenshard.sharders.plan_search.state import Choice, State, choices_of
 from evenshard.utils.errors import InfeasibleTask
@@ -229,6 +230,62 @@ class PlanSearch:
                     found[tuple(best[1])] = _Start(best[1], types, best[0])
         return list(found.values())
 
+    def improve(self, state: State, changes: int, kicks: bool = True) -> None:
+        """Makes a placement better by trying so many changes, of all types; without kicks until no step helps."""
+        self._changes_left, self._types = changes, set(SHARDING_TYPES)
+        with on_interrupt(self._interrupt):
+            if kicks:
+                self._improve(state)
+            else:
+                self._descend(state)
+
+    def beside(self, choices: Sequence[Choice], units: Sequence[int], moves: Moves) -> list[Choice]:
+        """Choices of some units where least is to do beside the others, which stay; memory may not suffice.
+
+        Args:
+            choices: of all units; those of the units to place do not count.
+            units: to place.
+            moves: prices what moves.
+        """
+        self._types = set(SHARDING_TYPES)
+        state = State(
+            self.options, [self._anywhere(one) if one in units else own for one, own in enumerate(choices)], moves
+        )
+        numbers_U = self.construction.ways(self.construction.even_ms, SHARDING_TYPES)
+        by_size = sorted(units, key=lambda unit: -sum(piece.size_bytes for piece in state.way(unit).pieces))
+        for unit in (*by_size, *by_size):
+            count = len(self.options.units[unit].ways)
+            numbers = range(count) if len(units) <= MOST_BESIDE else (int(numbers_U[unit]),)
+            found = [one for number in numbers for one in self._choices_in(state, unit, number)]
+            scores: list[tuple[bool, float, int]] = []
+            for choice in (state.choices[unit], *found):
+                old, times_D = state.choices[unit], state.device_ms_D
+                state.replace(unit, choice)
+                is_legal = state.fits(self.room_D) and self.keeps_apart(state, unit, choice)
+                scores.append((not is_legal, state.score, len(scores)))
+                state.undo([(unit, old)], times_D)
+            state.replace(unit, (state.choices[unit], *found)[min(scores)[2]])
+        return list(state.choices)
+
+    def _anywhere(self, unit: int) -> Choice:
+        """A unit in its first way on the first devices that it may live on."""
+        own, machine = self.options.units[unit], self.costs.task.machine
+        way, pieces = own.ways[0], len(own.ways[0].pieces)
+        if way.scope == DEVICE:
+            allowed = range(machine.num_devices) if own.allowed_D is None else np.flatnonzero(own.allowed_D).tolist()
+            return Choice(0, tuple(allowed[:pieces]))
+        return Choice(0, tuple(range(pieces)) if way.scope == NODE else ())
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C has ended it."""
+        return self._is_interrupted
+
+    @property
+    def changes_in_all(self) -> int:
+        """That a search tries out."""
+        return self._changes_in_all
+
     # Improvement ------------------------------------------------------------------------------------------------------
 
     def _over(self) -> bool:
@@ -274,6 +331,9 @@ class PlanSearch:
         undo = [(unit, state.choices[unit]) for unit, _ in changes]
         state.replace_all(changes)
         self._changes_left -= 1
+        if state.moves is not None and not all(self.keeps_apart(state, unit, choice) for unit, choice in changes):
+            state.undo(undo, times_D)
+            return []
         if state.score < before * (1 - _LEAST_GAIN) and state.fits(self.room_D):
             return undo
         state.undo(undo, times_D)
@@ -283,6 +343,8 @@ class PlanSearch:
         """Promising changes, the cheapest to find first."""
         slow = int(state.device_ms_D.argmax())
         movable, spread = self._units_on(state, slow)
+        if state.moves is not None:
+            yield from self._homeward(state, slow)
         yield from self._moves(state, slow, movable)
         yield from self._other_storages(state, slow, [*movable, *spread])
         yield from self._swaps(state, slow, movable)
@@ -361,6 +423,9 @@ class PlanSearch:
             size = state.way(unit).pieces[number].size_bytes
             may = np.array([self._may_go(state, unit, int(device)) for device in targets])
             may &= state.used_D[targets] + size <= self.room_D[targets]
+            if state.moves is not None:
+                changes = ([(unit, _moved(state.choices[unit], slow, int(device)))] for device in targets)
+                may &= [state.moves.affords(state, change) for change in changes]
             if not may.any():
                 continue
             own = targets[may]
@@ -397,13 +462,37 @@ class PlanSearch:
                     if after < slow_ms:
                         found.append((after, unit, other, device))
         found.sort()
-        for _, unit, other, device in found[:TRIED_SWAPS]:
-            if not self._may_go(state, unit, device, other) or not self._may_go(state, other, slow, unit):
-                continue
-            yield [
+        tried = 0
+        for _, unit, other, device in found:
+            changes = [
                 (unit, _moved(state.choices[unit], slow, device)),
                 (other, _moved(state.choices[other], device, slow)),
             ]
+            if state.moves is not None and not state.moves.affords(state, changes):
+                continue
+            tried += 1
+            if tried > TRIED_SWAPS:
+                return
+            if self._may_go(state, unit, device, other) and self._may_go(state, other, slow, unit):
+                yield changes
+
+    def _homeward(self, state: State, slow: int) -> Iterator[list[tuple[int, Choice]]]:
+        """Units back to where they were: those of the slow device; of all, where too much has moved."""
+        assert state.moves is not None
+        is_over = state.moved_bytes > state.moves.most_bytes
+        movable, spread = self._units_on(state, slow)
+        away = list(state.moves.away(state)) if is_over or state.moves.price else []
+        if not is_over:
+            away = [unit for unit in away if unit in movable or unit in spread]
+        away.sort(key=lambda unit: -state.moves.bytes_of(unit, state.choices[unit]) if state.moves else 0)
+        for unit in away[:TRIED_HOMEWARD]:
+            yield self._home_of(state, unit)
+
+    def _home_of(self, state: State, unit: int) -> list[tuple[int, Choice]]:
+        """The change that brings a unit home."""
+        home = None if state.moves is None else state.moves.homes[unit]
+        assert home is not None
+        return [(unit, home)]
 
     def _node_changes(self, state: State, slow: int) -> Iterator[list[tuple[int, Choice]]]:
         """Moves of rows from the node of the slow device to less busy nodes, and exchanges with what is there."""
@@ -441,9 +530,19 @@ class PlanSearch:
             for number, way in enumerate(self.options.units[unit].ways):
                 if number == state.choices[unit].way or way.storage not in kept or not self._may_be(unit, number):
                     continue
-                choice = self._placed(state, unit, number)
-                if choice is not None:
+                for choice in self._choices_in(state, unit, number):
                     yield [(unit, choice)]
+
+    def _choices_in(self, state: State, unit: int, number: int) -> Iterator[Choice]:
+        """A unit in another way, where least is to do; and where most of it is already, if moves have a bound."""
+        choices = [self._placed(state, unit, number)]
+        if state.moves is not None:
+            choices = [state.moves.nearest(unit, number), *choices]
+        for choice in dict.fromkeys(choices):
+            if choice is None or choice == state.choices[unit]:
+                continue
+            if state.moves is None or state.moves.affords(state, [(unit, choice)]):
+                yield choice
 
     def _may_be(self, unit: int, number: int) -> bool:
         """Whether the types of this start have a way; all ways of a unit that they have none of."""
@@ -541,11 +640,40 @@ class PlanSearch:
             numbers = [n for n in range(len(self.options.units[unit].ways)) if self._may_be(unit, n)]
             number = numbers[int(self._rng.integers(len(numbers)))]
             choice = self._placed(state, unit, number)
+            if state.moves is not None:
+                unit, choice = self._kicked_near(state, state.moves, unit, choice)
             if choice is None or choice == state.choices[unit]:
                 continue
             undo.append((unit, state.choices[unit]))
             state.replace(unit, choice)
         return undo
+
+    def _kicked_near(self, state: State, moves: Moves, unit: int, choice: Choice | None) -> tuple[int, Choice | None]:
+        """The kick of a unit where moves have a bound: one that moves too much brings another unit home instead."""
+        if choice is not None and moves.affords(state, [(unit, choice)]):
+            return unit, choice
+        away = list(moves.away(state))
+        if not away:
+            return unit, None
+        unit = away[int(self._rng.integers(len(away)))]
+        home = moves.homes[unit]
+        undo = [(unit, state.choices[unit])]
+        before = state.device_ms_D
+        assert home is not None
+        state.replace(unit, home)
+        fits = state.fits(self.room_D)
+        state.undo(undo, before)
+        return unit, home if fits and self.keeps_apart(state, unit, home) else None
+
+    def keeps_apart(self, state: State, unit: int, choice: Choice) -> bool:
+        """Whether a unit may have a choice beside what has to stay apart from it."""
+        groups = set(self.construction.groups_of(unit))
+        return not groups or not any(
+            groups & set(self.construction.groups_of(other))
+            for place in choice.places
+            for other in state.on_device[place]
+            if other != unit
+        )
 
 
 def _shape(way: Way) -> tuple[str, tuple[int, ...]]:
@@ -559,6 +687,10 @@ OFFLOAD_CHANGES = 3
 """Times as many where every table comes again for every cache."""
 MOST_CANDIDATES = 16
 """Placements that a search gives back."""
+MOST_BESIDE = 64
+"""Units that are placed beside others by trying all their ways; of more, one way."""
+TRIED_HOMEWARD = 6
+"""Units that a step tries to bring home."""
 MOVE_TARGETS, SWAP_TARGETS = 16, 6
 """Devices, the least busy ones, that pieces of the slowest one may move to, or change places with."""
 TRIED_MOVES, TRIED_SWAPS, TRIED_STORAGES, MOST_OTHER_WAYS = 3, 4, 8, 12

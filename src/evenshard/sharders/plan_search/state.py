@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,9 @@ from evenshard.sharders.plan_search.options import (
 )
 from evenshard.tables.reuse import FloatArray
 
+if TYPE_CHECKING:
+    from evenshard.sharders.plan_search.moves import Moves
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -41,10 +45,17 @@ class Choice:
 
 
 class State:
-    """A complete placement with all its sums; changed one unit at a time, and cheap to change back."""
+    """A complete placement with all its sums; changed one unit at a time, and cheap to change back.
 
-    def __init__(self, options: Options, choices: Sequence[Choice]) -> None:
-        self.options = options
+    Args:
+        options: units and ways.
+        choices: of all units.
+        moves: what is moved from an earlier placement, where that has a bound and a price.
+    """
+
+    def __init__(self, options: Options, choices: Sequence[Choice], moves: Moves | None = None) -> None:
+        self.options, self.moves = options, moves
+        self.moved_bytes = 0
         self._costs: PartCosts = options.costs
         task = options.task
         self.task: ShardingTask = task
@@ -115,6 +126,8 @@ class State:
 
     def _add(self, unit: int, choice: Choice, sign: int) -> None:
         way = self.options.units[unit].ways[choice.way]
+        if self.moves is not None:
+            self.moved_bytes += sign * self.moves.bytes_of(unit, choice)
         self._index(unit, way, choice, sign)
         places: Sequence[int] = choice.places if way.scope in (DEVICE, NODE) else (0,) * len(way.pieces)
         for piece, place in zip(way.pieces, places, strict=True):
@@ -191,12 +204,13 @@ class State:
 
     @property
     def score(self) -> float:
-        """The cost, and a little of how slow the other slow devices are: what a search descends."""
+        """What a search descends: the cost, a little of how slow the other slow devices are, and the price of moves."""
         slowest = self.device_ms_D.max()
         if slowest <= 0:
             return 0.0
         rest = float(((self.device_ms_D / slowest) ** 16).mean())
-        return float(slowest) * (1 + 0.02 * rest)
+        moved_ms = 0.0 if self.moves is None else self.moves.price_ms(self.moved_bytes)
+        return float(slowest) * (1 + 0.02 * rest) + moved_ms
 
     def fits(self, room_D: npt.NDArray[np.int64]) -> bool:
         """Whether the memory suffices."""
@@ -228,30 +242,37 @@ def _node(task: ShardingTask, node: int) -> slice:
 
 def parts_of(options: Options, choices: Sequence[Choice]) -> tuple[TablePart, ...]:
     """The parts that choices stand for, in the order of the task's tables."""
-    task, machine = options.task, options.task.machine
+    found: dict[int, Sequence[TablePart]] = {}
+    for number, choice in enumerate(choices):
+        found.update(parts_of_unit(options, number, choice))
+    return tuple(part for position in range(len(options.task.tables)) for part in found[position])
+
+
+def parts_of_unit(options: Options, number: int, choice: Choice) -> dict[int, list[TablePart]]:
+    """The parts of each table of a unit, by the table's position, in the order of columns, then rows."""
+    task, machine, unit = options.task, options.task.machine, options.units[number]
+    way = unit.ways[choice.way]
     found: dict[int, list[TablePart]] = {}
-    for unit, choice in zip(options.units, choices, strict=True):
-        way = unit.ways[choice.way]
-        for position in unit.tables:
-            table = task.tables[position]
-            rows = Span(0, table.num_rows)
-            own = found.setdefault(position, [])
-            if way.scope == REPLICA:
-                own.append(TablePart(table.name, rows, Span(0, table.embedding_dim), tuple(range(task.num_devices))))
+    for position in unit.tables:
+        table = task.tables[position]
+        rows = Span(0, table.num_rows)
+        own = found.setdefault(position, [])
+        if way.scope == REPLICA:
+            own.append(TablePart(table.name, rows, Span(0, table.embedding_dim), tuple(range(task.num_devices))))
+            continue
+        widths = [piece.columns for piece in way.pieces] if len(unit.tables) == 1 else [table.embedding_dim]
+        stop = 0
+        for at, width in enumerate(widths):
+            columns, stop = Span(stop, stop + width), stop + width
+            if way.scope == DEVICE:
+                own.append(TablePart(table.name, rows, columns, (choice.places[at],), way.storage))
                 continue
-            widths = [piece.columns for piece in way.pieces] if len(unit.tables) == 1 else [table.embedding_dim]
-            stop = 0
-            for number, width in enumerate(widths):
-                columns, stop = Span(stop, stop + width), stop + width
-                if way.scope == DEVICE:
-                    own.append(TablePart(table.name, rows, columns, (choice.places[number],), way.storage))
-                    continue
-                devices = range(task.num_devices)
-                if way.scope == NODE:
-                    devices = machine.devices_of_node(choice.places[number])
-                cut = zip(row_spans(table, len(devices)), devices, strict=False)  # the last devices may have no rows
-                own.extend(TablePart(table.name, span, columns, (device,), way.storage) for span, device in cut)
-    return tuple(part for position in range(len(task.tables)) for part in found[position])
+            devices = range(task.num_devices)
+            if way.scope == NODE:
+                devices = machine.devices_of_node(choice.places[at])
+            cut = zip(row_spans(table, len(devices)), devices, strict=False)  # the last devices may have no rows
+            own.extend(TablePart(table.name, span, columns, (device,), way.storage) for span, device in cut)
+    return found
 
 
 def choices_of(options: Options, parts: Sequence[TablePart]) -> list[Choice] | None:
@@ -259,26 +280,31 @@ def choices_of(options: Options, parts: Sequence[TablePart]) -> list[Choice] | N
 
     Rows that are cut unevenly are taken for even ones.
     """
-    task, machine = options.task, options.task.machine
-    by_table = parts_by_table(task, parts)
+    by_table = parts_by_table(options.task, parts)
     found = []
     for number, unit in enumerate(options.units):
-        of_table = by_table[task.tables[unit.tables[0]].name]
-        way_name = sharding_type(of_table, task.tables[unit.tables[0]], machine)
-        widths = [part.columns.size for part in of_table] if len(unit.tables) == 1 else None
-        scope = SCOPES[way_name]
-        if scope == DEVICE:
-            places = tuple(part.device for part in of_table)
-        elif scope == NODE:
-            firsts = {part.columns: machine.node_of(part.device) for part in of_table}
-            widths, places = [columns.size for columns in firsts], tuple(firsts.values())
-        else:
-            widths, places = None, ()
-        way = _way_like(options, number, way_name, widths, of_table[0].storage)
-        if way is None:
+        choice = choice_like(options, number, by_table[options.task.tables[unit.tables[0]].name])
+        if choice is None:
             return None
-        found.append(Choice(way, places))
+        found.append(choice)
     return found
+
+
+def choice_like(options: Options, number: int, of_table: Sequence[TablePart]) -> Choice | None:
+    """The choice of a unit whose first table has these parts, by columns and rows; None as in ``choices_of``."""
+    task, machine, unit = options.task, options.task.machine, options.units[number]
+    way_name = sharding_type(of_table, task.tables[unit.tables[0]], machine)
+    widths = [part.columns.size for part in of_table] if len(unit.tables) == 1 else None
+    scope = SCOPES[way_name]
+    if scope == DEVICE:
+        places = tuple(part.device for part in of_table)
+    elif scope == NODE:
+        firsts = {part.columns: machine.node_of(part.device) for part in of_table}
+        widths, places = [columns.size for columns in firsts], tuple(firsts.values())
+    else:
+        widths, places = None, ()
+    way = _way_like(options, number, way_name, widths, of_table[0].storage)
+    return None if way is None else Choice(way, places)
 
 
 def _way_like(options: Options, unit: int, name: str, widths: Sequence[int] | None, storage: Storage) -> int | None:

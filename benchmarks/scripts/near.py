@@ -1,0 +1,81 @@
+"""Step time against bytes moved: public tables drift, and are placed near the placement from before the drift.
+
+python -m benchmarks.scripts.near
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+import evenshard
+from evenshard.planner.file import save_answer
+from evenshard.tables.sources import tables_from
+from evenshard.tables.table import Table
+from evenshard.utils.units import bytes_to_gb
+
+SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
+"""Of the bytes of all tables that may move."""
+NUM_NEW = 3
+
+
+def drifted(tables: tuple[Table, ...], seed: int) -> tuple[Table, ...]:
+    """The tables with pooling factors a factor of up to three off, and three new ones like some of them."""
+    rng = np.random.default_rng(seed)
+    factors = np.exp(rng.uniform(-np.log(3), np.log(3), len(tables)))
+    changed = [
+        replace(table, pooling_factor=max(float(table.pooling_factor * factor), 1.0))
+        for table, factor in zip(tables, factors, strict=True)
+    ]
+    alike = rng.choice(len(tables), NUM_NEW, replace=False).tolist()
+    return (*changed, *(replace(changed[one], name=f"new_{number}") for number, one in enumerate(alike)))
+
+
+def main() -> None:
+    """Prints a table for each public set."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sets", default="mlperf_dlrm_v2")
+    parser.add_argument("--devices", type=int, default=8)
+    parser.add_argument("--hardware", default="simulated:h100")
+    parser.add_argument("--seeds", type=int, default=3)
+    args = parser.parse_args()
+    for name in args.sets.split(","):
+        tables = tables_from(name, 65_536).tables
+        print(f"\n{name}, {args.devices} x {args.hardware}\n")
+        print(
+            "| seed | may move, GB | moves, GB | tables | ms | against free | s |\n|---:|---:|---:|---:|---:|---:|---:|"
+        )
+        for seed in range(args.seeds):
+            study(tables, args.devices, args.hardware, seed)
+
+
+def study(tables: tuple[Table, ...], devices: int, hardware: str, seed: int) -> None:
+    """One drift, with one line for each bound."""
+    with tempfile.TemporaryDirectory() as folder:
+        old = Path(folder, "old.json")
+        save_answer(evenshard.place(tables, devices, hardware=hardware, seed=seed), old)
+        today = drifted(tables, seed)
+        total = sum(table.size_bytes for table in tables)
+        for share in (*SHARES, None):
+            most = None if share is None else bytes_to_gb(share * total)
+            begun = time.monotonic()
+            answer = evenshard.place(today, devices, hardware=hardware, seed=seed, near=old, max_move_gb=most)
+            took = time.monotonic() - begun
+            near = answer.nearness
+            assert near is not None
+            bound = "any" if most is None else f"{most:.2f}"
+            over = 100 * (answer.predicted_ms / near.free_ms - 1)
+            print(
+                f"| {seed} | {bound} | {bytes_to_gb(near.moved_bytes):.2f} | {len(near.moved_tables)} | "
+                f"{answer.predicted_ms:.3f} | {over:+.1f} % | {took:.0f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

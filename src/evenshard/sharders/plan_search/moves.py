@@ -1,0 +1,186 @@
+"""What a placement under search moves from an earlier one: bytes of every unit, their bound and their price.
+
+Legend: D devices, O devices of the earlier placement, N devices of the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.moves import larger_machine, shared_pieces
+from evenshard.placement.parts import TablePart
+from evenshard.placement.renaming import best_names, device_kinds
+from evenshard.placement.sharding import broken_limit
+from evenshard.sharders.plan_search.options import DEVICE, NODE, Options
+from evenshard.sharders.plan_search.state import Choice, State, choice_like, parts_of_unit
+from evenshard.utils.errors import BadConfig
+
+_OVER = 2.0
+"""What bytes beyond the bound cost at least, in steps of the start: no placement with them is better than without."""
+
+
+@dataclass(frozen=True)
+class EarlierPlacement:
+    """A placement that has weights.
+
+    Attributes:
+        parts_of_table: parts of the tables whose weights can be used, by name.
+        machine: that they are on.
+        optimizer: whose state moves with them.
+    """
+
+    parts_of_table: Mapping[str, tuple[TablePart, ...]]
+    machine: Machine
+    optimizer: str = "sgd"
+
+
+@dataclass
+class Moves:
+    """The moves of a search.
+
+    Attributes:
+        options: units and ways of the search.
+        earlier: where the weights are.
+        most_bytes: that may move.
+        price: of a byte, ms.
+        step_ms: time of a step to measure what is over the bound by.
+        homes: the choice of each unit with which nothing of it moves; None where it has none.
+    """
+
+    options: Options
+    earlier: EarlierPlacement
+    most_bytes: float = float("inf")
+    price: float = 0.0
+    step_ms: float = 1.0
+    homes: list[Choice | None] = field(init=False)
+    _known: dict[tuple[int, Choice], int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Looks for the homes, which may be more ways for the options."""
+        self._machine = larger_machine(self.earlier.machine, self.options.task.machine)
+        self.homes = [self._home(unit) for unit in range(len(self.options.units))]
+        tables = self.options.task.tables
+        self.all_bytes = sum(table.size_bytes for table in tables if table.name in self.earlier.parts_of_table)
+
+    def _home(self, unit: int) -> Choice | None:
+        task = self.options.task
+        position = self.options.units[unit].tables[0]
+        before = self.earlier.parts_of_table.get(task.tables[position].name)
+        if before is None or any(device >= task.num_devices for part in before for device in part.devices):
+            return None
+        try:
+            choice = choice_like(self.options, unit, before)
+        except BadConfig:  # another machine: its rows are on other devices than all
+            return None
+        if choice is None or self.bytes_of(unit, choice) or not self.is_allowed(unit, choice):
+            return None
+        return choice
+
+    def is_allowed(self, unit: int, choice: Choice) -> bool:
+        """Whether the limits of a unit's tables allow a choice; memory and other tables left aside."""
+        parts = parts_of_unit(self.options, unit, choice)
+        return all(broken_limit(self.options.task, position, own) is None for position, own in parts.items())
+
+    def bytes_of(self, unit: int, choice: Choice) -> int:
+        """What moves of a unit; nothing of a table that has no weights yet."""
+        key = (unit, choice)
+        if key not in self._known:
+            self._known[key] = self._counted(unit, choice)
+        return self._known[key]
+
+    def _counted(self, unit: int, choice: Choice) -> int:
+        total = 0
+        for position, after in parts_of_unit(self.options, unit, choice).items():
+            table = self.options.task.tables[position]
+            before = self.earlier.parts_of_table.get(table.name)
+            if before is not None and list(before) != after:
+                pieces = shared_pieces(table, before, after, self._machine, self.earlier.optimizer)
+                total += sum(piece.moved_bytes for piece in pieces)
+        return total
+
+    def price_ms(self, moved_bytes: int) -> float:
+        """What moves cost a search, ms."""
+        over = moved_bytes - self.most_bytes
+        over_ms = self.step_ms * (_OVER + over / max(self.all_bytes, 1)) if over > 0 else 0.0
+        return self.price * moved_bytes + over_ms
+
+    def affords(self, state: State, changes: Sequence[tuple[int, Choice]]) -> bool:
+        """Whether changes stay within the bound, or lead towards it."""
+        more = sum(self.bytes_of(unit, choice) - self.bytes_of(unit, state.choices[unit]) for unit, choice in changes)
+        return more <= 0 or state.moved_bytes + more <= self.most_bytes
+
+    def away(self, state: State) -> Iterator[int]:
+        """The units that are not at home, as far as they have one."""
+        for unit, home in enumerate(self.homes):
+            if home is not None and state.choices[unit] != home and self.bytes_of(unit, state.choices[unit]):
+                yield unit
+
+    def nearest(self, unit: int, number: int) -> Choice | None:
+        """A unit in a way of its own with each piece where most of it is already; None where that is not clear."""
+        way = self.options.units[unit].ways[number]
+        if way.scope not in (DEVICE, NODE):
+            return Choice(number)
+        places: list[int] = []
+        machine = self.options.task.machine
+        count = machine.num_devices if way.scope == DEVICE else machine.num_nodes
+        held_D = self._held(unit, count, way.scope == NODE)
+        if held_D is None or len(way.pieces) > count:
+            return None
+        order = [int(one) for one in np.argsort(-held_D, kind="stable")[: len(way.pieces)]]
+        places = sorted(order, key=lambda one: self._first_column(unit, one, way.scope == NODE))
+        choice = Choice(number, tuple(places))
+        return choice if self.is_allowed(unit, choice) else None
+
+    def _held(self, unit: int, count: int, by_node: bool) -> np.ndarray | None:
+        """[count] columns and rows of a unit on each device or node, before."""
+        held = np.zeros(count)
+        tables, machine = self.options.task.tables, self.options.task.machine
+        for position in self.options.units[unit].tables:
+            for part in self.earlier.parts_of_table.get(tables[position].name, ()):
+                for device in part.devices:
+                    place = machine.node_of(device) if by_node else device
+                    if place < count:
+                        held[place] += part.rows.size * part.columns.size
+        return held if held.any() else None
+
+    def _first_column(self, unit: int, place: int, by_node: bool) -> int:
+        tables, machine = self.options.task.tables, self.options.task.machine
+        before = self.earlier.parts_of_table.get(tables[self.options.units[unit].tables[0]].name, ())
+        of_place = [
+            part.columns.start
+            for part in before
+            for device in part.devices
+            if (machine.node_of(device) if by_node else device) == place
+        ]
+        return min(of_place, default=2**31)
+
+    def renamed(self, choices: Sequence[Choice]) -> list[Choice]:
+        """The same placement with those names of its devices with which least moves."""
+        task, machine = self.options.task, self.options.task.machine
+        held_NO = np.zeros((task.num_devices, task.num_devices), dtype=np.int64)
+        for unit, choice in enumerate(choices):
+            if self.options.units[unit].ways[choice.way].scope not in (DEVICE, NODE):
+                continue
+            for position, after in parts_of_unit(self.options, unit, choice).items():
+                table = task.tables[position]
+                before = self.earlier.parts_of_table.get(table.name)
+                if before is None:
+                    continue
+                for piece in shared_pieces(table, before, after, self._machine, self.earlier.optimizer):
+                    old = [device for device in piece.reach if device < task.num_devices]
+                    held_NO[np.ix_(piece.new_devices, old)] += piece.num_bytes
+        names = best_names(held_NO, device_kinds(task), machine)
+        return [self._named(unit, choice, names) for unit, choice in enumerate(choices)]
+
+    def _named(self, unit: int, choice: Choice, names: np.ndarray) -> Choice:
+        machine, scope = self.options.task.machine, self.options.units[unit].ways[choice.way].scope
+        if scope == DEVICE:
+            return Choice(choice.way, tuple(int(names[place]) for place in choice.places))
+        if scope == NODE:
+            firsts = (machine.devices_of_node(place).start for place in choice.places)
+            return Choice(choice.way, tuple(machine.node_of(int(names[first])) for first in firsts))
+        return choice

@@ -1,0 +1,240 @@
+"""The search near an earlier placement: the best one that moves at most so many bytes of it.
+
+It starts from two ends. One stays: every table where it is, new ones where least is to do; steps that save most for
+their bytes come first, as a byte has a price that falls. The other returns: a placement that was found without a bound
+gets the device names with which least moves, and its tables go home, those first that cost least for their bytes, until
+the rest is within the bound. Both are improved within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import check_sharding
+from evenshard.sharders.plan_search.costs import PredictedParts
+from evenshard.sharders.plan_search.least_moves import least_moves
+from evenshard.sharders.plan_search.moves import EarlierPlacement, Moves
+from evenshard.sharders.plan_search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResult
+from evenshard.sharders.plan_search.state import Choice, State, choices_of
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.messages import brief
+from evenshard.utils.units import bytes_to_gb
+
+PRICES = (16.0, 4.0, 1.0, 0.25, 0.06, 0.0)
+"""Of all bytes, in steps of the start: a search begins with the first and ends with the last."""
+LAST_PRICE = 1e-3
+"""Likewise, while a placement is improved: of two that take as long, the one that moves less."""
+ALIKE = 1e-3
+"""Relative difference of times below which the placement that moves less is the answer."""
+RETURNING = 3
+"""Placements found without a bound that a search returns from."""
+BOUNDS = (0.0, 0.25, 1.0)
+"""Parts of what may move beyond the least that is searched for, one after the other."""
+RETURN_ROUNDS = 16
+"""Rounds, at most and for large tasks, in which the tables of a placement go home."""
+
+
+@dataclass(frozen=True)
+class NearResult:
+    """What the search found.
+
+    Attributes:
+        best: the answer.
+        candidates: placements within the bound that ended well, the best first.
+        moved_bytes: by the answer.
+        stay: the best found that moves as little as is possible, as far as was found.
+        stay_bytes: moved by it.
+        free_bytes: moved by the best placement without a bound.
+        is_interrupted: Ctrl-C ended it.
+    """
+
+    best: PredictedParts
+    candidates: tuple[tuple[TablePart, ...], ...]
+    moved_bytes: int
+    stay: PredictedParts
+    stay_bytes: int
+    free_bytes: int
+    is_interrupted: bool
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A placement within the bound."""
+
+    parts: tuple[TablePart, ...]
+    moved_bytes: int
+
+
+class NearSearch:
+    """The search near an earlier placement.
+
+    Args:
+        search: the search without a bound, which has run: its options, effort and seed.
+        earlier: where the weights are.
+        most_bytes: that may move; infinite for no bound.
+    """
+
+    def __init__(self, search: PlanSearch, earlier: EarlierPlacement, most_bytes: float = float("inf")) -> None:
+        self._search, self._most_bytes = search, most_bytes
+        self._moves = Moves(search.options, earlier)
+
+    def run(self, free: PlanSearchResult) -> NearResult:
+        """The best placement within the bound that was found.
+
+        Args:
+            free: what the search found without a bound.
+
+        Raises:
+            BadConfig: if more has to move; the message says how much, and which tables.
+        """
+        moves, options = self._moves, self._search.options
+        freed = [choices for parts in free.candidates[:RETURNING] if (choices := choices_of(options, parts))]
+        renamed = [moves.renamed(choices) for choices in freed]
+        free_bytes = sum(moves.bytes_of(unit, choice) for unit, choice in enumerate(renamed[0])) if renamed else 0
+        begun = self._begun()
+        start = State(options, begun, moves)
+        least = start.moved_bytes
+        moves.step_ms = max(start.cost_ms, *(State(options, choices).cost_ms for choices in renamed), 1e-9)
+        found: list[_Found] = []
+        state, most = start, max(self._most_bytes, least)
+        room = min(most, max(free_bytes, least) * 4 + moves.all_bytes) - least
+        for share in BOUNDS:
+            moves.most_bytes = most if share == 1 else least + share * room
+            self._descend(state)
+            self._improve(state, 1 / 6)
+            found.append(self._found(state))
+        stay = found[0]
+        moves.most_bytes = most
+        for choices in renamed:
+            returned = self._returned(choices)
+            if returned is not None:
+                found.append(self._found(returned))
+                self._improve(returned, 1 / (2 * len(renamed)))
+                found.append(self._found(returned))
+        return self._result(free, found, stay, free_bytes)
+
+    def _result(self, free: PlanSearchResult, found: Sequence[_Found], stay: _Found, free_bytes: int) -> NearResult:
+        costs = self._search.costs
+        known = {one.parts: one for one in found}
+        predicted = {parts: costs.predict(parts) for parts in known}
+        best_ms = min(one.predicted_ms for one in predicted.values())
+        order = sorted(
+            known.values(),
+            key=lambda one: (
+                predicted[one.parts].predicted_ms > best_ms * (1 + ALIKE),
+                one.moved_bytes if predicted[one.parts].predicted_ms <= best_ms * (1 + ALIKE) else 0,
+                predicted[one.parts].predicted_ms,
+            ),
+        )
+        return NearResult(
+            best=predicted[order[0].parts],
+            candidates=tuple(one.parts for one in order[:MOST_CANDIDATES]),
+            moved_bytes=order[0].moved_bytes,
+            stay=predicted[stay.parts],
+            stay_bytes=stay.moved_bytes,
+            free_bytes=free_bytes,
+            is_interrupted=free.is_interrupted or self._search.is_interrupted,
+        )
+
+    def _found(self, state: State) -> _Found:
+        return _Found(state.parts(), state.moved_bytes)
+
+    # Staying ----------------------------------------------------------------------------------------------------------
+
+    def _begun(self) -> list[Choice]:
+        """Every unit at home, the others where least is to do; with the least moves where that does not go."""
+        greedy = self._stayed()
+        moved = float("inf") if greedy is None else self._moved(greedy)
+        if greedy is not None and moved == 0:
+            return greedy
+        fewer = least_moves(self._search.options, self._search.construction, self._moves)
+        if fewer is not None and self._moved(fewer) < moved:
+            greedy, moved = fewer, self._moved(fewer)
+        if greedy is None:
+            raise BadConfig("no placement near the earlier one was found. Leave near out.")
+        if moved > self._most_bytes:
+            names = [
+                self._search.costs.task.tables[self._search.options.units[unit].tables[0]].name
+                for unit, choice in enumerate(greedy)
+                if self._moves.bytes_of(unit, choice)
+            ]
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            need = f"{np.ceil(bytes_to_gb(moved) * 1e4) / 1e4:.10g}"
+            raise BadConfig(
+                f"max_move_gb is {bytes_to_gb(self._most_bytes):.4g}, but the earlier placement is not legal where it "
+                f"is: {', '.join(map(brief, names[:3]))}{more} must move. Raise max_move_gb to {need}."
+            )
+        return greedy
+
+    def _moved(self, choices: Sequence[Choice]) -> int:
+        return sum(self._moves.bytes_of(unit, choice) for unit, choice in enumerate(choices))
+
+    def _stayed(self) -> list[Choice] | None:
+        """Every unit at home that has one, and the others where least is to do; None where that is not legal."""
+        moves, search = self._moves, self._search
+        homeless = [unit for unit, home in enumerate(moves.homes) if home is None]
+        choices = [Choice(0) if home is None else home for home in moves.homes]
+        if homeless:
+            moves.most_bytes, moves.price = float("inf"), PRICES[0] / max(moves.all_bytes, 1)
+            choices = search.beside(choices, homeless, moves)
+        state = State(search.options, choices)
+        try:
+            check_sharding(search.costs.task, state.parts())
+        except InfeasibleTask:
+            return None
+        return choices
+
+    def _descend(self, state: State) -> None:
+        """Steps that save most for their bytes first."""
+        moves = self._moves
+        for price in PRICES:
+            moves.price = price * moves.step_ms / max(moves.all_bytes, 1)
+            self._search.improve(state, self._search.changes_in_all // 6, kicks=False)
+
+    def _improve(self, state: State, share: float) -> None:
+        moves = self._moves
+        moves.price = LAST_PRICE * moves.step_ms / max(moves.all_bytes, 1)
+        self._search.improve(state, int(self._search.changes_in_all * share))
+
+    # Returning --------------------------------------------------------------------------------------------------------
+
+    def _returned(self, choices: Sequence[Choice]) -> State | None:
+        """A placement with units sent home until it is within the bound; None where memory or rules do not let them."""
+        moves, search = self._moves, self._search
+        most, moves.most_bytes = moves.most_bytes, float("inf")
+        moves.price = 0.0
+        state = State(search.options, choices, moves)
+        while state.moved_bytes > most:
+            ranked = sorted(self._homeward(state))
+            if not ranked:
+                break
+            batch = 1 if search.options.is_small and len(ranked) <= 64 else max(1, len(ranked) // RETURN_ROUNDS)
+            for _, unit in ranked[:batch]:
+                self._send_home(state, unit)
+                if state.moved_bytes <= most:
+                    break
+        moves.most_bytes = most
+        return state if state.moved_bytes <= most else None
+
+    def _homeward(self, state: State) -> Iterator[tuple[float, int]]:
+        """What it costs for each byte to send a unit home, and the unit, as far as that is legal."""
+        before = state.score
+        for unit in list(self._moves.away(state)):
+            saved, times_D, choice = state.moved_bytes, state.device_ms_D, state.choices[unit]
+            if self._send_home(state, unit):
+                yield (state.score - before) / max(saved - state.moved_bytes, 1), unit
+                state.undo([(unit, choice)], times_D)
+
+    def _send_home(self, state: State, unit: int) -> bool:
+        """Whether a unit could go home; then it is there."""
+        home, old, times_D = self._moves.homes[unit], state.choices[unit], state.device_ms_D
+        assert home is not None
+        state.replace(unit, home)
+        if state.fits(self._search.room_D) and self._search.keeps_apart(state, unit, home):
+            return True
+        state.undo([(unit, old)], times_D)
+        return False

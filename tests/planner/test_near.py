@@ -1,0 +1,140 @@
+"""``place --near``: what an answer says of its moves, in every output; and requests that make no sense."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import evenshard
+from evenshard.cli import main
+from evenshard.planner.diff.diff import diff
+from evenshard.planner.file import json_text, load_answer, save_answer
+from evenshard.planner.page.page import save_page
+from evenshard.planner.summary import print_answer
+from evenshard.sharders.plan_search.search import PlanSearchEffort
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+from support import documented
+from support.request_builders import LITTLE
+
+OLD = (
+    Table("clicks", 2_000_000, 64, 30.0),
+    Table("user", 5_000_000, 32, 1.0),
+    Table("item", 1_000_000, 64, 8.0),
+    Table("country", 200, 16, 1.0),
+    Table("query", 3_000_000, 16, 3.5),
+    Table("title", 800_000, 32, 12.0),
+)
+NOW = (
+    *OLD[:2],
+    replace(OLD[2], pooling_factor=60.0),
+    OLD[3],
+    replace(OLD[4], num_rows=3_500_000),
+    Table("shop", 4_000, 32, 5.0),
+)
+
+
+@pytest.fixture(autouse=True)
+def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every search here is short."""
+    monkeypatch.setattr(PlanSearchEffort.__init__, "__defaults__", tuple(vars(LITTLE).values()))
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    save_answer(evenshard.place(OLD, 4, hardware="simulated:h100", optimizer="adam"), tmp_path / "old.json")
+    return tmp_path / "old.json"
+
+
+def said(answer: evenshard.PlacementAnswer) -> str:
+    out = io.StringIO()
+    print_answer(answer, out)
+    return " ".join(out.getvalue().split())
+
+
+def test_an_answer_says_what_moves_as_a_diff_counts_it(old: Path) -> None:
+    answer = evenshard.place(NOW, 4, hardware="simulated:h100", optimizer="adam", near=old, max_move_gb=0.6)
+    found, difference = answer.nearness, diff(load_answer(old), answer)
+    assert found is not None
+    assert found.moved_bytes == difference.traffic.moved_bytes <= 0.6 * 2**30 == pytest.approx(found.max_move_bytes)
+    assert set(found.moved_tables) == {move.table for move in difference.moves}
+    assert set(found.new_tables) == {"query", "shop"} and found.gone_tables == ("title",)
+    assert found.free_ms <= answer.predicted_ms * 1.01 and answer.predicted_ms <= found.stay_ms
+    assert found.stay_bytes == 0 <= found.free_bytes
+    text = said(answer)
+    assert "of at most 614 MB" in text and "new, which move nothing: " in text and "gone: title (1 table)" in text
+    assert "near nothing moved: " in text
+
+
+def test_the_page_and_the_file_say_it_too(old: Path) -> None:
+    answer = evenshard.place(NOW, 4, hardware="simulated:h100", optimizer="adam", near=old, max_move_gb=0)
+    save_answer(answer, old.with_name("new.json"))
+    assert load_answer(old.with_name("new.json")) == answer
+    save_page(answer, old.with_name("page.html"))
+    assert "moves nothing of at most 0 GB" in old.with_name("page.html").read_text()
+    assert "nearness" not in json.loads(json_text(load_answer(old)))
+    assert diff(load_answer(old), answer).moves == ()
+
+
+def test_without_a_bound_only_the_names_of_devices_are_chosen(old: Path) -> None:
+    free = evenshard.place(OLD, 4, hardware="simulated:h100", optimizer="adam", seed=1)
+    answer = evenshard.place(OLD, 4, hardware="simulated:h100", optimizer="adam", seed=1, near=old)
+    assert answer.predicted_ms <= free.predicted_ms * 1.001
+    before = load_answer(old)
+    assert diff(before, answer).traffic.moved_bytes <= diff(before, free).traffic.moved_bytes
+    assert "of at most" not in said(answer)
+
+
+def test_what_makes_no_sense_is_told_in_one_line(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BadConfig, match="near is left out"):
+        evenshard.place(OLD, 4, max_move_gb=1)
+    with pytest.raises(BadConfig, match="max_move_gb is -1"):
+        evenshard.place(OLD, 4, near=old, max_move_gb=-1)
+    with pytest.raises(evenshard.BadInput, match="no such file"):
+        evenshard.place(OLD, 4, near=old.with_name("none.json"))
+    home = load_answer(old).parts_of_table["user"][0].devices
+    with pytest.raises(BadConfig, match=r"'user' must move\. Raise max_move_gb to 1\.7") as told:
+        evenshard.place(
+            OLD, 4, hardware="simulated:h100", optimizer="adam", near=old, max_move_gb=1, forbidden={"user": home}
+        )
+    assert "\n" not in str(told.value)
+
+
+def test_the_command_answers_as_the_function(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from evenshard.sharders.catalog import HEURISTICS
+    from evenshard.tables.files import save_tables
+
+    tables, out = old.with_name("tables.yaml"), old.with_name("new.json")
+    save_tables(NOW, tables)
+    words = ["place", str(tables), "--devices", "4", "--hardware", "simulated:h100", "--optimizer", "adam"]
+    assert main([*words, "--near", str(old), "--max-move-gb", "0.3", "-o", str(out)]) == 0
+    answer = evenshard.place(
+        tables, 4, hardware="simulated:h100", optimizer="adam", near=old, max_move_gb=0.3, compare=HEURISTICS
+    )
+    assert out.read_text() == json_text(answer)
+    assert main([*words, "--near", str(old), "-o", str(old)]) == 2  # it would overwrite what it reads
+    assert "old.json" in capsys.readouterr().err
+
+
+def test_what_the_docs_show_of_a_change_of_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evenshard.tables.files import save_tables
+
+    monkeypatch.chdir(tmp_path)
+    page, start = "docs/running_jobs.md", "evenshard place tables.yaml --devices 4 --hardware simulated:h100"
+    for tables, name in ((OLD, "old.json"), (NOW, "new.json")):
+        save_tables(tables, "tables.yaml")
+        assert main(["place", "tables.yaml", "--devices", "4", "--hardware", "simulated:h100", "-o", name]) == 0
+    for gigabytes, name in (("0 ", "stay.json"), ("0.3", "near.json")):
+        assert main(documented.command(page, f"{start} --near old.json --max-move-gb {gigabytes}")) == 0
+        assert (tmp_path / name).exists()
+    stay, near = load_answer("stay.json"), load_answer("near.json")
+    assert near.predicted_ms <= stay.predicted_ms and near.nearness is not None
+    assert near.nearness.moved_bytes <= 0.3 * 2**30 and stay.nearness is not None and not stay.nearness.moved_bytes
+    assert main(documented.command(page, "evenshard diff stay.json near.json --steps")) == 0
+    assert main(documented.command(page, "evenshard diff old.json new.json --renamed")) == 0
+    before, new, renamed = (load_answer(f"{name}.json") for name in ("old", "new", "renamed"))
+    assert diff(before, renamed).traffic.moved_bytes <= diff(before, new).traffic.moved_bytes
