@@ -16,6 +16,7 @@ from typing import Any
 
 from evenshard.cli import costs, datasets, decisions, models, pipeline, place, placements, stages, traces
 from evenshard.cli.arguments import Commands, OneLineParser
+from evenshard.cli.completion import SHELLS, PrintCompletion
 from evenshard.utils.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask
 from evenshard.utils.messages import one_line
 from evenshard.version import __version__
@@ -24,6 +25,12 @@ from evenshard.version import __version__
 def _parser() -> OneLineParser:
     parser = OneLineParser(prog="evenshard", description="Learns where to put a recommender model's embedding tables.")
     parser.add_argument("--version", action="version", version=f"evenshard {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        choices=SHELLS,
+        action=PrintCompletion,
+        help="print the script that completes commands, flags and files in a shell",
+    )
     commands = Commands(parser)
     for module in (stages, costs, traces, place, placements, models, pipeline, datasets, decisions):
         module.add_commands(commands)

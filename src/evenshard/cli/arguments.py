@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from evenshard.measure.hardware import CHOICES, names_in
 from evenshard.utils.atomic import tidy_up
 from evenshard.utils.messages import brief, one_line
-from evenshard.utils.outputs import MODEL_PARTS, File, Output, require_apart, require_place
+from evenshard.utils.outputs import MODEL_PARTS, File, FileOrStdout, Output, require_apart, require_place
 
 
 class Source:
@@ -60,7 +60,7 @@ def output_flag(kind: Output) -> dict[str, Any]:
     return {"type": kind, "metavar": "PATH"}
 
 
-OUTPUT = output_flag(File())
+OUTPUT, OUTPUT_OR_STDOUT = output_flag(File()), output_flag(FileOrStdout())
 
 
 def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespace) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.cli.arguments import OUTPUT, PATH, SOURCE, Commands, at_least
+from evenshard.cli.arguments import OUTPUT, OUTPUT_OR_STDOUT, PATH, SOURCE, Commands, at_least
 from evenshard.cli.options import add_option
 from evenshard.planner.options import place_options
+from evenshard.utils.outputs import STDOUT
 
 if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
@@ -20,7 +23,7 @@ NO_FLAG = {"compare"}
 
 
 def _place(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.planner.file import json_schema, save_answer
+    from evenshard.planner.file import json_schema, json_text
 
     if args.schema:
         print(json.dumps(json_schema(), indent=1))
@@ -30,31 +33,64 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.rules import RULES
     from evenshard.planner.summary import print_answer
     from evenshard.sharders.catalog import HEURISTICS
-    from evenshard.utils.console import best_so_far
+    from evenshard.utils.console import best_so_far, without_progress
     from evenshard.utils.errors import BadConfig
 
     if args.tables is None:
         raise BadConfig("TABLES is missing. Name a table file, a public set such as mlperf_dlrm_v2, or traffic.")
     _check_format(args)
+    _check_stdout(args)
     torchrec, missing = ((), "") if args.report is None else _torchrec()
     chosen = {one.name: getattr(args, one.name) for one in place_options() if one.name not in (*RULES, *NO_FLAG)}
     compare = (*HEURISTICS, *torchrec, *([FULL_SPACE] if torchrec else ()))
-    with best_so_far() as progress:
+    with without_progress() if args.quiet else nullcontext(), best_so_far() as progress:
         answer = api.place(args.tables, **chosen, **vars(_rules(args)), compare=compare, progress=progress)
-    if args.format == "torchrec":
-        from evenshard.planner.torchrec import save_plan
-
-        save_plan(answer, args.out, args.local_world_size, "cpu" if args.hardware == "cpu" else "cuda")
-    elif args.out is not None:
-        save_answer(answer, args.out)
+    if args.out is not None:
+        _write(_contents(args, answer), args.out)
     if args.report is not None:
         from evenshard.planner.page.page import save_page
 
         save_page(answer, args.report, missing)
-    print_answer(answer, missing=missing)
+    if args.json:
+        print(json_text(answer), end="")
+    elif not args.quiet and args.out != STDOUT:
+        print_answer(answer, missing=missing)
     if args.what_if == "memory":
         _print_more_memory(args, answer)
     return {}
+
+
+def _contents(args: argparse.Namespace, answer: PlacementAnswer) -> str:
+    """What goes into the file."""
+    if args.format == "torchrec":
+        from evenshard.planner.torchrec.plan_file import plan_text
+
+        return plan_text(answer, args.local_world_size, "cpu" if args.hardware == "cpu" else "cuda")
+    from evenshard.planner.file import json_text
+
+    return json_text(answer)
+
+
+def _write(text: str, path: Path) -> None:
+    from evenshard.utils.atomic import atomic_path
+
+    if path == STDOUT:
+        print(text, end="")
+        return
+    with atomic_path(path) as draft:
+        draft.write_text(text)
+
+
+def _check_stdout(args: argparse.Namespace) -> None:
+    """Standard output holds one thing."""
+    from evenshard.utils.errors import BadConfig
+
+    if args.json and args.out == STDOUT:
+        raise BadConfig("--json and -o - both write to standard output. Give one of them, or -o a file.")
+    if args.what_if is not None and (args.json or args.quiet or args.out == STDOUT):
+        raise BadConfig(
+            "--what-if prints a table. Leave out --json, --quiet and -o -, or ask evenshard explain for it."
+        )
 
 
 def _print_more_memory(args: argparse.Namespace, answer: PlacementAnswer) -> None:
@@ -118,7 +154,10 @@ def add_commands(commands: Commands) -> None:
         help="table file (.yaml, .json, .csv, .parquet), public set such as mlperf_dlrm_v2, folder of traffic "
         "(.parquet or .pt), or DLRM batch file; s3://bucket/file too",
     )
-    add("-o", "--out", **OUTPUT, help="placement.json, or TorchRec plan, to write")
+    add("-o", "--out", **OUTPUT_OR_STDOUT, help="placement.json, or TorchRec plan, to write; - for standard output, "
+        "with nothing else there")  # fmt: skip
+    add("--json", action="store_true", help="print placement.json in place of the summary")
+    add("-q", "--quiet", action="store_true", help="print no summary and no progress, only errors")
     add("--report", **OUTPUT, help="HTML page to write; compares with TorchRec's planner too, where it is installed")
     add("--what-if", choices=("memory",), help="what more device memory would save, too: searches again, 4 or 5 times")
     add("--schema", action="store_true", help="print the JSON schema of placement.json, and nothing else")

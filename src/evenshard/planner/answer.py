@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.evidence import DeviceError, with_device_error
@@ -22,6 +23,9 @@ from evenshard.tables.assumptions import Assumption, assumed_miss_ratios
 from evenshard.tables.cache import COUNTED
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,40 @@ class PlacementAnswer:
             for name in ("parts", "alone_ms", "adds_ms"):
                 values = getattr(self, name)
                 object.__setattr__(self, name, tuple(values[position] for position in order))
+
+    def __repr__(self) -> str:
+        """About ten lines; ``summary`` is all of it."""
+        from evenshard.planner.brief import brief_text
+
+        return brief_text(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from evenshard.planner.page.card import card
+
+        return card(self)
+
+    def summary(self) -> str:
+        """The answer as ``evenshard place`` prints it."""
+        from evenshard.planner.summary import summary_text
+
+        return summary_text(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The parts as a data frame of pandas, a row each; see ``evenshard.planner.frame``.
+
+        Raises:
+            MissingPackage: pandas is not installed.
+        """
+        from evenshard.planner.frame import answer_frame
+
+        return answer_frame(self)
+
+    def save_report(self, path: str | Path) -> None:
+        """Writes the page of ``evenshard place --report``, as a whole or not at all."""
+        from evenshard.planner.page.page import save_page
+
+        save_page(self, Path(path))
 
     @property
     def num_devices(self) -> int:

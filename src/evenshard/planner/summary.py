@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import StringIO
 from typing import TextIO, TypeVar
 
 from rich.console import Console
@@ -33,6 +34,13 @@ FULLNESS = _HEADS.index("full")
 """The column that narrow terminals can do without."""
 INDENT = 9
 """Width of the first word of the lines below the table."""
+
+
+def summary_text(answer: PlacementAnswer) -> str:
+    """The summary as the terminal shows it, without colours."""
+    text = StringIO()
+    print_answer(answer, text)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: str = "") -> None:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, TypeVar
 
 from evenshard.utils.messages import without_credentials
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 LOG_EVERY_S = 10.0
 log = logging.getLogger(__name__)
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
 def plain_console(file: IO[str] | None) -> Console:
@@ -60,7 +62,7 @@ def progress(items: Collection[Item], description: str) -> Iterator[Item]:
     )
 
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or _QUIET.get():
         yield from _logged(items, description)
         return
     columns = (
@@ -75,9 +77,22 @@ def progress(items: Collection[Item], description: str) -> Iterator[Item]:
 
 
 @contextmanager
+def without_progress() -> Iterator[None]:
+    """Nothing is said on stderr meanwhile, unless it is a warning."""
+    ours = logging.getLogger("evenshard")
+    level, token = ours.level, _QUIET.set(True)
+    ours.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        ours.setLevel(level)
+        _QUIET.reset(token)
+
+
+@contextmanager
 def best_so_far() -> Iterator[Callable[[float], None] | None]:
     """Shows on stderr the best step time that a search has found, ms; None where stderr is not a terminal."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or _QUIET.get():
         yield None
         return
     from rich.console import Console

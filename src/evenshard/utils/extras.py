@@ -9,6 +9,8 @@ from evenshard.utils.errors import MissingPackage
 from evenshard.utils.messages import reason_of
 
 EXTRAS = {
+    "pandas": ("pandas", "A data frame"),
+    "shtab": ("completion", "Shell completion"),
     "pyarrow": ("parquet", "A Parquet file"),
     "ortools": ("exact", "An exact search"),
     "torchrec": ("torchrec", "TorchRec's planner"),

@@ -18,6 +18,7 @@ from typing import NoReturn
 from evenshard.utils.errors import BadConfig, BadFile
 
 ELSEWHERE = "Name another path."
+STDOUT = Path("-")
 MAX_LINKS = 40  # as many as Linux follows
 
 
@@ -64,6 +65,15 @@ class File(Output):
                 raise BadFile(one, "is a device, a pipe or a socket, which is never replaced", ELSEWHERE)
             if target != one and not mode & 0o222:  # such as a link into DVC's cache
                 raise BadFile(one, f"leads to {target}, which is read-only", "Remove the link, or name another path.")
+
+
+@dataclass(frozen=True)
+class FileOrStdout(File):
+    """One file, or standard output, which is called "-"."""
+
+    def paths(self, path: Path) -> tuple[Path, ...]:
+        """The file, if it is one."""
+        return () if path == STDOUT else super().paths(path)
 
 
 @dataclass(frozen=True)
@@ -155,6 +165,8 @@ PROMOTION = FilesInside(("promotion.json", "promotion_costs.parquet"))
 
 def require_place(output: Output, path: Path) -> None:
     """Raises BadFile where nothing can be written at the path."""
+    if isinstance(output, FileOrStdout) and path == STDOUT:
+        return
     found = path if isinstance(output, FilesInside) else follow_links(path).parent
     while not found.exists() and found != found.parent:
         found = found.parent  # the missing folders are made when there is something to put into them

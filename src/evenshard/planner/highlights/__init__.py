@@ -33,6 +33,7 @@ from evenshard.planner.highlights.setting import (
     machine_text,
     may_cut,
     setting_text,
+    tables_and_machine,
     timing_word,
 )
 from evenshard.planner.highlights.step import (
@@ -75,6 +76,7 @@ __all__ = [
     "sharding_texts",
     "slowest_device",
     "step_headline",
+    "tables_and_machine",
     "timing_word",
     "where_text",
     "whole_tables_text",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evenshard.measure.evidence import device_text
@@ -10,7 +12,10 @@ from evenshard.measure.link import is_modelled
 from evenshard.placement.sharding import TABLE_WISE, Communication
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest
+from evenshard.tables.assumptions import Assumption
 from evenshard.utils.messages import printable
+
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
 
 
 @dataclass(frozen=True)
@@ -29,11 +34,32 @@ class AssumedGroup:
 
 
 def assumed_groups(answer: PlacementAnswer) -> tuple[AssumedGroup, ...]:
-    """The assumptions, the same ones about several tables together."""
-    names: dict[tuple[str, str], list[str]] = {}
+    """The assumptions, those about several tables together that say the same but for their numbers."""
+    found: dict[tuple[str, str], list[Assumption]] = {}
     for one in answer.assumptions:
-        names.setdefault((one.column, one.text), []).append(one.table)
-    return tuple(AssumedGroup(column, text, tuple(tables)) for (column, text), tables in names.items())
+        found.setdefault((one.column, _NUMBER.sub("#", one.text)), []).append(one)
+    return tuple(
+        AssumedGroup(column, _with_ranges([one.text for one in alike]), tuple(one.table for one in alike))
+        for (column, _), alike in found.items()
+    )
+
+
+def _with_ranges(texts: Sequence[str]) -> str:
+    """Texts that differ in their numbers as one, with the smallest and the largest of each number."""
+    columns = zip(*(_NUMBER.findall(text) for text in texts), strict=True)
+    ranges = iter([sorted(set(numbers), key=lambda one: float(one.replace(",", ""))) for numbers in columns])
+
+    def span(_: re.Match[str]) -> str:
+        numbers = next(ranges)
+        return numbers[0] if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+    return _NUMBER.sub(span, texts[0])
+
+
+def tables_and_machine(request: PlacementRequest) -> str:
+    """How many tables are placed on what."""
+    count = len(request.tables)
+    return f"{count:,} table{'s' * (count > 1)} on {machine_text(request)}"
 
 
 def machine_text(request: PlacementRequest) -> str:

@@ -54,6 +54,17 @@ def page(answer: PlacementAnswer, missing: str = "") -> str:
     Args:
         missing: why TorchRec's planner is not among the others, where it was asked for.
     """
+    not_compared = highlights.not_compared_text(answer, missing)
+    return rendered("page.html.j2", not_compared=not_compared, **_view(answer))
+
+
+def rendered(name: str, **view: Any) -> str:
+    """A template of this package with what stands in it; names are escaped.
+
+    Args:
+        name: file of the template.
+        view: what it shows.
+    """
     places = Environment(
         loader=PackageLoader("evenshard.planner.page", "."),
         autoescape=True,
@@ -63,8 +74,7 @@ def page(answer: PlacementAnswer, missing: str = "") -> str:
         lstrip_blocks=True,
     )
     places.filters.update(ms=ms_text, pct=pct_text, size=size_text, count=_count)
-    not_compared = highlights.not_compared_text(answer, missing)
-    return places.get_template("page.html.j2").render(not_compared=not_compared, **_view(answer))
+    return places.get_template(name).render(**view)
 
 
 def _printable(value: Any) -> Any:

@@ -67,11 +67,21 @@ def save_plan(
     local_world_size: int | None = None,
     compute_device: str = "cuda",
 ) -> None:
-    """Writes the plan as a whole or not at all. TorchRec is not needed.
+    """Writes the plan as a whole or not at all; see ``plan_text``.
+
+    Args:
+        path: path of the plan file.
+    """
+    text = plan_text(answer, local_world_size, compute_device)
+    with atomic_path(path) as draft:
+        draft.write_text(text)
+
+
+def plan_text(answer: PlacementAnswer, local_world_size: int | None = None, compute_device: str = "cuda") -> str:
+    """The plan as JSON. TorchRec is not needed.
 
     Args:
         answer: answer of ``evenshard.place``; its devices become ranks.
-        path: path of the plan file.
         local_world_size: ranks of a node; those of the answer's machine where it is left out.
         compute_device: cuda or cpu.
 
@@ -98,8 +108,7 @@ def save_plan(
             "lineage": dict(answer.lineage),
         }
     )
-    with atomic_path(path) as draft:
-        draft.write_text(json.dumps(plan.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
+    return json.dumps(plan.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
 
 
 def load_plan(

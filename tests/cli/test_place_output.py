@@ -1,0 +1,92 @@
+"""What ``evenshard place`` prints: a summary, JSON, or nothing; progress where stderr is a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evenshard.cli import main
+from evenshard.planner.file import load_answer
+from evenshard.planner.torchrec.plan_file import load_plan_parts
+
+TABLES = "name,rows,dim,pooling\na,200000,16,3\nb,9000,8,1\nc,1000000,32,12\n"
+PLACE = ["place", "tables.csv", "--devices", "2", "--hardware", "simulated:h100"]
+
+
+@pytest.fixture(autouse=True)
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tables.csv").write_text(TABLES)
+
+
+def test_json_and_stdout_are_placement_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLACE, "-o", "placement.json"]) == 0
+    assert "ms per step predicted" in capsys.readouterr().out
+    written = Path("placement.json").read_text()
+    for flags in (["--json"], ["-o", "-"], ["--json", "--quiet"], ["-o", "-", "-q"]):
+        assert main([*PLACE, *flags]) == 0
+        assert capsys.readouterr().out == written, flags
+    assert not Path("-").exists()
+    assert main([*PLACE, "--json", "-o", "again.json"]) == 0
+    assert capsys.readouterr().out == Path("again.json").read_text() == written
+
+
+def test_a_plan_for_torchrec_goes_to_stdout_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLACE, "--format", "torchrec", "-o", "-"]) == 0
+    Path("plan.json").write_text(capsys.readouterr().out)
+    assert main([*PLACE, "-o", "placement.json", "--quiet"]) == 0
+    parts, world_size = load_plan_parts("plan.json")
+    assert world_size == 2 and {one.table for one in parts} == {"a", "b", "c"}
+    assert {one.table: one.devices for one in load_answer("placement.json").parts}.keys() == {"a", "b", "c"}
+
+
+def test_quiet_writes_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLACE, "--quiet", "-o", "placement.json", "--report", "page.html"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert Path("placement.json").exists() and Path("page.html").exists()
+    assert main([*PLACE, "--quiet", "--memory-cap-gb", "0.01"]) == 2
+    assert "evenshard place: the tables need at least" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--json", "-o", "-"], "both write to standard output"),
+        (["--json", "--what-if", "memory"], "--what-if prints a table"),
+        (["-o", "-", "--what-if", "memory"], "--what-if prints a table"),
+    ],
+)
+def test_stdout_holds_one_thing(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLACE, *flags]) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err and printed.out == ""
+
+
+@pytest.mark.parametrize(("flags", "shows"), [(["--json"], True), (["--json", "--quiet"], False)])
+def test_the_best_so_far_is_shown_in_a_terminal(flags: list[str], shows: bool) -> None:
+    """stderr is a real terminal here, stdout is not; a longer search has time to say something."""
+    master, terminal = pty.openpty()
+    command = [sys.executable, "-m", "evenshard", "place", "mlperf_dlrm_v2", "--devices", "4", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env={**os.environ, "TERM": "xterm"}) as run:
+        os.close(terminal)
+        assert run.stdout is not None
+        printed = run.stdout.read()
+        said = b""
+        while True:
+            try:
+                piece = os.read(master, 4096)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            said += piece
+    os.close(master)
+    assert run.returncode == 0 and json.loads(printed)["num_devices"] == 4
+    assert (b"best so far" in said and b"ms a step (Ctrl-C takes it)" in said) == shows
+    assert shows or said == b""

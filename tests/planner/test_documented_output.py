@@ -1,0 +1,28 @@
+"""What docs/place.md shows of an answer's output, as it stands there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import evenshard
+from evenshard.cli import main
+from support.documented import command, snippet
+
+PAGE = "docs/place.md"
+
+
+def test_json_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(PAGE, "evenshard place mlperf_dlrm_v2 --devices 8 --hardware simulated:h100 -o - ")) == 0
+    assert json.loads(capsys.readouterr().out)["num_devices"] == 8
+
+
+def test_an_answer_in_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"answer": evenshard.place([{"name": "a", "rows": 500_000, "dim": 16, "pooling": 4}], num_devices=2)}
+    exec(snippet(PAGE, "answer.to_frame()"), names)
+    assert "ms per step predicted" in capsys.readouterr().out and Path("placement.html").exists()

@@ -1,0 +1,136 @@
+"""An answer in Python and in a notebook: its text, its HTML, its data frame and its page."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from evenshard.measure.evidence import DeviceError
+from evenshard.planner.brief import brief_text
+from evenshard.planner.page.page import page
+from evenshard.planner.summary import print_answer
+from evenshard.tables.assumptions import Assumption
+from support.answer_builders import answer
+from support.builders import table
+
+WAYS = ("table_wise", "column_wise", "data_parallel")
+MIXED = answer(
+    (0, (0, 1), 0, 1),
+    tables=[table("whole", 2**20, 64), table("twice", 2**10, 8), table("cut", 2**20, 64)],
+    cuts={"cut": (48,)},
+    asked={"sharding_types": WAYS},
+)
+
+
+def test_its_text_is_about_ten_lines() -> None:
+    lines = repr(MIXED).splitlines()
+    assert lines == brief_text(MIXED).splitlines() and 7 <= len(lines) <= 11
+    assert lines[0] == "PlacementAnswer: 3 tables on 2 x simulated:h200, batch 64"
+    assert lines[1].split(maxsplit=1)[1].startswith("4.00 ms per step predicted (90 %: 3.60 to 4.40)")
+    assert lines[2].endswith("2.00 to 4.00 ms, the slowest is device 0")
+    # forward 1/4, backward 1/2, and three exchanges of 1/8, 1/16 and 1/16 of 4 ms
+    assert lines[3].endswith("forward 1.00 + exchange 1.00 + backward 2.00 = 4.00 ms")
+    assert lines[5].endswith("1 table_wise, 1 data_parallel, 1 column_wise")
+    assert ".summary(), .to_frame(), .save_report(path)" in lines[-1]
+    assert max(map(len, lines)) <= 120
+
+
+def test_its_text_names_a_warning_and_cannot_steer_a_terminal() -> None:
+    warned = replace(MIXED, warnings=("rows \x1b[31m beyond all.", "another"))
+    last = repr(warned).splitlines()[-1]
+    assert last.split(maxsplit=1)[0] == "warning" and "\x1b" not in last and last.endswith("(1 more)")
+
+
+def test_its_summary_is_that_of_the_terminal() -> None:
+    text = io.StringIO()
+    print_answer(MIXED, text)
+    assert MIXED.summary().split() == text.getvalue().split()
+    assert "4.00 ms per step predicted" in MIXED.summary()
+
+
+def test_its_frame_has_a_row_for_each_part() -> None:
+    frame = MIXED.to_frame()
+    assert list(frame["table"]) == ["whole", "twice", "cut", "cut"]
+    assert list(frame["sharding_type"]) == ["table_wise", "data_parallel", "column_wise", "column_wise"]
+    assert list(frame["device"]) == [0, pd.NA, 0, 1] and list(frame["devices"]) == [(0,), (0, 1), (0,), (1,)]
+    assert list(frame["first_column"]) == [0, 0, 0, 48] and list(frame["num_columns"]) == [64, 8, 48, 16]
+    assert list(frame["num_rows"]) == [2**20, 2**10, 2**20, 2**20]
+    assert list(frame["kernel"].unique()) == ["fused"]
+    # 2**20 rows x 64 columns x 4 bytes are a quarter of a GB
+    assert list(frame["memory_gb"]) == [one / 2**30 for one in MIXED.part_bytes] and frame["memory_gb"][0] >= 0.25
+    assert list(frame["alone_ms"]) == [1.0] * 4 and list(frame["adds_ms"]) == [0.5] * 4
+
+
+def test_its_page_is_that_of_the_command(tmp_path: Path) -> None:
+    MIXED.save_report(str(tmp_path / "page.html"))
+    assert (tmp_path / "page.html").read_text() == page(MIXED)
+
+
+class Tags(HTMLParser):
+    """The names of all tags, and the text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.open.append(tag)
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_its_html_is_whole_and_escapes_names() -> None:
+    hostile = '</div><script>alert(1)</script>"'
+    mine = answer(
+        (0, (0, 1)), tables=[table("a"), table(hostile)], asked={"sharding_types": WAYS}, device_error=DeviceError()
+    )
+    html = Tags(mine._repr_html_())
+    assert html.open == [] and not {"script", "img", "link", "iframe"} & set(html.seen)
+    assert hostile in html.text and "4.00 ms per step predicted" in html.text
+    # the slower device's bar is as wide as can be, the other's half of it; five times each
+    widths = [part.partition("%")[0] for part in mine._repr_html_().split('"width:')[1:]]
+    assert [sum(map(float, widths[:5])), sum(map(float, widths[5:]))] == pytest.approx([100.0, 50.0], abs=0.05)
+
+
+def test_a_text_of_an_answer_needs_neither_pandas_nor_jinja() -> None:
+    script = (
+        "import sys\n"
+        "for module in ('pandas', 'jinja2', 'torchrec', 'pyarrow'): sys.modules[module] = None\n"
+        "from support.answer_builders import answer\n"
+        "print(repr(answer()), answer().summary())\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, env={"PYTHONPATH": ":".join(sys.path)}
+    )
+
+
+def test_assumptions_that_differ_in_numbers_alone_are_one_line() -> None:
+    seen = [
+        Assumption(name, "num_rows", f"{rows}, the largest index seen + 1") for name, rows in (("a", 5_000), ("b", 7))
+    ]
+    other = [
+        Assumption("c", "num_rows", "1, since no row was looked up"),
+        Assumption("a", "weight_bits", "32, the default"),
+    ]
+    mine = answer(asked={"assumptions": (*seen, *other)})
+    assumed = [line for line in mine.summary().splitlines() if line.startswith("assumed")]
+    assert assumed == [
+        "assumed  num_rows of 2 tables: 7 to 5000, the largest index seen + 1 (a, b)",
+        "assumed  num_rows of 1 table: 1, since no row was looked up (c)",
+        "assumed  weight_bits of 1 table: 32, the default (a)",
+    ]
