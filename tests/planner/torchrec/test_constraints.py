@@ -1,4 +1,4 @@
-"""TorchRec's ParameterConstraints: every field is used, or named as unused."""
+"""TorchRec's ParameterConstraints: every field is used, handed on to the plan, or named as unused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.storage import COMPUTE_KERNELS
-from evenshard.planner.torchrec.constraints import USED, Constrained, constrained
+from evenshard.planner.torchrec.constraints import CARRIED, USED, Constrained, constrained
 from evenshard.planner.torchrec.modules import located_tables
 from evenshard.planner.torchrec.tables import table_set_of
 from evenshard.utils.errors import BadConfig
@@ -49,14 +49,14 @@ def of(kernels: tuple[str, ...] = COMPUTE_KERNELS, **named: Any) -> Constrained:
 
 
 @pytest.mark.parametrize("name", [one.name for one in fields(ParameterConstraints)])
-def test_every_field_is_used_or_named(name: str) -> None:
+def test_every_field_is_used_or_handed_on_or_named(name: str) -> None:
     try:
         found = of(**{name: SET[name]})
     except BadConfig as error:
         assert name in USED and name in str(error)
         return
     named = (f"Of TorchRec's constraints, these change nothing in the placement: {name} (a).",)
-    assert found.notes == (() if name in USED else named)
+    assert found.notes == (() if name in (*USED, *CARRIED) else named)
 
 
 def test_constraints_become_rules_and_tables() -> None:

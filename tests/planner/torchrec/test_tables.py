@@ -243,7 +243,7 @@ def test_the_sharders_say_which_modules_have_tables() -> None:
     # Without a sharder of its own, TorchRec shards the collection in it.
     assert list(collections_in(model, only_bags)) == ["user.ebc", "item", "positional._embedding_bag_collection"]
     assert other_modules_in(model, only_bags) == {}
-    planner = EvenshardPlanner(GREEDY, world_size=2)
+    planner = EvenshardPlanner(sharder=GREEDY, world_size=2)
     assert set(planner.plan(Model(META), only_bags).plan) == {"user.ebc", "item"}
 
 

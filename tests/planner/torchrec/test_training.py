@@ -147,26 +147,26 @@ def process(rank: int, out: Path) -> None:
 
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=WORLD_SIZE)
     notes: dict[str, Any] = {}
-    planner = EvenshardPlanner(Fixed(DEVICE_OF_TABLE), compute_device="cpu", memory_cap_gb=1)
+    planner = EvenshardPlanner(sharder=Fixed(DEVICE_OF_TABLE), compute_device="cpu", memory_cap_gb=1)
     plan = planner.collective_plan(Model(), module_sharders("sgd"))
     notes["plan"] = str(plan)
     notes["sgd"] = sharded_run(plan, "sgd", rank)
     notes["adagrad"] = sharded_run(planner.collective_plan(Model()), "adagrad", rank)
     model = Model(META)
-    split = sharding_plan(SPLIT, tables_of(model), model, WORLD_SIZE, compute_device="cpu")
+    split = sharding_plan(SPLIT, tables_of(model), model, WORLD_SIZE)  # for CPUs, as the process group is of gloo
     notes["split"] = sharded_run(split, "sgd", rank)
     notes["split_adagrad"] = sharded_run(split, "adagrad", rank)
-    plan = load_plan(out / "plan.json", model, compute_device="cpu")
+    plan = load_plan(out / "plan.json", model)
     notes["parts"] = shards_of(plan, tables_of(model))
     notes["command"] = sharded_run(plan, "sgd", rank)
-    own = EvenshardPlanner(
-        compute_device="cpu", sharding_types=["table_wise"]
-    )  # on a machine with GPUs too: the backend is gloo
+    own = EvenshardPlanner(sharding_types=["table_wise"])
     notes["own"] = sharded_run(own.collective_plan(model), "sgd", rank)
     notes["planned"] = own.answer is not None
-    small = EvenshardPlanner(GREEDY, compute_device="cpu", memory_cap_gb=gb(100), training_pipeline="", dense_gb=0.0)
+    small = EvenshardPlanner(
+        sharder=GREEDY, compute_device="cpu", memory_cap_gb=gb(100), training_pipeline="", dense_gb=0.0
+    )
     notes["no_room"] = failure_of(lambda: small.collective_plan(model))
-    wrong = EvenshardPlanner(GREEDY, compute_device="cpu", pooling_factors={"nobody": 1.0})
+    wrong = EvenshardPlanner(sharder=GREEDY, compute_device="cpu", pooling_factors={"nobody": 1.0})
     notes["wrong"] = failure_of(lambda: wrong.collective_plan(model))
     (out / f"notes-{rank}.pickle").write_bytes(pickle.dumps(notes))
     dist.destroy_process_group()

@@ -18,6 +18,7 @@ from evenshard.utils.messages import brief, cut
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.distributed.types import ShardingPlan
 
 USED = (
     "sharding_types",
@@ -28,7 +29,9 @@ USED = (
     "is_weighted",
     "device_group",
 )
-"""Fields that change what is placed, or where; the others are named in a note where they are set."""
+"""Fields that change what is placed, or where."""
+CARRIED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
+"""Fields that a plan hands on to the kernels as they are; all others are named in a note where they are set."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ def _unused(constraints: Mapping[str, ParameterConstraints]) -> Iterator[str]:
     tables_of: dict[str, list[str]] = {}
     for name, own in constraints.items():
         for one in fields(own):
-            if one.name not in USED and not _is_default(one, own):
+            if one.name not in (*USED, *CARRIED) and not _is_default(one, own):
                 tables_of.setdefault(one.name, []).append(name)
     for field_name, names in tables_of.items():
         yield f"{field_name} ({cut(', '.join(names), 40)})"
@@ -184,3 +187,24 @@ def _field(own: ParameterConstraints, name: str) -> Field[Any]:
 def _is_default(one: Field[Any], own: ParameterConstraints) -> bool:
     default = one.default if one.default_factory is MISSING else one.default_factory()
     return bool(getattr(own, one.name) == default)
+
+
+def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]) -> None:
+    """Writes into a plan what constraints say to the kernels: ``CARRIED``, and of caches all but their sizes.
+
+    Args:
+        plan: of the tables that evenshard places.
+        constraints: by table.
+    """
+    for tables in plan.plan.values():
+        for name, entry in tables.items():
+            own = constraints.get(name)
+            if own is None:
+                continue
+            for word in CARRIED:
+                setattr(entry, word, getattr(own, word))
+            cache, theirs = entry.cache_params, own.cache_params
+            if cache is not None and theirs is not None:
+                entry.cache_params = replace(
+                    cache, algorithm=theirs.algorithm or cache.algorithm, precision=theirs.precision
+                )

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from evenshard.measure.link import bandwidth_name
 from evenshard.placement.machine import Machine
 from evenshard.planner.device_memory import reserve_of, reserves_of
 from evenshard.planner.host_memory import NO_HOST_MEMORY, HostMemory
 from evenshard.planner.request import caps_of
 from evenshard.planner.torchrec.entries import checked_local_world_size
-from evenshard.sharders.torchrec_planner import BYTES_PER_MS, require_torchrec
+from evenshard.planner.torchrec.topology import device_of_process
+from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.units import gb_to_bytes
 
@@ -55,6 +55,11 @@ class TorchRecMachine:
         reserves = reserves_of(self.caps_bytes, self.reserved_bytes, self.reserved_share)
         return tuple(max(cap - kept, 0) for cap, kept in zip(self.caps_bytes, reserves, strict=True))
 
+    @property
+    def host_bytes_of_ranks(self) -> tuple[int, ...]:
+        """Of each node's memory, what a rank has."""
+        return tuple(of_node // self.local_world_size for of_node in self.host_bytes)
+
     def nodes(self, intra: str = "", inter: str = "") -> Machine:
         """The nodes, between which there is a link, if there are several."""
         machine = Machine(
@@ -84,7 +89,6 @@ def machine_of(
         BadConfig: if the ranks are unknown, something is given twice or makes no sense, or TorchRec is not installed.
     """
     require_torchrec()
-    import torch
     import torch.distributed as dist
     from torchrec.distributed.comm import get_local_size
     from torchrec.distributed.planner import constants
@@ -105,7 +109,7 @@ def machine_of(
     if world_size < 1:
         raise BadConfig(f"world_size is {world_size}, which is below 1. Raise it.")
     if compute_device is None:
-        compute_device = "cuda" if torch.cuda.is_available() else "cpu"
+        compute_device = device_of_process()
     local_world_size = checked_local_world_size(local_world_size, world_size, compute_device)
     on_cpu = compute_device == "cpu"  # where tables live in host memory
     if on_cpu and host != NO_HOST_MEMORY:
@@ -128,28 +132,16 @@ def machine_of(
         caps,
         reserved_bytes,
         reserved_share,
-        host_bytes=() if on_cpu else _of_nodes(ddrs, local_world_size, host.host_memory_gb),
+        host_bytes=() if on_cpu else of_nodes(ddrs, local_world_size, host.host_memory_gb),
         host_gb_s=host.host_bandwidth_gb_s or 0.0,
-        ssd_bytes=() if on_cpu else _of_nodes(ssds, local_world_size, host.ssd_gb),
+        ssd_bytes=() if on_cpu else of_nodes(ssds, local_world_size, host.ssd_gb),
         ssd_gb_s=host.ssd_bandwidth_gb_s or 0.0,
     )
 
 
-def _of_nodes(of_ranks: Sequence[int], local_world_size: int, asked_gb: float | None) -> tuple[int, ...]:
-    """Bytes of each node: as asked for, or what its ranks have together; empty where all have none."""
+def of_nodes(of_ranks: Sequence[int], local_world_size: int, asked_gb: float | None) -> tuple[int, ...]:
+    """Memory of each node, bytes: as asked for, or what its ranks have together; empty where all have none."""
     firsts = range(0, len(of_ranks), local_world_size)
     own = (sum(of_ranks[first : first + local_world_size]) for first in firsts)
     found = tuple(own) if asked_gb is None else (gb_to_bytes(asked_gb),) * len(firsts)
     return found if any(found) else ()
-
-
-def links_of_topology(topology: Topology) -> tuple[str, str]:
-    """The links within a node and between nodes, by a topology's bandwidths, as ``measure.link`` names them.
-
-    That within a node is empty where it is TorchRec's default: the hardware's own is known better.
-    """
-    from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
-
-    given = topology.comms_bandwidths
-    intra = "" if given.intra_host_bw == INTRA_NODE_BANDWIDTH else bandwidth_name(given.intra_host_bw / BYTES_PER_MS)
-    return intra, bandwidth_name(given.inter_host_bw / BYTES_PER_MS)

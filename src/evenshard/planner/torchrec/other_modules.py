@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenshard.planner.torchrec.machine import TorchRecMachine
 from evenshard.planner.torchrec.modules import qualified_name
+from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE, PlannerArguments
+from evenshard.planner.torchrec.topology import with_memory
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import cut
 from evenshard.utils.units import BYTES_PER_GB
 
 if TYPE_CHECKING:
     from torch import nn
-    from torchrec.distributed.planner.types import ParameterConstraints, Topology
+    from torchrec.distributed.planner.types import Topology
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 
@@ -24,9 +25,8 @@ def plan_of_others(
     machine: TorchRecMachine,
     left_bytes: Sequence[int],
     left_host_bytes: Sequence[int],
-    topology: Topology | None,
-    batch_size: int,
-    constraints: Mapping[str, ParameterConstraints],
+    topology: Topology,
+    arguments: PlannerArguments,
 ) -> ShardingPlan:
     """TorchRec's plan of the modules.
 
@@ -35,31 +35,33 @@ def plan_of_others(
         sharders: sharders of modules; TorchRec's default ones where left out.
         left_bytes: memory of each rank for them.
         left_host_bytes: memory of each node for them; empty for none.
-        topology: TorchRec's description of the machine, apart from its memory; its own constants where left out.
-        batch_size: samples per rank.
-        constraints: by table.
+        topology: TorchRec's description of the machine, apart from its memory.
+        arguments: TorchRec's, as the planner was given them.
 
     Raises:
         PlannerError: if TorchRec finds none.
         BadConfig: if it cannot plan such modules.
     """
-    from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec.distributed.planner.types import PlannerError
     from torchrec.distributed.sharding_plan import get_default_sharders
 
-    planner = EmbeddingShardingPlanner(
-        topology=_with_memory(
-            _topology_of(machine) if topology is None else topology,
+    planner = PlannerArguments(
+        topology=with_memory(
+            topology,
             left_bytes,
             [of_node // machine.local_world_size for of_node in left_host_bytes],
         ),
-        batch_size=batch_size,
-        constraints=dict(constraints) or None,
+        batch_size=arguments.batch_size or DEFAULT_BATCH_SIZE,
         storage_reservation=FixedPercentageStorageReservation(0.0),  # what is reserved is not among what is left
-        stats=[],  # which would print
+        proposer=arguments.proposer,
+        partitioner=arguments.partitioner,
+        performance_model=arguments.performance_model,
+        stats=[],  # the whole plan has its own
+        constraints=dict(arguments.constraints or {}) or None,
         debug=False,
-    )
+        timeout_seconds=arguments.timeout_seconds,
+    ).planner()
     names = cut(", ".join(path or "the model" for path in modules))
     try:
         return planner.plan(_alone(modules), list(get_default_sharders() if sharders is None else sharders))
@@ -91,32 +93,3 @@ def _alone(modules: Mapping[str, nn.Module]) -> nn.Module:
             above = below
         parents[above].add_module(names[-1], module)
     return parents[""]
-
-
-def _topology_of(machine: TorchRecMachine) -> Topology:
-    """TorchRec's description of the ranks, with its own bandwidths."""
-    from torchrec.distributed.planner import types
-
-    ranks = {"world_size": machine.world_size, "local_world_size": machine.local_world_size}
-    if not hasattr(types, "TopologyFactory"):  # TorchRec before 1.6
-        return types.Topology(compute_device=machine.compute_device, **ranks)
-    return types.TopologyFactory.create_topology(
-        types.TrainerConfig(**ranks),
-        types.HardwareConfig(),
-        types.KernelConfig(compute_device=machine.compute_device),
-    )
-
-
-def _with_memory(topology: Topology, left_bytes: Sequence[int], of_host_bytes: Sequence[int]) -> Topology:
-    """The topology with this memory of its devices, and for each device so much of its node's.
-
-    As ``CustomTopologyData`` it would cut rows unevenly, which TorchRec trains wrongly.
-    """
-    own = copy.deepcopy(topology)
-    for rank, (device, left) in enumerate(zip(own.devices, left_bytes, strict=True)):
-        if own.compute_device == "cpu":
-            device.storage.ddr = left
-        else:
-            device.storage.hbm = left
-            device.storage.ddr = of_host_bytes[rank // own.local_world_size] if of_host_bytes else 0
-    return own

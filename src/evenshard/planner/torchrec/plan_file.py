@@ -33,6 +33,7 @@ from evenshard.planner.torchrec.entries import (
     type_among,
 )
 from evenshard.planner.torchrec.plans import parts_on_machine, plan_of_parts, replica
+from evenshard.planner.torchrec.topology import device_of_process
 from evenshard.sharders.torchrec_planner import part_of_shard
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
@@ -125,14 +126,15 @@ def load_plan(
         modules: the model that will be wrapped, or its collections by path. Tables are found by their names, those
             that several collections have by path and name, as ``tables_of`` calls them.
         local_world_size: ranks of a node, if they are not those of the file.
-        compute_device: cuda or cpu, if it is not that of the file.
+        compute_device: cuda or cpu. Where left out, that of the process, if it has a process group or torchrun started
+            it; else that of the file.
 
     Raises:
         BadFile: if the file is missing, torn, or says something impossible.
         BadConfig: if the model has other tables, TorchRec is not installed, or an argument makes no sense.
     """
     record, tables, parts = _read(path)
-    compute_device = record.compute_device if compute_device is None else compute_device
+    compute_device = device_of_process(record.compute_device) if compute_device is None else compute_device
     local_world_size = record.local_world_size if local_world_size is None else local_world_size
     machine = Machine(record.world_size, checked_local_world_size(local_world_size, record.world_size, compute_device))
     return plan_of_parts(parts, tables, modules, machine, compute_device, _allowed(record), _prefetched(record))

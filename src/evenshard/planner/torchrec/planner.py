@@ -1,4 +1,4 @@
-"""evenshard's planner for a TorchRec model, with the interface of TorchRec's ``EmbeddingShardingPlanner``.
+"""evenshard's planner for a TorchRec model, in the place of TorchRec's ``EmbeddingShardingPlanner``.
 
 ::
 
@@ -11,60 +11,46 @@ What the model's traffic looks like is worth telling: ``EvenshardPlanner(pooling
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.placement.parts import TablePart, whole_tables
-from evenshard.placement.placement import check_placement, parts_on
-from evenshard.placement.sharding import (
-    BY_COLUMNS,
-    DATA_PARALLEL,
-    SHARDING_TYPES,
-    TABLE_WISE,
-    used_bytes,
-    used_host_bytes,
-)
-from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
+from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.device_memory import RESERVED_SHARE
 from evenshard.planner.host_memory import HostMemory
-from evenshard.planner.place import PlaceConfig, place_request
-from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.planner.torchrec.constraints import constrained
-from evenshard.planner.torchrec.dense_model import dense_bytes
-from evenshard.planner.torchrec.machine import links_of_topology, machine_of
-from evenshard.planner.torchrec.model import DEFAULT_HARDWARE, chosen_model
-from evenshard.planner.torchrec.modules import (
-    collections_in,
-    located_tables,
-    other_modules_in,
-    other_tables_in,
-    qualified_name,
-)
-from evenshard.planner.torchrec.other_modules import plan_of_others
-from evenshard.planner.torchrec.plans import sharding_plan
-from evenshard.planner.torchrec.tables import DEFAULT_POOLING_FACTOR, table_set_of
+from evenshard.planner.torchrec.machine import machine_of
+from evenshard.planner.torchrec.model_plan import ModelPlanner
+from evenshard.planner.torchrec.model_request import RequestSettings
+from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE, PlannerArguments, heuristical
+from evenshard.planner.torchrec.sharding_options import stats_of
+from evenshard.planner.torchrec.tables import DEFAULT_POOLING_FACTOR
+from evenshard.planner.torchrec.topology import links_of_topology, topology_of, with_memory
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
-from evenshard.tables.sources import TableSet
-from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.messages import brief, cut
+from evenshard.sharders.torchrec_planner import require_torchrec
+from evenshard.utils.errors import BadConfig, EvenshardError
+from evenshard.utils.messages import one_line
 from evenshard.utils.params import check_ranges
-from evenshard.utils.units import gb_to_bytes
 
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
-    from torchrec.distributed.planner.types import ParameterConstraints, Topology
+    from torchrec.distributed.planner import EmbeddingShardingPlanner
+    from torchrec.distributed.planner.types import (
+        Enumerator,
+        ParameterConstraints,
+        Partitioner,
+        PerfModel,
+        PlanLoader,
+        Proposer,
+        ShardingOption,
+        Stats,
+        StorageReservation,
+        Topology,
+    )
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
-
-DEFAULT_BATCH_SIZE = 512
-"""Samples per rank; TorchRec's planner assumes the same."""
-ON_GPU = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE)
-"""Where TorchRec keeps weights of tables on GPUs."""
 
 log = logging.getLogger(__name__)
 
@@ -73,15 +59,33 @@ class EvenshardPlanner:
     """Plans a model's ``EmbeddingBagCollection``s and ``EmbeddingCollection``s, as ``evenshard.place`` or any
     sharder does. Modules of other kinds are planned by TorchRec's planner in the memory that is left, in the same plan.
 
+    It takes what ``EmbeddingShardingPlanner`` takes, in its order, and arguments of its own by their names.
+
     Attributes:
-        answer: all that is known about the last plan, on the rank that made it; None before, and with a sharder.
+        answer: all that is known about the last plan, on the rank that made it; None before, with a sharder, and where
+            TorchRec's planner made the plan.
+        notes: what there is to say about the last plan beside the answer, a line each; all is logged, too.
     """
 
     def __init__(
         self,
-        sharder: Sharder | None = None,
-        *,
         topology: Topology | None = None,
+        batch_size: int | None = None,
+        enumerator: Enumerator | None = None,
+        storage_reservation: StorageReservation | None = None,
+        proposer: Proposer | list[Proposer] | None = None,
+        partitioner: Partitioner | None = None,
+        performance_model: PerfModel | None = None,
+        stats: Stats | list[Stats] | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        debug: bool = True,
+        callbacks: Sequence[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None,
+        timeout_seconds: int | None = None,
+        plan_loader: PlanLoader | None = None,
+        *,
+        heuristical_storage_reservation_percentage: float | None = None,
+        fallback: bool = False,
+        sharder: Sharder | None = None,
         world_size: int | None = None,
         local_world_size: int | None = None,
         compute_device: str | None = None,
@@ -94,7 +98,6 @@ class EvenshardPlanner:
         ssd_gb: float | None = None,
         ssd_bandwidth_gb_s: float | None = None,
         compute_kernels: Sequence[str] = (),
-        batch_size: int = DEFAULT_BATCH_SIZE,
         pooling_factors: Mapping[str, float] | None = None,
         default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
         optimizer: str = "sgd",
@@ -107,7 +110,6 @@ class EvenshardPlanner:
         table_types: Mapping[str, str | Sequence[str]] | None = None,
         min_columns: Mapping[str, int] | None = None,
         table_kernels: Mapping[str, str | Sequence[str]] | None = None,
-        constraints: Mapping[str, ParameterConstraints] | None = None,
         sharding_types: Sequence[str] | None = None,
         allow_column_split: bool | None = None,
         intra: str | None = None,
@@ -119,13 +121,31 @@ class EvenshardPlanner:
         """Settles the machine; nothing is planned yet. Without arguments, the process group must have started.
 
         Args:
+            topology: TorchRec's description of the machine; it stands for world_size, local_world_size and
+                compute_device. Of its speeds those of its links are used; the others are the cost model's.
+            batch_size: samples per rank and step; 512 where left out.
+            enumerator: its search space bounds the ways in which tables are sharded, and its estimates fill the
+                statistics. What they say decides nothing.
+            storage_reservation: what it leaves of the topology is for tables; then nothing else is kept, and dense_gb
+                is 0 where left out. Where left out: see reserved_gb and dense_gb.
+            proposer, partitioner: decide nothing, as evenshard searches by itself; a note says so.
+            performance_model: rates the plan, in a note.
+            stats: TorchRec's statistics, or several; ``EmbeddingStats`` where left out. Their times and memory are
+                TorchRec's estimates of the plan; evenshard's are in ``answer``.
+            constraints: TorchRec's constraints, by table. What of them changes nothing is named in a note; those of
+                tables that TorchRec places are all used.
+            debug: whether the statistics are long.
+            callbacks: each takes the plan as TorchRec's ``ShardingOption``s and returns the one that counts.
+            timeout_seconds: the search ends after so many seconds with the best plan until then.
+            plan_loader: where it has a stored plan, TorchRec's planner loads it; a note says so.
+            heuristical_storage_reservation_percentage: short for a ``HeuristicalStorageReservation`` of so much.
+            fallback: whether TorchRec's planner plans where evenshard cannot, with the same arguments; a note says why.
             sharder: decides instead of ``evenshard.place``; tables stay whole then.
-            topology: TorchRec's description of the machine; it stands for the next three arguments. Of its speeds
-                those of its links are used; the others are the cost model's.
             world_size: ranks; those of the process group where left out.
             local_world_size: ranks of a node. Where left out: what TorchRec finds (torchrun's ``LOCAL_WORLD_SIZE``, or
                 else 8) if the process group tells the ranks; otherwise all.
-            compute_device: cuda or cpu; cuda where left out, if there is one.
+            compute_device: cuda or cpu. Where left out, that of the process: cpu if its process group is of gloo, cuda
+                if it is of NCCL, and otherwise cuda if there is a GPU.
             memory_cap_gb: GB (1024**3 bytes) of each rank; one number, or one for each. Where left out: those of the
                 topology, or what TorchRec assumes without one, which is 32 of a GPU, however large it is.
             reserved_gb: memory of each device kept for everything that is not counted; 15 % of it where left out.
@@ -136,15 +156,12 @@ class EvenshardPlanner:
                 topology's ranks, or what TorchRec assumes without one, which is 128 GB and 2 TB of each rank.
             host_bandwidth_gb_s, ssd_bandwidth_gb_s: their bandwidths, as ``evenshard.place`` takes them.
             compute_kernels: where weights may be kept; fused, fused_uvm_caching and fused_uvm where left out, of a GPU.
-            batch_size: samples per rank and step, as in TorchRec.
             pooling_factors: pooling factors by table or feature, as ``tables_of`` takes them.
             default_pooling_factor: pooling factor of each feature that is not named.
             optimizer: optimizer whose state takes memory too: sgd, rowwise_adagrad, adagrad or adam.
             pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns,
                 table_kernels: rules, as in ``evenshard.place``; devices are ranks, tables are called as ``tables_of``
                 calls them.
-            constraints: TorchRec's constraints, by table. What of them changes nothing is named in a note; those of
-                tables that TorchRec places are all used.
             sharding_types: the ways in which tables may be sharded, by TorchRec's words; all seven where left out.
             allow_column_split: short for sharding_types table_wise and column_wise.
             intra, inter: links within a node and between nodes, as ``evenshard hardware`` lists them. Several nodes
@@ -156,46 +173,108 @@ class EvenshardPlanner:
 
         Raises:
             BadConfig: if ranks are unknown, something is given twice or makes no sense, or TorchRec is not installed.
+                With fallback, TorchRec's planner may know better.
         """
-        if sharder is not None:
-            if not callable(getattr(sharder, "place", None)):
-                raise BadConfig(f"sharder is a {type(sharder).__name__}, which cannot place. Name other arguments.")
-            if (sharding_types, allow_column_split, hardware, model) != (None, None, None, None) or compute_kernels:
-                raise BadConfig(
-                    "a sharder decides by itself. Leave out sharding_types, allow_column_split, compute_kernels, "
-                    "hardware and model."
-                )
-        check_ranges(batch_size=batch_size, seed=seed, dense_gb=dense_gb or 0.0)
-        self._sharder = sharder
-        host = HostMemory(host_memory_gb, host_bandwidth_gb_s, ssd_gb, ssd_bandwidth_gb_s)
-        self._machine = machine_of(
-            topology, world_size, local_world_size, compute_device, memory_cap_gb, reserved_gb, host
-        )
-        self._dense_gb, self._pipeline, self._kernels = dense_gb, training_pipeline, tuple(compute_kernels)
-        self._batch_size, self._optimizer, self._seed = batch_size, optimizer, seed
-        self._pooling_factors, self._default_pooling_factor = dict(pooling_factors or {}), default_pooling_factor
-        self._rules = Rules.of(
-            pinned,
-            forbidden,
-            forbidden_devices,
-            together,
-            apart,
-            pinned_nodes,
-            table_types,
-            min_columns,
-            table_kernels,
-        )
-        self._check_kernels()
-        self._constraints = dict(constraints or {})
-        if allow_column_split and sharding_types and set(sharding_types) != set(BY_COLUMNS):
-            raise BadConfig("allow_column_split is short for sharding_types. Give one of the two.")
-        self._types = BY_COLUMNS if allow_column_split else tuple(sharding_types or SHARDING_TYPES)
-        self._hardware, self._model = hardware, model
-        own = ("", "") if topology is None else links_of_topology(topology)
-        self._intra, self._inter = intra or own[0], inter or own[1]
-        self._topology = topology
-        self._notes: tuple[str, ...] = ()
         self.answer: PlacementAnswer | None = None
+        self.notes: tuple[str, ...] = ()
+        self._best_plan: list[ShardingOption] | None = None
+        self._planned: tuple[nn.Module, list[ModuleSharder[Any]]] | None = None
+        self._fallback = fallback
+        self._failure: EvenshardError | None = None
+        self._planner: ModelPlanner | None = None
+        require_torchrec()
+        if heuristical_storage_reservation_percentage is not None:
+            if storage_reservation is not None:
+                raise BadConfig("storage_reservation is given, and a percentage of another one. Give one of the two.")
+            storage_reservation = heuristical(heuristical_storage_reservation_percentage)
+        self._arguments = PlannerArguments(
+            topology,
+            batch_size,
+            enumerator,
+            storage_reservation,
+            proposer,
+            partitioner,
+            performance_model,
+            stats,
+            constraints,
+            debug,
+            callbacks,
+            timeout_seconds,
+            plan_loader,
+        )
+        self._stats = stats_of(stats)
+        self._topology: Topology | None = topology
+        _register(type(self))
+        try:
+            if storage_reservation is not None and reserved_gb is not None:
+                raise BadConfig(
+                    "storage_reservation and reserved_gb both say what memory is kept. Give one of the two."
+                )
+            if sharder is not None:
+                if not callable(getattr(sharder, "place", None)):
+                    raise BadConfig(f"sharder is a {type(sharder).__name__}, which cannot place. Name other arguments.")
+                if (sharding_types, allow_column_split, hardware, model) != (None, None, None, None) or compute_kernels:
+                    raise BadConfig(
+                        "a sharder decides by itself. Leave out sharding_types, allow_column_split, compute_kernels, "
+                        "hardware and model."
+                    )
+            if allow_column_split and sharding_types and set(sharding_types) != set(BY_COLUMNS):
+                raise BadConfig("allow_column_split is short for sharding_types. Give one of the two.")
+            batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+            check_ranges(batch_size=batch_size, seed=seed, dense_gb=dense_gb or 0.0)
+            host = HostMemory(host_memory_gb, host_bandwidth_gb_s, ssd_gb, ssd_bandwidth_gb_s)
+            machine = machine_of(
+                topology, world_size, local_world_size, compute_device, memory_cap_gb, reserved_gb, host
+            )
+            rules = Rules.of(
+                pinned,
+                forbidden,
+                forbidden_devices,
+                together,
+                apart,
+                pinned_nodes,
+                table_types,
+                min_columns,
+                table_kernels,
+            )
+            own = ("", "") if topology is None else links_of_topology(topology)
+            settings = RequestSettings(
+                batch_size=batch_size,
+                pooling_factors=dict(pooling_factors or {}),
+                default_pooling_factor=default_pooling_factor,
+                optimizer=optimizer,
+                rules=rules,
+                types=BY_COLUMNS if allow_column_split else tuple(sharding_types or SHARDING_TYPES),
+                kernels=tuple(compute_kernels),
+                pipeline=training_pipeline,
+                intra=intra or own[0],
+                inter=inter or own[1],
+                hardware=hardware,
+                is_whole=sharder is not None,
+            )
+            settings.check_kernels(machine.compute_device)
+            if topology is None:
+                topology = topology_of(machine)
+            elif memory_cap_gb is not None:
+                topology = with_memory(topology, machine.caps_bytes, machine.host_bytes_of_ranks)
+            self._topology = topology
+            self._planner = ModelPlanner(
+                arguments=self._arguments,
+                settings=settings,
+                machine=machine,
+                topology=topology,
+                stats=self._stats,
+                keeps_host=host_memory_gb is not None,
+                dense_gb=dense_gb,
+                sharder=sharder,
+                model=model,
+                seed=seed,
+                planner_type=type(self).__name__,
+            )
+        except EvenshardError as error:
+            if not fallback:
+                raise
+            self._failure = error
 
     def plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None = None) -> ShardingPlan:
         """The plan; empty for a model without tables. Of tables the model knows little of, it warns (logging).
@@ -205,51 +284,31 @@ class EvenshardPlanner:
             sharders: sharders of modules; TorchRec's default ones where left out.
 
         Raises:
-            PlannerError: TorchRec's, with evenshard's message, if the tables find no room.
+            PlannerError: TorchRec's, with evenshard's message, if the tables find no room: INSUFFICIENT_STORAGE if all
+                memory together is too small, STRICT_CONSTRAINTS if the tables cannot be divided so that they fit.
             BadInput: if a table cannot be placed, or there is no cost model.
         """
-        from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
-        from torchrec.distributed.types import ShardingPlan
+        from torchrec.distributed.sharding_plan import get_default_sharders
 
-        self.answer = None
-        plan = ShardingPlan({})
-        machine, dense = self._machine, gb_to_bytes(self._dense_gb or 0.0)
-        if self._dense_gb is None:
-            dense = dense_bytes(module, sharders=sharders)
-        left_bytes = [room - dense for room in machine.rooms_bytes]
-        left_host_bytes = list(machine.host_bytes)
-        if collections := collections_in(module, sharders):
-            request = self._request(module, sharders, dense)
-            try:
-                parts = self._answered(request) if self._sharder is None else _sharded(self._sharder, request)
-            except InfeasibleTask as error:
-                raise PlannerError(str(error), PlannerErrorType.INSUFFICIENT_STORAGE) from error
-            plan = sharding_plan(
-                parts if self.answer is None else self.answer,
-                request.tables,
-                collections,
-                request.num_devices,
-                compute_device=machine.compute_device,
-                local_world_size=machine.local_world_size,
-            )
-            task = request.sharding_task()
-            left_bytes = _less(request.rooms_bytes, used_bytes(task, parts))
-            if machine.host_bytes and task.machine.host_bytes:
-                left_host_bytes = _less(machine.host_bytes, used_host_bytes(task, parts))
-        if others := other_modules_in(module, sharders):
-            theirs = plan_of_others(
-                others,
-                sharders,
-                machine,
-                left_bytes,
-                left_host_bytes,
-                self._topology,
-                self._batch_size,
-                self._constraints,
-            )
-            plan.plan.update(theirs.plan)
-            self._name_others(theirs)
-        return plan
+        given = list(get_default_sharders() if sharders is None else sharders)
+        self.answer, self.notes, self._best_plan, self._planned = None, (), None, (module, given)
+        loader = self._arguments.plan_loader
+        if loader is not None and loader.load() is not None:
+            self._say("plan_loader has a stored plan: TorchRec's planner loads it, and evenshard decides nothing.")
+            return self._plan_of_theirs(module, given)
+        try:
+            if self._failure is not None:
+                raise self._failure
+            assert self._planner is not None
+            made = self._planner.plan(module, given)
+        except Exception as error:
+            if not self._fallback:
+                raise
+            why = one_line(str(error)) or type(error).__name__
+            self._say(f"TorchRec's planner makes this plan (fallback=True), as evenshard cannot: {why}")
+            return self._plan_of_theirs(module, given)
+        self.answer, self.notes, self._best_plan = made.answer, made.notes, made.options
+        return made.plan
 
     def collective_plan(
         self,
@@ -285,97 +344,47 @@ class EvenshardPlanner:
         plan: ShardingPlan = result[0]
         return plan
 
-    def _check_kernels(self) -> None:
-        """Raises BadConfig if something is named where TorchRec keeps no weights."""
-        on = self._machine.compute_device
-        there = (FUSED,) if on == "cpu" else ON_GPU
-        for kernel in (*self._kernels, *(one for kernels in self._rules.table_kernels.values() for one in kernels)):
-            if kernel not in there:
-                raise BadConfig(f"{brief(kernel)} is no kernel of TorchRec's on {on}. Choose from {', '.join(there)}.")
+    def hash_planner_context_inputs(self) -> int:
+        """TorchRec's hash of what a plan depends on by its account; that of its own planner with the same arguments.
 
-    def _available_kernels(self) -> tuple[str, ...]:
-        """Where TorchRec can keep weights; a sharder keeps all in device memory."""
-        machine = self._machine
-        if self._sharder is not None or machine.compute_device == "cpu":
-            return (FUSED,)
-        return (
-            FUSED,
-            *((FUSED_UVM_CACHING, FUSED_UVM) if machine.host_bytes else ()),
-            *((KEY_VALUE,) if machine.ssd_bytes else ()),
-        )
+        Like TorchRec's it needs a plan before, or an enumerator and a reservation that have seen a model.
+        """
+        return int(self._with_context().hash_planner_context_inputs())
 
-    def _request(
-        self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None, dense: int
-    ) -> PlacementRequest:
-        known = table_set_of(module, self._pooling_factors, self._default_pooling_factor, sharders)
-        machine, types = self._machine, (TABLE_WISE,) if self._sharder is not None else self._types
-        located = located_tables(module, sharders)
-        names = {name for one in located for name in (one.name, one.config.name)}
-        others = {name.rpartition(".")[2] for name, _ in other_tables_in(module, sharders)} - names
-        constraints = {name: own for name, own in self._constraints.items() if name not in others}
-        found = constrained(constraints, known, located, types, machine.compute_device, self._available_kernels())
-        known, self._notes = found.known, found.notes
-        return PlacementRequest(
-            tables=known.tables,
-            caps_bytes=machine.caps_bytes,
-            batch_size=self._batch_size * machine.world_size,
-            reserved_bytes=machine.reserved_bytes,
-            optimizer=self._optimizer,
-            rules=self._rules + found.rules + self._rules_of_cpu(known, found.rules),
-            sharding_types=types,
-            machine=None if self._sharder is not None else machine.nodes(self._intra, self._inter),
-            hardware=self._hardware or DEFAULT_HARDWARE,
-            assumptions=known.assumptions,
-            reserved_share=machine.reserved_share,
-            dense_bytes=dense,
-            training_pipeline=self._pipeline,
-            compute_kernels=self._kernels,
-        )
+    def hash_planner_context_inputs_str(self) -> str:
+        """The same as text; TorchRec 1.4 or newer."""
+        return str(self._with_context().hash_planner_context_inputs_str())
 
-    def _rules_of_cpu(self, known: TableSet, given: Rules) -> Rules:
-        """On the CPU FBGEMM looks up no replicas of sequences."""
-        if self._machine.compute_device != "cpu" or DATA_PARALLEL not in self._types:
-            return Rules()
-        types = tuple(way for way in self._types if way != DATA_PARALLEL)
-        has_own = self._rules.table_types.keys() | given.table_types.keys()
-        return Rules(
-            table_types={one.name: types for one in known.tables if one.is_sequence and one.name not in has_own}
-        )
-
-    def _answered(self, request: PlacementRequest) -> Sequence[TablePart]:
-        """Where the columns live, as ``evenshard.place`` says."""
-        model, hardware = chosen_model(self._model, self._hardware, self._machine.compute_device)
-        config = PlaceConfig(SearchConfig(seed=self._seed))
-        answer = place_request(replace(request, hardware=hardware), model, config)
-        self.answer = replace(answer, notes=(*answer.notes, *self._notes))
-        for warning in (*self.answer.notes, *self.answer.warnings):
-            log.warning("%s", warning)
-        return self.answer.parts
-
-    def _name_others(self, plan: ShardingPlan) -> None:
-        """Says which tables TorchRec placed, and how."""
-        placed = (
-            f"{qualified_name(path, name)} ({entry.sharding_type}, {entry.compute_kernel})"
-            for path, tables in plan.plan.items()
-            for name, entry in tables.items()
-        )
-        note = (
-            f"TorchRec's planner placed tables of modules that evenshard does not place, in the memory that was left; "
-            f"no time counts them: {cut(', '.join(placed), 400)}."
-        )
+    def _say(self, note: str) -> None:
         log.warning("%s", note)
-        if self.answer is not None:
-            self.answer = replace(self.answer, notes=(*self.answer.notes, note))
+        self.notes = (*self.notes, note)
+
+    # TorchRec's planner ----------------------------------------------------------------------------------------------
+
+    def _plan_of_theirs(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
+        theirs = self._arguments.planner(topology=self._topology, stats=self._stats)
+        plan = theirs.plan(module, sharders)
+        self._best_plan = getattr(theirs, "_best_plan", None)
+        return plan
+
+    def _with_context(self) -> EmbeddingShardingPlanner:
+        """TorchRec's planner, whose enumerator and reservation have seen the model of the last plan."""
+        from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+
+        given, topology = self._arguments, self._topology
+        batch_size, constraints = given.batch_size or DEFAULT_BATCH_SIZE, dict(given.constraints or {}) or None
+        enumerator = given.enumerator or EmbeddingEnumerator(topology, batch_size, constraints=constraints)
+        reservation = given.storage_reservation or heuristical(RESERVED_SHARE)
+        if self._planned is not None:
+            module, sharders = self._planned
+            reservation.reserve(topology, batch_size, module, sharders, constraints)
+            enumerator.enumerate(module, sharders)
+        return given.planner(topology=topology, enumerator=enumerator, storage_reservation=reservation)
 
 
-def _less(rooms: Sequence[int], used: Sequence[int]) -> list[int]:
-    """What is left."""
-    return [room - taken for room, taken in zip(rooms, used, strict=True)]
+def _register(planner: type) -> None:
+    """So that ``isinstance`` takes a planner for one of TorchRec's."""
+    from torchrec.distributed.planner import planners
+    from torchrec.distributed.types import ShardingPlanner
 
-
-def _sharded(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]:
-    """The same by a sharder."""
-    task = replace(request.task(), task_id="the model")
-    placement = sharder.place(task)
-    check_placement(task, placement)
-    return parts_on(whole_tables(request.tables), placement)
+    getattr(planners, "EmbeddingPlannerBase", ShardingPlanner).register(planner)

@@ -34,6 +34,7 @@ from evenshard.planner.torchrec.entries import (
     type_among,
 )
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables, qualified_name
+from evenshard.planner.torchrec.topology import device_of_process
 from evenshard.planner.torchrec.trainable import ShardedTable, check_trainable, written_type
 from evenshard.sharders.torchrec_planner import part_of_shard, require_torchrec
 from evenshard.sharders.torchrec_space import merged
@@ -59,7 +60,7 @@ def sharding_plan(
     tables: Modules,
     /,
     *,
-    compute_device: str = "cuda",
+    compute_device: str | None = None,
     local_world_size: int | None = None,
 ) -> ShardingPlan: ...
 @overload
@@ -69,7 +70,7 @@ def sharding_plan(
     modules: Modules,
     world_size: int | None = None,
     *,
-    compute_device: str = "cuda",
+    compute_device: str | None = None,
     local_world_size: int | None = None,
 ) -> ShardingPlan: ...
 def sharding_plan(
@@ -78,7 +79,7 @@ def sharding_plan(
     modules: Modules | None = None,
     world_size: int | None = None,
     *,
-    compute_device: str = "cuda",
+    compute_device: str | None = None,
     local_world_size: int | None = None,
 ) -> ShardingPlan:
     """A plan that ``DistributedModelParallel`` accepts; device ids are ranks.
@@ -91,7 +92,8 @@ def sharding_plan(
         tables: tables in the placement's order, with their names from ``tables_of``; they may stand in any order.
         modules: the model that will be wrapped, or its collections by path.
         world_size: ranks; those of the answer where it is left out, which parts do not tell.
-        compute_device: cuda or cpu (TorchRec's device types).
+        compute_device: cuda or cpu (TorchRec's device types). Where left out, that of the process, if it has a process
+            group or torchrun started it; else cuda.
         local_world_size: ranks of a node; where it is left out, those of the answer's machine, or all of them.
 
     Raises:
@@ -115,6 +117,7 @@ def sharding_plan(
             )
         world_size = answer.num_devices
         answer = answer.parts if isinstance(answer, PlacementAnswer) else parts_on(whole_tables(tables), answer)
+    compute_device = device_of_process("cuda") if compute_device is None else compute_device
     if world_size is None or world_size < 1:
         raise BadConfig(f"world_size is {world_size}; parts need it. Give the number of ranks.")
     machine = Machine(world_size, checked_local_world_size(local_world_size, world_size, compute_device))

@@ -1,0 +1,243 @@
+"""evenshard's plan of a TorchRec model: the question, the answer, and what TorchRec makes of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenshard.measure.hardware import HardwareName
+from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.placement import check_placement, parts_on
+from evenshard.placement.sharding import part_bytes, used_bytes, used_host_bytes
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.place import PlaceConfig, place_request
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.torchrec.compare import predicted
+from evenshard.planner.torchrec.constraints import carry_over
+from evenshard.planner.torchrec.dense_model import dense_bytes
+from evenshard.planner.torchrec.machine import TorchRecMachine
+from evenshard.planner.torchrec.model import chosen_model
+from evenshard.planner.torchrec.model_request import RequestSettings, request_of
+from evenshard.planner.torchrec.modules import collections_in, located_tables, other_modules_in, qualified_name
+from evenshard.planner.torchrec.other_modules import plan_of_others
+from evenshard.planner.torchrec.plan_report import PlanReport
+from evenshard.planner.torchrec.planner_arguments import PlannerArguments
+from evenshard.planner.torchrec.plans import sharding_plan
+from evenshard.sharders.base import Sharder
+from evenshard.sharders.convex_search.local_search import SearchEffort
+from evenshard.sharders.convex_search.sharder import SearchConfig
+from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.plan_search.search import PlanSearchEffort
+from evenshard.utils.errors import EvenshardError, InfeasibleTask
+from evenshard.utils.messages import cut, reason_of
+from evenshard.utils.units import gb_to_bytes
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.planner.types import ShardingOption, Stats, Topology
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class ModelPlan:
+    """A plan of a model, as it grows.
+
+    Attributes:
+        plan: of all its tables.
+        answer: evenshard's; None where a sharder decided, or there are no tables.
+        notes: what there is to say, a line each; those that are not the search's own.
+        options: the plan as TorchRec's ``ShardingOption``s.
+        num_found: placements that the search found, each better than the one before.
+    """
+
+    plan: ShardingPlan
+    answer: PlacementAnswer | None = None
+    notes: tuple[str, ...] = ()
+    options: list[ShardingOption] = field(default_factory=list)
+    num_found: int = 1
+
+    def say(self, note: str) -> None:
+        """Logs a note, and keeps it with the answer, if there is one."""
+        log.warning("%s", note)
+        self.notes = (*self.notes, note)
+        if self.answer is not None:
+            self.answer = replace(self.answer, notes=(*self.answer.notes, note))
+
+
+@dataclass(frozen=True)
+class ModelPlanner:
+    """How models are planned; see ``EvenshardPlanner``.
+
+    Attributes:
+        arguments: TorchRec's, as the planner was given them.
+        settings: of the requests.
+        machine: before a storage reservation.
+        topology: the same, as TorchRec describes it.
+        stats: TorchRec's statistics.
+        keeps_host: whether a storage reservation leaves the memory of hosts as it is.
+        dense_gb: memory of the dense model; None to count it.
+        sharder: decides in place of ``evenshard.place``.
+        model: cost model.
+        seed: of the search.
+        planner_type: name of the planner's class.
+    """
+
+    arguments: PlannerArguments
+    settings: RequestSettings
+    machine: TorchRecMachine
+    topology: Topology
+    stats: Sequence[Stats]
+    keeps_host: bool
+    dense_gb: float | None
+    sharder: Sharder | None
+    model: str | Path | PlacementModel | None
+    seed: int
+    planner_type: str
+
+    def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ModelPlan:
+        """The plan, with the tables that TorchRec places, after callbacks and statistics.
+
+        Raises:
+            PlannerError: TorchRec's, if the tables find no room.
+            BadInput: if a table cannot be placed, or there is no cost model.
+        """
+        from torchrec.distributed.types import ShardingPlan
+
+        given, machine, topology = self.arguments, self.machine, self.topology
+        started, result = time.monotonic(), ModelPlan(ShardingPlan({}))
+        lookups: dict[tuple[str, str], tuple[float, ...]] = {}
+        dense = gb_to_bytes(self.dense_gb or 0.0)
+        if given.storage_reservation is not None:
+            machine = given.after_reservation(machine, topology, module, sharders, keeps_host=self.keeps_host)
+        elif self.dense_gb is None:
+            dense = dense_bytes(module, sharders=sharders)
+        left_bytes = [room - dense for room in machine.rooms_bytes]
+        left_host_bytes = list(machine.host_bytes)
+        constraints = dict(given.constraints or {})
+        if collections := collections_in(module, sharders):
+            request, notes = request_of(module, sharders, machine, dense, constraints, self.settings, given.enumerator)
+            parts = self._parts(request, (*notes, *given.notes), result)
+            result.plan = sharding_plan(
+                parts if result.answer is None else result.answer,
+                request.tables,
+                collections,
+                request.num_devices,
+                compute_device=machine.compute_device,
+                local_world_size=machine.local_world_size,
+            )
+            carry_over(result.plan, constraints)
+            task = request.sharding_task()
+            left_bytes = _less(request.rooms_bytes, used_bytes(task, parts))
+            if machine.host_bytes and task.machine.host_bytes:
+                left_host_bytes = _less(machine.host_bytes, used_host_bytes(task, parts))
+            for table, one in zip(request.tables, located_tables(module, sharders), strict=True):
+                lookups[one.path, one.config.name] = table.feature_pooling_factors or (table.pooling_factor,)
+        if others := other_modules_in(module, sharders):
+            theirs = plan_of_others(others, sharders, machine, left_bytes, left_host_bytes, topology, given)
+            result.plan.plan.update(theirs.plan)
+            result.say(_placed_by_torchrec(theirs))
+        if not result.plan.plan:
+            return result
+        report = PlanReport(given, self.stats, topology, machine, dense, self.planner_type)
+        finished = report.finished(
+            result.plan, module, sharders, lookups, num_plans=result.num_found, seconds=time.monotonic() - started
+        )
+        for note in finished.notes:
+            result.say(note)
+        if finished.plan != result.plan:
+            self._say_changed(finished.plan, result)
+        result.plan, result.options = finished.plan, finished.options
+        return result
+
+    def _parts(self, request: PlacementRequest, notes: Sequence[str], result: ModelPlan) -> Sequence[TablePart]:
+        """Where the columns live, by ``evenshard.place`` or the sharder.
+
+        Raises:
+            PlannerError: TorchRec's, if the tables find no room.
+        """
+        from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
+
+        try:
+            parts = self._answered(request, result) if self.sharder is None else _sharded(self.sharder, request)
+        except InfeasibleTask as error:
+            kind = "STRICT_CONSTRAINTS" if _fits_in_all(request) else "INSUFFICIENT_STORAGE"
+            raise PlannerError(str(error), PlannerErrorType[kind]) from error
+        for note in notes:
+            result.say(note)
+        return parts
+
+    def _answered(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
+        """Where the columns live, as ``evenshard.place`` says."""
+        on, limit_s, started = self.machine.compute_device, self.arguments.timeout_seconds, time.monotonic()
+        model, hardware = chosen_model(self.model, self.settings.hardware, on)
+        config = PlaceConfig(
+            SearchConfig(seed=self.seed, effort=SearchEffort(time_limit_s=limit_s)),
+            PlanSearchEffort(time_limit_s=limit_s),
+        )
+
+        def count(predicted_ms: float) -> None:
+            result.num_found += 1
+
+        result.answer = place_request(replace(request, hardware=hardware), model, config, progress=count)
+        for line in (*result.answer.notes, *result.answer.warnings):
+            log.warning("%s", line)
+        if limit_s is not None and time.monotonic() - started >= limit_s:
+            result.say(f"The search ended after timeout_seconds={limit_s}: this is the best plan until then.")
+        if (kind := HardwareName.parse(hardware).kind.name) != on and (on == "cpu" or kind == "cpu"):
+            result.say(f"The plan is for {on} ranks, and its times are of {hardware}: another may be faster on these.")
+        return result.answer.parts
+
+    def _say_changed(self, plan: ShardingPlan, result: ModelPlan) -> None:
+        """Says what callbacks made of the time."""
+        if result.answer is None:
+            result.say("callbacks changed the plan.")
+            return
+        try:
+            now = f"{predicted(plan, result.answer, self.model).predicted_ms:.4g} ms per step predicted"
+        except EvenshardError as error:
+            now = f"no time is predicted of it ({reason_of(error)})"
+        result.say(
+            f"callbacks changed the plan: {now}, {result.answer.predicted_ms:.4g} before. The answer is the one before."
+        )
+
+
+def _placed_by_torchrec(plan: ShardingPlan) -> str:
+    """Says which tables TorchRec placed, and how."""
+    placed = (
+        f"{qualified_name(path, name)} ({entry.sharding_type}, {entry.compute_kernel})"
+        for path, tables in plan.plan.items()
+        for name, entry in tables.items()
+    )
+    return (
+        f"TorchRec's planner placed tables of modules that evenshard does not place, in the memory that was left; "
+        f"no time counts them: {cut(', '.join(placed), 400)}."
+    )
+
+
+def _fits_in_all(request: PlacementRequest) -> bool:
+    """Whether the tables would fit if the memory of all devices, and of hosts where tables may go there, were one."""
+    task = request.sharding_task()
+    whole = zip(request.tables, whole_tables(request.tables), strict=True)
+    rooms = sum(request.rooms_bytes)
+    if task.may_offload:
+        rooms += sum(request.nodes.host_bytes)
+    return sum(part_bytes(task, table, part) for table, part in whole) <= rooms
+
+
+def _less(rooms: Sequence[int], used: Sequence[int]) -> list[int]:
+    """What is left."""
+    return [room - taken for room, taken in zip(rooms, used, strict=True)]
+
+
+def _sharded(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]:
+    """The same by a sharder."""
+    task = replace(request.task(), task_id="the model")
+    placement = sharder.place(task)
+    check_placement(task, placement)
+    return parts_on(whole_tables(request.tables), placement)

@@ -1,0 +1,219 @@
+"""The request that a TorchRec model is: its tables, the rules of its sharders and constraints, and the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, TABLE_WISE
+from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rules import Rules
+from evenshard.planner.torchrec.constraints import constrained
+from evenshard.planner.torchrec.entries import DENSE_KERNEL
+from evenshard.planner.torchrec.machine import TorchRecMachine
+from evenshard.planner.torchrec.model import DEFAULT_HARDWARE
+from evenshard.planner.torchrec.modules import LocatedTable, located_tables, other_tables_in
+from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE
+from evenshard.planner.torchrec.tables import table_set_of
+from evenshard.tables.sources import TableSet
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief, cut
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.planner.types import Enumerator, ParameterConstraints
+    from torchrec.distributed.types import ModuleSharder
+
+ON_GPU = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE)
+"""Where TorchRec keeps weights of tables on GPUs."""
+
+Ways = Mapping[tuple[str, str], frozenset[tuple[str, str]]]
+"""Sharding types with their kernels, by the path of a table's module and its name."""
+
+
+@dataclass(frozen=True)
+class RequestSettings:
+    """What a planner was asked, apart from the model and the machine; see ``EvenshardPlanner``.
+
+    Attributes:
+        is_whole: a sharder decides, of whole tables in device memory.
+        types: the ways in which tables may be sharded.
+    """
+
+    batch_size: int = DEFAULT_BATCH_SIZE
+    pooling_factors: Mapping[str, float] | None = None
+    default_pooling_factor: float = 1.0
+    optimizer: str = "sgd"
+    rules: Rules = field(default_factory=Rules)
+    types: tuple[str, ...] = SHARDING_TYPES
+    kernels: tuple[str, ...] = ()
+    pipeline: str = ""
+    intra: str = ""
+    inter: str = ""
+    hardware: str | None = None
+    is_whole: bool = False
+
+    def check_kernels(self, compute_device: str) -> None:
+        """Raises BadConfig if something is named where TorchRec keeps no weights."""
+        there = (FUSED,) if compute_device == "cpu" else ON_GPU
+        for kernel in (*self.kernels, *(one for kernels in self.rules.table_kernels.values() for one in kernels)):
+            if kernel not in there:
+                raise BadConfig(
+                    f"{brief(kernel)} is no kernel of TorchRec's on {compute_device}. Choose from {', '.join(there)}."
+                )
+
+
+def request_of(
+    module: nn.Module,
+    sharders: Sequence[ModuleSharder[Any]],
+    machine: TorchRecMachine,
+    dense: int,
+    constraints: Mapping[str, ParameterConstraints],
+    settings: RequestSettings,
+    enumerator: Enumerator | None = None,
+) -> tuple[PlacementRequest, tuple[str, ...]]:
+    """The request, and what of the constraints changes nothing, in sentences.
+
+    Args:
+        module: the model.
+        sharders: of modules.
+        machine: with the memory that is left for tables.
+        dense: memory of the dense model on each device, bytes.
+        constraints: TorchRec's, by table.
+        settings: of the planner.
+        enumerator: TorchRec's, whose search space bounds the ways in which tables are sharded.
+
+    Raises:
+        BadConfig: if a table cannot be sharded in any way, or a constraint makes no sense.
+    """
+    known = table_set_of(module, settings.pooling_factors, settings.default_pooling_factor, sharders)
+    types = (TABLE_WISE,) if settings.is_whole else settings.types
+    located = located_tables(module, sharders)
+    names = {name for one in located for name in (one.name, one.config.name)}
+    others = {name.rpartition(".")[2] for name, _ in other_tables_in(module, sharders)} - names
+    own = {name: one for name, one in constraints.items() if name not in others}
+    available = _available_kernels(machine, settings.is_whole)
+    found = constrained(own, known, located, types, machine.compute_device, available)
+    rules = settings.rules + found.rules
+    rules += _rules_of_cpu(found.known, rules, types, machine.compute_device)
+    ways = _ways_of_sharders(module, sharders, located, machine.compute_device)
+    for more in (ways, _ways_of_enumerator(enumerator, module, sharders)):
+        rules = _within(rules, more, located, types, settings.kernels or available)
+    request = PlacementRequest(
+        tables=found.known.tables,
+        caps_bytes=machine.caps_bytes,
+        batch_size=settings.batch_size * machine.world_size,
+        reserved_bytes=machine.reserved_bytes,
+        optimizer=settings.optimizer,
+        rules=rules,
+        sharding_types=types,
+        machine=None if settings.is_whole else machine.nodes(settings.intra, settings.inter),
+        hardware=settings.hardware or DEFAULT_HARDWARE,
+        assumptions=found.known.assumptions,
+        reserved_share=machine.reserved_share,
+        dense_bytes=dense,
+        training_pipeline=settings.pipeline,
+        compute_kernels=settings.kernels,
+    )
+    return request, found.notes
+
+
+def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, ...]:
+    """Where TorchRec can keep weights; a sharder keeps all in device memory."""
+    if is_whole or machine.compute_device == "cpu":
+        return (FUSED,)
+    return (
+        FUSED,
+        *((FUSED_UVM_CACHING, FUSED_UVM) if machine.host_bytes else ()),
+        *((KEY_VALUE,) if machine.ssd_bytes else ()),
+    )
+
+
+def _rules_of_cpu(known: TableSet, given: Rules, types: Sequence[str], compute_device: str) -> Rules:
+    """On the CPU FBGEMM looks up no replicas of sequences."""
+    if compute_device != "cpu" or DATA_PARALLEL not in types:
+        return Rules()
+    no_replicas = tuple(way for way in types if way != DATA_PARALLEL)
+    sequences = (one.name for one in known.tables if one.is_sequence)
+    return Rules(table_types={name: no_replicas for name in sequences if name not in given.table_types})
+
+
+# What module sharders and an enumerator leave ------------------------------------------------------------------------
+
+
+def _ways_of_sharders(
+    module: nn.Module, sharders: Sequence[ModuleSharder[Any]], located: Iterable[LocatedTable], compute_device: str
+) -> Ways:
+    """Of tables whose module sharder has types or kernels of its own, which are not those of TorchRec's class."""
+    from torchrec.distributed.sharding_plan import get_default_sharders
+
+    usual = {one.module_type: type(one) for one in get_default_sharders()}
+    sharder_of = {one.module_type: one for one in sharders}
+    found = {}
+    for one in located:
+        holder = module.get_submodule(one.path)
+        sharder = sharder_of[type(holder)]
+        theirs = usual.get(sharder.module_type)
+        if theirs is not None and not _differs(type(sharder), theirs):
+            continue
+        found[one.path, one.config.name] = frozenset(
+            (way, str(kernel))
+            for way in sharder.sharding_types(compute_device)
+            for kernel in sharder.compute_kernels(way, compute_device)
+        )
+    return found
+
+
+def _differs(one: type, usual: type) -> bool:
+    return any(
+        getattr(one, name, None) is not getattr(usual, name, None) for name in ("sharding_types", "compute_kernels")
+    )
+
+
+def _ways_of_enumerator(
+    enumerator: Enumerator | None, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]
+) -> Ways:
+    """Of all tables in its search space."""
+    found: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    options = [] if enumerator is None else enumerator.enumerate(module, list(sharders))
+    for one in options:
+        found.setdefault((one.path, one.name), set()).add((one.sharding_type, one.compute_kernel))
+    return {key: frozenset(ways) for key, ways in found.items()}
+
+
+def _within(
+    rules: Rules, ways: Ways, located: Iterable[LocatedTable], types: Sequence[str], kernels: Sequence[str]
+) -> Rules:
+    """The rules, with the types and kernels of each table within these ways.
+
+    Raises:
+        BadConfig: if that leaves nothing to a table.
+    """
+    table_types, table_kernels = dict(rules.table_types), dict(rules.table_kernels)
+    for one in located:
+        own = ways.get((one.path, one.config.name))
+        if own is None:
+            continue
+        asked, kept_as = table_types.get(one.name, tuple(types)), table_kernels.get(one.name, tuple(kernels))
+        pairs = [
+            (way, kernel)
+            for way in asked
+            for kernel in ((DENSE_KERNEL,) if way == DATA_PARALLEL else kept_as)
+            if (way, kernel) in own
+        ]
+        if not pairs:
+            raise BadConfig(
+                f"table {brief(one.name)}: its module sharder or the enumerator allows {_words(own)}, the rules "
+                f"{', '.join(asked)} on {', '.join(kept_as)}. Allow a way that both have."
+            )
+        table_types[one.name] = tuple(way for way in asked if way in {way for way, _ in pairs})
+        left = tuple(kernel for kernel in kept_as if kernel in {kernel for _, kernel in pairs})
+        if left and set(left) != set(kernels):
+            table_kernels[one.name] = left
+    return replace(rules, table_types=table_types, table_kernels=table_kernels)
+
+
+def _words(ways: Iterable[tuple[str, str]]) -> str:
+    return cut(", ".join(sorted(f"{way} on {kernel}" for way, kernel in ways)))

@@ -1,0 +1,146 @@
+"""The arguments of TorchRec's own planner: what they become here, and the same planner of theirs."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from evenshard.planner.torchrec.machine import TorchRecMachine, of_nodes
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.planner import EmbeddingShardingPlanner
+    from torchrec.distributed.planner.types import (
+        Enumerator,
+        ParameterConstraints,
+        Partitioner,
+        PerfModel,
+        PlanLoader,
+        Proposer,
+        ShardingOption,
+        Stats,
+        StorageReservation,
+        Topology,
+    )
+    from torchrec.distributed.types import ModuleSharder
+
+DEFAULT_BATCH_SIZE = 512
+"""Samples per rank; TorchRec's planner assumes the same."""
+
+
+@dataclass(frozen=True)
+class PlannerArguments:
+    """What ``EmbeddingShardingPlanner`` takes, by its names and in its order; None where it was left out."""
+
+    topology: Topology | None = None
+    batch_size: int | None = None
+    enumerator: Enumerator | None = None
+    storage_reservation: StorageReservation | None = None
+    proposer: Proposer | list[Proposer] | None = None
+    partitioner: Partitioner | None = None
+    performance_model: PerfModel | None = None
+    stats: Stats | list[Stats] | None = None
+    constraints: Mapping[str, ParameterConstraints] | None = None
+    debug: bool = True
+    callbacks: Sequence[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None
+    timeout_seconds: int | None = None
+    plan_loader: PlanLoader | None = None
+
+    def __post_init__(self) -> None:
+        """Says what else stands where TorchRec has its topology, and what makes no sense.
+
+        Raises:
+            BadConfig: it says which.
+        """
+        if self.topology is not None and not hasattr(self.topology, "world_size"):
+            raise BadConfig(
+                f"topology is a {type(self.topology).__name__}. Give TorchRec's Topology; a sharder is sharder=..."
+            )
+        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+            raise BadConfig(f"timeout_seconds is {brief(self.timeout_seconds)}. Give a number above 0, or None.")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What of them decides nothing, in a line."""
+        idle = {"proposer": self.proposer, "partitioner": self.partitioner}
+        named = [f"{name} ({_types_of(one)})" for name, one in idle.items() if one is not None]
+        if not named:
+            return ()
+        verb = "decides" if len(named) == 1 else "decide"
+        return (f"{' and '.join(named)} {verb} nothing: evenshard's own search proposes and places.",)
+
+    def planner(self, **others: Any) -> EmbeddingShardingPlanner:
+        """TorchRec's planner with these arguments, as far as the installed version has them.
+
+        Args:
+            others: arguments that have another value.
+        """
+        from torchrec.distributed.planner import EmbeddingShardingPlanner
+
+        known = inspect.signature(EmbeddingShardingPlanner.__init__).parameters
+        own = replace(self, **others)
+        given = {one.name: getattr(own, one.name) for one in fields(own)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of the reservation that it makes where none is given
+            return EmbeddingShardingPlanner(
+                **{name: value for name, value in given.items() if value is not None and name in known}
+            )
+
+    def after_reservation(
+        self,
+        machine: TorchRecMachine,
+        topology: Topology,
+        module: nn.Module,
+        sharders: Sequence[ModuleSharder[Any]],
+        *,
+        keeps_host: bool,
+    ) -> TorchRecMachine:
+        """The machine with the memory that the storage reservation leaves for tables.
+
+        Args:
+            topology: of the machine, before.
+            keeps_host: whether the memory of hosts is left as it is.
+
+        Raises:
+            PlannerError: TorchRec's, if the reservation leaves nothing.
+        """
+        assert self.storage_reservation is not None
+        left = self.storage_reservation.reserve(
+            topology=topology,
+            batch_size=self.batch_size or DEFAULT_BATCH_SIZE,
+            module=module,
+            sharders=list(sharders),
+            constraints=None if self.constraints is None else dict(self.constraints),
+        )
+        on_cpu = machine.compute_device == "cpu"
+        rooms = [max(one.storage.ddr if on_cpu else one.storage.hbm, 0) for one in left.devices]
+        kept = {cap - room for cap, room in zip(machine.caps_bytes, rooms, strict=True)}
+        if not keeps_host and not on_cpu:
+            ddrs = [max(one.storage.ddr, 0) for one in left.devices]
+            machine = replace(machine, host_bytes=of_nodes(ddrs, machine.local_world_size, None))
+        if len(kept) == 1 and min(kept) >= 0:
+            return replace(machine, reserved_bytes=kept.pop(), reserved_share=0.0)
+        return replace(machine, caps_bytes=tuple(rooms), reserved_bytes=0, reserved_share=0.0)
+
+
+def _types_of(one: Any) -> str:
+    return ", ".join(type(each).__name__ for each in (one if isinstance(one, list) else [one]))
+
+
+def heuristical(percentage: float, dense_bytes: int | None = None) -> StorageReservation:
+    """TorchRec's ``HeuristicalStorageReservation``, without its warning.
+
+    Args:
+        percentage: share of each device's memory that is kept.
+        dense_bytes: of the dense model; TorchRec's own count where left out.
+    """
+    from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return HeuristicalStorageReservation(percentage=percentage, dense_tensor_estimate=dense_bytes)
