@@ -272,7 +272,8 @@ def test_it_answers_as_evenshard_place_does(caplog: pytest.LogCaptureFixture) ->
     }
     planner = EvenshardPlanner(**settings, **asked)
     plan = planner.plan(model)
-    (warning,) = (one.getMessage() for one in caplog.records if one.name.startswith("evenshard"))
+    note, warning = (one.getMessage() for one in caplog.records if one.name.startswith("evenshard"))
+    assert note.startswith("The interval is ")
     assert warning.startswith("2 tables have a larger dim than the 8")
     tables = tables_of(model, {"clicks": 7.5})
     same = {name: settings[name] for name in (*WEIGHTS, "host_memory_gb")}
