@@ -25,12 +25,14 @@ MODEL_HELP = (
 
 def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.explain.explain import explain
+    from evenshard.planner.explain.overview import overview
+    from evenshard.planner.explain.overview_text import print_overview
     from evenshard.planner.explain.text import print_explanation
     from evenshard.planner.file import load_answer
     from evenshard.planner.more_memory import more_memory, print_more_memory
     from evenshard.utils.errors import BadConfig
 
-    if (args.table is None) == (args.what_if is None):
+    if args.table is not None and args.what_if is not None:
         raise BadConfig("name one of two: a table (--table), or what if there were more memory (--what-if memory).")
     answer = load_answer(args.placement)
     if args.what_if is not None:
@@ -39,6 +41,13 @@ def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
             print(json.dumps(asdict(found), indent=1))
         else:
             print_more_memory(found)
+        return {}
+    if args.table is None:
+        first = overview(answer, _model(args, answer))
+        if args.json:
+            print(json.dumps(asdict(first), indent=1))
+        else:
+            print_overview(first)
         return {}
     explanation = explain(answer, _model(args, answer), args.table)
     if args.json:
@@ -173,9 +182,9 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "explain",
         _explain,
-        "Say why a table lives where it does.",
-        "What each device would cost with it, whether that is legal, and the next best move. Exit code 0, or 2: bad "
-        "input.",
+        "Say what a step waits for, or why a table lives where it does.",
+        "Without --table: the slowest device, what makes it slow, and the best changes of its tables. Of a table: what "
+        "each device would cost with it, whether that is legal, and the next best move. Exit code 0, or 2: bad input.",
     )
     add = sub.add_argument
     add("placement", **{**PATH, "metavar": "PLACEMENT"}, help="placement.json, as `evenshard place -o` writes it")

@@ -57,7 +57,7 @@ def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Expla
     what_if = WhatIf(answer, model)
     name = found[0][1].table
     position = list(by_name).index(name)
-    without, explained = what_if.without(position), _Parts(answer, what_if)
+    without, explained = what_if.without(position), PartMoves(answer, what_if)
     return Explanation(
         table=name,
         model=model.source,
@@ -70,7 +70,7 @@ def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Expla
         ),
         without_ms=without.step_ms,
         parts=tuple(explained.part(number) for number, _ in found),
-        ways=tuple(_ways(answer, what_if, position, without)),
+        ways=tuple(way_options(answer, what_if, position, without)),
         kept=kept_options(what_if, position),
     )
 
@@ -85,7 +85,7 @@ def _close(table: str, names: list[str]) -> str:
 # Places --------------------------------------------------------------------------------------------------------------
 
 
-class _Parts:
+class PartMoves:
     """The parts of an answer, and what moving those that live on one device leads to."""
 
     def __init__(self, answer: PlacementAnswer, what_if: WhatIf) -> None:
@@ -97,6 +97,10 @@ class _Parts:
             for number, part in enumerate(answer.parts)
             if what_if.way(self._position[part.table]).scope == DEVICE
         ]
+
+    def is_movable(self, number: int) -> bool:
+        """Whether a part may go to another device by itself."""
+        return number in self._movable
 
     def part(self, number: int) -> PartExplanation:
         """A part, where it is and elsewhere."""
@@ -116,7 +120,7 @@ class _Parts:
             device_ms=device_ms,
             on_slowest=device_ms >= now.step_ms,
             options=tuple(self._options(number)) if movable else (),
-            best=self._best(number) if movable else None,
+            best=self.best(number) if movable else None,
         )
 
     def _moved(self, number: int, device: int) -> Changes:
@@ -144,7 +148,7 @@ class _Parts:
                 illegal=what_if.illegal(changes, outcome),
             )
 
-    def _best(self, number: int) -> Move | None:
+    def best(self, number: int) -> Move | None:
         """The legal move or swap with the fastest step; of equals, the one after which all devices work least."""
         what_if, home = self._what_if, self._answer.parts[number].device
         tried: list[tuple[int, int | None]] = [
@@ -202,7 +206,7 @@ def _same(outcome: ChangeOutcome, now: ChangeOutcome) -> bool:
 # Ways ----------------------------------------------------------------------------------------------------------------
 
 
-def _ways(answer: PlacementAnswer, what_if: WhatIf, position: int, without: ChangeOutcome) -> Iterator[WayOption]:
+def way_options(answer: PlacementAnswer, what_if: WhatIf, position: int, without: ChangeOutcome) -> Iterator[WayOption]:
     """The table in every way: at the fastest legal place that was found, or at the fastest one where none is legal."""
     now = what_if.way(position)
     for name in what_if.types(position):
