@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -216,7 +217,7 @@ def test_the_sdist_holds_what_git_tracks_and_its_tests_run(built: Built, tmp_pat
     (tree,) = tmp_path.iterdir()
     if (ROOT / ".git").exists():
         tracked = git(ROOT, "-c", "core.quotepath=off", "ls-files").splitlines()
-        files = {name for name in tracked if (ROOT / name).exists()}
+        files = {name for name in tracked if (ROOT / name).is_file()}  # not the links to folders
         assert not {name for name in files if not (tree / name).exists()}
     variables = {**os.environ, "PYTHONPATH": str(tree / "src")}
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/utils/test_messages.py"]
@@ -280,7 +281,7 @@ def test_the_core_places_tables_outside_of_the_checkout(core: Path, tmp_path: Pa
     assert "Nothing moves." in run([evenshard, "diff", "placement.json", "placement.json"], tmp_path).stdout
 
 
-def test_a_missing_package_is_one_line_with_a_command(core: Path, tmp_path: Path) -> None:
+def test_a_missing_package_is_one_line_with_a_command(built: Built, core: Path, tmp_path: Path) -> None:
     (tmp_path / "tables.yaml").write_text(TABLES)
     (tmp_path / "many.yaml").write_text(TOO_MANY)
     for name in ("tables.parquet", "costs.parquet"):
@@ -290,9 +291,14 @@ def test_a_missing_package_is_one_line_with_a_command(core: Path, tmp_path: Path
     for (command, package), line in zip(NEEDS.items(), output.splitlines(), strict=True):
         code, message = json.loads(line)
         assert (code, message.count("\n")) == (2, 1), message
-        assert f" needs {package}: pip install 'evenshard[" in message, command
+        assert f" needs {package}: pip install '{built.wheel}[" in message, command
     said = run([str(core / "python"), "-c", OPENS_HARDWARE], tmp_path).stdout
-    assert said.startswith("Measuring kernels needs fbgemm_gpu: pip install 'evenshard[")
+    assert said.startswith(f"Measuring kernels needs fbgemm_gpu: pip install '{built.wheel}[")
+    # pip takes the command of the first one, and finds no pyarrow without an index.
+    words = shlex.split(json.loads(output.splitlines()[0])[1].partition(": pip ")[2])
+    pip = [sys.executable, "-m", "pip", "--python", str(core / "python"), *words, "--no-index", "--find-links", "none"]
+    done = subprocess.run(pip, cwd=tmp_path, capture_output=True, text=True)
+    assert "No matching distribution found for pyarrow>=" in done.stderr
 
 
 def test_beside_torchrec_it_plans_for_a_model(beside_torchrec: Path, tmp_path: Path) -> None:

@@ -17,6 +17,12 @@ from support.repository import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+@pytest.fixture(autouse=True)
+def from_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where evenshard came from is of test_installation.py."""
+    monkeypatch.setattr("evenshard.utils.extras.pip_words", lambda extra: f"'evenshard[{extra}]'")
+
+
 def packages_of(extra: str) -> Iterator[str]:
     """Distributions of an extra and of those it names, without versions."""
     for requirement in PROJECT["optional-dependencies"][extra]:
@@ -30,7 +36,7 @@ def packages_of(extra: str) -> Iterator[str]:
 @pytest.mark.parametrize("package", EXTRAS)
 def test_a_missing_package_is_one_line_with_a_command(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingPackage, match=rf" needs {package}: pip install 'evenshard\[\w+\]'") as caught:
+    with pytest.raises(MissingPackage, match=rf" needs {package}: pip install 'evenshard\[[\w,]+\]'") as caught:
         require_package(package)
     assert isinstance(caught.value, BadInput)
     assert "\n" not in str(caught.value)

@@ -17,6 +17,7 @@ from typing import Any
 from evenshard.kubeflow.image import image
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.extras import require_package
+from evenshard.utils.installation import checkout
 from evenshard.utils.messages import reason_of
 
 
@@ -92,7 +93,8 @@ def _require_image(api: Any, name: str) -> None:
         try:
             api.images.pull(name)
         except docker.errors.APIError as error:
+            remedy = "Name" if checkout() is None else "Build it with `make image`, or name"
             raise BadConfig(
-                f"image {name} is neither on this machine nor can it be pulled ({reason_of(error)}). Build it with "
-                f"`make image`, or name another one in EVENSHARD_IMAGE."
+                f"image {name} is neither on this machine nor can it be pulled ({reason_of(error)}). "
+                f"{remedy} another one in EVENSHARD_IMAGE."
             ) from None

@@ -26,7 +26,7 @@ from evenshard.placement.optimizer_state import state_bytes
 from evenshard.tables.dlrm_batch import read_dlrm_batch
 from evenshard.tables.table import SUM, Table
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed, MissingPackage
-from evenshard.utils.extras import install_command, require_package
+from evenshard.utils.extras import remedy, require_package
 from evenshard.utils.messages import reason_of
 from evenshard.utils.process import one_thread
 from evenshard.utils.units import BYTES_PER_GB
@@ -160,7 +160,7 @@ class ShardKernels:
         if not on_gpu and sum(state_bytes(table, self._config.optimizer) for table in shard) > _free_host_memory():
             raise OutOfDeviceMemory  # FBGEMM makes the state itself, and Linux would kill the process
         if options.keys() - signature(SplitTableBatchedEmbeddingBagsCodegen).parameters.keys():
-            raise MissingPackage(f"Measuring kernels needs a newer FBGEMM: {install_command('fbgemm_gpu')}")
+            raise MissingPackage(f"Measuring kernels needs a newer FBGEMM: {remedy('fbgemm_gpu')}")
         return SplitTableBatchedEmbeddingBagsCodegen(
             [(table.num_rows, table.embedding_dim, location, compute) for table in shard],
             feature_table_map=None if feature_table_map is None else list(feature_table_map),

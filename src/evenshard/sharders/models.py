@@ -27,6 +27,7 @@ from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.installation import how_to_train
 from evenshard.utils.messages import brief
 from evenshard.utils.outputs import MODEL_FOLDER, MODEL_PARTS, NETWORK_FOLDER
 
@@ -131,7 +132,7 @@ def digest_of(folder: Path) -> str:
 def _load(folder: Path, source: str) -> PlacementModel:
     if not folder.is_dir():
         raise BadFile(
-            folder, "no such folder", "Name the folder of a round, such as work/round_3; `make run` trains it."
+            folder, "no such folder", f"Name the folder of a round, such as work/round_3; {how_to_train()} trains it."
         )
     cost_model = CostModel.load(folder / COST_MODEL)
     trained_on = TrainedOn.load(folder / COST_MODEL / TRAINED_ON)
@@ -155,8 +156,8 @@ def _bundled_folder(hardware: str | None) -> Path:
     profile_of = {_simulated(profile): profile for profile in bundled_models()}
     if hardware not in profile_of:
         raise BadConfig(
-            f"there is no model for hardware {brief(hardware)}. Train one with `make run` and name its folder (--model "
-            f"work/round_3), or use one that comes with evenshard: {', '.join(profile_of) or 'none'}."
+            f"there is no model for hardware {brief(hardware)}. Train one with {how_to_train()} and name its folder "
+            f"(--model work/round_3), or use one that comes with evenshard: {', '.join(profile_of) or 'none'}."
         )
     return _bundle_root() / profile_of[hardware]
 

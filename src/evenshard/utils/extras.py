@@ -6,6 +6,7 @@ import importlib
 import warnings
 
 from evenshard.utils.errors import MissingPackage
+from evenshard.utils.installation import in_image, pip_words
 from evenshard.utils.messages import reason_of
 
 EXTRAS = {
@@ -42,15 +43,23 @@ def require_package(module: str) -> None:
     except (ImportError, OSError) as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == package
         problem = "" if absent else f", which cannot be imported ({reason_of(error)})"
-        raise MissingPackage(f"{EXTRAS[package][1]} needs {package}{problem}: {install_command(package)}") from None
+        raise MissingPackage(f"{EXTRAS[package][1]} needs {package}{problem}: {remedy(package)}") from None
+
+
+def remedy(package: str) -> str:
+    """What to do about a package of ``EXTRAS`` that is missing: a command, or what an image needs, which has no pip."""
+    if not in_image():
+        return install_command(package)
+    extra = EXTRAS[package][0]
+    return f"it is not in this image. Name the extra {extra} in the Dockerfile and build it again, or run this outside."
 
 
 def install_command(package: str) -> str:
-    """The command that installs a package of ``EXTRAS``.
+    """The command that installs a package of ``EXTRAS``, from where evenshard itself was installed.
 
     It leaves the installed torch alone, unless that is too old for an FBGEMM that can be measured.
     """
-    command = f"pip install 'evenshard[{EXTRAS[package][0]}]'"
+    command = f"pip install {pip_words(EXTRAS[package][0])}"
     if package not in ("fbgemm_gpu", "torchrec"):
         return command
     import torch
@@ -65,7 +74,7 @@ def install_command(package: str) -> str:
         release = _paired_release(minor)
         return f"{command} torch=={number} && pip install --no-deps 'torchrec=={release}' '{build}=={release}'"
     wanted = f"torch=={number}" if minor >= oldest else f"'torch==2.{oldest}.*'"
-    return f"pip install 'evenshard[{extra}]' {wanted} '{build}=={_paired_release(max(minor, oldest))}'"
+    return f"pip install {pip_words(extra)} {wanted} '{build}=={_paired_release(max(minor, oldest))}'"
 
 
 def _paired_release(torch_minor: int) -> str:

@@ -31,7 +31,7 @@ def load_params(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BadFile(path, f"not readable as YAML ({error})", "Repair it.") from None
     if not isinstance(params, dict):
-        raise BadFile(path, "is not a mapping of sections", "Start from the params.yaml of the repository.")
+        raise BadFile(path, "is not a mapping of sections", "Write sections: generate_tables: {source: dlrm_2021}.")
     odd = next(_odd_keys(params), None)
     if odd is not None:
         raise BadFile(path, f"key {brief(odd)} is not a string", "Put it in quotes, or remove it.")

@@ -40,6 +40,7 @@ from evenshard.tracking.registry import (
 )
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.installation import how_to_train
 from evenshard.utils.json_files import finite
 from evenshard.utils.provenance import Lineage
 
@@ -137,7 +138,7 @@ def _candidate_version(candidate: str | None) -> ModelVersion | None:
         newest = newest_version(REGISTERED_COST)
         if newest is None:
             raise BadConfig(
-                f"MLflow has no version of {REGISTERED_COST} yet. Train one with `make run`, or name a folder."
+                f"MLflow has no version of {REGISTERED_COST} yet. Train one with {how_to_train()}, or name a folder."
             )
         return newest
     if candidate.startswith(BUNDLED):

@@ -75,7 +75,9 @@ def repository_root() -> Path:
     for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / ".dvc").is_dir():
             return folder
-    raise BadConfig("this is not a DVC repository: there is no .dvc folder here or above. Run it in the checkout.")
+    raise BadConfig(
+        "this is not a DVC repository: there is no .dvc folder here or above. Run it in the repository of the datasets."
+    )
 
 
 def add(request: AddRequest, root: Path) -> AddedDataset:
