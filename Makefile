@@ -10,7 +10,7 @@ export MLFLOW_DISABLE_TELEMETRY = true
 export NO_MKDOCS_2_WARNING = 1
 export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 
-.PHONY: setup run test fuzz test-containers test-floors check docs bench dataset dvc.yaml use image base-image clean
+.PHONY: setup run test fuzz test-containers test-floors check docs bench dataset dvc.yaml use image base-image base-digest release clean
 
 # git carries an empty dvc.lock and looks away from what is measured here (docs/decisions/0005-dvc-lock-is-local.md).
 setup: .venv/ready
@@ -104,9 +104,25 @@ IMAGE ?= localhost/evenshard
 TARGETS ?= cpu mlflow
 IMAGE_FLAGS ?=
 VERSION = $(shell sed -n 's/__version__ = "\(.*\)"/\1/p' src/evenshard/version.py)
+SOURCE = $(shell sed -n 's/^Repository = "\(.*\)"/\1/p' pyproject.toml)
+REVISION = $(shell git describe --always --abbrev=40 --exclude '*' --dirty 2>/dev/null || echo unknown)
+# The date of the commit, so that a commit's images are labelled the same whenever they are built.
+CREATED = $(shell TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo unknown)
+OCI := org.opencontainers.image
+LABELS = --label $(OCI).version=$(VERSION) --label $(OCI).revision=$(REVISION) --label $(OCI).created=$(CREATED) \
+    --label $(OCI).source=$(SOURCE) --label $(OCI).licenses=Apache-2.0
 image:
-	for target in $(TARGETS); do podman build $(IMAGE_FLAGS) --build-arg EXTRA=$$(test $$target = cuda && echo cuda || echo cpu) \
+	for target in $(TARGETS); do podman build $(IMAGE_FLAGS) $(LABELS) --label $(OCI).title=evenshard-$$target \
+	    --build-arg EXTRA=$$(test $$target = cuda && echo cuda || echo cpu) \
 	    --target $$target --tag $(IMAGE):$(VERSION)-$$target . || exit 1; done
+
+# Pins the newest base image in the Dockerfile; needs skopeo. A digest is the SHA-256 of what the registry answers.
+BASE_TAG ?= docker://docker.io/library/python:3.11-slim-bookworm
+base-digest:
+	skopeo inspect --raw $(BASE_TAG) > $(SCRATCH).json
+	sed -i "s/^\(ARG BASE_IMAGE=.*@sha256:\).*/\1$$(sha256sum < $(SCRATCH).json | cut -d ' ' -f 1)/" Dockerfile
+	rm $(SCRATCH).json
+	grep '^ARG BASE_IMAGE' Dockerfile
 
 # Where no registry can be reached: a base image of Debian's packages (as root). Then make image with
 # IMAGE_FLAGS="--build-arg BASE_IMAGE=localhost/python:3.11-slim".
@@ -116,6 +132,10 @@ base-image:
 	debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm $(SCRATCH)
 	tar -C $(SCRATCH) -c . | podman import - $(BASE_IMAGE)
 	rm -rf $(SCRATCH)
+
+# Everything of a release but the pushing, in dist/: make release IMAGE=registry.example.com/evenshard. FLAGS=--draft tries it on any commit.
+release: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" IMAGE="$(IMAGE)" TARGETS="$(TARGETS)" IMAGE_FLAGS="$(IMAGE_FLAGS)" $(BIN)/python tools/release.py $(FLAGS)
 
 # make use PRESET=paper
 use: setup

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -69,6 +71,9 @@ def test_helm_finds_nothing_wrong() -> None:
 def test_its_version_is_that_of_evenshard() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == __version__
+    for folder in ("overlays/local", "overlays/nvidia-gpu", "trainjob"):
+        tags = re.findall(r'"image": "\S+/evenshard:([^"]+)"', json.dumps(list(built(folder).values())))
+        assert tags and all(tag.startswith(f"{__version__}-") for tag in tags), tags
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -9,22 +9,29 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import yaml
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 from evenshard.measure.cost_rows import read_rows
 from evenshard.planner.file import load_answer
 from evenshard.sharders.models import load_model
+from evenshard.version import __version__
 from support import podman
 from support.kubeflow_builders import SMALL_PARAMS
+from support.repository import ROOT, git
 
 pytestmark = pytest.mark.containers
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ON_KERNELS = {**SMALL_PARAMS, "measure": {**SMALL_PARAMS["measure"], "hardware": "cpu", "repeats": 1}}
 
 
@@ -77,6 +84,31 @@ def test_the_image_holds_what_stages_need_and_no_build_tools(here: Here) -> None
     assert here.in_image("env", "_KFP_RUNTIME=true", "python3", "-m", "kfp.dsl.executor_main", "--help").returncode == 0
     placed = here.in_image("evenshard", "place", "criteo_kaggle", "--devices", "2", "-o", "/tmp/placement.json")
     assert placed.returncode == 0, placed.stderr
+
+
+def test_the_image_says_what_it_is_and_what_is_in_it(here: Here) -> None:
+    words = ["podman", "image", "inspect", "--format", "{{json .Labels}}", here.image]
+    done = subprocess.run(words, env=here.environment, capture_output=True, text=True, check=True)
+    labels = {key.removeprefix("org.opencontainers.image."): value for key, value in json.loads(done.stdout).items()}
+    assert (labels["version"], labels["title"], labels["licenses"]) == (__version__, "evenshard-cpu", "Apache-2.0")
+    assert labels["source"] == PROJECT["urls"]["Repository"] and labels["base.name"] == here.environment["BASE_IMAGE"]
+    assert labels["revision"].removesuffix("-dirty") == git(ROOT, "rev-parse", "HEAD")
+    assert datetime.fromisoformat(labels["created"]).timestamp() == int(git(ROOT, "log", "-1", "--format=%ct"))
+
+    bill = here.in_image("cat", "/opt/evenshard/sbom.cdx.json").stdout
+    parsed = json.loads(bill)
+    assert JsonStrictValidator(SchemaVersion.from_version(parsed["specVersion"])).validate_str(bill) is None
+    installed = "from importlib.metadata import distributions as all; print(*(f'{d.name}=={d.version}' for d in all()))"
+    listed = {f"{one['name']}=={one['version']}" for one in parsed["components"]}
+    assert listed == set(here.in_image("python3", "-c", installed).stdout.split())
+    assert {one["name"] for one in parsed["components"]} > {
+        "evenshard",
+        "torch",
+        "torchrec",
+        "fbgemm_gpu-cpu",
+        "kfp",
+        "mlflow",
+    }
 
 
 def test_every_stage_runs_in_containers_on_real_kernels(here: Here, workdir: Path) -> None:

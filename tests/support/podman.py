@@ -17,7 +17,8 @@ from pathlib import Path
 
 from support.repository import ROOT
 
-BASE = "docker.io/library/python:3.11-slim-bookworm"
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+BASE = DOCKERFILE.partition("ARG BASE_IMAGE=")[2].split()[0]
 OWN_BASE = "localhost/python:3.11-slim"
 IMAGE = "localhost/evenshard-test"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")

@@ -175,4 +175,4 @@ def test_exit_codes(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert main(command) == 2
     monkeypatch.chdir(root.parent)
     assert main(command) == 2
-    assert "Run it in the DVC repository" in capsys.readouterr().err
+    assert "there is no .dvc folder" in capsys.readouterr().err

@@ -1,0 +1,90 @@
+"""The release command: what dist/ then holds, what it refuses, and that a step which fails leaves nothing behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from evenshard.version import __version__
+from support.repository import ROOT, git
+
+pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a release is made of a commit")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A checkout of the last commit, with the files of this one in their place."""
+    git(tmp_path, "clone", "--quiet", "--no-hardlinks", "--depth", "1", f"file://{ROOT}", "clone")
+    shutil.copy(ROOT / "tools/release.py", tmp_path / "clone/tools/release.py")
+    return tmp_path / "clone"
+
+
+def release(clone: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [sys.executable, "tools/release.py", "--no-images", *flags]
+    return subprocess.run(words, cwd=clone, env=variables, capture_output=True, text=True)
+
+
+def leftovers(clone: Path) -> list[str]:
+    return [path.name for path in clone.iterdir() if path.name == "dist" or path.name.startswith(".release-")]
+
+
+def test_a_draft_has_everything_that_is_published(clone: Path) -> None:
+    done = release(clone, "--draft", "--offline")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "not to be pushed" in done.stdout and leftovers(clone) == ["dist"]
+    dist = clone / "dist"
+    name = f"evenshard-{__version__}"
+    files = {f"{name}-py3-none-any.whl", f"{name}.tar.gz", f"{name}.cdx.json"}
+    files |= {f"evenshard-chart-{__version__}.tgz"} if shutil.which("helm") else set()
+    assert {path.name for path in dist.iterdir()} == {*files, "SHA256SUMS"}
+    sums = dict(reversed(line.split("  ")) for line in (dist / "SHA256SUMS").read_text().splitlines())  # type: ignore[arg-type]
+    assert sums == {one: hashlib.sha256((dist / one).read_bytes()).hexdigest() for one in files}
+    listed = {one["name"] for one in json.loads((dist / f"{name}.cdx.json").read_text())["components"]}
+    assert {"evenshard", "torch", "numpy"} <= listed
+    # An index has no docs/place.md: links of its page lead to the repository.
+    with tarfile.open(dist / f"{name}.tar.gz") as archive:
+        content = archive.extractfile(f"{name}/PKG-INFO")
+        assert content is not None
+        links = re.findall(r"\]\(([^)]+)\)", content.read().decode())
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    assert f"{address}/blob/v{__version__}/docs/place.md" in links
+    assert all(link.startswith("https://") for link in links)
+
+
+def test_what_is_no_release_is_refused_on_one_line(clone: Path) -> None:
+    changes = clone / "CHANGELOG.md"
+    changes.write_text(f"# Changelog\n\n## Unreleased\n\n## {__version__}\n")
+    assert "there are changes that no commit has" in refused(clone)
+    git(clone, "commit", "--quiet", "--all", "--message", "changes")
+    assert f"begins with 'Unreleased', version.py says {__version__}" in refused(clone)
+    (clone / "dist").mkdir()
+    assert "dist/ holds something other than a release" in refused(clone, "--draft")
+    assert leftovers(clone) == ["dist"] and not list((clone / "dist").iterdir())
+
+
+def refused(clone: Path, *flags: str) -> str:
+    done = release(clone, *flags)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    return done.stderr
+
+
+def test_a_step_that_fails_leaves_what_was_there(clone: Path) -> None:
+    (clone / "dist").mkdir()
+    (clone / "dist/SHA256SUMS").write_text("an earlier release\n")
+    (clone / "pyproject.toml").write_text("[project]\nname = 'evenshard'\n[project.urls]\nRepository = 'https://a'\n")
+    git(clone, "commit", "--quiet", "--all", "--message", "no version")
+    done = release(clone, "--draft", "--offline")
+    assert done.returncode == 1 and "Nothing was released." in done.stderr.splitlines()[-1]
+    assert leftovers(clone) == ["dist"]
+    assert (clone / "dist/SHA256SUMS").read_text() == "an earlier release\n"

@@ -1,0 +1,254 @@
+"""A release in dist/, ready to push: sdist, wheel, images, chart, bills of materials, checksums. It pushes nothing.
+
+make release runs it. What it makes comes from the last commit alone. A step that fails leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SUMS = "SHA256SUMS"
+LINK = re.compile(r"(!?\[[^\]]*\])\((?!https?:|#)([^)\s]+)\)")
+
+
+class Refused(Exception):
+    """Why there is no release, on one line."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is released: the last commit of a checkout.
+
+    Attributes:
+        tree: its files, in a folder of their own.
+        out: the folder that becomes dist/.
+        image: name of the images, without the tag.
+        targets: the Dockerfile's targets.
+        draft: a try, which nobody should push.
+        offline: packages are those of this environment; none is fetched to install the wheel.
+    """
+
+    version: str
+    repository: str
+    revision: str
+    seconds: int
+    tree: Path
+    out: Path
+    image: str
+    targets: tuple[str, ...]
+    draft: bool
+    offline: bool
+
+    def tag(self, target: str) -> str:
+        return f"{self.image}:{self.version}-{target}"
+
+
+def main(words: list[str] | None = None) -> int:
+    """0: dist/ holds a release; 1: a step failed; 2: this commit is none."""
+    parser = argparse.ArgumentParser(prog="make release", description=__doc__.partition("\n")[0])
+    parser.add_argument("--draft", action="store_true", help="of any commit, without make check, and not to be pushed")
+    parser.add_argument("--offline", action="store_true", help="try the wheel beside the packages that are here")
+    parser.add_argument("--no-images", action="store_true", help="leave the images out where podman is there, too")
+    flags = parser.parse_args(words)
+    image = os.environ.get("IMAGE") or "localhost/evenshard"
+    targets = tuple((os.environ.get("TARGETS") or "cpu mlflow").split())
+    try:
+        version, repository = _declared(flags.draft)
+        with _folder() as folder:
+            seconds, revision = int(_git("log", "-1", "--format=%ct")), _git("rev-parse", "HEAD")
+            tree, out = folder / "evenshard", folder / "dist"
+            release = Release(
+                *(version, repository, revision, seconds, tree, out, image, targets, flags.draft, flags.offline)
+            )
+            if not flags.draft:
+                _run("make", "check", "PYTHON=python3")
+            steps: list[Callable[[Release], None]] = [_export, _build, _try, _chart]
+            if flags.no_images or shutil.which("podman") is None:
+                _say("no images: " + ("--no-images" if flags.no_images else "podman is not installed"))
+                release = Release(**{**release.__dict__, "targets": ()})
+            else:
+                steps.append(_images)
+            for step in (*steps, _checksums, _publish):
+                step(release)
+    except Refused as reason:
+        print(f"make release: {reason}", file=sys.stderr)
+        return 2
+    except subprocess.CalledProcessError as error:
+        command = " ".join(map(str, error.cmd))
+        print(f"make release: exit code {error.returncode} from {command}. Nothing was released.", file=sys.stderr)
+        return 1
+    _say(_next_steps(release))
+    return 0
+
+
+def _declared(draft: bool) -> tuple[str, str]:
+    """Version and address, if what git, CHANGELOG.md and the chart say agrees with them."""
+    found = re.search(r'__version__ = "(.+)"', (ROOT / "src/evenshard/version.py").read_text())
+    assert found is not None
+    version = found[1]
+    repository = str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"])
+    dist = ROOT / "dist"
+    if dist.exists() and not (dist / SUMS).exists():
+        raise Refused(f"dist/ holds something other than a release, as it has no {SUMS}. Move it away.")
+    if draft:
+        return version, repository
+    if _git("status", "--porcelain"):
+        raise Refused("there are changes that no commit has. Commit them, or try it with FLAGS=--draft.")
+    newest = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
+    if newest.split(" ")[0] != version:
+        raise Refused(f"CHANGELOG.md begins with {newest!r}, version.py says {version}. Give the section its version.")
+    return version, repository
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A temporary folder beside dist/, so that what is made moves there in one step."""
+    with tempfile.TemporaryDirectory(prefix=".release-", dir=ROOT) as name:
+        (Path(name) / "dist").mkdir()
+        yield Path(name)
+
+
+def _export(release: Release) -> None:
+    """The files of the commit; README.md's links lead to the repository, as an index has none of its files."""
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=BytesIO(archive)) as tar:
+        tar.extractall(release.tree, filter="data")
+    readme, base = release.tree / "README.md", f"{release.repository}/blob/v{release.version}/"
+    readme.write_text(LINK.sub(lambda link: f"{link[1]}({base}{link[2]})", readme.read_text()))
+
+
+def _build(release: Release) -> None:
+    _run(
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--outdir",
+        release.out,
+        release.tree,
+        epoch=release.seconds,
+        quiet=True,
+    )
+    _run(sys.executable, "-m", "twine", "check", "--strict", *release.out.iterdir())
+
+
+def _try(release: Release) -> None:
+    """Installs the wheel into a new environment, which places tables; what that holds is the bill of materials."""
+    home = release.tree.parent / "environment"
+    _run(sys.executable, "-m", "venv", "--without-pip", home)
+    (wheel,) = release.out.glob("*.whl")
+    constraints = ["--constraint", release.tree / "requirements/constraints-cpu.txt"]
+    if release.offline:
+        (site,) = home.glob("lib/python*/site-packages")
+        (site / "here.pth").write_text(f"{Path(sys.prefix) / site.relative_to(home)}\n")
+    pip = [sys.executable, "-m", "pip", "--python", home / "bin/python", "--disable-pip-version-check"]
+    _run(*pip, "install", "--quiet", *(["--no-deps"] if release.offline else constraints), wheel)
+    place = ["place", "criteo_kaggle", "--devices", "2", "-o", home / "placement.json"]
+    _run(home / "bin/evenshard", *place, folder=home, quiet=True)
+    bill = release.out / f"evenshard-{release.version}.cdx.json"
+    _run(*_CYCLONEDX, "--output-file", bill, home / "bin/python", folder=home)
+
+
+_CYCLONEDX = (sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible")
+
+
+def _chart(release: Release) -> None:
+    if shutil.which("helm") is None:
+        _say("no chart: helm is not installed")
+        return
+    chart = release.tree / "k8s/chart"
+    _run("helm", "lint", "--strict", "--quiet", chart, quiet=True)
+    _run("helm", "package", chart, "--destination", release.out, quiet=True)
+    packed = release.out / f"evenshard-{release.version}.tgz"
+    packed.rename(release.out / f"evenshard-chart-{release.version}.tgz")
+
+
+def _images(release: Release) -> None:
+    """Images stay in podman's store, under their tags; their bills of materials come along."""
+    made = []
+    try:
+        for target in release.targets:
+            variables = [f"IMAGE={release.image}", f"TARGETS={target}", f"REVISION={release.revision}"]
+            created = _git("log", "-1", "--date=format-local:%Y-%m-%dT%H:%M:%SZ", "--format=%cd")
+            _run("make", "image", *variables, f"CREATED={created}", folder=release.tree)
+            made.append(release.tag(target))
+            with (release.out / f"evenshard-{release.version}-{target}.cdx.json").open("w") as bill:
+                words = ["podman", "run", "--rm", release.tag(target), "cat", "/opt/evenshard/sbom.cdx.json"]
+                subprocess.run(words, check=True, stdout=bill)
+    except BaseException:
+        for tag in made:
+            subprocess.run(["podman", "untag", tag], check=False)
+        raise
+
+
+def _checksums(release: Release) -> None:
+    files = sorted(release.out.iterdir())
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
+    (release.out / SUMS).write_text("".join(lines))
+
+
+def _publish(release: Release) -> None:
+    """Puts the folder in the place of dist/, whose earlier release goes."""
+    dist = ROOT / "dist"
+    if dist.exists():
+        dist.rename(release.out.parent / "earlier")
+    release.out.rename(dist)
+
+
+def _next_steps(release: Release) -> str:
+    made = "dist/ has\n" + "".join(f"  {file.name}\n" for file in sorted((ROOT / "dist").iterdir()))
+    if release.draft:
+        return f"{made}A draft of {release.revision[:12]}: not to be pushed."
+    name, version = release.image.replace("localhost/", "registry.example.com/"), release.version
+    images = [f"  podman push {release.tag(one)} {name}:{version}-{one}\n" for one in release.targets]
+    chart = f"  helm push dist/evenshard-chart-{version}.tgz oci://{name.rpartition('/')[0]}/charts\n"
+    return (
+        f"{made}Nothing was pushed. To publish it:\n"
+        f"  git tag --annotate v{version} --message v{version} {release.revision} && git push origin v{version}\n"
+        f"  twine upload dist/*.whl dist/evenshard-{version}.tar.gz\n"
+        f"{''.join(images)}{chart if (ROOT / 'dist' / f'evenshard-chart-{version}.tgz').exists() else ''}"
+        "Or push the tag alone: .github/workflows/release.yml does the rest."
+    )
+
+
+def _run(*words: object, folder: Path = ROOT, epoch: int | None = None, quiet: bool = False) -> None:
+    """Runs a step, without this checkout on its Python path. It speaks on stderr; a quiet one only if it fails."""
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MAKEFLAGS")}
+    variables |= {"TZ": "UTC"} | ({"SOURCE_DATE_EPOCH": str(epoch)} if epoch is not None else {})
+    command = [str(word) for word in words]
+    if not quiet:
+        subprocess.run(command, cwd=folder, env=variables, check=True, stdout=sys.stderr)
+        return
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+    if done.returncode:
+        print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+    done.check_returncode()
+
+
+def _git(*words: str) -> str:
+    variables = {**os.environ, "TZ": "UTC"}
+    done = subprocess.run(["git", *words], cwd=ROOT, env=variables, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def _say(text: str) -> None:
+    print(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
