@@ -56,6 +56,9 @@ ORDERS = ("storage", "perf")
 SizeOf = Callable[[Table], int]
 """Bytes of a part of a table, the state of its optimizer included."""
 
+EstimatorOf = Callable[["Topology", dict[str, Any]], Any]
+"""Makes a ``ShardEstimator`` of a topology and constraints."""
+
 
 @dataclass(frozen=True)
 class PlannerSetting:
@@ -111,13 +114,21 @@ class TorchRecPlanner:
     """TorchRec's planner for one task. Deterministic; a GPU is not needed."""
 
     def __init__(
-        self, task: ShardingTask, bandwidths: Bandwidths, timeout_s: int | None = None, size_of: SizeOf | None = None
+        self,
+        task: ShardingTask,
+        bandwidths: Bandwidths,
+        timeout_s: int | None = None,
+        size_of: SizeOf | None = None,
+        estimator_of: EstimatorOf | None = None,
+        rates: Callable[[Topology], Any] | None = None,
     ) -> None:
         """Loads TorchRec.
 
         Args:
             timeout_s: TorchRec's setting ``timeout_seconds``: the best plan found by then is its answer.
             size_of: memory of a part of a table; None for its weights and the task's optimizer state.
+            estimator_of: makes what estimates the times of shards; None for TorchRec's own.
+            rates: makes the ``PerfModel`` that rates plans; None for TorchRec's own.
 
         Raises:
             MissingPackage: if TorchRec is not installed.
@@ -125,6 +136,7 @@ class TorchRecPlanner:
         require_torchrec()
         self._task, self._bandwidths, self._timeout_s = task, bandwidths, timeout_s
         self._size_of = size_of or self._weights_and_state
+        self._estimator_of, self._rates = estimator_of, rates
         self._known_bytes: dict[tuple[str, int, int], int] = {}
         self._position = {table_name(number): number for number in range(len(task.tables))}
 
@@ -139,7 +151,6 @@ class TorchRecPlanner:
         """
         from torchrec.distributed.planner import EmbeddingShardingPlanner
         from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
-        from torchrec.distributed.planner.perf_models import NoopPerfModel
         from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
         from torchrec.distributed.planner.types import PlannerError
 
@@ -152,6 +163,7 @@ class TorchRecPlanner:
             proposer=self._proposers(setting),
             partitioner=GreedyPerfPartitioner(SortBy(setting.sort_by)),
             storage_reservation=FixedPercentageStorageReservation(0.0),
+            performance_model=self._perf_model,
             stats=[],  # which would print
             debug=False,
             timeout_seconds=self._timeout_s,
@@ -161,7 +173,7 @@ class TorchRecPlanner:
                 plan = planner.plan(self._module, self._sharders).plan
         except PlannerError:
             raise InfeasibleTask(f"TorchRec's planner found no plan ({setting})") from None
-        rating_ms = float(NoopPerfModel(self.topology).rate(planner._best_plan))
+        rating_ms = float(self._perf_model.rate(planner._best_plan))
         shards = {name: entry for entries in plan.values() for name, entry in entries.items()}
         parts = tuple(part for name, position in self._position.items() for part in self._parts(position, shards[name]))
         return TorchRecPlan(setting, rating_ms, parts)
@@ -180,7 +192,6 @@ class TorchRecPlanner:
         Raises:
             BadConfig: if the parts are not those of the task's tables.
         """
-        from torchrec.distributed.planner.perf_models import NoopPerfModel
         from torchrec.distributed.planner.types import Shard
 
         by_table = parts_by_table(self._task, parts)
@@ -199,7 +210,13 @@ class TorchRecPlanner:
             ]
             options.append(option)
         enumerator.populate_estimates(options)
-        return float(NoopPerfModel(self.topology).rate(options))
+        return float(self._perf_model.rate(options))
+
+    @cached_property
+    def _perf_model(self) -> Any:
+        from torchrec.distributed.planner.perf_models import NoopPerfModel
+
+        return (self._rates or NoopPerfModel)(self.topology)
 
     @cached_property
     def _rating_templates(self) -> tuple[_SortedEnumerator, list[ShardingOption]]:
@@ -257,7 +274,8 @@ class TorchRecPlanner:
         from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
         from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
-        estimators = [EmbeddingPerfEstimator(self.topology, constraints), self._storage_estimator(constraints)]
+        estimator_of = self._estimator_of or EmbeddingPerfEstimator
+        estimators = [estimator_of(self.topology, constraints), self._storage_estimator(constraints)]
         enumerator = EmbeddingEnumerator(self.topology, self.batch_per_device, constraints, estimators)
         return _SortedEnumerator(enumerator, self._position)
 

@@ -1,0 +1,67 @@
+"""The command that gives TorchRec's planner evenshard's costs."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from evenshard.cli.arguments import HARDWARE_NAME, LINK_NAME, OUTPUT, Commands, at_least
+from evenshard.cli.options import add_option
+from evenshard.measure.link import GPUS_OF_A_NODE
+from evenshard.planner.options import place_option
+
+INTER = "infiniband_ndr"
+SHARED = ("model", "intra", "batch_size", "optimizer", "seed")
+"""Arguments that mean the same as those of ``evenshard.place``."""
+
+
+def _export(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.planner.torchrec.estimator import export_estimator
+
+    shared = {name: getattr(args, name) for name in SHARED}
+    fit = export_estimator(
+        args.out,
+        args.hardware,
+        devices_per_node=args.devices_per_node,
+        inter=args.inter,
+        command=_command(args),
+        **shared,
+    )
+    error = fit["error"]
+    print(f"saved: {args.out}")
+    print(f"fitted to {fit['fitted_to']}")
+    print(
+        f"ratings of {error['placements']} placements of {error['sets_of_tables']} other sets of tables: "
+        f"{error['median_percent']} % off in the median, {error['p90_percent']} % at the 90th percentile, rank "
+        f"correlation {error['mean_rank_correlation']}"
+    )
+    return {}
+
+
+def _command(args: argparse.Namespace) -> str:
+    """What was asked for, with all defaults."""
+    flags = {name.replace("_", "-"): getattr(args, name) for name in ("hardware", "devices_per_node", "inter", *SHARED)}
+    words = [f"--{name}={value}" for name, value in flags.items() if value not in (None, "")]
+    return shlex.join(["evenshard", "export-estimator", *words, "-o", args.out.name])
+
+
+def add_commands(commands: Commands) -> None:
+    """Declares export-estimator."""
+    sub = commands.add(
+        "export-estimator",
+        _export,
+        "Write an estimator for TorchRec's planner, fitted to evenshard's costs.",
+        "For EmbeddingShardingPlanner of TorchRec 1.8: a .py file works without evenshard, a .json file is for "
+        "evenshard.planner.torchrec.estimator.load_estimator.",
+    )
+    add = sub.add_argument
+    add("-o", "--out", **OUTPUT, required=True, help="estimator.py or estimator.json to write")
+    add("--hardware", type=HARDWARE_NAME, metavar="NAME",
+        help="simulated:<profile>, whose device model prices placements (default: that of --model)")  # fmt: skip
+    add("--devices-per-node", type=at_least(1), metavar="N", default=GPUS_OF_A_NODE,
+        help=f"devices of a host (default: {GPUS_OF_A_NODE})")  # fmt: skip
+    add("--inter", type=LINK_NAME, metavar="LINK", default=INTER, help=f"link between hosts (default: {INTER})")
+    for name in SHARED:
+        add_option(sub, place_option(name))

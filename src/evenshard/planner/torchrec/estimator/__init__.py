@@ -1,0 +1,14 @@
+"""TorchRec's own planner with evenshard's costs: an estimator fitted to them, as a file that needs no evenshard.
+
+::
+
+    export_estimator("estimator.py", "simulated:h100")         # evenshard export-estimator
+    estimator = load_estimator("estimator.json", topology)     # of a .json file; a .py file is imported as it stands
+"""
+
+from __future__ import annotations
+
+from evenshard.planner.torchrec.estimator.export import export_estimator
+from evenshard.planner.torchrec.estimator.files import load_estimator
+
+__all__ = ["export_estimator", "load_estimator"]

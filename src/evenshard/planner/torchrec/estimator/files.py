@@ -1,0 +1,163 @@
+"""Estimators as files: Python that needs TorchRec alone, or JSON, which evenshard reads."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pprint
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenshard.planner.file import read_json
+from evenshard.planner.torchrec.estimator import formula
+from evenshard.sharders.torchrec_planner import require_torchrec
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.messages import printable
+from evenshard.version import __version__
+
+if TYPE_CHECKING:
+    from torchrec.distributed.planner.types import ParameterConstraints, Topology
+
+    from evenshard.planner.torchrec.estimator.perf_config import FittedEstimator
+
+SCHEMA_VERSION = 1
+SUFFIXES = (".py", ".json")
+_WHAT = "an estimator"
+_REMEDY = "Write it again with `evenshard export-estimator ... -o estimator.json`."
+_KEYS = ("hardware", "distinct_share", "new_share", "l2_bytes", "host_gb_s", "intra", "inter", "exchange", "compute")
+_USE = '''
+
+@EmbeddingPerfEstimatorFactory.register(NAME)
+class ExportedPerfConfig(FittedPerfConfig):
+    """What ``EmbeddingPerfEstimatorFactory.create(NAME, topology=topology)`` makes an estimator of."""
+
+    name = NAME
+    fit = FIT
+
+
+def estimator(topology, constraints=None):
+    """The estimator to give to ``EmbeddingEnumerator``, before ``EmbeddingStorageEstimator``.
+
+    Args:
+        topology: of the planner.
+        constraints: of the planner.
+    """
+    return fitted_estimator(FIT, topology, constraints)
+
+
+def performance_model(topology):
+    """What rates plans, for ``EmbeddingShardingPlanner(performance_model=...)``; with ``estimator`` only.
+
+    Args:
+        topology: of the planner.
+    """
+    return FittedPerfModel(topology)
+'''
+_HOW = """
+    import estimator                                      # this file
+    from torchrec.distributed.planner import EmbeddingShardingPlanner
+    from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+    from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+
+    estimators = [estimator.estimator(topology, constraints), EmbeddingStorageEstimator(topology, constraints)]
+    enumerator = EmbeddingEnumerator(topology, batch_size, constraints, estimator=estimators)
+    rates = estimator.performance_model(topology)
+    planner = EmbeddingShardingPlanner(
+        topology, batch_size, enumerator, performance_model=rates, constraints=constraints
+    )
+"""
+
+
+def check_estimator_path(path: str | Path) -> None:
+    """Raises BadConfig if no estimator can be written under this name."""
+    if Path(path).suffix not in SUFFIXES:
+        raise BadConfig(f"an estimator is a .py or a .json file, not {Path(path).name}. Name it estimator.py.")
+
+
+def save_estimator(fit: dict[str, Any], path: str | Path, command: str = "") -> None:
+    """Writes an estimator as a whole or not at all. TorchRec is not needed.
+
+    Args:
+        fit: of ``fit_estimator``.
+        path: a .py file, which needs no evenshard, or a .json file for ``load_estimator``.
+        command: that made it, for the file to say.
+
+    Raises:
+        BadConfig: if the path ends in something else.
+    """
+    check_estimator_path(path)
+    record = {"schema_version": SCHEMA_VERSION, "evenshard": __version__, "command": printable(command), **fit}
+    text = json.dumps(record, indent=1) + "\n" if Path(path).suffix == ".json" else python_source(record)
+    with atomic_path(Path(path)) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def load_estimator(
+    path: str | Path, topology: Topology, constraints: dict[str, ParameterConstraints] | None = None
+) -> FittedEstimator:
+    """The estimator of a JSON file, for TorchRec's ``EmbeddingEnumerator``.
+
+    Args:
+        path: file of ``evenshard export-estimator``.
+        topology: of the planner.
+        constraints: of the planner.
+
+    Raises:
+        BadFile: if the file is none.
+        MissingPackage: if TorchRec is not installed.
+    """
+    require_torchrec()
+    record = read_json(path, _WHAT, _REMEDY)
+    if not isinstance(record, dict) or record.get("schema_version") != SCHEMA_VERSION:
+        raise BadFile(path, f"is no estimator of schema_version {SCHEMA_VERSION}", _REMEDY)
+    missing = [key for key in _KEYS if key not in record]
+    if missing:
+        raise BadFile(path, f"lacks {missing[0]}", _REMEDY)
+    from evenshard.planner.torchrec.estimator.perf_config import fitted_estimator
+
+    return fitted_estimator(record, topology, constraints)
+
+
+def python_source(record: dict[str, Any]) -> str:
+    """The module that uses a record, on TorchRec and the standard library alone."""
+    config = Path(formula.__file__).with_name("perf_config.py").read_text(encoding="utf-8")
+    own = inspect.getsource(formula)
+    body = f"{_without_docstring(own)}\n{_without_docstring(config)}"
+    imports = sorted(set(re.findall(r"^(?:from|import) [^(\n]+$", body, flags=re.MULTILINE)))
+    several = re.findall(r"^from [^\n]+ import \([^)]*\)$", body, flags=re.MULTILINE)
+    for statement in (*imports, *several):
+        body = body.replace(statement + "\n", "", 1) if statement in several else _without_line(body, statement)
+    kept = [one for one in (*imports, *several) if "evenshard" not in one]
+    kept.append("from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory")
+    name = "evenshard_" + re.sub(r"\W+", "_", str(record["hardware"]))
+    constants = f"NAME = {name!r}\nFIT = {pprint.pformat(record, width=110, sort_dicts=False)}\n"
+    return f"{_docstring(record, name)}\n{chr(10).join(kept)}\n\n{constants}\n{body.strip()}\n{_USE}"
+
+
+def _docstring(record: dict[str, Any], name: str) -> str:
+    error = record["error"]
+    lines = (
+        f'"""Times of shards on {record["hardware"]}, for the planner of TorchRec 1.8.',
+        "",
+        f"Fitted by evenshard {record['evenshard']} to {record['fitted_to']}.",
+        f"Ratings of {error['placements']} random placements of {error['sets_of_tables']} other sets of tables:",
+        f"{error['median_percent']} % off in the median, {error['p90_percent']} % at the 90th percentile, rank "
+        f"correlation {error['mean_rank_correlation']} within a set.",
+        f"Command: {record['command'] or '(from Python)'}",
+        _HOW,
+        f"EmbeddingPerfEstimatorFactory knows it as {name!r}, too, with a fixed guess of how many tables share a",
+        "kernel call.",
+        '"""',
+        "",
+    )
+    return "\n".join(lines)
+
+
+def _without_docstring(source: str) -> str:
+    return source.split('"""', 2)[2].lstrip("\n")
+
+
+def _without_line(text: str, line: str) -> str:
+    return re.sub(rf"^{re.escape(line)}\n", "", text, flags=re.MULTILINE)

@@ -1,0 +1,285 @@
+"""The time that a shard adds to a training step on its device: a sum of fitted coefficients times what the shard does.
+
+Exported files hold this module as it stands here, so that it imports nothing but the standard library.
+
+TorchRec rates a plan by the largest sum of its shards' times over a rank, so that all must be said of one shard alone.
+What shards share is spread: a kernel call has costs of its own (launches, latencies), however many tables it looks up,
+and each of its shards bears a part of them (``ShardWork.call_share``).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+TABLE_WISE, ROW_WISE, TABLE_ROW_WISE = "table_wise", "row_wise", "table_row_wise"
+DATA_PARALLEL = "data_parallel"
+FIT_OF_TYPE = {
+    "table_wise": TABLE_WISE,
+    "column_wise": TABLE_WISE,
+    "table_column_wise": TABLE_WISE,
+    "row_wise": ROW_WISE,
+    "table_row_wise": TABLE_ROW_WISE,
+    "grid_shard": TABLE_ROW_WISE,
+    "data_parallel": DATA_PARALLEL,
+}
+"""Sharding types, and the one that each shares its kernel call, its exchanges and its coefficients with."""
+SECTOR_BYTES, HOST_LINE_BYTES = 32, 64
+REQUEST_VALUES = 128
+"""What one instruction of a warp fetches of a row."""
+VALUE_BYTES = 4
+"""Outputs, their gradients, and dense gradients are FP32."""
+
+
+@dataclass(frozen=True)
+class WorldSize:
+    """The ranks of a job.
+
+    Attributes:
+        world: all of them.
+        node: those of a node.
+        domain: those that the fast link connects: of a node, or of several.
+    """
+
+    world: int
+    node: int
+    domain: int
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """What the formula asks of a shard.
+
+    Attributes:
+        sharding_type, compute_kernel: TorchRec's words.
+        rows, columns: of the shard.
+        table_rows: of its whole table.
+        lookups: of the whole table, in the batch of all ranks.
+        bags: of the whole table, likewise: samples times features.
+        weight_bytes: of one weight.
+        is_pooled: False for sequences.
+        is_weighted: whether lookups have weights.
+        forward_bytes, backward_bytes: of a value on its way to another rank.
+        load_factor: share of the rows that a cache holds.
+        miss_rate: share of the batch's distinct rows that the cache misses; None where nothing is known of it.
+        call_share: part of what its kernel call costs by itself: 1 over the shards of the call.
+    """
+
+    sharding_type: str
+    compute_kernel: str
+    rows: int
+    columns: int
+    table_rows: int
+    lookups: float
+    bags: float
+    weight_bytes: float
+    is_pooled: bool = True
+    is_weighted: bool = False
+    forward_bytes: float = 4.0
+    backward_bytes: float = 4.0
+    load_factor: float = 0.2
+    miss_rate: float | None = None
+    call_share: float = 1.0
+
+    @property
+    def share(self) -> float:
+        """Of the table's rows, and of its lookups."""
+        return self.rows / self.table_rows if self.table_rows else 0.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Bytes per ms: of the link within a domain, of that between domains, and of a device's link to its host."""
+
+    intra: float
+    inter: float
+    host: float
+
+
+@dataclass(frozen=True)
+class ShardTimes:
+    """What a shard takes of a step on its device, ms."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    forward_exchange: float = 0.0
+    backward_exchange: float = 0.0
+    input_exchange: float = 0.0
+    cache_fetch: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return (
+            self.forward
+            + self.backward
+            + self.forward_exchange
+            + self.backward_exchange
+            + self.input_exchange
+            + self.cache_fetch
+        )
+
+
+@lru_cache(maxsize=1 << 18)
+def work_of(shard: ShardWork, size: WorldSize, distinct_share: float, l2_bytes: float) -> dict[str, float]:
+    """What the kernels of a shard's rank do for it in a step; the names are those of the coefficients.
+
+    A call and a shard count as such, everything else in millions.
+
+    Args:
+        shard: the shard.
+        size: of the job.
+        distinct_share: distinct rows of many lookups, for each of them.
+        l2_bytes: of rows that the device's L2 cache holds.
+    """
+    samples = 1 / size.world if shard.sharding_type == DATA_PARALLEL else 1.0
+    lookups = shard.lookups * shard.share * samples
+    bags = shard.bags * samples if shard.is_pooled else max(lookups, 1.0)
+    distinct = min(distinct_share * lookups, float(shard.rows))
+    row_bytes = touched_bytes(shard.columns * shard.weight_bytes, SECTOR_BYTES)
+    gradient_bytes = touched_bytes(shard.columns * VALUE_BYTES, SECTOR_BYTES)
+    read = min(lookups, bags)
+    return {
+        "call": shard.call_share,
+        "shard": 1.0,
+        "bags": bags / 1e6,
+        "lookups": lookups / 1e6,
+        "sorted": lookups * math.log2(max(shard.rows, 2)) / 1e6,
+        "requests": lookups * math.ceil(shard.columns / REQUEST_VALUES) / 1e6,
+        "distinct": distinct / 1e6,
+        "repeated": lookups / max(distinct, 1.0) / 1e6,
+        "row_bytes": lookups * row_bytes / 1e6,
+        "distinct_bytes": distinct * row_bytes / 1e6,
+        "missed_bytes": missed(lookups * row_bytes, distinct * row_bytes, l2_bytes) / 1e6,
+        "output_bytes": bags * shard.columns * VALUE_BYTES / 1e6,
+        "gradient_bytes": lookups * gradient_bytes / 1e6,
+        "missed_gradient_bytes": missed(lookups * gradient_bytes, read * gradient_bytes, l2_bytes) / 1e6,
+        "dense_bytes": shard.rows * shard.columns * VALUE_BYTES / 1e6 if samples < 1 else 0.0,
+    }
+
+
+def host_work_of(shard: ShardWork, fit: Mapping[str, Any], host: float) -> dict[str, float]:
+    """What a shard adds that is not in device memory; times of bytes are ms, lookups are in millions.
+
+    Args:
+        shard: the shard.
+        fit: of the file.
+        host: bytes per ms of the device's link to its host.
+    """
+    lookups = shard.lookups * shard.share
+    distinct = min(fit["distinct_share"] * lookups, float(shard.rows))
+    row_bytes = touched_bytes(shard.columns * shard.weight_bytes, HOST_LINE_BYTES)
+    return {
+        "lookups": lookups / 1e6,
+        "read_ms": lookups * row_bytes / host,
+        "distinct_ms": distinct * row_bytes / host,
+        "missed_ms": miss_rate_of(shard, distinct, fit["new_share"]) * distinct * row_bytes / host,
+        "state_ms": distinct * touched_bytes(shard.columns * VALUE_BYTES, HOST_LINE_BYTES) / host,
+    }
+
+
+def miss_rate_of(shard: ShardWork, distinct: float, new_share: float) -> float:
+    """As known; else straight from all, without a cache, over the rows that are new in each batch, to nothing."""
+    if shard.miss_rate is not None:
+        return shard.miss_rate
+    full = distinct / shard.rows if shard.rows else 1.0
+    new = new_share * (1 - full)
+    if shard.load_factor <= full:
+        return 1 - (1 - new) * shard.load_factor / full if full else 0.0
+    return new * (1 - shard.load_factor) / (1 - full) if full < 1 else 0.0
+
+
+def touched_bytes(row_bytes: float, line: int) -> float:
+    """Bytes of the lines of a memory that a row touches: a mean over where rows begin."""
+    aligned = math.gcd(int(row_bytes), line)
+    return ((row_bytes - aligned) / line + 1) * line
+
+
+def missed(read_bytes: float, distinct_bytes: float, cache_bytes: float) -> float:
+    """Bytes that a cache does not have: each distinct one once, and more the less of them it holds."""
+    forgotten = max(1 - cache_bytes / max(distinct_bytes, 1.0), 0.0)
+    return distinct_bytes + max(read_bytes - distinct_bytes, 0.0) * forgotten
+
+
+# Exchanges ------------------------------------------------------------------------------------------------------------
+
+
+def exchange_ms(shard: ShardWork, size: WorldSize, rates: Rates, fit: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Input, forward and backward exchange of a shard, if all ranks had as much to exchange."""
+    kind = FIT_OF_TYPE[shard.sharding_type]
+    if size.world == 1 or not shard.rows:
+        return 0.0, 0.0, 0.0
+    part, link = shard.call_share, fit["exchange"]
+    latency = part * link["latency_us"] / 1e3
+    if kind == DATA_PARALLEL:
+        gradients = 2.0 * VALUE_BYTES * shard.rows * shard.columns
+        return 0.0, 0.0, latency + reduce_ms(gradients, size, rates)
+    lookups = shard.lookups * shard.share
+    values = (shard.bags if shard.is_pooled else lookups) * shard.columns
+    if shard.is_pooled and kind == ROW_WISE:
+        one_byte = reduce_ms(values, size, rates)
+    elif shard.is_pooled and kind == TABLE_ROW_WISE:
+        one_byte = node_reduce_ms(values, size, rates)
+        latency += part * link["node_latency_us"] / 1e3 if size.world > size.node else 0.0
+    else:
+        one_byte = all_to_all_ms(values, size, rates)
+    input_bytes = lookups * (link["index_bytes"] + link["lookup_weight_bytes"] * shard.is_weighted)
+    inputs = all_to_all_ms(input_bytes + shard.bags * link["length_bytes"], size, rates)
+    return (
+        inputs + 2 * part * link["latency_us"] / 1e3,
+        link["forward_share"] * (one_byte * shard.forward_bytes + latency),
+        one_byte * shard.backward_bytes + latency,
+    )
+
+
+def all_to_all_ms(all_bytes: float, size: WorldSize, rates: Rates) -> float:
+    """A rank sends each other one that one's part of so many bytes."""
+    to_one = all_bytes / size.world
+    return to_one * (size.domain - 1) / rates.intra + to_one * (size.world - size.domain) / rates.inter
+
+
+def reduce_ms(all_bytes: float, size: WorldSize, rates: Rates) -> float:
+    """A reduce-scatter of a buffer on all ranks: in each domain first, then between them."""
+    domains = size.world // size.domain
+    within = all_bytes * (size.domain - 1) / size.domain / rates.intra
+    return within + all_bytes * (domains - 1) / domains / size.domain / rates.inter
+
+
+def node_reduce_ms(all_bytes: float, size: WorldSize, rates: Rates) -> float:
+    """A reduce-scatter in each node, then an all-to-all of the sums between nodes."""
+    to_one = all_bytes / size.world
+    nodes, of_domain = size.world // size.node, size.domain // size.node
+    within = all_bytes * (size.node - 1) / size.node + to_one * (of_domain - 1)
+    return within / rates.intra + to_one * (nodes - of_domain) / rates.inter
+
+
+# All of it ------------------------------------------------------------------------------------------------------------
+
+
+def shard_times(shard: ShardWork, size: WorldSize, rates: Rates, fit: Mapping[str, Any]) -> ShardTimes:
+    """What a shard takes of a step.
+
+    Args:
+        shard: the shard.
+        size: of the job.
+        rates: of its links.
+        fit: the coefficients.
+    """
+    if not shard.rows:
+        return ShardTimes()
+    work = work_of(shard, size, fit["distinct_share"], fit["l2_bytes"])
+    of_type = fit["compute"][FIT_OF_TYPE[shard.sharding_type]]
+    forward, backward, fetch = weighed(of_type["forward"], work), weighed(of_type["backward"], work), 0.0
+    if shard.compute_kernel in fit["kernels"]:
+        outside, of_host = fit["kernels"][shard.compute_kernel], host_work_of(shard, fit, rates.host)
+        fetch = outside["forward"].get("missed_ms", 0.0) * of_host["missed_ms"]
+        forward += weighed(outside["forward"], of_host) - fetch
+        backward += weighed(outside["backward"], of_host)
+    inputs, out, back = exchange_ms(shard, size, rates, fit)
+    return ShardTimes(forward, backward, out, back, inputs, fetch)
+
+
+def weighed(coefficients: dict[str, float], work: dict[str, float]) -> float:
+    """The sum of coefficients times what they are for."""
+    return sum(value * work[name] for name, value in coefficients.items())
