@@ -145,7 +145,7 @@ def test_the_factory_knows_the_file(exported: Path) -> None:
         ("estimator.txt", {"hardware": "simulated:h100"}, r"\.py or a \.json file, not estimator\.txt"),
         ("estimator.py", {}, "neither --hardware nor --model"),
         ("estimator.py", {"hardware": "cpu"}, "whose costs only a model knows"),
-        ("estimator.py", {"hardware": "simulated:h100", "inter": "string"}, "inter"),
+        ("estimator.py", {"hardware": "simulated:h100", "inter": "string"}, "link is .string."),
     ],
 )
 def test_bad_input(tmp_path: Path, name: str, more: dict[str, Any], problem: str) -> None:
