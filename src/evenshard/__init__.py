@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
     from evenshard.planner.api import place
     from evenshard.planner.file import load_answer, save_answer
+    from evenshard.planner.what_if.api import what_if
     from evenshard.tables.table import Table
     from evenshard.utils.errors import BadInput, EvenshardError, InfeasibleTask
 
@@ -51,6 +52,7 @@ _HOMES = {
     "load_answer": "evenshard.planner.file",
     "place": "evenshard.planner.api",
     "save_answer": "evenshard.planner.file",
+    "what_if": "evenshard.planner.what_if.api",
 }
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "load_answer",
     "place",
     "save_answer",
+    "what_if",
 ]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.cli import costs, datasets, decisions, estimators, models, pipeline, place, placements, stages, traces
+from evenshard.cli import costs, datasets, decisions, models, pipeline, place, placements, stages, traces, what_if
 from evenshard.cli.arguments import Commands, OneLineParser
 from evenshard.cli.completion import SHELLS, PrintCompletion
 from evenshard.utils.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask
@@ -33,6 +34,7 @@ def _parser() -> OneLineParser:
     )
     commands = Commands(parser)
     for module in (stages, costs, traces, place, placements, estimators, models, pipeline, datasets, decisions):
+    for module in (stages, costs, traces, place, what_if, placements, models, pipeline, datasets, decisions):
         module.add_commands(commands)
     return parser
 

@@ -99,9 +99,13 @@ MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
 """Arguments that may name what the command must not overwrite."""
 
 
-def add_option(sub: argparse._ActionsContainer, option: Option) -> None:
-    """Declares the flag of an argument of ``evenshard.place``."""
-    settings = MAY_BE_FILES.get(option.name) or _KINDS.get(option.kind)
+def add_option(sub: argparse._ActionsContainer, option: Option, settings: Mapping[str, Any] | None = None) -> None:
+    """Declares the flag of an argument of ``evenshard.place`` or ``evenshard.what_if``.
+
+    Args:
+        settings: how its text is read, where neither its name nor its type says it.
+    """
+    settings = settings or MAY_BE_FILES.get(option.name) or _KINDS.get(option.kind)
     if settings is None:
         settings = {"type": _number_of(option), "metavar": option.unit or "N"}
     meaning, default = option.help.replace("%", "%%"), option.default

@@ -193,7 +193,7 @@ def place(
         hardware=devices.hardware,
         assumptions=known.assumptions,
         reserved_share=reserved_share,
-        dense_bytes=_dense_bytes(tables, dense_gb),
+        dense_bytes=dense_bytes_of(tables, dense_gb),
         training_pipeline=training_pipeline,
         compute_kernels=tuple(compute_kernels),
     )
@@ -239,7 +239,7 @@ def _types(sharding_types: Sequence[str], allow_column_split: bool) -> tuple[str
     return BY_COLUMNS
 
 
-def _dense_bytes(tables: Any, dense_gb: float | None) -> int:
+def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
     """What the dense model takes of each device."""
     from evenshard.utils.units import gb_to_bytes
 

@@ -109,7 +109,7 @@ def _devices_of_file(
     if cluster.hosts[0].hardware and hardware not in (place_option("hardware").default, *kinds):
         raise BadConfig(f"hardware is {kinds[0]} in the file, but {hardware} is asked for. Leave one of them out.")
     for kind in kinds:
-        _own_link(kind)
+        own_link(kind)
     not_twice("memory_gb", cluster.hosts[0].memory_gb, "memory_cap_gb", memory_cap_gb)
     caps = memory_cap_gb
     if cluster.hosts[0].memory_gb is not None:
@@ -154,7 +154,7 @@ def _machine_of_flags(
     if devices_per_node is None:
         if num_devices > spans and not inter:
             raise BadConfig(
-                f"{num_devices} devices are more than {intra or _own_link(hardware) or 'a node'} connects "
+                f"{num_devices} devices are more than {intra or own_link(hardware) or 'a node'} connects "
                 f"({spans:g}). Say how large a node is and what links them, such as --devices-per-node {spans:g} "
                 f"--inter infiniband_ndr (`evenshard hardware` lists the links)."
             )
@@ -164,13 +164,13 @@ def _machine_of_flags(
 
 def _spans(hardware: str, intra: str) -> float:
     """MachineAndMemory that a node has at most, where its size is not given."""
-    name = intra or _own_link(hardware)
+    name = intra or own_link(hardware)
     if name:
         return link(name).spans
     return math.inf if HardwareName.parse(hardware).kind.name == "cpu" else GPUS_OF_A_NODE
 
 
-def _own_link(hardware: str) -> str:
+def own_link(hardware: str) -> str:
     """The link between devices of a profile; empty for real hardware."""
     name = HardwareName.parse(hardware)
     return gpu_profile(name.device).link if name.kind.times == "simulated" else ""

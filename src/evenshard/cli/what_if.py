@@ -1,0 +1,119 @@
+"""The command that puts machines beside each other."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from evenshard.cli.arguments import OUTPUT, PATH, SOURCE, Commands, Source, number
+from evenshard.cli.options import add_option
+from evenshard.planner.options import options_of, place_option
+from evenshard.planner.what_if.api import SHARED, what_if
+
+NO_FLAG = ("progress",)
+
+
+class PerHardware(Source):
+    """An argument type: one value for all hardware, or one for each, such as h100=12,a100=25."""
+
+    def __init__(self, kind: Callable[[str], Any]) -> None:
+        self._kind = kind
+        super().__init__()
+
+    def __call__(self, text: str) -> Any:
+        """What argparse calls."""
+        if "=" not in text:
+            return self._kind(text)
+        found = {}
+        for part in text.split(","):
+            name, equals, value = part.rpartition("=")
+            if not (name and equals) or name in found:
+                raise argparse.ArgumentTypeError(f"{text!r} is neither one value nor NAME=VALUE,NAME=VALUE")
+            found[name] = self._kind(value)
+        return found
+
+    def paths(self, value: Any) -> tuple[Path, ...]:
+        """The files that it names: of links, and of models."""
+        return tuple(Path(str(one)) for one in (value.values() if isinstance(value, Mapping) else (value,)))
+
+
+def _numbers(text: str) -> Sequence[int]:
+    return [int(number(part, int)) for part in text.split(",")]
+
+
+def _group_sizes(text: str) -> Sequence[int] | str:
+    return text if text == "all" else _numbers(text)
+
+
+_FLOAT, _INT, _NAME = (PerHardware(kind) for kind in (partial(number, kind=float), partial(number, kind=int), str))
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "hardware": {"type": lambda text: text.split(","), "metavar": "NAME[,NAME]"},
+    "devices": {"type": _numbers, "metavar": "N[,N]"},
+    "price": PATH,
+    "dense_ms": {"type": _FLOAT, "metavar": "MS|NAME=MS,..."},
+    "devices_per_node": {"type": _INT, "metavar": "N|NAME=N,..."},
+    "nodes_per_domain": {"type": _INT, "metavar": "N|NAME=N,..."},
+    "intra": {"type": _NAME, "metavar": "LINK|NAME=LINK,..."},
+    "inter": {"type": _NAME, "metavar": "LINK|NAME=LINK,..."},
+    "model": {"type": _NAME, "metavar": "PATH|NAME=PATH,..."},
+    "group_sizes": {"type": _group_sizes, "metavar": "N[,N]|all"},
+}
+"""How flags are read whose text the type of their argument does not tell."""
+
+
+def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.planner.what_if.plot import require_plot, save_plot
+    from evenshard.planner.what_if.result import save_what_if
+    from evenshard.planner.what_if.text import print_what_if
+    from evenshard.utils.console import progress
+
+    if args.plot is not None:
+        require_plot(args.plot)
+    own = {one.name: getattr(args, one.name) for one in options_of(what_if) if one.name not in NO_FLAG}
+    found = what_if(args.tables, **own, **_shared(args), progress=partial(progress, description="machines"))
+    if args.out is not None:
+        save_what_if(found, args.out)
+    if args.plot is not None:
+        save_plot(found, args.plot)
+    if args.json:
+        print(json.dumps(found.record(), indent=1, allow_nan=False))
+    else:
+        print_what_if(found)
+    return {}
+
+
+def _shared(args: argparse.Namespace) -> Mapping[str, Any]:
+    """The knobs of every placement; rules of tables may be given several times."""
+    from evenshard.planner.rules import RULES, Rules
+
+    rules = Rules()
+    for name in (name for name in SHARED if name in RULES):
+        for value in getattr(args, name):
+            rules += Rules.of(**{name: value})
+    return {name: getattr(rules if name in RULES else args, name) for name in SHARED}
+
+
+def add_commands(commands: Commands) -> None:
+    """Declares what-if."""
+    sub = commands.add(
+        "what-if",
+        _what_if,
+        "Put machines beside each other: times, memory and costs of the same tables.",
+        "Each kind of hardware with each number of devices, and each size of groups of 2D parallelism. Exit code 0, "
+        "also where the tables do not fit a machine: its line says what is missing; 2: bad input.",
+    )
+    add = sub.add_argument
+    add("tables", type=SOURCE, metavar="TABLES", help="tables, as `evenshard place` takes them")
+    add("-o", "--out", **OUTPUT, help="JSON file to write")
+    add("--plot", **OUTPUT, help="picture to write: .png, .svg or .pdf; needs matplotlib")
+    add("--json", action="store_true", help="print JSON in place of the table")
+    for option in options_of(what_if):
+        if option.name not in NO_FLAG:
+            add_option(sub, option, SETTINGS.get(option.name))
+    arguments = sub.add_argument_group("arguments of evenshard.place, the same for every machine")
+    for name in SHARED:
+        add_option(arguments, place_option(name))

@@ -1,0 +1,172 @@
+"""One machine that tables might be trained on, and what a step takes there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from evenshard.placement.machine import Machine
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.memory import DeviceMemory
+
+SAMPLES_OF_COST = 10**9
+"""Samples that a cost is of."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A predicted number with its 90 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} (90 %: {self.low:.4g} to {self.high:.4g})"
+
+
+@dataclass(frozen=True)
+class Sync:
+    """The all-reduce of weights between groups that each hold all tables: TorchRec's ``DMPCollection.sync``.
+
+    Attributes:
+        every: steps from one to the next.
+        bytes_per_device: weights and optimizer state of the device that holds most of what is averaged.
+        bytes_of_all: those of all devices of all groups together.
+        sent_bytes: what that device sends for it: it scatters sums and gathers averages.
+        once_ms: how long that takes; nothing else runs meanwhile.
+    """
+
+    every: int
+    bytes_per_device: int
+    bytes_of_all: int
+    sent_bytes: int
+    once_ms: float
+
+    @property
+    def step_ms(self) -> float:
+        """Its share in a step."""
+        return self.once_ms / self.every
+
+
+@dataclass(frozen=True)
+class WhatIfOption:
+    """A machine, and what a step takes there. Times are milliseconds of one training step.
+
+    Attributes:
+        hardware: such as simulated:h100.
+        machine: its nodes and links.
+        batch_size: samples of a step over all devices together.
+        group_size: devices that the tables are sharded over; each group of so many holds all tables.
+        layout: contiguous or strided, where there is more than one group: see ``groups``.
+        problem: why the tables do not fit, and what is missing; empty where they do.
+        answer: where the tables live, on the devices of one group; None where they do not fit.
+        dense_ms: time of everything else.
+        overlap: share of the shorter of the two that runs beside the longer one.
+        price_per_hour: of all devices and nodes; None if unknown.
+        sync: what keeps groups alike; None for one group.
+        replicas_ms: what the all-reduce of replicated tables over all groups takes longer than in one group.
+    """
+
+    hardware: str
+    machine: Machine
+    batch_size: int
+    group_size: int
+    layout: str = ""
+    problem: str = ""
+    answer: PlacementAnswer | None = field(default=None, repr=False)
+    dense_ms: float = 0.0
+    overlap: float = 0.0
+    price_per_hour: float | None = None
+    sync: Sync | None = None
+    replicas_ms: float = 0.0
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the machine."""
+        return self.machine.num_devices
+
+    @property
+    def num_groups(self) -> int:
+        """Groups that each hold all tables."""
+        return self.num_devices // self.group_size
+
+    @property
+    def fits(self) -> bool:
+        """Whether the tables have a placement."""
+        return self.answer is not None
+
+    @property
+    def device_factor(self) -> float:
+        """Nine of ten times on the device are within this factor of the real one's; 1 for real hardware."""
+        error = self._placed.device_error
+        return math.exp(error.log_error) if error is not None else 1.0
+
+    @property
+    def embeddings_ms(self) -> Interval:
+        """Time of the embeddings in a step, without ``sync``."""
+        placed, more = self._placed, self._replicas_factor
+        return Interval(*(more * end for end in (placed.predicted_ms, placed.low_ms, placed.high_ms)))
+
+    @property
+    def step_ms(self) -> Interval:
+        """Time of a step: embeddings, the dense rest, and the share of ``sync``. The dense time counts as exact."""
+        off, sync = self.device_factor, self.sync_ms
+        one = self.embeddings_ms
+        ends = ((one.value, sync), (one.low, sync / off), (one.high, sync * off))
+        return Interval(*(self._with_dense(embeddings) + averaging for embeddings, averaging in ends))
+
+    @property
+    def model_ms(self) -> Interval:
+        """``step_ms`` with the interval of the cost model alone, to compare with others on the same hardware."""
+        placed, more, sync = self._placed, self._replicas_factor, self.sync_ms
+        ends = (placed.predicted_ms, placed.model_low_ms, placed.model_high_ms)
+        return Interval(*(self._with_dense(more * end) + sync for end in ends))
+
+    @property
+    def sync_ms(self) -> float:
+        """Share of ``sync`` in a step."""
+        return 0.0 if self.sync is None else self.sync.step_ms
+
+    def step_if_ms(self, kernels: float, links: float) -> float:
+        """Time of a step if kernels, or exchanges, take so many times as long as predicted."""
+        slowest = max(self._placed.devices, key=lambda one: one.predicted_total_ms)
+        compute_ms = slowest.predicted_fwd_compute_ms + slowest.predicted_bwd_compute_ms
+        exchange_ms = self._placed.predicted_ms - compute_ms + self.replicas_ms
+        return self._with_dense(kernels * compute_ms + links * exchange_ms) + links * self.sync_ms
+
+    @property
+    def samples_per_s(self) -> Interval:
+        """Samples that all devices train on in a second."""
+        one = self.step_ms
+        return Interval(*(1e3 * self.batch_size / end for end in (one.value, one.high, one.low)))
+
+    @property
+    def cost_per_ms(self) -> float | None:
+        """Cost of 10**9 samples for each millisecond of a step; None without a price."""
+        if self.price_per_hour is None:
+            return None
+        return self.price_per_hour / 3.6e6 * SAMPLES_OF_COST / self.batch_size
+
+    @property
+    def cost(self) -> Interval | None:
+        """Cost of 10**9 samples; None without a price."""
+        per_ms, one = self.cost_per_ms, self.step_ms
+        return None if per_ms is None else Interval(*(per_ms * end for end in (one.value, one.low, one.high)))
+
+    @property
+    def fullest(self) -> DeviceMemory:
+        """The memory of the device that is filled most."""
+        return max(self._placed.memory, key=lambda one: one.full)
+
+    @property
+    def _placed(self) -> PlacementAnswer:
+        assert self.answer is not None, "there are times of tables that fit"
+        return self.answer
+
+    @property
+    def _replicas_factor(self) -> float:
+        return 1 + self.replicas_ms / self._placed.predicted_ms
+
+    def _with_dense(self, embeddings_ms: float) -> float:
+        return embeddings_ms + self.dense_ms - self.overlap * min(embeddings_ms, self.dense_ms)

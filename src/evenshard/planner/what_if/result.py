@@ -1,0 +1,124 @@
+"""Machines beside each other: the options of a question, which are the best, and all of it as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from evenshard.measure.hardware import measured_or_simulated
+from evenshard.planner.what_if.comparison import Best, cheapest, fastest
+from evenshard.planner.what_if.option import SAMPLES_OF_COST, WhatIfOption
+from evenshard.planner.what_if.question import Question
+from evenshard.utils.atomic import atomic_path
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The answer of ``evenshard.what_if``.
+
+    Attributes:
+        options: by hardware, number of devices and size of groups, in the order asked for.
+        question: what was asked of each.
+        max_step_ms: the longest step that is wanted; None for any.
+    """
+
+    options: tuple[WhatIfOption, ...]
+    question: Question = field(repr=False)
+    max_step_ms: float | None = None
+
+    @cached_property
+    def fastest(self) -> Best | None:
+        """The machine that trains on most samples in a second; None where the tables fit none."""
+        return fastest(self.options)
+
+    @cached_property
+    def cheapest(self) -> Best | None:
+        """The machine with the lowest cost; None where none has a price."""
+        return cheapest(self.options)
+
+    @cached_property
+    def cheapest_in_time(self) -> Best | None:
+        """The one of those whose step is short enough; None where none is, or nothing was said."""
+        return None if self.max_step_ms is None else cheapest(self.options, self.max_step_ms)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether sizes of groups were asked for."""
+        return any(one.num_groups > 1 for one in self.options)
+
+    def record(self) -> dict[str, Any]:
+        """All of it as JSON."""
+        asked, prices = self.question, self.question.prices
+        number = {id(one): at for at, one in enumerate(self.options)}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "batch_size": asked.batch_size,
+            "batch_per_device": asked.batch_per_device,
+            "dense_ms": dict(asked.dense_ms),
+            "dense_batch": asked.dense_batch,
+            "overlap": asked.overlap,
+            "sync_every": asked.sync_every,
+            "max_step_ms": self.max_step_ms,
+            "cost_is_of_samples": SAMPLES_OF_COST,
+            "currency": None if prices is None else prices.currency,
+            "price_note": None if prices is None else prices.note,
+            "options": [_option_record(one) for one in self.options],
+            **{
+                name: None if best is None else _best_record(best, number)
+                for name, best in (
+                    ("fastest", self.fastest),
+                    ("cheapest", self.cheapest),
+                    ("cheapest_in_time", self.cheapest_in_time),
+                )
+            },
+        }
+
+
+def save_what_if(found: WhatIf, path: str | Path) -> None:
+    """Writes the JSON as a whole or not at all."""
+    with atomic_path(path) as draft:
+        draft.write_text(json.dumps(found.record(), indent=1, allow_nan=False) + "\n")
+
+
+def _best_record(best: Best, number: Mapping[int, int]) -> dict[str, Any]:
+    """The positions of options."""
+    return {"option": number[id(best.option)], "not_separable": [number[id(one)] for one in best.equals]}
+
+
+def _option_record(one: WhatIfOption) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "hardware": one.hardware,
+        "times": measured_or_simulated(one.hardware),
+        "num_devices": one.num_devices,
+        "num_nodes": one.machine.num_nodes,
+        "devices_per_node": one.machine.devices_per_node,
+        "nodes_per_domain": one.machine.nodes_per_domain,
+        "intra": one.machine.intra,
+        "inter": one.machine.inter,
+        "batch_size": one.batch_size,
+        "group_size": one.group_size,
+        "layout": one.layout,
+        "price_per_hour": one.price_per_hour,
+        "fits": one.fits,
+        "problem": one.problem,
+    }
+    if one.answer is None:
+        return record
+    return record | {
+        "embeddings_ms": asdict(one.embeddings_ms),
+        "dense_ms": one.dense_ms,
+        "sync": None if one.sync is None else {**asdict(one.sync), "step_ms": one.sync.step_ms},
+        "step_ms": asdict(one.step_ms),
+        "samples_per_s": asdict(one.samples_per_s),
+        "cost": None if one.cost is None else asdict(one.cost),
+        "lower_bound_ms": one.answer.lower_bound_ms,
+        "memory": {"fullest_bytes": one.fullest.most_bytes, "limit_bytes": one.fullest.limit_bytes},
+        "model": one.answer.lineage.get("model"),
+        "warnings": [*one.answer.warnings, *one.answer.memory_warnings],
+    }
