@@ -14,7 +14,7 @@ from evenshard.cli.options import add_option
 from evenshard.planner.options import options_of, place_option
 from evenshard.planner.what_if.api import SHARED, what_if
 
-NO_FLAG = ("progress",)
+NOT_FLAGS = ("progress",)
 
 
 class PerHardware(Source):
@@ -38,7 +38,8 @@ class PerHardware(Source):
 
     def paths(self, value: Any) -> tuple[Path, ...]:
         """The files that it names: of links, and of models."""
-        return tuple(Path(str(one)) for one in (value.values() if isinstance(value, Mapping) else (value,)))
+        named = value.values() if isinstance(value, Mapping) else (value,)
+        return tuple(Path(one) for one in named if isinstance(one, str) and one)
 
 
 def _numbers(text: str) -> Sequence[int]:
@@ -50,7 +51,7 @@ def _group_sizes(text: str) -> Sequence[int] | str:
 
 
 _FLOAT, _INT, _NAME = (PerHardware(kind) for kind in (partial(number, kind=float), partial(number, kind=int), str))
-SETTINGS: Mapping[str, Mapping[str, Any]] = {
+FLAG_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "hardware": {"type": lambda text: text.split(","), "metavar": "NAME[,NAME]"},
     "devices": {"type": _numbers, "metavar": "N[,N]"},
     "price": PATH,
@@ -73,7 +74,7 @@ def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
 
     if args.plot is not None:
         require_plot(args.plot)
-    own = {one.name: getattr(args, one.name) for one in options_of(what_if) if one.name not in NO_FLAG}
+    own = {one.name: getattr(args, one.name) for one in options_of(what_if) if one.name not in NOT_FLAGS}
     found = what_if(args.tables, **own, **_shared(args), progress=partial(progress, description="machines"))
     if args.out is not None:
         save_what_if(found, args.out)
@@ -112,8 +113,8 @@ def add_commands(commands: Commands) -> None:
     add("--plot", **OUTPUT, help="picture to write: .png, .svg or .pdf; needs matplotlib")
     add("--json", action="store_true", help="print JSON in place of the table")
     for option in options_of(what_if):
-        if option.name not in NO_FLAG:
-            add_option(sub, option, SETTINGS.get(option.name))
+        if option.name not in NOT_FLAGS:
+            add_option(sub, option, FLAG_SETTINGS.get(option.name))
     arguments = sub.add_argument_group("arguments of evenshard.place, the same for every machine")
     for name in SHARED:
         add_option(arguments, place_option(name))

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from evenshard.planner.what_if.comparison import cheapest, fastest, separable
-from evenshard.planner.what_if.option import Interval, Sync, WhatIfOption
+from evenshard.planner.what_if.comparison import cheapest_option, fastest_option, separable
+from evenshard.planner.what_if.option import PredictedInterval, Sync, WhatIfOption
 from support.what_if_builders import MACHINE, option
 
 
@@ -21,7 +21,7 @@ def test_times_of_a_step_add_up_and_overlap_hides_a_share_of_the_shorter_part() 
 
 def test_the_interval_is_of_the_embeddings_and_of_the_average() -> None:
     one = option(4.0, error=None, dense_ms=10.0)
-    assert one.step_ms == Interval(14.0, pytest.approx(13.6), pytest.approx(14.4))
+    assert one.step_ms == PredictedInterval(14.0, pytest.approx(13.6), pytest.approx(14.4))
     off = math.exp(0.4)
     synced = option(4.0, sync=Sync(1, 0, 0, 0, 2.0))
     wide = math.hypot(math.log(1.1), 0.4)
@@ -60,11 +60,11 @@ def test_what_kernels_are_off_by_may_turn_the_order_of_machines_that_exchange_mo
 def test_the_best_and_its_equals() -> None:
     a, b = option(4.0, price_per_hour=1.0), option(4.2, "simulated:h200", price_per_hour=5.0)
     slow = option(20.0, price_per_hour=0.9)
-    found = fastest([slow, b, a])
+    found = fastest_option([slow, b, a])
     assert found is not None and found.option is a and found.equals == (b,)
-    cheap = cheapest([slow, b, a])
+    cheap = cheapest_option([slow, b, a])
     assert cheap is not None and cheap.option is a and not cheap.equals
-    within = cheapest([slow, b], max_step_ms=5.0)
+    within = cheapest_option([slow, b], max_step_ms=5.0)
     assert within is not None and within.option is b
-    assert cheapest([slow], max_step_ms=5.0) is None and cheapest([option()]) is None
-    assert fastest([WhatIfOption("simulated:h100", MACHINE, 1000, 2, problem="no room")]) is None
+    assert cheapest_option([slow], max_step_ms=5.0) is None and cheapest_option([option()]) is None
+    assert fastest_option([WhatIfOption("simulated:h100", MACHINE, 1000, 2, problem="no room")]) is None

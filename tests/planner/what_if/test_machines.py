@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evenshard.placement.machine import Machine
-from evenshard.planner.what_if.machines import HostShape, full_hardware_name, machine_of, of_hardware
+from evenshard.planner.what_if.machines import HostShape, full_hardware_name, of_hardware, whole_machine
 from evenshard.utils.errors import BadConfig
 
 
@@ -20,17 +20,17 @@ def test_a_short_name_is_the_profile_that_a_model_comes_for() -> None:
 
 
 def test_hosts_and_links_that_are_not_named() -> None:
-    assert machine_of("simulated:h100", 4, HostShape()) == Machine(4, 4, 1, "nvlink_h100")
-    assert machine_of("simulated:h100", 16, HostShape()) == Machine(16, 8, 1, "nvlink_h100", "infiniband_ndr")
-    assert machine_of("simulated:a100_80gb", 16, HostShape()).inter == "infiniband_hdr"
-    assert machine_of("simulated:rtx_2080_ti", 16, HostShape()).inter == "ethernet_25g"
-    own = machine_of("simulated:h100", 16, HostShape(4, "50gb_s", "ib_200g", 2))
+    assert whole_machine("simulated:h100", 4, HostShape()) == Machine(4, 4, 1, "nvlink_h100")
+    assert whole_machine("simulated:h100", 16, HostShape()) == Machine(16, 8, 1, "nvlink_h100", "infiniband_ndr")
+    assert whole_machine("simulated:a100_80gb", 16, HostShape()).inter == "infiniband_hdr"
+    assert whole_machine("simulated:rtx_2080_ti", 16, HostShape()).inter == "ethernet_25g"
+    own = whole_machine("simulated:h100", 16, HostShape(4, "50gb_s", "ib_200g", 2))
     assert own == Machine(16, 4, 2, "50gb_s", "infiniband_hdr")
 
 
 def test_devices_that_do_not_fill_hosts_are_refused() -> None:
     with pytest.raises(BadConfig, match=r"12 x simulated:h100: 12 devices do not fill nodes of 8"):
-        machine_of("simulated:h100", 12, HostShape())
+        whole_machine("simulated:h100", 12, HostShape())
 
 
 def test_one_value_for_all_hardware_or_one_for_each() -> None:

@@ -10,7 +10,7 @@ from evenshard.planner.what_if.option import WhatIfOption
 from evenshard.planner.what_if.plot import save_plot
 from evenshard.planner.what_if.prices import HardwarePrice, Prices
 from evenshard.planner.what_if.question import Question
-from evenshard.planner.what_if.result import WhatIf
+from evenshard.planner.what_if.result import WhatIfAnswer
 from evenshard.utils.errors import BadConfig
 from support.what_if_builders import MACHINE, option
 
@@ -19,9 +19,12 @@ QUESTION = Question(None, {}, Prices({"h100": HardwarePrice(1.0)}, "USD"), 1000,
 
 def test_it_is_written_in_the_kind_of_its_suffix(tmp_path: Path) -> None:
     lacking = WhatIfOption("simulated:a100_80gb", MACHINE, 1000, 2, problem="no room")
-    found = WhatIf((option(price_per_hour=1.0), lacking), QUESTION)
+    found = WhatIfAnswer((option(price_per_hour=1.0), lacking), QUESTION)
     save_plot(found, tmp_path / "one.svg")
     drawn = (tmp_path / "one.svg").read_text()
-    assert "<svg" in drawn and drawn.count('id="axes_') == 2 and drawn.count('id="LineCollection_') == 2
+    assert "<svg" in drawn and drawn.count('id="axes_') == 2
+    unpriced = WhatIfAnswer((option(),), QUESTION)
+    save_plot(unpriced, tmp_path / "two.svg")
+    assert (tmp_path / "two.svg").read_text().count('id="axes_') == 1
     with pytest.raises(BadConfig, match="a picture ends in"):
         save_plot(found, tmp_path / "one.txt")

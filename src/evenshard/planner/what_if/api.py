@@ -11,7 +11,7 @@ from evenshard.planner.options import place_option
 
 if TYPE_CHECKING:
     from evenshard.planner.what_if.prices import Prices
-    from evenshard.planner.what_if.result import WhatIf
+    from evenshard.planner.what_if.result import WhatIfAnswer
 
 SHARED = (
     "memory_cap_gb",
@@ -62,7 +62,7 @@ def what_if(
     sync_every: int = 1,
     progress: Callable[[Sequence[Any]], Iterable[Any]] | None = None,
     **knobs: Any,
-) -> "WhatIf":
+) -> "WhatIfAnswer":
     """The same tables on several machines: every kind of hardware with every number of devices.
 
     Where a machine cannot hold the tables, its option says what is missing. Where one value for all or one for each
@@ -102,10 +102,10 @@ def what_if(
     """
     from evenshard.planner.api import dense_bytes_of
     from evenshard.planner.model import model_of
-    from evenshard.planner.what_if.machines import HostShape, full_hardware_name, machine_of, of_hardware
+    from evenshard.planner.what_if.machines import HostShape, full_hardware_name, of_hardware, whole_machine
     from evenshard.planner.what_if.prices import load_prices
     from evenshard.planner.what_if.question import Question, sizes_of
-    from evenshard.planner.what_if.result import WhatIf
+    from evenshard.planner.what_if.result import WhatIfAnswer
     from evenshard.utils.errors import BadConfig
     from evenshard.utils.params import check_ranges
     from evenshard.utils.units import bytes_to_gb
@@ -137,7 +137,7 @@ def what_if(
     machines = [
         (
             name,
-            machine_of(
+            whole_machine(
                 name,
                 count,
                 HostShape(per_node.get(name), within.get(name, ""), between.get(name, ""), per_domain.get(name, 1)),
@@ -160,4 +160,4 @@ def what_if(
     )
     asked = [(name, machine, size) for name, machine in machines for size in sizes_of(machine, group_sizes)]
     options = (question.option(*one) for one in (asked if progress is None else progress(asked)))
-    return WhatIf(tuple(options), question, max_step_ms)
+    return WhatIfAnswer(tuple(options), question, max_step_ms)

@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from evenshard.planner.what_if.option import Interval, WhatIfOption
+from evenshard.planner.what_if.option import PredictedInterval, WhatIfOption
 
-Weight = Callable[[WhatIfOption], float]
+StepWeight = Callable[[WhatIfOption], float]
 """What a millisecond of an option's step counts."""
 
 
@@ -30,12 +30,12 @@ class Best:
     equals: tuple[WhatIfOption, ...] = ()
 
 
-def fastest(options: Sequence[WhatIfOption]) -> Best | None:
+def fastest_option(options: Sequence[WhatIfOption]) -> Best | None:
     """The option that trains on most samples in a second; None where none fits."""
     return _best([one for one in options if one.fits], lambda one: 1 / one.batch_size)
 
 
-def cheapest(options: Sequence[WhatIfOption], max_step_ms: float | None = None) -> Best | None:
+def cheapest_option(options: Sequence[WhatIfOption], max_step_ms: float | None = None) -> Best | None:
     """The option with the lowest cost of a sample; None where none fits and has a price.
 
     Args:
@@ -46,7 +46,7 @@ def cheapest(options: Sequence[WhatIfOption], max_step_ms: float | None = None) 
     return _best(able, lambda one: one.cost_per_ms or 0.0)
 
 
-def separable(one: WhatIfOption, other: WhatIfOption, weight: Weight = lambda _: 1.0) -> bool:
+def separable(one: WhatIfOption, other: WhatIfOption, weight: StepWeight = lambda _: 1.0) -> bool:
     """Whether predictions tell which of two options has the smaller step time, each times its weight."""
     apart = math.log(weight(one) / weight(other)) if weight(one) > 0 < weight(other) else 0.0
     if one.hardware != other.hardware:
@@ -58,14 +58,14 @@ def separable(one: WhatIfOption, other: WhatIfOption, weight: Weight = lambda _:
     return same_sign and all(_is_apart(log, one.model_ms, other.model_ms) for log in logs)
 
 
-def _best(options: Sequence[WhatIfOption], weight: Weight) -> Best | None:
+def _best(options: Sequence[WhatIfOption], weight: StepWeight) -> Best | None:
     if not options:
         return None
     best = min(options, key=lambda one: weight(one) * one.step_ms.value)
     return Best(best, tuple(one for one in options if one is not best and not separable(best, one, weight)))
 
 
-def _is_apart(log: float, one: Interval, other: Interval) -> bool:
+def _is_apart(log: float, one: PredictedInterval, other: PredictedInterval) -> bool:
     """Whether the logarithm of a ratio exceeds both independent errors, towards each other."""
     upper, lower = (one, other) if log > 0 else (other, one)
     return abs(log) > math.hypot(math.log(upper.value / upper.low), math.log(lower.high / lower.value))

@@ -16,9 +16,9 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 from evenshard.utils.params import check_ranges
 
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 SIMULATED = "simulated"
-BETWEEN_NODES = {
+USUAL_LINKS = {
     "nvlink_h100": "infiniband_ndr",
     "nvlink_h200": "infiniband_ndr",
     "nvlink_b200": "infiniband_ndr",
@@ -29,7 +29,7 @@ BETWEEN_NODES = {
     "pcie3_host": "ethernet_25g",
 }
 """The link between hosts that is taken where none is named, by the link within them: what such hosts are sold with."""
-OTHER_BETWEEN_NODES = "ethernet_25g"
+OTHER_LINK = "ethernet_25g"
 """Of hosts whose own link is none of these."""
 
 
@@ -55,7 +55,7 @@ def full_hardware_name(name: str) -> str:
     return f"{SIMULATED}:{longer[0]}"
 
 
-def of_hardware(what: str, value: Value | Mapping[str, Value], hardware: Sequence[str]) -> dict[str, Value]:
+def of_hardware(what: str, value: _Value | Mapping[str, _Value], hardware: Sequence[str]) -> dict[str, _Value]:
     """A value of each kind of hardware, from one for all or one for each.
 
     Args:
@@ -91,7 +91,7 @@ class HostShape:
     nodes_per_domain: int = 1
 
 
-def machine_of(hardware: str, num_devices: int, shape: HostShape) -> Machine:
+def whole_machine(hardware: str, num_devices: int, shape: HostShape) -> Machine:
     """A machine of so many devices in such hosts; one host that is not full where they fit into it.
 
     Raises:
@@ -103,7 +103,7 @@ def machine_of(hardware: str, num_devices: int, shape: HostShape) -> Machine:
     size = int(min(connects, GPUS_OF_A_NODE)) if shape.devices_per_node is None else shape.devices_per_node
     check_ranges(devices_per_node=size)
     size = min(size, num_devices)
-    inter = link_name(shape.inter or BETWEEN_NODES.get(intra, OTHER_BETWEEN_NODES))
+    inter = link_name(shape.inter or USUAL_LINKS.get(intra, OTHER_LINK))
     machine = Machine(num_devices, size, min(shape.nodes_per_domain, num_devices // size), intra, inter)
     if problem := machine.problem():
         raise BadConfig(f"{num_devices} x {hardware}: {problem}")

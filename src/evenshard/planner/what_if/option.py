@@ -14,7 +14,7 @@ SAMPLES_OF_COST = 10**9
 
 
 @dataclass(frozen=True)
-class Interval:
+class PredictedInterval:
     """A predicted number with its 90 % interval."""
 
     value: float
@@ -103,25 +103,25 @@ class WhatIfOption:
         return math.exp(error.log_error) if error is not None else 1.0
 
     @property
-    def embeddings_ms(self) -> Interval:
+    def embeddings_ms(self) -> PredictedInterval:
         """Time of the embeddings in a step, without ``sync``."""
         placed, more = self._placed, self._replicas_factor
-        return Interval(*(more * end for end in (placed.predicted_ms, placed.low_ms, placed.high_ms)))
+        return PredictedInterval(*(more * end for end in (placed.predicted_ms, placed.low_ms, placed.high_ms)))
 
     @property
-    def step_ms(self) -> Interval:
+    def step_ms(self) -> PredictedInterval:
         """Time of a step: embeddings, the dense rest, and the share of ``sync``. The dense time counts as exact."""
         off, sync = self.device_factor, self.sync_ms
         one = self.embeddings_ms
         ends = ((one.value, sync), (one.low, sync / off), (one.high, sync * off))
-        return Interval(*(self._with_dense(embeddings) + averaging for embeddings, averaging in ends))
+        return PredictedInterval(*(self._with_dense(embeddings) + averaging for embeddings, averaging in ends))
 
     @property
-    def model_ms(self) -> Interval:
+    def model_ms(self) -> PredictedInterval:
         """``step_ms`` with the interval of the cost model alone, to compare with others on the same hardware."""
         placed, more, sync = self._placed, self._replicas_factor, self.sync_ms
         ends = (placed.predicted_ms, placed.model_low_ms, placed.model_high_ms)
-        return Interval(*(self._with_dense(more * end) + sync for end in ends))
+        return PredictedInterval(*(self._with_dense(more * end) + sync for end in ends))
 
     @property
     def sync_ms(self) -> float:
@@ -136,10 +136,10 @@ class WhatIfOption:
         return self._with_dense(kernels * compute_ms + links * exchange_ms) + links * self.sync_ms
 
     @property
-    def samples_per_s(self) -> Interval:
+    def samples_per_s(self) -> PredictedInterval:
         """Samples that all devices train on in a second."""
         one = self.step_ms
-        return Interval(*(1e3 * self.batch_size / end for end in (one.value, one.high, one.low)))
+        return PredictedInterval(*(1e3 * self.batch_size / end for end in (one.value, one.high, one.low)))
 
     @property
     def cost_per_ms(self) -> float | None:
@@ -149,10 +149,10 @@ class WhatIfOption:
         return self.price_per_hour / 3.6e6 * SAMPLES_OF_COST / self.batch_size
 
     @property
-    def cost(self) -> Interval | None:
+    def cost(self) -> PredictedInterval | None:
         """Cost of 10**9 samples; None without a price."""
         per_ms, one = self.cost_per_ms, self.step_ms
-        return None if per_ms is None else Interval(*(per_ms * end for end in (one.value, one.low, one.high)))
+        return None if per_ms is None else PredictedInterval(*(per_ms * end for end in (one.value, one.low, one.high)))
 
     @property
     def fullest(self) -> DeviceMemory:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from evenshard.planner.what_if.option import Interval, WhatIfOption
-from evenshard.planner.what_if.result import WhatIf
+from evenshard.planner.what_if.option import PredictedInterval, WhatIfOption
+from evenshard.planner.what_if.result import WhatIfAnswer
 from evenshard.planner.what_if.text import heading, short_name
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig
@@ -31,7 +31,7 @@ def require_plot(path: Path) -> None:
     require_package("matplotlib")
 
 
-def save_plot(found: WhatIf, path: str | Path) -> None:
+def save_plot(found: WhatIfAnswer, path: str | Path) -> None:
     """Draws samples per second, and costs where there are prices, by number of devices or size of groups.
 
     Raises:
@@ -45,7 +45,7 @@ def save_plot(found: WhatIf, path: str | Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels: list[tuple[str, Callable[[WhatIfOption], Interval | None]]] = [
+    panels: list[tuple[str, Callable[[WhatIfOption], PredictedInterval | None]]] = [
         ("million samples/s", lambda one: _scaled(one.samples_per_s, 1e-6))
     ]
     if any(one.price_per_hour is not None for one in found.options):
@@ -65,7 +65,7 @@ def save_plot(found: WhatIf, path: str | Path) -> None:
     pyplot.close(figure)
 
 
-def _draw(axis: Any, found: WhatIf, value: Callable[[WhatIfOption], Interval | None]) -> None:
+def _draw(axis: Any, found: WhatIfAnswer, value: Callable[[WhatIfOption], PredictedInterval | None]) -> None:
     """A series for each kind of hardware, or each machine where groups are compared; a cross where nothing fits."""
     at: Callable[[WhatIfOption], int] = (
         (lambda one: one.group_size) if found.has_groups else lambda one: one.num_devices
@@ -99,11 +99,11 @@ def _scale(axis: Any, ticks: Sequence[int], highest: float) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _title(found: WhatIf) -> str:
+def _title(found: WhatIfAnswer) -> str:
     text = heading(found)
     middle = text.find(". ") + 2
     return f"{text[:middle].strip()}\n{text[middle:]}"
 
 
-def _scaled(one: Interval, factor: float) -> Interval:
-    return Interval(one.value * factor, one.low * factor, one.high * factor)
+def _scaled(one: PredictedInterval, factor: float) -> PredictedInterval:
+    return PredictedInterval(one.value * factor, one.low * factor, one.high * factor)

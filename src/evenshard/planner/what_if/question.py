@@ -18,7 +18,7 @@ from evenshard.utils.messages import brief
 from evenshard.utils.units import bytes_to_gb
 
 ALL_SIZES = "all"
-UNEVEN, EVEN = 1.2, 1.1
+UNEVEN_GROUP, EVEN = 1.2, 1.1
 """Where the device that holds most holds so many times the mean, a placement with at most the second is tried too: the
 device that holds most decides how long an average over groups takes."""
 WORTH_EVENING = 0.02
@@ -84,7 +84,7 @@ class Question:
             return replace(option, answer=answer)
         first = self._with_groups(option, answer)
         held = synced_bytes(answer)
-        if first.sync_ms < WORTH_EVENING * first.step_ms.value or max(held) < UNEVEN * sum(held) / len(held):
+        if first.sync_ms < WORTH_EVENING * first.step_ms.value or max(held) < UNEVEN_GROUP * sum(held) / len(held):
             return first
         try:
             even = self._with_groups(option, self._placed(option, group, _even_caps(answer), answer))

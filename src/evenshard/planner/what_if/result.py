@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.measure.hardware import measured_or_simulated
-from evenshard.planner.what_if.comparison import Best, cheapest, fastest
+from evenshard.planner.what_if.comparison import Best, cheapest_option, fastest_option
 from evenshard.planner.what_if.option import SAMPLES_OF_COST, WhatIfOption
 from evenshard.planner.what_if.question import Question
 from evenshard.utils.atomic import atomic_path
 
-SCHEMA_VERSION = 1
+WHAT_IF_VERSION = 1
 
 
 @dataclass(frozen=True)
-class WhatIf:
+class WhatIfAnswer:
     """The answer of ``evenshard.what_if``.
 
     Attributes:
@@ -35,17 +35,17 @@ class WhatIf:
     @cached_property
     def fastest(self) -> Best | None:
         """The machine that trains on most samples in a second; None where the tables fit none."""
-        return fastest(self.options)
+        return fastest_option(self.options)
 
     @cached_property
     def cheapest(self) -> Best | None:
         """The machine with the lowest cost; None where none has a price."""
-        return cheapest(self.options)
+        return cheapest_option(self.options)
 
     @cached_property
     def cheapest_in_time(self) -> Best | None:
         """The one of those whose step is short enough; None where none is, or nothing was said."""
-        return None if self.max_step_ms is None else cheapest(self.options, self.max_step_ms)
+        return None if self.max_step_ms is None else cheapest_option(self.options, self.max_step_ms)
 
     @property
     def has_groups(self) -> bool:
@@ -57,7 +57,7 @@ class WhatIf:
         asked, prices = self.question, self.question.prices
         number = {id(one): at for at, one in enumerate(self.options)}
         return {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": WHAT_IF_VERSION,
             "batch_size": asked.batch_size,
             "batch_per_device": asked.batch_per_device,
             "dense_ms": dict(asked.dense_ms),
@@ -80,7 +80,7 @@ class WhatIf:
         }
 
 
-def save_what_if(found: WhatIf, path: str | Path) -> None:
+def save_what_if(found: WhatIfAnswer, path: str | Path) -> None:
     """Writes the JSON as a whole or not at all."""
     with atomic_path(path) as draft:
         draft.write_text(json.dumps(found.record(), indent=1, allow_nan=False) + "\n")

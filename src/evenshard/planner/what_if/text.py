@@ -10,8 +10,8 @@ from evenshard.measure.hardware import measured_or_simulated
 from evenshard.planner.highlights.setting import assumed_groups, device_error_text
 from evenshard.planner.what_if.comparison import Best
 from evenshard.planner.what_if.groups import CONTIGUOUS
-from evenshard.planner.what_if.option import SAMPLES_OF_COST, Interval, WhatIfOption
-from evenshard.planner.what_if.result import WhatIf
+from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval, WhatIfOption
+from evenshard.planner.what_if.result import WhatIfAnswer
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
 from evenshard.utils.units import decimals, ms_text, pct_text, size_text
@@ -28,7 +28,7 @@ LEAST_WIDTH = 160
 """Columns that the table may take."""
 
 
-def print_what_if(found: WhatIf, file: TextIO | None = None) -> None:
+def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
     """Prints the options and what they say.
 
     Args:
@@ -57,7 +57,7 @@ def print_what_if(found: WhatIf, file: TextIO | None = None) -> None:
         console.print(line, style="dim")
 
 
-def heading(found: WhatIf) -> str:
+def heading(found: WhatIfAnswer) -> str:
     """What the times are of."""
     asked = found.question
     size = (
@@ -80,7 +80,7 @@ def short_name(hardware: str) -> str:
     return printable(hardware.rpartition(":")[2])
 
 
-def best_text(found: WhatIf, word: str, best: Best) -> str:
+def best_text(found: WhatIfAnswer, word: str, best: Best) -> str:
     """Which option is the best, and from which others predictions do not tell it apart."""
     one = best.option
     worth = f"{interval_text(one.samples_per_s)} samples/s"
@@ -93,24 +93,24 @@ def best_text(found: WhatIf, word: str, best: Best) -> str:
     return f"{text}; not separable from {', '.join(map(machine_name, best.equals))}." if best.equals else f"{text}."
 
 
-def marks(found: WhatIf, one: WhatIfOption) -> str:
+def marks(found: WhatIfAnswer, one: WhatIfOption) -> str:
     """What an option is best in, and what it may be best in for all that predictions tell."""
     named = [word for word, best in _bests(found) if best.option is one]
     named += [f"{word}?" for word, best in _bests(found) if any(one is equal for equal in best.equals)]
     return "does not fit" if not one.fits else ", ".join(named)
 
 
-def interval_text(one: Interval) -> str:
-    """Value and interval, each with three digits; of large numbers in thousands and millions."""
+def interval_text(one: PredictedInterval) -> str:
+    """_Value and interval, each with three digits; of large numbers in thousands and millions."""
     for unit, of_unit in ((" M", 1e6), (" k", 1e3)):
         if one.value >= of_unit:
-            scaled = Interval(one.value / of_unit, one.low / of_unit, one.high / of_unit)
+            scaled = PredictedInterval(one.value / of_unit, one.low / of_unit, one.high / of_unit)
             return interval_text(scaled).replace(" ", f"{unit} ", 1)
     digits = decimals(one.value)
     return f"{one.value:,.{digits}f} ({one.low:,.{digits}f}-{one.high:,.{digits}f})"
 
 
-def notes(found: WhatIf) -> Iterator[str]:
+def notes(found: WhatIfAnswer) -> Iterator[str]:
     """What does not fit and why, what was assumed, and how far to trust all of it."""
     placed = [one for one in found.options if one.answer is not None]
     for one in found.options:
@@ -136,7 +136,7 @@ def notes(found: WhatIf) -> Iterator[str]:
                 yield f"assumed: {group.column} of {len(group.tables):,} tables: {group.text}."
 
 
-def _question_notes(found: WhatIf) -> Iterator[str]:
+def _question_notes(found: WhatIfAnswer) -> Iterator[str]:
     asked = found.question
     if any(asked.dense_ms.values()):
         how = "are added up: nothing overlaps"
@@ -164,7 +164,7 @@ def _question_notes(found: WhatIf) -> Iterator[str]:
             yield f"Prices: {printable(asked.prices.note)}"
 
 
-def _reuse_note(found: WhatIf) -> Iterator[str]:
+def _reuse_note(found: WhatIfAnswer) -> Iterator[str]:
     """That histograms of tables belong to a batch size, where they are used for several."""
     answers = [one.answer for one in found.options if one.answer is not None]
     batches = {answer.request.batch_size for answer in answers}
@@ -179,7 +179,7 @@ def _reuse_note(found: WhatIf) -> Iterator[str]:
         )
 
 
-def _group_notes(found: WhatIf) -> Iterator[str]:
+def _group_notes(found: WhatIfAnswer) -> Iterator[str]:
     every = found.question.sync_every
     for one in found.options:
         if one.sync is None:
@@ -196,17 +196,17 @@ def _group_notes(found: WhatIf) -> Iterator[str]:
         yield "DMPCollection of TorchRec 1.8 refuses Adam: of optimizer state it averages AdaGrad's sums alone."
 
 
-def _bests(found: WhatIf) -> list[tuple[str, Best]]:
+def _bests(found: WhatIfAnswer) -> list[tuple[str, Best]]:
     within = "" if found.max_step_ms is None else f"cheapest under {ms_text(found.max_step_ms)} ms"
     named = (("cheapest", found.cheapest), (within, found.cheapest_in_time), ("fastest", found.fastest))
     return [(word, best) for word, best in named if best is not None]
 
 
-def _currency(found: WhatIf) -> str:
+def _currency(found: WhatIfAnswer) -> str:
     return "" if found.question.prices is None else printable(found.question.prices.currency)
 
 
-def _heads(found: WhatIf) -> Iterator[str]:
+def _heads(found: WhatIfAnswer) -> Iterator[str]:
     yield "machine"
     yield "nodes"
     if found.has_groups:
@@ -222,7 +222,7 @@ def _heads(found: WhatIf) -> Iterator[str]:
         yield f"{_currency(found)}/10^{round(math.log10(SAMPLES_OF_COST))}"
 
 
-def _cells(found: WhatIf, one: WhatIfOption) -> Iterator[str]:
+def _cells(found: WhatIfAnswer, one: WhatIfOption) -> Iterator[str]:
     yield f"{one.num_devices:,} x {short_name(one.hardware)}"
     yield f"{one.machine.num_nodes:,}"
     if found.has_groups:
