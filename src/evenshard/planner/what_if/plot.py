@@ -14,7 +14,7 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.extras import require_package
 
 SUFFIXES = (".png", ".svg", ".pdf")
-COLOURS = ("#1f77b4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+SERIES_COLOURS = ("#1f77b4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 SPREAD = 0.035
 """Series stand beside each other so far, as a share of the number they are at: intervals do not hide each other."""
 
@@ -79,7 +79,7 @@ def _draw(axis: Any, found: WhatIfAnswer, value: Callable[[WhatIfOption], Predic
     for number, (name, options) in enumerate(series.items()):
         shift = 1 + SPREAD * (number - (len(series) - 1) / 2)
         points = [(at(one) * shift, drawn) for one in options if one.fits and (drawn := value(one)) is not None]
-        colour = COLOURS[number % len(COLOURS)]
+        colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
         xs, ys = [x for x, _ in points], [drawn.value for _, drawn in points]
         errors = [[drawn.value - drawn.low for _, drawn in points], [drawn.high - drawn.value for _, drawn in points]]
         axis.errorbar(xs, ys, yerr=errors, fmt="o-", color=colour, capsize=3, linewidth=1, markersize=4, label=name)
