@@ -14,8 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from evenshard.cli import costs, datasets, decisions, estimators, models, pipeline, place, placements, stages, traces
-from evenshard.cli import costs, datasets, decisions, models, pipeline, place, placements, stages, traces, what_if
+from evenshard.cli import (
+    costs,
+    datasets,
+    decisions,
+    estimators,
+    models,
+    pipeline,
+    place,
+    placements,
+    stages,
+    traces,
+    what_if,
+)
 from evenshard.cli.arguments import Commands, OneLineParser
 from evenshard.cli.completion import SHELLS, PrintCompletion
 from evenshard.utils.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask
@@ -33,8 +44,8 @@ def _parser() -> OneLineParser:
         help="print the script that completes commands, flags and files in a shell",
     )
     commands = Commands(parser)
-    for module in (stages, costs, traces, place, placements, estimators, models, pipeline, datasets, decisions):
-    for module in (stages, costs, traces, place, what_if, placements, models, pipeline, datasets, decisions):
+    families = (stages, costs, traces, place, what_if, placements, estimators, models, pipeline, datasets, decisions)
+    for module in families:
         module.add_commands(commands)
     return parser
 
