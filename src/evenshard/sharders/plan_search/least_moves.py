@@ -21,7 +21,7 @@ from evenshard.utils.errors import InfeasibleTask
 if TYPE_CHECKING:
     from evenshard.sharders.plan_search.construction import Construction
 
-TIME_LIMIT_S = 20.0
+MOVES_TIME_LIMIT_S = 20.0
 MOST_VARIABLES = 200_000
 _SLACK = 1e-5
 """Part of a device's room that is left free: the solver keeps constraints up to its rounding."""
@@ -72,7 +72,7 @@ def least_moves(options: Options, construction: Construction, moves: Moves) -> l
             LinearConstraint(of_unit.tocsr(), 1, 1),
             LinearConstraint(coo_array((values, (rows, columns)), shape=shape).tocsr(), -np.inf, limits),
         ],
-        options={"time_limit": TIME_LIMIT_S},
+        options={"time_limit": MOVES_TIME_LIMIT_S},
     )
     if solved.x is None:
         return None

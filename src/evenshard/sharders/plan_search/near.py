@@ -32,7 +32,7 @@ ALIKE = 1e-3
 """Relative difference of times below which the placement that moves less is the answer."""
 RETURNING = 3
 """Placements found without a bound that a search returns from."""
-BOUNDS = (0.0, 0.25, 1.0)
+MOVE_BOUNDS = (0.0, 0.25, 1.0)
 """Parts of what may move beyond the least that is searched for, one after the other."""
 RETURN_ROUNDS = 16
 """Rounds, at most and for large tasks, in which the tables of a placement go home."""
@@ -102,7 +102,7 @@ class NearSearch:
         found: list[_Found] = []
         state, most = start, max(self._most_bytes, least)
         room = min(most, max(free_bytes, least) * 4 + moves.all_bytes) - least
-        for share in BOUNDS:
+        for share in MOVE_BOUNDS:
             moves.most_bytes = most if share == 1 else least + share * room
             self._descend(state)
             self._improve(state, 1 / 6)
