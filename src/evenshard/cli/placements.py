@@ -59,6 +59,7 @@ def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.diff.diff import diff
+    from evenshard.planner.diff.markdown import difference_markdown
     from evenshard.planner.diff.payback import payback
     from evenshard.planner.diff.text import print_difference
     from evenshard.planner.file import load_answer
@@ -88,6 +89,8 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
         _write_renamed(args, new, difference, model)
     if args.json:
         print(json.dumps(asdict(difference) | ({} if paid is None else {"payback": asdict(paid)}), indent=1))
+    elif args.markdown:
+        print(difference_markdown(difference, old, new, args.title, paid), end="")
     else:
         print_difference(difference, paid=paid)
     return {}
@@ -211,6 +214,8 @@ def add_commands(commands: Commands) -> None:
     add("--steps", type=at_least(1), metavar="N", help="say when the move pays back, and what N steps save or lose")
     add("--restart-minutes", type=at_least(0, float), default=0.0, metavar="X",
         help="minutes that the training stands still for the move, besides the transfer; with --steps")  # fmt: skip
+    add("--markdown", action="store_true", help="print Markdown, for a comment of a pull request")
+    add("--title", default="", help="what was placed, in Markdown (default: the table file of the new placement)")
     add("--renamed", **OUTPUT, help="placement.json to write: the new one, its devices renamed so that least moves")
     add("--reshard-delta", action="store_true", help="write what a running TorchRec job has to move, to the file of -o")
     add("--partial", action="store_true", help="with --reshard-delta: leave tables that cannot move while a job runs")

@@ -1,0 +1,77 @@
+"""A diff as a comment of a pull request: what it says, a mark to find it by, and names that are no Markdown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evenshard.cli import main
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff.diff import diff
+from evenshard.planner.diff.markdown import difference_markdown, escaped, marker
+from evenshard.planner.file import save_answer
+from support import documented
+from support.explain_builders import additive, answered, asked
+
+THREE = {"a": 5.0, "b": 3.0, "c": 2.0}
+
+
+def shown(old: PlacementAnswer, new: PlacementAnswer, title: str = "tables.yaml") -> str:
+    return difference_markdown(diff(old, new, additive()), old, new, title)
+
+
+def test_a_comment_has_times_memory_moves_and_the_rest_folded() -> None:
+    old, new = answered(asked(THREE, 2), (0, 0, 1)), answered(asked(THREE, 2), (0, 1, 1))
+    text = shown(old, new)
+    assert text.splitlines()[:4] == [
+        "<!-- evenshard placement of tables.yaml -->",
+        "### evenshard: `tables.yaml`",
+        "",
+        "**A step takes 5.00 ms, 38 % less than before.**",
+    ]
+    assert "| step of the slowest device, ms | 8.00 | 5.00 |" in text
+    assert "| moves to other devices | | 320 bytes of 1 table; 640 bytes stay |" in text
+    assert "| `b` | 0:10 | 0:8 | 0 | 1 | 320 bytes |" in text.partition("<details><summary>What moves")[2]
+    assert "38 % less" in shown(old, new) and "60 % MORE than before" in shown(new, old)
+    assert "as long as before: 5.00 ms" in shown(new, new) and "nothing; 960 bytes stay" in shown(new, new)
+
+
+def test_each_side_has_its_own_tables_and_the_old_plan_is_judged_with_the_new_ones() -> None:
+    old = answered(asked(THREE, 2), (0, 0, 1))
+    new = answered(asked({**THREE, "b": 9.0}, 2), (0, 1, 1))
+    text = shown(old, new)
+    assert "| step of the slowest device, ms | 8.00 | 11.0 |" in text
+    assert "| the plan of before with these tables, ms | | 14.0 |" in text
+
+
+def test_tables_that_came_and_went_and_warnings_are_named() -> None:
+    old, new = answered(asked(THREE, 2), (0, 0, 1)), answered(asked({"a": 5.0, "d": 1.0}, 2), (0, 1))
+    text = shown(old, replace(new, warnings=("num_rows: *far* outside",)))
+    assert "- Added: `d`\n- Removed: `b`, `c`" in text
+    assert "> [!WARNING]\n> num&#95;rows: &#42;far&#42; outside" in text
+
+
+def test_names_are_no_markdown_and_titles_end_no_comment() -> None:
+    assert marker("x --> y") == "<!-- evenshard placement of x - -> y -->"
+    assert escaped("@all <b> `x`") == "&#64;all &#60;b&#62; &#96;x&#96;"
+    old, new = answered(asked({"a|`@x`": 5.0}, 2), (0,)), answered(asked({"a|`@x`": 5.0}, 2), (1,))
+    assert "| `a\\|'@x'` | 0:10 |" in shown(old, new)
+
+
+def test_many_moves_stay_within_what_a_comment_may_have() -> None:
+    request = asked({f"table_{number:04}": 1.0 for number in range(2000)}, 2)
+    text = shown(answered(request, (0,) * 2000), answered(request, (1,) * 1999 + (0,)))
+    assert "1,979 smaller ones are left out here." in text and len(text) < 60_000
+
+
+def test_the_documented_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    old, new = answered(asked(THREE, 2), (0, 0, 1)), answered(asked(THREE, 2), (0, 1, 1))
+    save_answer(old, "old.json")
+    save_answer(new, "new.json")
+    assert main(documented.command("docs/pull_request.md", "evenshard diff old.json new.json --markdown")) == 0
+    assert capsys.readouterr().out.startswith("<!-- evenshard placement of tables.yaml -->\n### evenshard")
