@@ -10,7 +10,15 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("benchmarks/*.md", "k8s/README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/*.py", "examples/*.yaml")
+PAGES = (
+    "benchmarks/*.md",
+    "k8s/README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "examples/*.py",
+    "examples/*.yaml",
+    "examples/*.ipynb",
+)
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?!https?:|#)(?P<target>[^)#\s]+)(?P<anchor>#[^)]*)?\)")
 
 

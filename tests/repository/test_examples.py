@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -73,6 +74,40 @@ def test_traffic_becomes_a_plan(tmp_path: Path) -> None:
     ranks = re.findall(r"^(\w+): (?:table|column)_wise on ranks \[([\d, ]+)\]", text, re.M)
     assert {name for name, _ in ranks} == set(tables)
     assert {rank for _, of_table in ranks for rank in of_table.split(", ")} == {"0", "1"}
+
+
+EXECUTE = """
+import sys, nbformat
+from nbclient import NotebookClient
+notebook = nbformat.read(sys.argv[1], as_version=4)
+NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": sys.argv[2]}}).execute()
+nbformat.write(notebook, sys.argv[3])
+"""
+
+
+def outputs_of(notebook: Path) -> list[str]:
+    """What the code cells of a notebook print and show, as text."""
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    shown = [one.get("text") or one["data"]["text/plain"] for cell in cells for one in cell["outputs"]]
+    return ["".join(text) for text in shown]
+
+
+def test_the_notebook_shows_what_it_gives(tmp_path: Path) -> None:
+    notebook, folder = EXAMPLES / "place_your_tables.ipynb", tmp_path / "here"
+    folder.mkdir()
+    arguments = [str(notebook), str(folder), str(tmp_path / "done.ipynb")]
+    done = subprocess.run([sys.executable, "-c", EXECUTE, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in folder.iterdir()} == {"placement.html", "placement.json"}
+    stored, given = outputs_of(notebook), outputs_of(tmp_path / "done.ipynb")
+    number = re.compile(r"\d[\d,.]*\d|\d")
+    assert [number.sub("#", one).split() for one in stored] == [number.sub("#", one).split() for one in given]
+    for before, now in zip(stored, given, strict=True):
+        figures = ([float(one.replace(",", "")) for one in number.findall(text)] for text in (before, now))
+        assert next(figures) == pytest.approx(next(figures), rel=0.02, abs=0.02)
+    assert "ms per step predicted" in "".join(
+        json.loads(notebook.read_text())["cells"][1]["outputs"][0]["data"]["text/html"]
+    )
 
 
 @pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))

@@ -26,7 +26,8 @@ def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
     slowest, digits = highlights.slowest_device(answer), decimals(answer.predicted_ms)
     times = [one.predicted_total_ms for one in answer.devices]
     if answer.num_devices > 1:
-        yield "devices", f"{min(times):.{digits}f} to {max(times):.{digits}f} ms, the slowest is device {slowest}"
+        ends = dict.fromkeys(f"{time_ms:.{digits}f}" for time_ms in (min(times), max(times)))
+        yield "devices", f"{' to '.join(ends)} ms, the slowest is device {slowest}"
     one = answer.devices[slowest]
     exchange_ms = one.predicted_total_ms - one.predicted_fwd_compute_ms - one.predicted_bwd_compute_ms
     parts = {"forward": one.predicted_fwd_compute_ms, "exchange": exchange_ms, "backward": one.predicted_bwd_compute_ms}
