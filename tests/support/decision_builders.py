@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,11 @@ def write_inputs(folder: Path, num_test_tasks: int = 8, memory_cap_gb: float = 4
 
 
 def good_model(folder: Path, num_measured: int = 1000) -> Path:
-    """What comes with evenshard, as if it had learned from so many measurements."""
+    """What comes with evenshard, as if it had learned from so many measurements: intervals differ, and no time."""
     bundled = load_model(None, "simulated:h200")
-    save_model(folder, bundled.cost_model, replace(bundled.trained_on, num_measured=num_measured))
+    cost_model = deepcopy(bundled.cost_model)
+    cost_model.calibration = replace(cost_model.calibration, floor=0.05 + 1 / num_measured)
+    save_model(folder, cost_model, replace(bundled.trained_on, num_measured=num_measured))
     return folder
 
 

@@ -162,6 +162,50 @@ def test_losses_of_all_rounds_are_curves(
     picture("losses", 720)
 
 
+def children_of(loop: Loop, server: servers.MLflow, experiment: str) -> list[Any]:
+    from mlflow import MlflowClient
+
+    return list(MlflowClient(server.url).search_runs([experiment], f"tags.mlflow.parentRunId = '{loop.run_id}'"))
+
+
+def test_descriptions_lead_from_page_to_page(
+    page: Any, picture: Any, runs_page: str, three_loops: list[Loop], mlflow_server: servers.MLflow
+) -> None:
+    """From a loop to its stage, to the model that it made, to the costs that it learned from, and back to the loop."""
+    from mlflow import MlflowClient
+
+    loop = three_loops[-1]
+
+    def follow(text: str) -> None:  # it opens another tab
+        link = page.locator("a[target=_blank]").get_by_text(text, exact=True).first
+        link.wait_for()
+        page.goto(f"{mlflow_server.url}/{link.get_attribute('href')}")
+
+    page.goto(f"{runs_page}/{loop.run_id}")
+    page.get_by_text("Show more", exact=True).first.click()
+    page.get_by_text("docs/mlflow.md").first.wait_for()
+    picture("loop", 560)
+    follow("evaluate")
+    page.get_by_text("Compare all sharders on the held-out tasks").first.wait_for()
+    follow("evenshard-cost 3")
+    page.get_by_text("learned from costs").wait_for()
+    picture("version", 560)
+    back = page.locator(f'a[href$="/runs/{loop.run_id}"]').first
+    page.goto(f"{mlflow_server.url}/{back.get_attribute('href')}")
+    page.get_by_role("heading", name=loop.name, exact=True).wait_for()
+    follow("round_2/costs.parquet")  # which the second round wrote, and what came after read
+    experiment = runs_page.split("/")[-2]
+    (wrote,) = (run for run in children_of(loop, mlflow_server, experiment) if run.info.run_name == "benchmark_2")
+    sha256 = wrote.data.tags["evenshard.costs_sha256"]
+    client = MlflowClient(mlflow_server.url)
+    some = client.search_runs([experiment], f"tags.`evenshard.costs_sha256` LIKE '%{sha256}%'")
+    assert {"benchmark_2", "train_cost_2"} <= {run.info.run_name for run in some}
+    page.get_by_text(f"{len(some)} matching runs").wait_for()
+    page.goto(f"{mlflow_server.url}/#/models/evenshard-cost")
+    page.get_by_text("names the version to use").first.wait_for()
+    picture("model", 560)
+
+
 def _show_columns(page: Any, runs_page: str) -> None:
     """Opens the table of runs with what the loops differ in, as its button "Columns" would."""
     page.goto(f"{runs_page}?compareRunsMode=TABLE")

@@ -118,10 +118,15 @@ def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainedOn) 
         trained_on.save(draft / TRAINED_ON)
 
 
-def digest_of(folder: Path) -> str:
-    """SHA-256 over names and contents of the files of a model's three parts, in the order of their names."""
+def digest_of(folder: Path, weights_only: bool = False) -> str:
+    """SHA-256 over names and contents of the files of a model's three parts, in the order of their names.
+
+    Args:
+        weights_only: leaves out what the parts were trained on.
+    """
     digest = hashlib.sha256()
     files = [path for part in MODEL_PARTS for path in (folder / part).rglob("*") if path.is_file()]
+    files = [path for path in files if not (weights_only and path.name == TRAINED_ON)]
     for path in sorted(files, key=lambda one: one.relative_to(folder).as_posix()):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode())

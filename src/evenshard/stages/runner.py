@@ -47,7 +47,7 @@ def run_stage(
     tracked = tracked and stage.tracked(inputs, outputs)
     values = {name: value for one in settings.values() for name, value in asdict(one).items()}
     name = stage.run_name(inputs)
-    with tracking.stage_run(name, params, values) if tracked else nullcontext(StageRun()) as run:
+    with tracking.stage_run(name, params, values, stage.what) if tracked else nullcontext(StageRun()) as run:
         outcome = attempts(stage.run)(*arguments)
         _log(run, stage, inputs, outputs, outcome)
     if tracked and stage.concludes:

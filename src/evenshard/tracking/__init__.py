@@ -5,6 +5,7 @@
     runs            runs of stages: metrics, files, datasets and models that they log
     parents         one parent run per loop, which its stages share
     tags            origin of runs and models: commit, settings, libraries, hardware, hashes of data
+    descriptions    what MLflow's pages say of experiment, runs and models, with links
     dataset_inputs  cost datasets as MLflow shows them
     registry        registered models: folders become versions, versions become folders
     pyfunc          registered models as MLflow serves them

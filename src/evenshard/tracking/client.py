@@ -101,18 +101,21 @@ def experiment_name() -> str:
 
 
 def experiment_id(client: Any) -> str:
-    """Id of the experiment that runs go to, which is made if it is missing."""
+    """Id of the experiment that runs go to, which is made and described if it is missing."""
     from mlflow.exceptions import MlflowException
+
+    from evenshard.tracking.descriptions import describe_experiment, experiment_tags
 
     name = experiment_name()
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return str(client.create_experiment(name))
+            client.create_experiment(name, tags=experiment_tags())
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # by another process
                 raise
-            found = client.get_experiment_by_name(name)
+        found = client.get_experiment_by_name(name)
+    describe_experiment(client, found)
     return str(found.experiment_id)
 
 

@@ -24,8 +24,9 @@ from evenshard.tracking.client import (
     tracking_uri,
 )
 from evenshard.tracking.deadline import with_deadline
+from evenshard.tracking.descriptions import model_description, version_description
 from evenshard.tracking.pyfunc import ServedCode, save_pyfunc
-from evenshard.tracking.tags import COMMIT, SHA256, VERSION, model_tags
+from evenshard.tracking.tags import COMMIT, SHA256, VERSION, WEIGHTS_SHA256, model_tags
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import without_credentials
 from evenshard.utils.scratch import scratch_folder
@@ -72,6 +73,29 @@ class ModelVersion:
         return {key.removeprefix(METRIC_TAG): float(value) for key, value in known.items()}
 
 
+def ensure_version(
+    folder: Path,
+    code: ServedCode,
+    tags: Mapping[str, str],
+    metrics: Mapping[str, float] | None = None,
+    run_id: str = "",
+    name: str = REGISTERED_COST,
+    client: Any = None,
+) -> tuple[ModelVersion, bool]:
+    """The version with a model's weights, and whether it is new: made by ``register_model`` if there is none.
+
+    Args, Raises: see ``register_model``. Of a version that was there, the run has its logged model as an output too.
+    """
+    with short_timeouts():
+        client = client or connect()
+        known = version_of_files(name, folder, run_id)
+        if known is None:
+            return register_model(folder, code, tags, metrics, run_id, name, client), True
+        if run_id and run_id != known.run_id and known.model_id:
+            _log_output(client, run_id, known.model_id)
+        return known, False
+
+
 def register_model(
     folder: Path,
     code: ServedCode,
@@ -102,9 +126,9 @@ def register_model(
         client = client or connect()
         model = scratch / "model"
         copy_parts(folder, model, name)
-        digest = digest_of(model)
+        hashes = {SHA256: digest_of(model), WEIGHTS_SHA256: digest_of(model, weights_only=True)}
         headline = {f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in (metrics or {}).items()}
-        all_tags = {**tags, **headline, SHA256: digest}
+        all_tags = {**tags, **headline, **hashes}
         logged = _logged_model(client, name, run_id, all_tags)
         all_tags[MODEL_ID_TAG] = logged.model_id
         with _ready(client, logged):
@@ -112,7 +136,13 @@ def register_model(
             client.log_model_artifacts(logged.model_id, str(scratch / "pyfunc"))
         _ensure_registered(client, name)
         made = client.create_model_version(
-            name, logged.artifact_location, run_id or None, all_tags, await_creation_for=0, model_id=logged.model_id
+            name,
+            logged.artifact_location,
+            run_id or None,
+            all_tags,
+            description=version_description(client, name, run_id, logged.model_id, all_tags),
+            await_creation_for=0,
+            model_id=logged.model_id,
         )
         return _version(client.get_model_version(name, made.version))
 
@@ -187,7 +217,7 @@ def newest_version(name: str = REGISTERED_COST) -> ModelVersion | None:
 
 
 def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
-    """The last version with the very files of a model's folder; None where there is none, or no such part.
+    """The last version with the weights of a model's folder; None where there is none, or no such part.
 
     Args:
         run_id: id of a run whose version comes before those of others.
@@ -202,8 +232,12 @@ def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion 
             copy_parts(folder, scratch, name)
         except BadFile:
             return None
-        digest = digest_of(scratch)
-    return _last_version(name, f"name = '{name}' AND tags.`{SHA256}` = '{digest}'", run_id)
+        weights, files = digest_of(scratch, weights_only=True), digest_of(scratch)
+    for tag, digest in ((WEIGHTS_SHA256, weights), (SHA256, files)):  # the first versions have the second alone
+        found = _last_version(name, f"name = '{name}' AND tags.`{tag}` = '{digest}'", run_id)
+        if found is not None:
+            return found
+    return None
 
 
 def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, ModelVersion | None]:
@@ -221,10 +255,10 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
     tags = {COMMIT: seen.git_commit, VERSION: seen.evenshard_version, **model_tags(folder)}
     try:
         with short_timeouts():
-            version = version_of_files(REGISTERED_COST, folder) or register_model(folder, code, tags)
-            policy = version_of_files(REGISTERED_POLICY, folder)
-            if policy is None and (folder / "policy").is_dir():
-                policy = register_model(folder, code, tags, name=REGISTERED_POLICY)
+            version, _ = ensure_version(folder, code, tags)
+            policy = None
+            if (folder / "policy").is_dir():
+                policy, _ = ensure_version(folder, code, tags, name=REGISTERED_POLICY)
     except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
         where = without_credentials(registry_uri())
         raise tracking_error(
@@ -313,10 +347,14 @@ def _logged_model(client: Any, name: str, run_id: str, tags: Mapping[str, str]) 
     experiment = client.get_run(run_id).info.experiment_id if run_id else experiment_id(client)
     logged = client.create_logged_model(experiment, name, run_id or None, dict(tags), model_type="evenshard")
     if run_id:
-        from mlflow.entities import LoggedModelOutput
-
-        client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
+        _log_output(client, run_id, logged.model_id)
     return logged
+
+
+def _log_output(client: Any, run_id: str, model_id: str) -> None:
+    from mlflow.entities import LoggedModelOutput
+
+    client.log_outputs(run_id, [LoggedModelOutput(model_id, step=0)])
 
 
 @contextmanager
@@ -337,7 +375,7 @@ def _ensure_registered(client: Any, name: str) -> None:
     from mlflow.exceptions import MlflowException
 
     try:
-        client.create_registered_model(name)
+        client.create_registered_model(name, description=model_description(name))
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise

@@ -19,9 +19,10 @@ from typing import Any
 
 from evenshard.tracking.client import connect, experiment_id, first_line, short_timeouts, tracking_uri
 from evenshard.tracking.dataset_inputs import dataset_input
+from evenshard.tracking.descriptions import REGISTERED, describe_run
 from evenshard.tracking.parents import Parent, current_parent, ensure_parent, parent_of
 from evenshard.tracking.pyfunc import ServedCode
-from evenshard.tracking.registry import REGISTERED_COST, REGISTERED_POLICY, register_model
+from evenshard.tracking.registry import REGISTERED_COST, REGISTERED_POLICY, ensure_version
 from evenshard.tracking.tags import (
     COMMIT,
     COSTS_DVC_MD5,
@@ -59,10 +60,16 @@ class StageRun:
     Args:
         open_run: makes the run with a client and returns its id; None logs nothing at all.
         tags: tags of the run that are known beforehand.
+        about: what it does, in a sentence.
     """
 
-    def __init__(self, open_run: Callable[[Any], str] | None = None, tags: Mapping[str, str] | None = None) -> None:
-        self._tags = dict(tags or {})
+    def __init__(
+        self,
+        open_run: Callable[[Any], str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        about: str = "",
+    ) -> None:
+        self._tags, self._about = dict(tags or {}), about
         self._client: Any = None
         self._run_id = ""
         if open_run is not None:
@@ -138,18 +145,25 @@ class StageRun:
         return {key: value for key, value in self._tags.items() if key in MODEL_TAGS}
 
     def register(self, folder: Path, code: ServedCode, metrics: Mapping[str, float]) -> None:
-        """Makes a model's folder a new version of evenshard-cost, and of evenshard-policy where it has a policy."""
+        """Makes a model's folder a version of evenshard-cost, and of evenshard-policy where it has a policy.
+
+        A version that has its weights already is taken, which is said.
+        """
         if self._client is None:
             return
-        tags = {**self.origin, **model_tags(folder)}
-        for name in (
-            name
-            for name, part in ((REGISTERED_COST, "cost_model"), (REGISTERED_POLICY, "policy"))
-            if (folder / part).is_dir()
-        ):
-            self._log(
-                lambda client, run_id, name=name: register_model(folder, code, tags, metrics, run_id, name, client)
-            )
+        tags, known = {**self.origin, **model_tags(folder)}, []
+
+        def ensure(client: Any, run_id: str, name: str) -> None:
+            version, is_new = ensure_version(folder, code, tags, metrics, run_id, name, client)
+            known.append(version.uri)
+            if not is_new:
+                log.info("%s has these weights already: no new version is registered", version.uri)
+
+        for name, part in ((REGISTERED_COST, "cost_model"), (REGISTERED_POLICY, "policy")):
+            if (folder / part).is_dir():
+                self._log(lambda client, run_id, name=name: ensure(client, run_id, name))
+        if known:
+            self.tags({REGISTERED: ", ".join(known)})
 
     def register_parts(self, parts: Mapping[str, Path], code: ServedCode, metrics: Mapping[str, float]) -> None:
         """Likewise, of a model whose parts lie apart, such as the networks of a round.
@@ -166,7 +180,8 @@ class StageRun:
             self.register(scratch, code, metrics)
 
     def end(self, status: str) -> None:
-        """Ends the run, as FINISHED, FAILED or KILLED."""
+        """Ends the run, as FINISHED, FAILED or KILLED, and describes it and its loop."""
+        self._log(lambda client, run_id: describe_run(client, run_id, self._about))
         self._log(lambda client, run_id: client.set_terminated(run_id, status))
 
     def _points(self, points: Sequence[tuple[str, float, int]]) -> None:
@@ -206,15 +221,18 @@ class StageRun:
 
 
 @contextmanager
-def stage_run(stage: str, params: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[StageRun]:
+def stage_run(
+    stage: str, params: Mapping[str, Any], settings: Mapping[str, Any], about: str = ""
+) -> Iterator[StageRun]:
     """The child run of one stage, marked failed if the stage raises.
 
     Args:
         stage: run name, such as ``train_cost_2``.
         params: all of params.yaml, which identifies the loop.
         settings: this stage's own settings, logged as the run's parameters.
+        about: what it does, in a sentence, for MLflow's pages.
     """
-    with _ended(_open(stage, params, settings)) as run:
+    with _ended(_open(stage, params, settings, about)) as run:
         yield run
 
 
@@ -264,7 +282,7 @@ def _ended(run: StageRun) -> Iterator[StageRun]:
     run.end("FINISHED")
 
 
-def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> StageRun:
+def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, Any], about: str = "") -> StageRun:
     """A new run, the child of the loop of ``params``; of none without them."""
     try:
         require_package("mlflow")
@@ -293,7 +311,7 @@ def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, A
         client.log_batch(run_id, params=[Param(name, str(value)[:6000]) for name, value in settings.items()])
         return run_id
 
-    return StageRun(open_run, tags)
+    return StageRun(open_run, tags, about)
 
 
 def _parent_run() -> StageRun:

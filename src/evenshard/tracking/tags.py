@@ -18,6 +18,8 @@ COMMIT, PARAMS_HASH, VERSION = "evenshard.git_commit", "evenshard.params_hash", 
 HARDWARE, VERSIONS, LIBRARIES = "evenshard.hardware", "evenshard.versions", "evenshard.libraries"
 COSTS_SHA256, COSTS_DVC_MD5 = "evenshard.costs_sha256", "evenshard.costs_dvc_md5"
 SHA256 = "evenshard.model_sha256"
+WEIGHTS_SHA256 = "evenshard.weights_sha256"
+"""Of the networks alone: training again what has not changed gives the same, on another commit too."""
 TABLES_SHA256 = "evenshard.tables_sha256"
 NUM_MEASURED = "evenshard.num_measured"
 DEVICE_ERROR = "evenshard.device_error"

@@ -1,0 +1,120 @@
+"""What MLflow's pages say of experiment, runs and models, and that the same weights are one version."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenshard import tracking
+from evenshard.planner.serving import served_code
+from evenshard.tracking.descriptions import NOTE, model_description
+from support.tracking_builders import empty_mlflow, runs_of, write_costs, write_model
+
+PARAMS = {"loop": {"num_rounds": 1}}
+
+
+@pytest.fixture
+def client(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
+    return empty_mlflow(workdir)
+
+
+def evaluated(folder: Path, seed: int = 0, commit: str = "abc") -> Path:
+    """A loop's run of evaluate, which registers its model."""
+    costs = write_costs(folder / "round_1" / "costs.parquet")
+    model = write_model(folder / f"model_{seed}_{commit}", (costs,), seed, commit)
+    with tracking.stage_run("evaluate", PARAMS, {}, "Measures every sharder.") as run:
+        run.costs([costs], "training")
+        run.register(model, served_code(), {"evenshard.mean_measured_ms": 1.5})
+    tracking.log_to_parent({"evenshard.mean_measured_ms": 1.5}, run.origin)
+    return model
+
+
+def links(text: str) -> dict[str, str]:
+    return dict(re.findall(r"\[([^\]]+)\]\((#[^)]+)\)", text))
+
+
+def test_all_that_belongs_together_is_linked(client: Any, workdir: Path) -> None:
+    evaluated(workdir)
+    runs = runs_of(client)
+    child = runs.pop("evaluate")
+    (loop_name, loop), experiment = next(iter(runs.items())), child.info.experiment_id
+    page = f"#/experiments/{experiment}"
+    described = client.get_experiment(experiment).tags
+    assert described["mlflow.experimentKind"] == "custom_model_development"
+    assert links(described[NOTE])["runs"] == f"{page}/runs"
+    assert links(described[NOTE])["evenshard-cost"] == "#/models/evenshard-cost"
+
+    of_child = child.data.tags[NOTE]
+    assert of_child.startswith("**evenshard**: stage `evaluate` of the loop") and "Measures every sharder." in of_child
+    assert links(of_child)[loop_name] == f"{page}/runs/{loop.info.run_id}"
+    sha256 = child.data.tags["evenshard.costs_sha256"]
+    assert f"{page}/runs?searchFilter=" in links(of_child)["round_1/costs.parquet"]
+    assert sha256 in links(of_child)["round_1/costs.parquet"]
+    assert links(of_child)["evenshard-cost 1"] == "#/models/evenshard-cost/versions/1"
+
+    of_loop = links(loop.data.tags[NOTE])
+    assert of_loop["evaluate"] == f"{page}/runs/{child.info.run_id}"
+    assert {"round_1/costs.parquet", "evenshard-cost 1", "evenshard-policy 1"} < of_loop.keys()
+
+    assert client.get_registered_model("evenshard-cost").description == model_description("evenshard-cost")
+    version = client.get_model_version("evenshard-policy", "1")
+    of_version = links(version.description)
+    assert of_version["evaluate"] == f"{page}/runs/{child.info.run_id}" and loop_name in of_version
+    assert of_version[version.tags["evenshard.model_id"]].startswith(f"{page}/models/m-")
+    assert sha256[:12] in of_version
+
+
+def test_what_somebody_wrote_stays(client: Any, workdir: Path) -> None:
+    evaluated(workdir)
+    runs = runs_of(client)
+    loop = next(run for name, run in runs.items() if name != "evaluate")
+    client.set_tag(loop.info.run_id, NOTE, "Ours, of Monday")
+    client.set_experiment_tag(loop.info.experiment_id, NOTE, "Team ads")
+    tracking.log_to_parent({"kendall_tau": 0.9})
+    assert client.get_run(loop.info.run_id).data.tags[NOTE] == "Ours, of Monday"
+    assert client.get_experiment(loop.info.experiment_id).tags[NOTE] == "Team ads"
+
+
+def test_an_experiment_of_another_program_is_described_too(client: Any, workdir: Path) -> None:
+    client.create_experiment("evenshard")
+    with tracking.study_run("bench", {}) as run:
+        run.metrics({"one": 1.0})
+    tags = client.get_experiment_by_name("evenshard").tags
+    assert tags["mlflow.experimentKind"] == "custom_model_development" and "#/models/evenshard-cost" in tags[NOTE]
+    assert runs_of(client)["bench"].data.tags[NOTE].startswith("**evenshard**: `bench`.")
+
+
+def test_the_docs_are_linked_where_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "`docs/mlflow.md` of evenshard" in model_description("evenshard-cost")
+    monkeypatch.setenv("EVENSHARD_DOCS", "https://docs.example.com/evenshard/")
+    assert "(https://docs.example.com/evenshard/mlflow.html)" in model_description("evenshard-cost")
+
+
+# Weights -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_weights_are_registered_once(client: Any, workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The loop ran again on another commit: other files of origin, the same networks."""
+    evaluated(workdir)
+    (first,) = client.search_model_versions("name = 'evenshard-cost'")
+    with caplog.at_level(logging.INFO, "evenshard"):
+        evaluated(workdir, commit="def")
+    assert "models:/evenshard-cost/1 has these weights already" in caplog.text
+    assert [str(one.version) for one in client.search_model_versions("name = 'evenshard-cost'")] == ["1"]
+    assert [str(one.version) for one in client.search_model_versions("name = 'evenshard-policy'")] == ["1"]
+    experiment = client.get_experiment_by_name("evenshard").experiment_id
+    newest, oldest = client.search_runs([experiment], "attributes.run_name = 'evaluate'")
+    assert (first.run_id, newest.data.tags["evenshard.registered"]) == (
+        oldest.info.run_id,
+        "models:/evenshard-cost/1, models:/evenshard-policy/1",
+    )
+    assert {one.model_id for one in newest.outputs.model_outputs} == {
+        one.model_id for one in oldest.outputs.model_outputs
+    }
+    evaluated(workdir, seed=1)
+    assert len(client.search_model_versions("name = 'evenshard-cost'")) == 2
