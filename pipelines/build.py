@@ -10,8 +10,8 @@ from evenshard.kubeflow.package import ADDRESSES, SECTIONS, check_names, data_ha
 from evenshard.utils.extras import require_package
 from evenshard.utils.params import load_params
 
-TRAIN, RETRAIN, PLACE = "train", "retrain", "place"
-PIPELINES = (TRAIN, RETRAIN, PLACE)
+TRAIN, RETRAIN, PLACE, WATCH = "train", "retrain", "place", "watch"
+PIPELINES = (TRAIN, RETRAIN, PLACE, WATCH)
 
 
 def default_cluster(small: bool = False) -> Cluster:
@@ -30,7 +30,7 @@ def build(
 
     Args:
         name: one of ``PIPELINES``.
-        params_path: params.yaml; None for a pipeline that can do without, which is place.
+        params_path: params.yaml; None for a pipeline that can do without: place, watch.
         overrides: values of the pipeline's parameters, by name.
         runs_now: whether the run starts at once, so that what is on S3 now is what it will read.
 
@@ -56,9 +56,15 @@ def build(
         from evenshard_pipelines.retrain import retrain_pipeline
 
         pipeline = retrain_pipeline(params, cluster, str(values.get("tables", "")))
+    elif name == WATCH:
+        from evenshard_pipelines.watch import watch_pipeline
+
+        addresses = [str(values.get(key, "")) for key in ("traces", "in_use", "tables")]
+        pipeline = watch_pipeline(params, cluster, *addresses)
     else:
         from evenshard_pipelines.place import place_pipeline
 
-        pipeline = place_pipeline(params, cluster, str(values.get("tables", "")), str(values.get("model", "")))
+        addresses = [str(values.get(key, "")) for key in ("tables", "model", "in_use")]
+        pipeline = place_pipeline(params, cluster, *addresses)
     check_names(values, pipeline.pipeline_spec.root.input_definitions.parameters)
     return pipeline, values

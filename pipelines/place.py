@@ -11,16 +11,19 @@ from evenshard_components.place.component import place
 from evenshard_pipelines.addresses import read
 
 
-def place_pipeline(params: dict[str, Any], cluster: Cluster, tables_at: str = "", model_at: str = "") -> Any:
+def place_pipeline(
+    params: dict[str, Any], cluster: Cluster, tables_at: str = "", model_at: str = "", in_use_at: str = ""
+) -> Any:
     """The pipeline ``place``, ready to be compiled.
 
     Its parameters: ``tables``, the address of a table file such as ``s3://bucket/tables.parquet``; ``request``,
     arguments of ``evenshard.place``; ``model_uri``, a registered model such as ``models:/evenshard-cost@champion``, or
-    empty for the one that comes with evenshard; ``model``, the address of a model's folder in its place.
+    empty for the one that comes with evenshard; ``model``, the address of a model's folder in its place; ``in_use``,
+    the address of the plan that the training runs with, which the answer is compared with.
 
     Args:
         params: sections; ``place`` becomes the default of ``request``.
-        tables_at, model_at: the addresses that are known already; see ``evenshard.kubeflow.addresses``.
+        tables_at, model_at, in_use_at: the addresses that are known already; see ``evenshard.kubeflow.addresses``.
 
     Raises:
         BadConfig: if the section makes no sense.
@@ -35,8 +38,10 @@ def place_pipeline(params: dict[str, Any], cluster: Cluster, tables_at: str = ""
         request: dict = request_of,  # type: ignore[type-arg]
         model_uri: str = "",
         model: str = "",
+        in_use: str = "",
     ) -> None:
         given = {**read("tables", tables, tables_at), **read("model", model, model_at)}
+        given |= read("in_use", in_use, in_use_at)
         on_cluster(place(request=request, model_uri=model_uri, **given), "place", cluster)
 
     return place_tables

@@ -69,6 +69,7 @@ def test_the_settings_that_come_along_do_not_measure_from_memory(small: bool) ->
         "evaluate",
         "drift",
         "place",
+        "watch",
         "record_outcome",
     }
 
@@ -85,6 +86,12 @@ def test_the_settings_that_come_along_do_not_measure_from_memory(small: bool) ->
         ({"stages": {"default": {"cpu": 1, "memory": "2Gi"}}, "num_parts": 0}, "num_parts is 0"),
         ({"stages": {"default": {"cpu": 1, "memory": "2Gi"}}, "secret": {}}, "unknown key 'secret'"),
         ({"stages": {"default": {"cpu": 1, "memory": "2Gi"}}, "gpu": {"tolerations": [{}]}}, "gpu.tolerations.0"),
+        ({"stages": {"default": {"cpu": 1, "memory": "2Gi", "gpu_product": "an H100"}}}, "gpu_product is 'an H100'"),
+        ({"stages": {"default": {"cpu": 1, "memory": "2Gi", "queue": "Team A"}}}, "queue is 'Team A'"),
+        ({"stages": {"default": {"cpu": 1, "memory": "2Gi"}}, "volume": {"path": "/data"}}, "volume.claim"),
+        ({"stages": {"default": {"cpu": 1, "memory": "2Gi"}}, "volume": {"claim": "a", "path": "data"}}, "path is"),
+        ({"stages": {"default": {"cpu": 1, "memory": "2Gi"}}, "volume": {"claim": "a", "caches": "../x"}}, "caches is"),
+        ({"hosts": [{"devices": 8}], "intra": "nvlink_h100"}, "a machine to place tables on"),
     ],
 )
 def test_a_wrong_setting_is_named(tmp_path: Path, content: dict[str, object], why: str) -> None:

@@ -20,7 +20,13 @@ from support.repository import ROOT
 
 K8S = ROOT / "k8s"
 OVERLAYS = ("cpu", "nvidia-gpu", "local")
-FOLDERS = (*(f"overlays/{name}" for name in OVERLAYS), "trainjob")
+IDENTITIES = {
+    "aws": "eks.amazonaws.com/role-arn",
+    "gke": "iam.gke.io/gcp-service-account",
+    "azure": "azure.workload.identity/client-id",
+}
+"""Folders of ``identity/``, and the annotation by which each cloud knows an account."""
+FOLDERS = (*(f"overlays/{name}" for name in OVERLAYS), *(f"identity/{name}" for name in IDENTITIES), "trainjob")
 NAME = "app.kubernetes.io/name"
 # Pods that others start in this namespace, by the labels they carry.
 PIPELINE = {"workflows.argoproj.io/workflow": "train-x7k2p", "pipelines.kubeflow.org/v2_component": "true"}
@@ -419,3 +425,24 @@ def test_the_train_job_is_what_kubeflow_trainer_expects() -> None:
     assert [one["name"] for one in job_of(runtime)["spec"]["template"]["spec"]["containers"]] == ["node"]
     assert "torch" in runtime["spec"]["mlPolicy"]
     assert not re.search(r"name: PET_", yaml.safe_dump([job, runtime]))
+
+
+# Workload identity ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cloud", IDENTITIES)
+def test_with_workload_identity_no_pod_has_a_key_to_storage(cloud: str) -> None:
+    manifests = built(f"identity/{cloud}")
+    accounts = {one["metadata"]["name"]: one["metadata"] for one in of_kind(manifests, "ServiceAccount")}
+    for name in ("evenshard-runner", "evenshard-mlflow"):
+        assert accounts[name]["annotations"][IDENTITIES[cloud]]
+    assert "annotations" not in accounts["evenshard-submitter"]
+    (mlflow,) = of_kind(manifests, "Deployment")
+    assert [one["name"] for one in mentions(mlflow, "secretRef")] == ["evenshard-mlflow"]
+    labels = mlflow["spec"]["template"]["metadata"]["labels"]
+    assert (labels.get("azure.workload.identity/use") == "true") == (cloud == "azure")
+    (endpoints,) = of_kind(manifests, "ConfigMap")
+    assert "AWS_ENDPOINT_URL" not in endpoints["data"], "which would be that of STS, too"
+    wanted = {one["configMapKeyRef"]["key"] for one in mentions(mlflow, "valueFrom")}
+    assert wanted <= set(endpoints["data"])
+    assert of_kind(built("overlays/nvidia-gpu"), "Role") == of_kind(manifests, "Role")

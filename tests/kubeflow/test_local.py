@@ -20,8 +20,12 @@ from evenshard.cli import main
 from evenshard.kubeflow import containers, local
 from evenshard.measure.cost_rows import read_rows
 from evenshard.planner.file import load_answer
+from evenshard.planner.torchrec.plan_file import load_plan_parts
 from evenshard.sharders.models import load_model
+from evenshard.tables.files import save_tables
+from support.documented import command
 from support.kubeflow_builders import SMALL_PARAMS
+from support.watch_builders import traced_job
 
 
 @pytest.fixture
@@ -112,6 +116,37 @@ def test_a_retrain_begins_where_the_model_does_not_cover_the_tables(
     (folder,) = Path("due").iterdir()
     assert "Retrain: bundled:h200 does not cover" in (folder / "drift/summary").read_text()
     assert json.loads((folder / "record-outcome/outcome").read_text())["state"] == "FAILED"
+
+
+def test_a_training_is_watched_and_placed_anew_as_the_docs_show(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_use = traced_job(workdir)
+    (workdir / "in_use/placement.json").rename("placement.json")
+    assert main(command("docs/kubeflow.md", "evenshard pipeline run --pipeline watch")) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Replan: the new placement pays over 10,000,000 steps.\n")
+    folder = the_run(workdir, "watch") / "watch"
+    assert out.endswith(f"\nsaved: work/kubeflow/{folder.parent.name}/watch/placement/placement.json\n")
+    assert load_answer(folder / "placement/placement.json").predicted_ms < in_use.predicted_ms
+    assert len(read_rows(folder / "observation/costs.parquet").rows) == 2
+
+    save_tables(in_use.request.tables, "today.csv")
+    assert main(command("docs/kubeflow.md", "evenshard pipeline run --pipeline place --set tables=today.csv")) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("A step takes ") and " less than the " in out.splitlines()[0]
+    folder = the_run(workdir, "place") / "place"
+    parts, num_ranks = load_plan_parts(folder / "plan/plan.json")
+    assert num_ranks == 2 and parts == load_answer(folder / "placement/placement.json").parts
+    assert (folder / "page").stat().st_size > 10_000
+
+
+def test_a_watched_training_is_named(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "run", "--pipeline", "watch", "--set", "traces=traces"]) == 2
+    assert "traces: no such file" in capsys.readouterr().err
+    Path("traces").mkdir()
+    assert main(["pipeline", "run", "--pipeline", "watch", "--set", "traces=traces"]) == 2
+    assert "--set in_use=FILE" in capsys.readouterr().err
 
 
 def test_place_needs_tables_of_this_machine(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:

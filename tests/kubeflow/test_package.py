@@ -19,6 +19,7 @@ from evenshard.tracking import LOOP_ID
 from evenshard.utils.errors import BadConfig
 from evenshard_pipelines.build import PIPELINES, default_cluster
 from evenshard_pipelines.dvc_rounds import unrolled
+from support.documented import snippet
 from support.kubeflow_builders import SMALL_PARAMS, Task, compiled, edges_of, tasks_of
 from support.repository import ROOT
 
@@ -375,3 +376,39 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert main(["pipeline", "compile", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert why in line
+
+
+# Where pods run ------------------------------------------------------------------------------------------------------
+
+
+def test_h100_here_and_a100_there_in_a_queue_with_a_volume(folder: Path) -> None:
+    """The settings that docs/kubeflow.md shows, in the compiled package: selectors, labels and mounts of each pod."""
+    settings = yaml.safe_load(snippet("docs/kubeflow.md", "gpu_product:"))
+    everything = yaml.safe_load((ROOT / "pipelines/cluster.yaml").read_text())
+    for name, block in settings.pop("stages").items():
+        everything["stages"][name] = {**everything["stages"].get(name, {}), **block}
+    (folder / "mine.yaml").write_text(yaml.safe_dump({**everything, **settings}))
+    words = ["pipeline", "compile", "--params", str(folder / "params.yaml"), "--cluster", str(folder / "mine.yaml")]
+    assert main([*words, "-o", str(folder / "where.yaml")]) == 0
+    tasks = {task.name.rpartition("/")[2]: task for task in pods(folder / "where.yaml")}
+    product = "nvidia.com/gpu.product"
+    wanted = {"benchmark": "NVIDIA-H100-80GB-HBM3", "evaluate": "NVIDIA-A100-SXM4-80GB", "train-cost": None}
+    for stage, gpu in wanted.items():
+        name = next(one for one in tasks if one.replace("_", "-").startswith(stage))
+        platform = tasks[name].platform
+        assert platform.get("nodeSelector", {}).get("labels", {}).get(product) == gpu
+        assert platform["podMetadata"]["labels"]["kueue.x-k8s.io/queue-name"] == ("gpus" if gpu else "team-ads")
+        (mount,) = platform["pvcMount"]
+        assert (mount["pvcNameParameter"]["runtimeValue"]["constant"], mount["mountPath"]) == (
+            "evenshard-shared",
+            "/data",
+        )
+        env = {one["name"]: one.get("value") for one in tasks[name].executor["container"]["env"]}
+        assert env["XDG_CACHE_HOME"] == "/data/caches/home" and env["TRITON_CACHE_DIR"] == "/data/caches/triton"
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_nothing_waits_in_a_queue_or_on_a_volume_unasked(packages: dict[str, Path], name: str) -> None:
+    for task in pods(packages[name]):
+        assert "pvcMount" not in task.platform
+        assert not any("kueue" in key for key in task.platform["podMetadata"]["labels"])

@@ -94,15 +94,24 @@ class TraceBuilder:
         )
 
 
-def step(trace: TraceBuilder, number: int, late: float, forward: float, backward: float, dims: int = 24) -> None:
+def step(
+    trace: TraceBuilder,
+    number: int,
+    late: float,
+    forward: float,
+    backward: float,
+    dims: int = 24,
+    batch: int = 8,
+    lookups: int = 48,
+) -> None:
     """A step of 2 ms on a rank that is late for both all-to-alls, which take 50 and 30 us of their own."""
     at = 10_000.0 * number
     trace.step(number, at, 2000)
     trace.exchange("## all2all_data:kjt values ##", at + 10, at + 20, 5, kind="long int")
-    trace.lookup(at + 100)
+    trace.lookup(at + 100, batch=batch, lookups=lookups)
     trace.kernel(LOOKUP_KERNEL, at + 105, at + 200, forward)
     trace.exchange("All2All_Pooled_Req", at + 120, at + 400 + late, 50 + 300 - late)
     trace.op("autograd::engine::evaluate_function: All2All_Pooled_WaitBackward", at + 690, 30, AUTOGRAD)
     trace.exchange("All2All_Pooled_WaitBackward", at + 700, at + 1000 + late, 30 + 300 - late, AUTOGRAD)
-    trace.backward(at + 800, number, dims=dims)
+    trace.backward(at + 800, number, batch=batch, dims=dims)
     trace.kernel(GRADIENT_KERNEL, at + 805, at + 1400, backward, AUTOGRAD)

@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -201,6 +203,8 @@ def test_a_folder_without_its_manifest_is_not_there(store: S3, at: str, tmp_path
 UPLOAD = f"""
 import sys
 from pathlib import Path
+from typing import ClassVar
+from urllib.parse import parse_qs
 from evenshard.utils.s3 import transfer
 from evenshard.utils.s3 import upload
 transfer.PART_BYTES = {PART}
@@ -530,3 +534,47 @@ def test_place_reads_tables_and_model_from_s3(
     capsys.readouterr()
     assert main(["place", f"{at}/none.csv", *flags]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+class _Sts(Silent):
+    """Gives keys for a role and a token, as STS does, and serves a file to whoever signs with them."""
+
+    asked: ClassVar[list[dict[str, list[str]]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        self.asked.append(parse_qs(body))
+        ns = "https://sts.amazonaws.com/doc/2011-06-15/"
+        self._answer(
+            f'<AssumeRoleWithWebIdentityResponse xmlns="{ns}"><AssumeRoleWithWebIdentityResult><Credentials>'
+            "<AccessKeyId>ASIAROLE</AccessKeyId><SecretAccessKey>secret</SecretAccessKey><SessionToken>session"
+            "</SessionToken><Expiration>2099-01-01T00:00:00Z</Expiration></Credentials>"
+            "<AssumedRoleUser><Arn>arn:aws:sts::1:assumed-role/r/s</Arn><AssumedRoleId>A:s</AssumedRoleId>"
+            "</AssumedRoleUser></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
+        )
+
+    def _answer(self, text: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/xml")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+def test_without_a_key_the_role_of_the_pod_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What EKS sets in a pod with IRSA, and nothing else: boto3's own chain trades the token for keys."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "token").write_text("of the pod")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::111122223333:role/evenshard-runner")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with serving(_Sts) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
+        s3_client.cache_clear()
+        signed = s3_client().generate_presigned_url("get_object", Params={"Bucket": "b", "Key": "k"})
+    s3_client.cache_clear()
+    (asked,) = _Sts.asked
+    assert asked["WebIdentityToken"] == ["of the pod"] and asked["RoleArn"][0].endswith("/evenshard-runner")
+    assert "ASIAROLE" in signed and "session" in signed

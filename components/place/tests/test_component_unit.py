@@ -11,10 +11,12 @@ import pytest
 from kfp import dsl
 
 from evenshard.planner.file import load_answer
-from evenshard.utils.errors import BadConfig
+from evenshard.planner.torchrec.plan_file import load_plan_parts
+from evenshard.utils.errors import BadConfig, BadFile
 from evenshard_components.place.component import place
 
 Artifacts = Callable[..., dict[str, Any]]
+OUTPUTS = ("placement", "plan", "page", "difference", "metrics")
 
 
 @pytest.fixture
@@ -25,14 +27,40 @@ def tables(tmp_path: Path) -> Any:
 
 
 def test_the_bundled_model_places_and_numbers_may_be_floats(tables: Any, made: Artifacts) -> None:
-    outputs = made("placement", "page", "metrics")
+    outputs = made(*OUTPUTS)
     place.python_func(tables=tables, request={"num_devices": 2.0, "pinned": {"t0": [1.0]}}, **outputs)
     answer = load_answer(Path(outputs["placement"].path, "placement.json"))
     assert answer.num_devices == 2 and answer.device_of_table[0] == 1
     assert outputs["metrics"].metadata["predicted_ms"] == pytest.approx(answer.predicted_ms)
     assert "t5" in Path(outputs["page"].path).read_text()
+    assert load_plan_parts(Path(outputs["plan"].path, "plan.json")) == (answer.parts, 2)
+    assert Path(outputs["difference"].path).read_text() == "No plan in use was named: nothing to compare with.\n"
+
+
+@pytest.mark.parametrize("left", ["placement", "placement/placement.json", "plan", "plan/plan.json"])
+def test_what_an_earlier_run_left_is_the_plan_in_use(tables: Any, made: Artifacts, tmp_path: Path, left: str) -> None:
+    """t0 lived on device 1, and is asked for on device 0: its 500 rows of 16 FP32 columns move."""
+    first = made(*OUTPUTS)
+    place.python_func(tables=tables, request={"num_devices": 2, "pinned": {"t0": 1}}, **first)
+    (tmp_path / "first").mkdir()
+    for name in ("placement", "plan"):
+        Path(first[name].path).rename(tmp_path / "first" / name)
+    outputs = made(*OUTPUTS)
+    in_use = dsl.Artifact(name="in_use", uri=str(tmp_path / "first" / left))
+    place.python_func(tables=tables, request={"num_devices": 2, "pinned": {"t0": 0}}, in_use=in_use, **outputs)
+    text = Path(outputs["difference"].path).read_text()
+    assert text.startswith("```text\nA step takes ") and "t0" in text
+
+
+def test_a_plan_of_other_ranks_is_refused(tables: Any, made: Artifacts, tmp_path: Path) -> None:
+    first = made(*OUTPUTS)
+    place.python_func(tables=tables, request={"num_devices": 3}, **first)
+    Path(first["plan"].path).rename(tmp_path / "three")
+    in_use = dsl.Artifact(name="in_use", uri=str(tmp_path / "three"))
+    with pytest.raises(BadFile, match="is a plan of 3 ranks, and the new placement has 2"):
+        place.python_func(tables=tables, request={"num_devices": 2}, in_use=in_use, **made(*OUTPUTS))
 
 
 def test_an_unknown_word_is_named(tables: Any, made: Artifacts) -> None:
     with pytest.raises(BadConfig, match="num_device'"):
-        place.python_func(tables=tables, request={"num_device": 2}, **made("placement", "page", "metrics"))
+        place.python_func(tables=tables, request={"num_device": 2}, **made(*OUTPUTS))

@@ -24,13 +24,23 @@ if TYPE_CHECKING:
     from evenshard.kubeflow.remote import Remote, RunStatus
 
 log = logging.getLogger(__name__)
-_PIPELINES = ("train", "retrain", "place")
+_PIPELINES = ("train", "retrain", "place", "watch")
 _RUNNERS = ("subprocess", "container")
-NEEDS_TABLES = ("retrain", "place")
+NEEDS = {
+    "retrain": {"tables": "a table file"},
+    "place": {"tables": "a table file"},
+    "watch": {"traces": "traces", "in_use": "the placement.json that the training runs with"},
+}
+"""Parameters that a pipeline cannot do without, and what they name."""
+WITHOUT_PARAMS = ("place", "watch")
+"""Pipelines that do without params.yaml."""
+TEXTS = ("drift/summary", "watch/summary", "place/difference", "evaluate/report/table.txt")
+"""Files that are worth printing, below the folder of a run."""
 LEFT_BEHIND = {
     "train": "evaluate/report/metrics.json",
     "retrain": "drift/summary",
     "place": "place/placement/placement.json",
+    "watch": "watch/placement/placement.json",
 }
 """A file that each pipeline leaves, below the folder of a run."""
 
@@ -49,14 +59,15 @@ def _run(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.utils.errors import BadConfig
 
     pipeline, values = _built(args, _cluster(args), local=True)
-    for name in ("tables", "model", "source", "model_uri"):
+    for name in ("tables", "model", "source", "model_uri", "in_use", "traces"):
         if values.get(name) and not str(values[name]).startswith(("models:", "bundled:")):
             values[name] = local_file(values[name])
-    if args.pipeline in NEEDS_TABLES and not values.get("tables"):
-        raise BadConfig(f"the pipeline {args.pipeline} needs a table file. Name it with --set tables=FILE.")
+    for name, what in NEEDS.get(args.pipeline, {}).items():
+        if not values.get(name):
+            raise BadConfig(f"the pipeline {args.pipeline} needs {what}. Name it with --set {name}=FILE.")
     folder = run_here(pipeline, values, args.runner, args.out, LEFT_BEHIND[args.pipeline])
-    for text in (folder / "drift/summary", folder / "evaluate/report/table.txt"):
-        if text.exists():
+    for text in (folder / name for name in TEXTS):
+        if text.exists() and (text.name != "difference" or values.get("in_use")):
             print(text.read_text().removeprefix("```text\n").removesuffix("```\n"))
     for path in sorted(folder.glob(LEFT_BEHIND[args.pipeline])):
         print(f"saved: {path}")
@@ -137,7 +148,7 @@ def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> t
     from evenshard_pipelines.build import build
 
     params = args.params
-    if params is None and (args.pipeline != "place" or Path("params.yaml").exists()):
+    if params is None and (args.pipeline not in WITHOUT_PARAMS or Path("params.yaml").exists()):
         params = Path("params.yaml")
     if local:
         cluster = cluster.for_one_machine()
@@ -213,7 +224,8 @@ def add_commands(commands: Commands) -> None:
         None,
         "Run the loop on Kubeflow Pipelines.",
         "train: the loop of params.yaml; retrain: the same, if a model no longer covers today's tables; place: a table "
-        "file to a placement. Exit code 0: done; 1: a run failed, or the server does not answer; 2: bad input.",
+        "file to a placement; watch: whether a training should move to another one. Exit code 0: done; 1: a run "
+        "failed, or the server does not answer; 2: bad input.",
     )
     nested = Commands(top, dest="pipeline_command")
 
@@ -263,7 +275,7 @@ def add_commands(commands: Commands) -> None:
 def _pipeline_flags(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("--pipeline", choices=_PIPELINES, default="train", help="(default: train)")
-    add("--params", **PATH, help="settings (default: params.yaml, which place can do without)")
+    add("--params", **PATH, help="settings (default: params.yaml, which place and watch can do without)")
     add("--cluster", **PATH, help="what stages get of a cluster: a file, or small for pipelines/cluster_small.yaml of "
         "this version, which 4 CPUs and 8 GB hold (default: its pipelines/cluster.yaml)")  # fmt: skip
     add("--num-parts", type=at_least(1), metavar="N", help="overrides num_parts of the cluster: pods that measure a "

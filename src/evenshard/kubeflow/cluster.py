@@ -1,4 +1,8 @@
-"""Settings of a cluster for each stage, in one YAML file; ``pipelines/cluster.yaml`` says what every line means."""
+"""Settings of a cluster for each stage, in one YAML file; ``pipelines/cluster.yaml`` says what every line means.
+
+``evenshard place --cluster`` takes another kind of file, of the machine that tables are placed on
+(``planner.cluster_file``); who gives the one for the other is told so.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,17 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 from evenshard.utils.params import CORRECT_IT, load_params, require, section
 
-COMPONENTS = (*(stage.name for stage in STAGES), "merge_costs", "drift", "place", "record_outcome")
+COMPONENTS = (*(stage.name for stage in STAGES), "merge_costs", "drift", "place", "watch", "record_outcome")
 MEASURING = tuple(stage.name for stage in STAGES if stage.measures)
 BACKOFF_FACTOR = 2
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTP]i?)?")
 _SECONDS = re.compile(r"\d+s")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+CACHES = {"XDG_CACHE_HOME": "home", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+"""Folders for caches by the variable that names them: matplotlib's and others', compiled kernels, compiled graphs."""
+OF_A_MACHINE = ("hosts", "intra", "inter", "nodes_per_domain")
+"""Keys of the other kind of file; see ``planner.cluster_file``."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,9 @@ class StageResources:
             (``retry``).
         backoff, max_backoff: seconds before the first retry, doubled before each further one, and the most of them.
         cache: whether an earlier result of the same inputs will do.
+        gpu_product: the GPU that its pods need, as the label of nodes names it, such as NVIDIA-H100-80GB-HBM3; None
+            takes any. Of stages without GPUs it says nothing.
+        queue: Kueue's local queue for its pods; None starts them at once.
     """
 
     cpu: str
@@ -44,6 +57,8 @@ class StageResources:
     backoff: str = "60s"
     max_backoff: str = "600s"
     cache: bool = True
+    gpu_product: str | None = None
+    queue: str | None = None
 
     @property
     def pauses_s(self) -> tuple[int, ...]:
@@ -64,11 +79,44 @@ class Toleration:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a GPU is called on this cluster, and where pods that ask for one may run."""
+    """What a GPU is called on this cluster, which label of a node names its GPU, and where pods with one may run."""
 
     resource: str = "nvidia.com/gpu"
+    product_label: str = "nvidia.com/gpu.product"
     node_selector: dict[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume that all pods see: a PersistentVolumeClaim of the namespace, for datasets and caches.
+
+    Attributes:
+        claim: its name.
+        path: where pods see it; tables on it are named by that path, such as /data/tables.parquet.
+        caches: folder of it for the caches of libraries (``CACHES``); "" for none.
+    """
+
+    claim: str
+    path: str = "/data"
+    caches: str = "caches"
+
+    def problem(self) -> str | None:
+        """Says in one clause what makes it impossible, or None."""
+        if not _NAME.fullmatch(self.claim):
+            return f"claim is {brief(self.claim)}, which no PersistentVolumeClaim is called"
+        if not self.path.startswith("/") or self.path.rstrip("/") == "":
+            return f"path is {brief(self.path)}, not a folder such as /data"
+        if self.caches.startswith("/") or ".." in Path(self.caches).parts:
+            return f"caches is {brief(self.caches)}, not a folder of the volume such as caches"
+        return None
+
+    @property
+    def cache_folders(self) -> dict[str, str]:
+        """Where libraries keep what they have compiled or downloaded: folders by environment variable."""
+        if not self.caches:
+            return {}
+        return {name: f"{self.path.rstrip('/')}/{self.caches}/{folder}" for name, folder in CACHES.items()}
 
 
 @dataclass(frozen=True)
@@ -84,6 +132,7 @@ class Cluster:
         image_pull_secrets: names.
         config_map, config_keys: environment variables from a ConfigMap; "" for none.
         secrets: environment variables from secrets: keys by name of the secret.
+        volume: for datasets and caches; None for none.
     """
 
     num_parts: int
@@ -96,6 +145,7 @@ class Cluster:
     config_map: str = ""
     config_keys: tuple[str, ...] = ()
     secrets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    volume: Volume | None = None
 
     def remeasured(self, cached: bool) -> Cluster:
         """The same with the cache of the measuring stages on or off."""
@@ -123,6 +173,11 @@ def load_cluster(path: Path) -> Cluster:
         BadConfig: if a setting is unknown, missing or impossible; the message names it.
     """
     content = load_params(path)
+    if "stages" not in content and any(key in content for key in OF_A_MACHINE):
+        raise BadConfig(
+            f"{path} describes a machine to place tables on, which `evenshard place --cluster` takes. A pipeline's "
+            "file says what its pods get: see pipelines/cluster.yaml."
+        )
     by_stage = content.pop("stages", {})
     require(isinstance(by_stage, dict), f"{path}: stages is not a mapping. Write one block for each stage under it.")
     for name in by_stage:
@@ -140,6 +195,8 @@ def load_cluster(path: Path) -> Cluster:
     except BadConfig as error:
         raise BadConfig(f"{path}: {_without_params(error)}") from None
     require(cluster.num_parts >= 1, f"{path}: num_parts is {cluster.num_parts}. Make it at least 1.")
+    if cluster.volume is not None and (problem := cluster.volume.problem()):
+        raise BadConfig(f"{path}: volume.{problem}. Correct it.")
     return replace(cluster, stages=stages)
 
 
@@ -157,6 +214,10 @@ def _resources(path: Path, name: str, values: dict[str, Any]) -> StageResources:
             require(bool(_SECONDS.fullmatch(value)), f"{where}.{key} is {brief(value)}. Write seconds, such as 60s.")
         if key in ("gpus", "timeout_minutes", "retries"):
             require(value >= 0, f"{where}.{key} is {value}. Make it at least 0.")
+        if key in ("gpu_product", "queue") and value is not None:
+            rule = _LABEL if key == "gpu_product" else _NAME
+            hint = "`kubectl get nodes -L nvidia.com/gpu.product`" if rule is _LABEL else "`kubectl get localqueues`"
+            require(bool(rule.fullmatch(value)), f"{where}.{key} is {brief(value)}. Name one of {hint}.")
     return found
 
 

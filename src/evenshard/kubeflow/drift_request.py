@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from evenshard.kubeflow.place_request import as_markdown
 from evenshard.kubeflow.retry import with_retries
 from evenshard.planner.model import model_of
 from evenshard.planner.options import option_field
@@ -63,7 +63,4 @@ def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Dr
             columns=asked.columns,
         )
     found = drift_of(held.trained_on, now.tables, batch_size, asked.num_devices, asked.tolerated_pct)
-    text = io.StringIO()
-    print_drift(found, held.source, text)
-    lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
-    return found, f"```text\n{lines}\n```\n"
+    return found, as_markdown(lambda file: print_drift(found, held.source, file))

@@ -11,6 +11,7 @@ from typing import Any
 from evenshard.kubeflow.addresses import is_imported, require_readable
 from evenshard.kubeflow.drift_request import DriftRequest
 from evenshard.kubeflow.place_request import place_arguments
+from evenshard.stages.decisions.watch import WatchConfig
 from evenshard.stages.loop import LOOP_SECTIONS
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, BadInput, StorageFailed
@@ -21,9 +22,14 @@ from evenshard.utils.provenance import sha256_of
 from evenshard.utils.s3 import content_hash, is_address
 from evenshard.utils.yaml_files import load_documents, load_yaml
 
-ADDRESSES = {"tables", "source", "model"}
+ADDRESSES = {"tables", "source", "model", "in_use", "traces"}
 """Parameters of pipelines that are addresses; see ``evenshard.kubeflow.addresses``."""
-SECTIONS = {"request": "place", "drift_request": "drift", **{f"{name}_config": name for name in LOOP_SECTIONS}}
+SECTIONS = {
+    "request": "place",
+    "drift_request": "drift",
+    "watch_request": "watch",
+    **{f"{name}_config": name for name in LOOP_SECTIONS},
+}
 """Parameters of pipelines that are sections of settings."""
 log = logging.getLogger(__name__)
 
@@ -72,6 +78,8 @@ def require_fits(package: Path, values: Mapping[str, Any]) -> None:
         place_arguments(values["request"])
     if "drift_request" in values:
         section({"drift": values["drift_request"]}, "drift", DriftRequest)
+    if "watch_request" in values:
+        section({"watch": values["watch_request"]}, "watch", WatchConfig)
     imported = _imported(spec)
     for key in ADDRESSES & values.keys():
         if key not in imported:

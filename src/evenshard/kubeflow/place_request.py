@@ -1,18 +1,29 @@
-"""The request of the pipeline ``place``: arguments of ``evenshard.place``, as a section of settings."""
+"""The pipeline ``place``: its request, which has arguments of ``evenshard.place``, and what it leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, make_dataclass
-from typing import Any
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, make_dataclass
+from pathlib import Path
+from typing import Any, TextIO
 
 from evenshard.kubeflow.retry import with_retries
+from evenshard.measure.hardware import HardwareName
 from evenshard.planner import api
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff.diff import diff
+from evenshard.planner.diff.text import print_difference
+from evenshard.planner.file import save_answer
+from evenshard.planner.in_use import PLACEMENT, PLAN, placement_in_use
+from evenshard.planner.model import model_of, named_model
 from evenshard.planner.options import Option, place_options
+from evenshard.planner.page.page import save_page
 from evenshard.planner.rules import RULES, Rules
+from evenshard.planner.torchrec.plan_file import save_plan
 from evenshard.sharders.catalog import HEURISTICS
 from evenshard.utils.params import section
+from evenshard.utils.s3 import local
 
 NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "cluster"}
 """The model is another input of the task, traffic comes as tables, a pod has nothing to measure on and no files."""
@@ -39,17 +50,61 @@ def _kind(option: Option) -> Any:
     return option.kind | None if option.default is None else option.kind
 
 
+@dataclass(frozen=True)
+class PlaceOutputs:
+    """Where the task writes: folders of placement.json and of plan.json, the page, and the difference in Markdown."""
+
+    placement: Path
+    plan: Path
+    page: Path
+    difference: Path
+
+
 @with_retries
-def place_tables(tables: str, model: str | None, request: Mapping[str, Any]) -> PlacementAnswer:
-    """Places tables, and compares with the heuristics.
+def place_tables(
+    tables: str, model: str | None, request: Mapping[str, Any], in_use: str | None, outputs: PlaceOutputs
+) -> PlacementAnswer:
+    """Places tables, compares with the heuristics and with the plan in use, and writes all of it.
 
     Args:
         tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
         model: a model's folder, here or on S3, or its MLflow URI; None for the one that comes with evenshard.
         request: arguments of ``evenshard.place``.
+        in_use: placement.json or plan for TorchRec that the training runs with, or a folder with either; None for none.
 
     Raises:
         BadInput: if something of that cannot be used.
         InfeasibleTask: if there is no legal placement.
     """
-    return api.place(tables, model=model, compare=HEURISTICS, **place_arguments(request))
+    answer = api.place(tables, model=model, compare=HEURISTICS, **place_arguments(request))
+    text = "No plan in use was named: nothing to compare with.\n"
+    if in_use is not None:
+        judge = model_of(named_model(answer))
+        with local(in_use) as path:
+            old = placement_in_use(path, answer, judge)
+        text = as_markdown(lambda file: print_difference(diff(old, answer, judge), file))
+    save_placement(answer, outputs.placement, outputs.plan, outputs.page)
+    outputs.difference.write_text(text)
+    return answer
+
+
+def save_placement(answer: PlacementAnswer, placement: Path, plan: Path, page: Path) -> None:
+    """Writes placement.json and plan.json into their folders, and the page.
+
+    Raises:
+        BadConfig: if TorchRec cannot have this placement, such as tables in kernels that it has none of.
+    """
+    for folder in (placement, plan):
+        folder.mkdir(parents=True, exist_ok=True)
+    save_answer(answer, placement / PLACEMENT)
+    is_cpu = HardwareName.parse(answer.request.hardware).kind.name == "cpu"
+    save_plan(answer, plan / PLAN, compute_device="cpu" if is_cpu else "cuda")
+    save_page(answer, page)
+
+
+def as_markdown(print_to: Callable[[TextIO], None]) -> str:
+    """What a command prints, as a block of Markdown, which Kubeflow shows."""
+    text = io.StringIO()
+    print_to(text)
+    lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+    return f"```text\n{lines}\n```\n"

@@ -107,9 +107,18 @@ def tables_given(artifact: Any, address: str) -> str:
     Raises:
         BadConfig: if there is neither, too.
     """
+    return required("tables", artifact, address)
+
+
+def required(name: str, artifact: Any, address: str) -> str:
+    """What a task cannot do without, as ``path_or_address`` finds it.
+
+    Raises:
+        BadConfig: if there is neither, too.
+    """
     found = path_or_address(artifact, address)
     if found is None:
-        raise BadConfig("there are no tables. Name their address.")
+        raise BadConfig(f"there is nothing to read for {name}. Name an address.")
     return found
 
 

@@ -9,6 +9,9 @@ from evenshard.kubeflow.image import image
 from evenshard.kubeflow.retry import PAUSES
 from evenshard.tracking import LOOP_ID
 
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""By which Kueue knows a pod that it is to admit."""
+
 
 def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
     """The pipeline task with image, resources, retries, timeout, cache and secrets of its stage.
@@ -41,16 +44,23 @@ def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
     # Argo puts it on every pod of a run: all stages of a loop find the same parent run in MLflow by it
     kubernetes.use_field_path_as_env(task, LOOP_ID, "metadata.labels['workflows.argoproj.io/workflow']")
     kubernetes.set_security_context(task, run_as_non_root=True)
-    for key, value in cluster.labels.items():
+    labels = {**cluster.labels, **({QUEUE_LABEL: has.queue} if has.queue else {})}
+    for key, value in labels.items():
         kubernetes.add_pod_label(task, key, value)
     selectors = dict(cluster.node_selector)
     if has.gpus:
         task.set_accelerator_type(cluster.gpu.resource).set_accelerator_limit(has.gpus)
         selectors |= cluster.gpu.node_selector
+        if has.gpu_product:
+            selectors[cluster.gpu.product_label] = has.gpu_product
         for one in cluster.gpu.tolerations:
             kubernetes.add_toleration(task, key=one.key, operator=one.operator, value=one.value, effect=one.effect)
     for key, value in selectors.items():
         kubernetes.add_node_selector(task, key, value)
+    if cluster.volume is not None:
+        kubernetes.mount_pvc(task, pvc_name=cluster.volume.claim, mount_path=cluster.volume.path)
+        for name, folder in cluster.volume.cache_folders.items():
+            task.set_env_variable(name, folder)
     return with_credentials(task, cluster)
 
 

@@ -9,7 +9,8 @@
     inter: ib_400g
     host_bandwidth_gb_s: 400
 
-Device ids follow the order of the hosts.
+Device ids follow the order of the hosts. The file of ``evenshard pipeline --cluster`` is another kind
+(``kubeflow.cluster``); who gives that one is told so.
 """
 
 from __future__ import annotations
@@ -112,6 +113,9 @@ def load_cluster_file(path: str | Path) -> ClusterFile:
         raise BadFile(path, "no such file", "Check the path.") from None
     except (OSError, ValueError) as error:
         raise BadFile(path, f"is not readable as YAML ({error})", remedy) from None
+    if isinstance(content, dict) and "stages" in content:
+        other = "says what pods of a pipeline get, which `evenshard pipeline --cluster` takes"
+        raise BadFile(path, other, f"Describe the machine in a file of its own. {remedy}")
     try:
         found = record_of(ClusterFile, content)
     except ValueError as error:

@@ -7,13 +7,11 @@ from dataclasses import replace
 
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.pricing import part_costs
+from evenshard.planner.repricing import repriced
 from evenshard.sharders.models import PlacementModel
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.process import one_thread
 
 
-@one_thread()
 def renamed(answer: PlacementAnswer, names: Sequence[int], model: PlacementModel) -> PlacementAnswer:
     """The answer on renamed devices, with the times that it has there.
 
@@ -33,25 +31,11 @@ def renamed(answer: PlacementAnswer, names: Sequence[int], model: PlacementModel
             f"placement: they are names of the old one's. Map the ranks when the job starts."
         )
     parts = tuple(part for of_table in answer.parts_of_table.values() for part in _renamed(of_table, names))
-    costs = part_costs(answer.request, model)
-    found = costs.predict(parts)
-    alone_ms, adds_ms = costs.part_ms(parts)
     old_names = sorted(range(len(names)), key=lambda device: names[device])
     measured = answer.measured
     if measured is not None:
         measured = replace(measured, devices=tuple(measured.devices[device] for device in old_names))
-    return replace(
-        answer,
-        parts=parts,
-        alone_ms=alone_ms,
-        adds_ms=adds_ms,
-        devices=found.devices,
-        predicted_ms=found.predicted_ms,
-        model_low_ms=found.low_ms,
-        model_high_ms=found.high_ms,
-        lower_bound_ms=min(answer.lower_bound_ms, found.predicted_ms),
-        measured=measured,
-    )
+    return replace(repriced(answer, parts, model), measured=measured)
 
 
 def _renamed(parts: Sequence[TablePart], names: Sequence[int]) -> Iterator[TablePart]:

@@ -1,0 +1,64 @@
+"""A training that runs, watched, on Kubeflow Pipelines."""
+
+from typing import Any
+
+from kfp import dsl
+
+from evenshard.kubeflow.image import image
+
+
+@dsl.component(base_image=image(), install_kfp_package=False)
+def watch(
+    summary: dsl.Output[dsl.Markdown],
+    observation: dsl.Output[dsl.Artifact],
+    placement: dsl.Output[dsl.Artifact],
+    plan: dsl.Output[dsl.Artifact],
+    page: dsl.Output[dsl.HTML],
+    metrics: dsl.Output[dsl.Metrics],
+    request: dict[str, Any],
+    traces: dsl.Input[dsl.Dataset] = None,
+    in_use: dsl.Input[dsl.Artifact] = None,
+    tables: dsl.Input[dsl.Dataset] = None,
+    model_uri: str = "",
+    traces_address: str = "",
+    in_use_address: str = "",
+    tables_address: str = "",
+) -> bool:
+    """Says whether a training should move to another placement, from its traces; a pipeline can branch on that.
+
+    Args:
+        summary: the verdict, what the traces show beside what was predicted, what would move and when that pays back.
+        observation: folder with ``observation.json`` and, where the traces can be one, the cost dataset
+            ``costs.parquet``.
+        placement: folder with ``placement.json`` to go on with: the new one where the move pays, else the one in use.
+        plan: folder with ``plan.json``, the same for TorchRec.
+        page: the same as a self-contained page.
+        metrics: observed and predicted time of the slowest rank, what a step would save, and what is gained.
+        request: steps that are still to come, restart_minutes, link_gb_s and surely.
+        traces: a trace of every rank (.json, .json.gz), an archive of them, or a folder.
+        in_use: placement.json that the training runs with, or the folder that an earlier run left.
+        tables: today's table file; those of the placement where there is none.
+        model_uri: predicts, such as ``models:/evenshard-cost@champion``; empty for the model that made the placement.
+        traces_address: address of the traces, such as ``s3://bucket/job/traces``, in place of ``traces``: the task
+            reads them itself, with the endpoint and the keys in its environment.
+        in_use_address: address of the placement, likewise in place of ``in_use``.
+        tables_address: address of the tables, likewise in place of ``tables``.
+
+    Returns:
+        Whether the move pays.
+    """
+    from pathlib import Path
+
+    from evenshard.kubeflow.pod import log_metrics, path_or_address, required
+    from evenshard.kubeflow.watch_request import WatchOutputs, watch_training, watched_metrics
+
+    found = watch_training(
+        required("traces", traces, traces_address),
+        required("in_use", in_use, in_use_address),
+        path_or_address(tables, tables_address),
+        model_uri,
+        request,
+        WatchOutputs(*(Path(one.path) for one in (summary, observation, placement, plan, page))),
+    )
+    log_metrics(metrics, watched_metrics(found))
+    return found.pays

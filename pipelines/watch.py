@@ -1,0 +1,48 @@
+"""A training that runs, watched on Kubeflow Pipelines: to be run every day, on the traces that it leaves."""
+
+from typing import Any
+
+from kfp import dsl
+
+from evenshard.kubeflow.cluster import Cluster
+from evenshard.kubeflow.pod_spec import on_cluster
+from evenshard.stages.decisions.watch import WatchConfig
+from evenshard.utils.params import section
+from evenshard_components.watch.component import watch
+from evenshard_pipelines.addresses import read
+
+
+def watch_pipeline(
+    params: dict[str, Any], cluster: Cluster, traces_at: str = "", in_use_at: str = "", tables_at: str = ""
+) -> Any:
+    """The pipeline ``watch``, ready to be compiled.
+
+    Its parameters: ``traces``, the address of the traces of the training's ranks; ``in_use``, that of the
+    placement.json that it runs with; ``tables``, that of today's table file, or empty; ``model_uri``, the model that
+    predicts, or empty for the one that made the placement; ``watch_request``, fields of ``WatchConfig``. Its output
+    says whether a move pays.
+
+    Args:
+        params: sections; ``watch`` becomes the default of ``watch_request``.
+        traces_at, in_use_at, tables_at: the addresses that are known already; see ``evenshard.kubeflow.addresses``.
+
+    Raises:
+        BadConfig: if the section makes no sense.
+    """
+    section(params, "watch", WatchConfig)
+    request_of = dict(params.get("watch") or {})
+
+    @dsl.pipeline(name="evenshard-watch", description="Says whether a training should move to another placement.")
+    def watch_job(
+        traces: str,
+        in_use: str,
+        tables: str = "",
+        model_uri: str = "",
+        watch_request: dict = request_of,  # type: ignore[type-arg]
+    ) -> bool:
+        given = {**read("traces", traces, traces_at), **read("in_use", in_use, in_use_at)}
+        given |= read("tables", tables, tables_at)
+        asked = on_cluster(watch(request=watch_request, model_uri=model_uri, **given), "watch", cluster)
+        return asked.outputs["Output"]  # type: ignore[no-any-return]  # a channel of kfp's
+
+    return watch_job

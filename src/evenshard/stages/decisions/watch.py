@@ -1,0 +1,162 @@
+"""A training that runs, watched: what its traces show, what a new placement would save, and whether the move pays.
+
+Predictions are of a model, and the traces say how right it is here: what a step is predicted to save is scaled by what
+the slowest rank takes over what was predicted for it. The move pays where that is more, over the steps to come, than
+what the transfer and the restart take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from evenshard.measure.traces.ranks import ObservedTraining
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff.diff import diff
+from evenshard.planner.diff.difference import Difference
+from evenshard.planner.diff.payback import Payback, payback
+from evenshard.planner.diff.renamed import renamed
+from evenshard.planner.file import load_answer
+from evenshard.planner.place import PlaceConfig
+from evenshard.sharders.models import PlacementModel
+from evenshard.stages import observe
+from evenshard.stages.decisions.replan import replan
+from evenshard.stages.observe import ObservedAndPredicted
+from evenshard.tables.sources import TableSet
+from evenshard.utils.errors import BadConfig, BadInput
+from evenshard.utils.params import require
+
+_TRACES = ("*.json", "*.json.gz", "*.tar.gz")
+
+
+@dataclass(frozen=True)
+class WatchConfig:
+    """Section ``watch``.
+
+    Attributes:
+        steps: training steps that are still to come.
+        restart_minutes: that the training stands still for a move, besides the transfer.
+        link_gb_s: GB per second that a device sends and receives in the transfer; None for the link of the machine.
+        surely: whether it must pay by the lower end of the 90 % interval, and not only as predicted.
+    """
+
+    steps: int = 100_000
+    restart_minutes: float = 10.0
+    link_gb_s: float | None = None
+    surely: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises BadConfig for a value that makes no sense."""
+        require(self.steps >= 0, f"watch.steps is {self.steps}. Make it at least 0.")
+        require(self.restart_minutes >= 0, f"watch.restart_minutes is {self.restart_minutes}. Make it at least 0.")
+        if self.link_gb_s is not None:
+            require(0 < self.link_gb_s < float("inf"), f"watch.link_gb_s is {self.link_gb_s}. Make it above 0.")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A training, and what to do about its placement.
+
+    Attributes:
+        observation: what the traces show.
+        comparison: beside what was predicted for the placement in use.
+        scale: what the slowest rank takes, over what was predicted.
+        old, new: the placement in use, and the best that was found, its devices named so that least moves.
+        difference: between the two, with the times of a step scaled to what was observed.
+        paid: when the move pays back.
+        pays: whether to make it.
+        costs_problem: why there is no cost dataset; empty where there is one.
+    """
+
+    observation: ObservedTraining
+    comparison: ObservedAndPredicted
+    scale: float
+    old: PlacementAnswer
+    new: PlacementAnswer
+    difference: Difference
+    paid: Payback
+    pays: bool
+    costs_problem: str = ""
+
+    @property
+    def best(self) -> PlacementAnswer:
+        """The placement to go on with."""
+        return self.new if self.pays else self.old
+
+
+def watch(
+    traces: Sequence[Path],
+    in_use: Path,
+    model: PlacementModel,
+    config: WatchConfig,
+    tables: TableSet | None = None,
+    search: PlaceConfig | None = None,
+    costs: Path | None = None,
+) -> Watched:
+    """Reads the traces of a training, and asks whether another placement of its tables would pay.
+
+    Args:
+        traces: of its ranks.
+        in_use: placement.json that it runs with.
+        model: predicts both placements.
+        tables: as they are today; None for those of the placement in use.
+        search: how to search; None for the default.
+        costs: the cost dataset to write, where the traces can be one.
+
+    Raises:
+        BadInput: if a file cannot be used, or the traces are of another training than the placement.
+        InfeasibleTask: if today's tables do not fit on the old devices.
+    """
+    old = load_answer(in_use)
+    observation, comparison, problem = _observed(traces, in_use, costs)
+    scale = comparison.observed_ms / comparison.predicted_ms if comparison.predicted_ms > 0 else 1.0
+    today = tables or TableSet(old.request.tables, old.request.assumptions)
+    new = replan(old, today, model, old.request.batch_size, search, config.link_gb_s).answer
+    difference = diff(old, new, model, config.link_gb_s)
+    if difference.renaming is not None:
+        new = renamed(new, difference.renaming.new_names, model)
+        difference = diff(old, new, model, config.link_gb_s)
+    difference = _scaled(difference, scale)
+    paid = payback(difference, new, config.steps, model, config.link_gb_s, config.restart_minutes)
+    gained = paid.gained_low_seconds if config.surely else paid.gained_seconds
+    pays = gained > 0 and bool(difference.moves)
+    return Watched(observation, comparison, scale, old, new, difference, paid, pays, problem)
+
+
+def traces_in(path: Path) -> tuple[Path, ...]:
+    """The traces in a folder, or the one file.
+
+    Raises:
+        BadConfig: if there is none.
+    """
+    found = tuple(sorted(one for kind in _TRACES for one in path.glob(kind))) if path.is_dir() else (path,)
+    if not found:
+        raise BadConfig(
+            f"{path} has no trace ({', '.join(_TRACES)}). Record one of every rank: `evenshard observe -h`."
+        )
+    return found
+
+
+def _observed(
+    traces: Sequence[Path], in_use: Path, costs: Path | None
+) -> tuple[ObservedTraining, ObservedAndPredicted, str]:
+    """What the traces show, and why they are no cost dataset."""
+    inputs, problem = observe.ObserveInputs(tuple(traces), in_use), ""
+    try:
+        observation, comparison = observe.run(inputs, observe.ObserveOutputs(costs))
+    except BadInput as error:
+        if costs is None:
+            raise
+        observation, comparison = observe.run(inputs, observe.ObserveOutputs())  # if these are of use at all
+        problem = str(error)
+    assert comparison is not None
+    return observation, comparison, problem
+
+
+def _scaled(difference: Difference, scale: float) -> Difference:
+    """The difference with the times of a step as long as observed."""
+    times = difference.times
+    names = ("old_ms", "new_ms", "saves_ms", "saves_low_ms", "saves_high_ms", "lower_bound_ms")
+    scaled = replace(times, **{name: getattr(times, name) * scale for name in names})
+    return replace(difference, times=replace(scaled, predicted_by=f"{times.predicted_by}, scaled to the traces"))

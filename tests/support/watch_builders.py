@@ -1,0 +1,42 @@
+"""A training of two ranks to watch: traces written event by event, and the placement that it runs with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import evenshard
+from evenshard.placement.parts import whole_tables
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.file import save_answer
+from evenshard.planner.repricing import repriced
+from evenshard.sharders.models import load_model
+from evenshard.tables.table import Table
+from support.trace_builders import TraceBuilder, step
+
+BATCH, MODEL = 65536, "bundled:h200"
+TABLES = (
+    Table("wide", 1_000_000, 16, 40.0),
+    Table("deep", 1_000_000, 8, 40.0),
+    Table("id", 1_000_000, 16, 1.0),
+    Table("day", 1_000_000, 8, 1.0),
+)
+
+
+def traced_job(folder: Path) -> PlacementAnswer:
+    """Writes ``traces/`` and ``in_use/placement.json``; both tables with many lookups are on device 0.
+
+    The slowest rank takes 0.9 ms: 150 us forward, 200 us backward, and what its exchanges take.
+    """
+    best = evenshard.place(TABLES, 2, 64.0, model=MODEL, batch_size=BATCH, optimizer="rowwise_adagrad")
+    parts = [replace(part, devices=(n // 2,)) for n, part in enumerate(whole_tables(TABLES))]
+    answer = repriced(best, parts, load_model(MODEL))
+    for name in ("in_use", "traces"):
+        (folder / name).mkdir()
+    save_answer(answer, folder / "in_use/placement.json")
+    for rank, (forward, backward) in enumerate(((150, 200), (20, 30))):
+        trace = TraceBuilder(rank, 2)
+        for number in (1, 2, 3):
+            step(trace, number, 0.0, forward, backward, batch=BATCH, lookups=(80, 2)[rank] * BATCH)
+        trace.save(folder / f"traces/rank{rank}.json.gz")
+    return answer
