@@ -16,7 +16,7 @@ from evenshard.version import __version__
 NOTE = "mlflow.note.content"
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 """MLflow's pages then show runs, charts and models, and not what is for chats."""
-REGISTERED = "evenshard.registered"
+REGISTERED_AS = "evenshard.registered"
 """Tag of a run: the model versions that hold its model, as models:/ addresses."""
 DOCS = "EVENSHARD_DOCS"
 """Address of the documentation as `make docs` builds it, for links to it."""
@@ -122,7 +122,7 @@ def _data_lines(runs: Iterable[Any]) -> list[str]:
 
 
 def _model_lines(runs: Iterable[Any]) -> list[str]:
-    uris = [uri for run in runs for uri in run.data.tags.get(REGISTERED, "").split(", ") if uri]
+    uris = [uri for run in runs for uri in run.data.tags.get(REGISTERED_AS, "").split(", ") if uri]
     links = [_version_link(uri) for uri in dict.fromkeys(uris)]
     return [f"- models: {', '.join(links)}"] if links else []
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from evenshard.tracking.client import connect, experiment_id, first_line, short_timeouts, tracking_uri
 from evenshard.tracking.dataset_inputs import dataset_input
-from evenshard.tracking.descriptions import REGISTERED, describe_run
+from evenshard.tracking.descriptions import REGISTERED_AS, describe_run
 from evenshard.tracking.parents import Parent, current_parent, ensure_parent, parent_of
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.tracking.registry import REGISTERED_COST, REGISTERED_POLICY, ensure_version
@@ -163,7 +163,7 @@ class StageRun:
             if (folder / part).is_dir():
                 self._log(lambda client, run_id, name=name: ensure(client, run_id, name))
         if known:
-            self.tags({REGISTERED: ", ".join(known)})
+            self.tags({REGISTERED_AS: ", ".join(known)})
 
     def register_parts(self, parts: Mapping[str, Path], code: ServedCode, metrics: Mapping[str, float]) -> None:
         """Likewise, of a model whose parts lie apart, such as the networks of a round.
