@@ -120,6 +120,15 @@ def test_the_command_answers_as_the_function(old: Path, capsys: pytest.CaptureFi
     assert "old.json" in capsys.readouterr().err
 
 
+def test_pipelines_take_it_and_a_served_model_which_has_no_files_does_not() -> None:
+    from evenshard.kubeflow.place_request import place_arguments
+    from evenshard.planner.serving import served_parameters
+
+    asked = place_arguments({"near": "s3://bucket/old.json", "max_move_gb": 1})
+    assert (asked["near"], asked["max_move_gb"]) == ("s3://bucket/old.json", 1)
+    assert not {"near", "max_move_gb"} & set(served_parameters())
+
+
 def test_what_the_docs_show_of_a_change_of_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from evenshard.tables.files import save_tables
 

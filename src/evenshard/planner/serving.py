@@ -11,7 +11,7 @@ from evenshard.tracking.pyfunc import ServedCode
 
 NOT_SERVED = {
     *("hardware", "default_pooling_factor", "num_measured"),
-    *("model", "traffic", "cluster", "embedding_dim"),
+    *("model", "traffic", "cluster", "embedding_dim", "near", "max_move_gb"),
 }
 """The hardware is the model's, the tables have pooling factors and dims, and a server has no files, and nothing to
 measure on."""
