@@ -28,6 +28,7 @@ SHARED = (
     "traffic",
     "embedding_dim",
     "default_pooling_factor",
+    "columns",
     "communication",
     "sharding_types",
     "allow_column_split",
