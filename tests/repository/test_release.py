@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from evenshard.version import __version__
+from support.documented import command
 from support.repository import ROOT, git
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a release is made of a commit")
@@ -31,7 +32,7 @@ def clone(tmp_path: Path) -> Path:
 
 def release(clone: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    words = [sys.executable, "tools/release.py", "--no-images", *flags]
+    words = [sys.executable, "tools/release.py", *flags]
     return subprocess.run(words, cwd=clone, env=variables, capture_output=True, text=True)
 
 
@@ -40,7 +41,9 @@ def leftovers(clone: Path) -> list[str]:
 
 
 def test_a_draft_has_everything_that_is_published(clone: Path) -> None:
-    done = release(clone, "--draft", "--offline")
+    make, target, flags = command("docs/release.md", "make release FLAGS")
+    assert (make, target) == ("make", "release")
+    done = release(clone, *flags.removeprefix("FLAGS=").split())
     assert done.returncode == 0, done.stderr[-3000:]
     assert "not to be pushed" in done.stdout and leftovers(clone) == ["dist"]
     dist = clone / "dist"

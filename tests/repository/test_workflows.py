@@ -23,7 +23,8 @@ PYTHON = "Programming Language :: Python :: 3."
 def test_they_are_valid_and_zizmor_finds_no_risk() -> None:
     for words in (
         ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", *map(str, WORKFLOWS)],
-        ["zizmor", "--offline", "--no-progress", "--quiet", str(ROOT / ".github")],
+        ["check-jsonschema", "--builtin-schema", "vendor.github-actions", str(ROOT / "action.yml")],
+        ["zizmor", "--offline", "--no-progress", "--quiet", str(ROOT / ".github"), str(ROOT / "action.yml")],
     ):
         done = subprocess.run(words, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
