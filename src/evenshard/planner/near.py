@@ -59,7 +59,7 @@ def with_nearness(answer: PlacementAnswer, near: Near, found: NearResult, free_m
             gone_tables=difference.removed,
             stay_ms=found.stay.predicted_ms,
             stay_bytes=found.stay_bytes,
-            free_ms=free_ms,
+            free_ms=min(free_ms, answer.predicted_ms),  # what is near is free, too
             free_bytes=found.free_bytes,
         ),
     )
