@@ -12,7 +12,7 @@ from typing import Any
 from evenshard.cli.arguments import OUTPUT, PATH, SOURCE, Commands, Source, number
 from evenshard.cli.options import add_option
 from evenshard.planner.options import options_of, place_option
-from evenshard.planner.what_if.api import SHARED, what_if
+from evenshard.planner.what_if.api import SHARED_KNOBS, what_if
 
 NOT_FLAGS = ("progress",)
 
@@ -92,10 +92,10 @@ def _shared(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.rules import RULES, Rules
 
     rules = Rules()
-    for name in (name for name in SHARED if name in RULES):
+    for name in (name for name in SHARED_KNOBS if name in RULES):
         for value in getattr(args, name):
             rules += Rules.of(**{name: value})
-    return {name: getattr(rules if name in RULES else args, name) for name in SHARED}
+    return {name: getattr(rules if name in RULES else args, name) for name in SHARED_KNOBS}
 
 
 def add_commands(commands: Commands) -> None:
@@ -116,5 +116,5 @@ def add_commands(commands: Commands) -> None:
         if option.name not in NOT_FLAGS:
             add_option(sub, option, FLAG_SETTINGS.get(option.name))
     arguments = sub.add_argument_group("arguments of evenshard.place, the same for every machine")
-    for name in SHARED:
+    for name in SHARED_KNOBS:
         add_option(arguments, place_option(name))

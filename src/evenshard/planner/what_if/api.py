@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from evenshard.planner.what_if.prices import Prices
     from evenshard.planner.what_if.result import WhatIfAnswer
 
-SHARED = (
+SHARED_KNOBS = (
     "memory_cap_gb",
     "reserved_gb",
     "dense_gb",
@@ -93,7 +93,7 @@ def what_if(
             every number that divides the devices. Where left out, all devices share one.
         sync_every: steps from one average over the groups' weights to the next.
         progress: goes through a list and shows how far it is, such as ``tqdm``.
-        knobs: arguments of ``evenshard.place`` that hold for every machine: those in ``SHARED``.
+        knobs: arguments of ``evenshard.place`` that hold for every machine: those in ``SHARED_KNOBS``.
 
     Returns:
         The options, each with times, costs and memory, and which are the cheapest and the fastest.
@@ -111,7 +111,7 @@ def what_if(
     from evenshard.utils.params import check_ranges
     from evenshard.utils.units import bytes_to_gb
 
-    if unknown := next((name for name in knobs if name not in SHARED), None):
+    if unknown := next((name for name in knobs if name not in SHARED_KNOBS), None):
         raise BadConfig(f"{unknown} is no argument of what_if, nor one of place that holds for every machine.")
     if not hardware or not devices:
         raise BadConfig("there is no machine. Name hardware, such as h100, and numbers of devices, such as 8.")

@@ -13,7 +13,7 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.extras import require_package
 
-SUFFIXES = (".png", ".svg", ".pdf")
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 SERIES_COLOURS = ("#1f77b4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 SPREAD = 0.035
 """Series stand beside each other so far, as a share of the number they are at: intervals do not hide each other."""
@@ -26,8 +26,10 @@ def require_plot(path: Path) -> None:
         BadConfig: if its suffix names no kind of picture.
         MissingPackage: if matplotlib is not installed.
     """
-    if path.suffix.lower() not in SUFFIXES:
-        raise BadConfig(f"{path}: a picture ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}. Rename it.")
+    if path.suffix.lower() not in PICTURE_SUFFIXES:
+        raise BadConfig(
+            f"{path}: a picture ends in {', '.join(PICTURE_SUFFIXES[:-1])} or {PICTURE_SUFFIXES[-1]}. Rename it."
+        )
     require_package("matplotlib")
 
 
