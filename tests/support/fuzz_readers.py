@@ -308,6 +308,22 @@ def _read_plan(path: Path) -> None:
     load_measure_plan(path)
 
 
+@cache
+def _delta() -> Any:
+    from evenshard.planner.torchrec.delta_file import reshard_delta
+    from support.explain_builders import answered, asked
+
+    request = asked({"a": 5.0, "b": 3.0}, 2, optimizer="rowwise_adagrad")
+    delta = reshard_delta(answered(request, (0, 1)), answered(request, (1, 0, 1), {"a": (4,)}))
+    return delta.model_dump(mode="json")
+
+
+def _read_delta(path: Path) -> None:
+    from evenshard.planner.torchrec.delta_file import read_delta
+
+    read_delta(path)
+
+
 def _read_torchrec_plan(path: Path) -> None:
     from evenshard.planner.torchrec import load_plan
     from evenshard.utils.errors import BadConfig
@@ -398,6 +414,7 @@ READERS: dict[str, Reader] = {
     "placement.json": Reader("p.json", lambda rng: mutated_json(_json("placement.json"), rng), _read_placement),
     "plan": Reader("plan.json", lambda rng: mutated_json(_json("plan.json"), rng), _read_plan),
     "torchrec plan": Reader("plan.json", lambda rng: mutated_json(_torchrec_plan(), rng), _read_torchrec_plan),
+    "delta": Reader("delta.json", lambda rng: mutated_json(_delta(), rng), _read_delta),
     "model config": _model_reader("cost_model", "config.json", partial(_model_json, "cost_model", "config.json")),
     "model trained_on": _model_reader(
         "cost_model", "trained_on.json", partial(_model_json, "cost_model", "trained_on.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,8 @@ class Job:
         from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
         from torchrec.distributed.model_parallel import DistributedModelParallel
         from torchrec.distributed.types import ShardingEnv
-        from torchrec.optim.keyed import KeyedOptimizerWrapper
+        from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+        from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
         self.group, self.rank, self.world_size = group, dist.get_rank(group), dist.get_world_size(group)
         fused = {**FUSED[optimizer], "optimizer": EmbOptimType[FUSED[optimizer]["optimizer"]]}
@@ -58,8 +60,18 @@ class Job:
         held = set(self.model.fused_optimizer.params)
         dense = {name: weight for name, weight in self.model.named_parameters() if name not in held and weight.numel()}
         rate = FUSED[optimizer]["learning_rate"]
-        kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adagrad
-        self.dense = KeyedOptimizerWrapper(dense, lambda weights: kind(weights, lr=rate))
+        kind = {
+            "sgd": torch.optim.SGD,
+            "adagrad": partial(torch.optim.Adagrad, eps=1e-8),  # FBGEMM's
+            "rowwise_adagrad": partial(RowWiseAdagrad, eps=1e-8),
+        }[optimizer]
+        flat = {name: dense.pop(name) for name in list(dense) if dense[name].dim() == 1}  # which have no rows
+        self.dense = CombinedOptimizer(
+            [
+                KeyedOptimizerWrapper(dense, lambda weights: kind(weights, lr=rate)),
+                KeyedOptimizerWrapper(flat, lambda weights: torch.optim.SGD(weights, lr=rate)),
+            ]
+        )
 
     def steps(self, first: int, last: int) -> list[float]:
         """The mean losses over the ranks of these steps; the last one is not done."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.cli import (
+    checkpoints,
     costs,
     datasets,
     decisions,

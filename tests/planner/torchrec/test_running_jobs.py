@@ -1,4 +1,4 @@
-"""Jobs that change their plan: they move tables while they run, with the losses of the job that stays as it is.
+"""Jobs that change their plan, while they run or from a checkpoint, with the losses of the job that stays as it is.
 
 Run by pytest, this file starts itself four times; started so, it is one of the ranks (``process``).
 """
@@ -15,15 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
 
+from evenshard.cli import main
+from evenshard.placement.parts import Span
+from evenshard.planner.file import save_answer
 from evenshard.planner.torchrec import load_delta, reshard_delta, save_delta
+from evenshard.planner.torchrec.checkpoint import convert_checkpoint
+from evenshard.planner.torchrec.checkpoint_files import CheckpointFiles
 from evenshard.utils.errors import BadConfig
-from support.documented import snippet
+from support.documented import command, snippet
 from support.sharding_cases import MIXED, TWO_NODES, TWO_RANKS, Case, answer_of
 from support.training_job import Job
 
 PATIENCE = timedelta(seconds=150)
-NUM_STEPS, MOVES_BEFORE = 6, 3
+PAGE = "docs/running_jobs.md"
+NUM_STEPS, CHANGES_BEFORE = 6, 3
 REPLICA = {"p_tiny": "data_parallel"}
 OTHERWISE = {
     "p_sum": "table_wise",
@@ -41,24 +50,48 @@ OTHERWISE = {
 ROWS = {"p_sum": "row_wise", "p_shared": "table_row_wise", "m": "row_wise", "w_long": "table_row_wise", "s": "row_wise"}
 
 
+REPLICAS = Case(dict.fromkeys("pmw", "data_parallel"))
+
+
 @dataclass(frozen=True)
-class Move:
-    """A change of plan between two steps."""
+class Change:
+    """A change of plan between two steps.
+
+    Attributes:
+        live: it can be made while the job runs.
+        loads: torch.distributed.checkpoint loads the checkpoint as it is.
+        is_exact: the losses are those of the job that stays.
+    """
 
     old: Case
     new: Case
     optimizer: str = "sgd"
+    live: bool = True
+    loads: bool = True
+    is_exact: bool = True
 
 
 TWO_WHOLE = Case({}, machine=TWO_RANKS)
 COLUMNS = {"p_sum": "column_wise", "p_mean": "column_wise"}
-MOVES = {
-    "4 ranks, all types": Move(Case(MIXED), Case(OTHERWISE)),
-    "4 ranks, all types, back": Move(Case(OTHERWISE), Case(MIXED), "adagrad"),
-    "4 ranks, rows with a state each": Move(Case(REPLICA), Case({**ROWS, **REPLICA}), "rowwise_adagrad"),
-    "2 ranks, whole to columns": Move(TWO_WHOLE, Case(COLUMNS, machine=TWO_RANKS), "adagrad"),
-    "2 ranks, columns of other widths": Move(
+CHANGES = {
+    "4 ranks, all types": Change(Case(MIXED), Case(OTHERWISE)),
+    "4 ranks, all types, back": Change(Case(OTHERWISE), Case(MIXED), "adagrad"),
+    "4 ranks, rows with a state each": Change(Case(REPLICA), Case({**ROWS, **REPLICA}), "rowwise_adagrad"),
+    "4 ranks, parts with a state for each row": Change(
+        Case(MIXED), Case(OTHERWISE), "rowwise_adagrad", loads=False, is_exact=False
+    ),
+    "4 ranks, all types to replicas": Change(Case(MIXED), REPLICAS, "adagrad", live=False, loads=False),
+    "4 ranks, replicas to all types": Change(REPLICAS, Case(OTHERWISE), "adagrad", live=False, loads=False),
+    "2 ranks, whole to columns": Change(TWO_WHOLE, Case(COLUMNS, machine=TWO_RANKS), "adagrad"),
+    "2 ranks, columns of other widths": Change(
         Case(COLUMNS, machine=TWO_RANKS), Case(COLUMNS, {"p_sum": (12, 4)}, TWO_RANKS)
+    ),
+    "2 ranks, replicas to rows": Change(
+        replace(REPLICAS, machine=TWO_RANKS),
+        Case({**ROWS, "p_shared": "row_wise", "w_long": "row_wise"}, machine=TWO_RANKS),
+        "rowwise_adagrad",
+        live=False,
+        loads=False,
     ),
 }
 
@@ -80,26 +113,79 @@ TORCHRECS_OWN: dict[str, tuple[Case, Case, tuple[str, ...]]] = {
 # In the ranks ---------------------------------------------------------------------------------------------------------
 
 
-def losses_of(move: Move, group: Any, path: Path) -> tuple[list[float], list[float]]:
-    """Of the job that stays, and of the one that moves: as the docs show it."""
-    staying = Job(move.old.plan(), group, move.optimizer)
-    job = Job(move.old.plan(), group, move.optimizer)
-    losses = job.steps(0, MOVES_BEFORE)
-    exec(snippet("docs/running_jobs.md", "reshard(model"), {"model": job.model, "delta_json": str(path)})
-    return staying.steps(0, NUM_STEPS), losses + job.steps(MOVES_BEFORE, NUM_STEPS)
+def snippet_with(containing: str, group: Any) -> str:
+    """A snippet of the page, for ranks that are not all."""
+    return snippet(PAGE, containing).replace("checkpoint_id=", "process_group=group, checkpoint_id=")
+
+
+def losses_of(change: Change, group: Any, folder: Path) -> dict[str, Any]:
+    """Of the job that stays, of the one that moves, and of the one that starts again: as the page shows them."""
+    import torch.distributed as dist
+    from torchrec.optim.keyed import CombinedOptimizer
+
+    job = Job(change.old.plan(), group, change.optimizer)
+    losses = job.steps(0, CHANGES_BEFORE)
+    names = {"torch": torch, "CombinedOptimizer": CombinedOptimizer, "group": group}
+    names |= {"model": job.model, "dense_optimizer": job.dense, "folder": folder / "checkpoint"}
+    exec(snippet_with("checkpoint.save", group), names)
+    found: dict[str, Any] = {"staying": losses + job.steps(CHANGES_BEFORE, NUM_STEPS)}
+    if change.live:
+        job = Job(change.old.plan(), group, change.optimizer)
+        losses = job.steps(0, CHANGES_BEFORE)
+        exec(snippet(PAGE, "reshard(model"), {"model": job.model, "delta_json": folder / "delta.json"})
+        found["moving"] = losses + job.steps(CHANGES_BEFORE, NUM_STEPS)
+    if dist.get_rank(group) == 0:
+        os.chdir(folder)
+        assert main(command(PAGE, "evenshard convert-checkpoint")) == 0
+    dist.barrier(group)
+    for name in ("checkpoint", "converted"):
+        job = Job(change.new.plan(), group, change.optimizer)
+        optimizer = CombinedOptimizer([job.model.fused_optimizer, job.dense])
+        names |= {"model": job.model, "optimizer": optimizer, "folder": folder / name}
+        try:
+            exec(snippet_with("checkpoint.load", group), names)
+            found[name] = losses + job.steps(CHANGES_BEFORE, NUM_STEPS)
+        except CheckpointException as error:
+            found[name] = str(error)
+    return found
+
+
+def row_states(group: Any, out: Path) -> list[torch.Tensor]:
+    """Row-wise states of tables after one step, whole ones, and converted from parts by columns."""
+    import torch.distributed as dist
+
+    found = []
+    for way in ("table_wise", "column_wise"):
+        case = Case({"p_sum": way, "p_mean": way, "s": way}, {"p_sum": (12, 4)}, TWO_RANKS)
+        job = Job(case.plan(), group, "rowwise_adagrad")
+        job.steps(0, 1)
+        state = {
+            "optimizer": {"state": job.model.fused_optimizer.state_dict()["state"]},
+            "model": job.model.state_dict(),
+        }
+        torch.distributed.checkpoint.save(state, process_group=group, checkpoint_id=out / way)
+        if dist.get_rank(group) == 0:
+            save_answer(answer_of(case, "rowwise_adagrad"), out / f"{way}.json")
+    if dist.get_rank(group) == 0:
+        convert_checkpoint(out / "column_wise", out / "column_wise.json", out / "table_wise.json", out / "converted")
+        for name in ("table_wise", "converted"):
+            files = CheckpointFiles(out / name)
+            keys = sorted((key for key in files.names if str(key[-1]).endswith(".momentum1")), key=str)
+            found.append(torch.cat([files.rows(key, Span(0, files.size(key)[0])) for key in keys]))
+    return found
 
 
 def torchrec_alone(old: Case, new: Case, paths: tuple[str, ...], group: Any) -> tuple[list[float], list[float]] | str:
     """Losses as in ``losses_of``, by TorchRec's own reshard; or its error."""
     staying, job = Job(old.plan(), group), Job(old.plan(), group)
-    losses = job.steps(0, MOVES_BEFORE)
+    losses = job.steps(0, CHANGES_BEFORE)
     delta = load_delta(reshard_delta(answer_of(old, "sgd"), answer_of(new, "sgd")), job.model)
     try:
         for path in paths:
             job.model.reshard(delta, path)
     except Exception as error:
         return type(error).__name__
-    return staying.steps(0, NUM_STEPS), losses + job.steps(MOVES_BEFORE, NUM_STEPS)
+    return staying.steps(0, NUM_STEPS), losses + job.steps(CHANGES_BEFORE, NUM_STEPS)
 
 
 def refusals(group: Any) -> list[str]:
@@ -124,11 +210,12 @@ def process(rank: int, out: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=4, timeout=PATIENCE)
     group_of = {TWO_RANKS: dist.new_group([0, 1]), TWO_NODES: dist.group.WORLD}
     notes: dict[str, Any] = {}
-    for number, (name, move) in enumerate(MOVES.items()):
-        machine = move.old.machine
+    for number, (name, change) in enumerate(CHANGES.items()):
+        machine = change.old.machine
         if rank < machine.num_devices:
-            notes[name] = losses_of(move, group_of[machine], out / f"delta-{number}.json")
+            notes[name] = losses_of(change, group_of[machine], out / str(number))
     if rank < 2:
+        notes["row states"] = row_states(group_of[TWO_RANKS], out)
         for name, (old, new, paths) in TORCHRECS_OWN.items():
             notes[name] = torchrec_alone(old, new, paths, group_of[TWO_RANKS])
     notes["refusals"] = refusals(dist.group.WORLD)
@@ -143,9 +230,14 @@ def process(rank: int, out: Path) -> None:
 def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
     out = tmp_path_factory.mktemp("ranks")
-    for number, move in enumerate(MOVES.values()):
-        delta = reshard_delta(answer_of(move.old, move.optimizer), answer_of(move.new, move.optimizer))
-        save_delta(delta, out / f"delta-{number}.json")
+    for number, change in enumerate(CHANGES.values()):
+        folder = out / str(number)
+        folder.mkdir()
+        old, new = answer_of(change.old, change.optimizer), answer_of(change.new, change.optimizer)
+        save_answer(old, folder / "old.json")
+        save_answer(new, folder / "new.json")
+        if change.live:
+            save_delta(reshard_delta(old, new), folder / "delta.json")
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}  # TorchRec tags messages with hashes of names
     said = [out / f"said-{rank}" for rank in range(TWO_NODES.num_devices)]
     started = []
@@ -162,14 +254,36 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [pickle.loads((out / f"notes-{rank}.pickle").read_bytes()) for rank in range(TWO_NODES.num_devices)]
 
 
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("name", [name for name, change in CHANGES.items() if change.live and change.is_exact])
 def test_a_job_that_moves_its_tables_has_the_losses_of_the_one_that_stays(
     notes: list[dict[str, Any]], name: str
 ) -> None:
-    for of_rank in notes[: MOVES[name].old.machine.num_devices]:
-        staying, moving = of_rank[name]
-        assert moving == pytest.approx(staying, rel=1e-5)
+    for of_rank in notes[: CHANGES[name].old.machine.num_devices]:
+        staying = of_rank[name]["staying"]
+        assert of_rank[name]["moving"] == pytest.approx(staying, rel=1e-5)
         assert staying[0] != pytest.approx(staying[-1], rel=1e-3)  # it learns
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_job_that_starts_again_has_the_losses_of_the_one_that_stays_or_moves(
+    notes: list[dict[str, Any]], name: str
+) -> None:
+    """Directly where torch.distributed.checkpoint loads it, and always from what is converted."""
+    change = CHANGES[name]
+    for of_rank in notes[: change.old.machine.num_devices]:
+        expected = of_rank[name]["staying" if change.is_exact else "moving"]
+        assert of_rank[name]["converted"] == pytest.approx(expected, rel=1e-5)
+        if change.loads:
+            assert of_rank[name]["checkpoint"] == pytest.approx(expected, rel=1e-5)
+    if not change.loads:
+        why = notes[0][name]["checkpoint"]
+        assert ("Missing key" if not change.live else "Size mismatch") in why
+
+
+def test_the_state_of_parts_by_columns_becomes_that_of_the_whole(notes: list[dict[str, Any]]) -> None:
+    """After a step from the same weights, what is converted is what the whole tables have."""
+    whole, converted = notes[0]["row states"]
+    assert whole.any() and torch.allclose(converted, whole, rtol=1e-5, atol=0)
 
 
 def test_torchrecs_own_reshard_takes_a_delta(notes: list[dict[str, Any]]) -> None:
@@ -178,7 +292,7 @@ def test_torchrecs_own_reshard_takes_a_delta(notes: list[dict[str, Any]]) -> Non
         staying, moving = of_rank["whole tables elsewhere"]
         assert moving == pytest.approx(staying, rel=1e-5)
         staying, moving = of_rank["weighted tables elsewhere"]
-        assert moving[MOVES_BEFORE] != pytest.approx(staying[MOVES_BEFORE], rel=1e-3)
+        assert moving[CHANGES_BEFORE] != pytest.approx(staying[CHANGES_BEFORE], rel=1e-3)
         failed = ("another type", "replicas in the collection", "sequences elsewhere")
         assert [of_rank[one] for one in failed] == ["IndexError", "AttributeError", "KeyError"]
 

@@ -24,10 +24,12 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.diff import diff
 from evenshard.planner.file import read_json, validate_record
 from evenshard.planner.torchrec.entries import TableEntry, table_entry, type_among
+from evenshard.planner.torchrec.plan_file import PlanFile, plan_contents
 from evenshard.sharders.torchrec_planner import part_of_shard
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig
+from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import cut
+from evenshard.utils.params import check_ranges
 
 _WHAT = "a delta file"
 _REMEDY = "Write it with `evenshard diff old.json new.json --reshard-delta -o`."
@@ -160,7 +162,30 @@ def read_delta(path: str | Path) -> DeltaFile:
     Raises:
         BadFile: if the file is missing, torn, or says something impossible.
     """
-    return validate_record(DeltaFile, read_json(path, _WHAT, _REMEDY), path, _WHAT, _REMEDY)
+    record = validate_record(DeltaFile, read_json(path, _WHAT, _REMEDY), path, _WHAT, _REMEDY)
+    try:
+        check_ranges(num_devices=record.world_size)
+        old, new = (
+            plan_contents(
+                PlanFile(
+                    schema_version=1,
+                    world_size=record.world_size,
+                    local_world_size=record.local_world_size,
+                    compute_device="cuda",
+                    tables=entries,
+                    lineage={},
+                )
+            )[0]
+            for entries in (
+                {name: one.old for name, one in record.tables.items()},
+                {name: one.new for name, one in record.tables.items()},
+            )
+        )
+    except BadConfig as error:
+        raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
+    if old != new:
+        raise BadFile(path, "a table has another shape before than after", _REMEDY)
+    return record
 
 
 def _not_live(old: PlacementAnswer, new: PlacementAnswer, name: str) -> str | None:

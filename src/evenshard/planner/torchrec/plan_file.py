@@ -153,12 +153,12 @@ def load_plan_parts(path: str | Path) -> tuple[tuple[TablePart, ...], int]:
 def _read(path: str | Path) -> tuple[PlanFile, tuple[Table, ...], tuple[TablePart, ...]]:
     record = validate_record(PlanFile, read_json(path, _WHAT, _REMEDY), path, _WHAT, _REMEDY)
     try:
-        return record, *_contents(record)
+        return record, *plan_contents(record)
     except BadConfig as error:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
 
 
-def _contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TablePart, ...]]:
+def plan_contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TablePart, ...]]:
     """The tables, as far as a plan knows them, and where they live.
 
     Raises:
