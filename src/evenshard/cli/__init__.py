@@ -45,7 +45,8 @@ def _parser() -> OneLineParser:
         help="print the script that completes commands, flags and files in a shell",
     )
     commands = Commands(parser)
-    families = (stages, costs, traces, place, what_if, placements, estimators, models, pipeline, datasets, decisions)
+    families = [stages, costs, traces, place, what_if, placements, estimators, checkpoints]
+    families += [models, pipeline, datasets, decisions]
     for module in families:
         module.add_commands(commands)
     return parser
