@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
     from evenshard.planner.rules import Rules
 
+CONSTRAINTS = "torchrec-constraints"
 NO_FLAG = {"compare"}
 """The command compares with the rules of thumb, and for a report with TorchRec's planner."""
 
@@ -66,6 +67,10 @@ def _contents(args: argparse.Namespace, answer: PlacementAnswer) -> str:
         from evenshard.planner.torchrec.plan_file import plan_text
 
         return plan_text(answer, args.local_world_size, "cpu" if args.hardware == "cpu" else "cuda")
+    if args.format == CONSTRAINTS:
+        from evenshard.planner.torchrec.constraint_file import constraints_text
+
+        return constraints_text(answer, args.out)
     from evenshard.planner.file import json_text
 
     return json_text(answer)
@@ -120,6 +125,8 @@ def _check_format(args: argparse.Namespace) -> None:
 
     if args.format == "torchrec" and args.out is None:
         raise BadConfig("--format torchrec writes a file. Name it: -o plan.json.")
+    if args.format == CONSTRAINTS and args.out is None:
+        raise BadConfig(f"--format {CONSTRAINTS} writes a file. Name it: -o constraints.py, or constraints.json.")
     if args.format != "torchrec" and args.local_world_size is not None:
         raise BadConfig("--local-world-size is for TorchRec plans. Add --format torchrec, or leave it out.")
 
@@ -162,8 +169,9 @@ def add_commands(commands: Commands) -> None:
     add("--what-if", choices=("memory",), help="what more device memory would save, too: searches again, 4 or 5 times")
     add("--schema", action="store_true", help="print the JSON schema of placement.json, and nothing else")
     add("--rules", **PATH, help="YAML file with rules of tables: pinned, forbidden, together, apart, ...")
-    add("--format", choices=("json", "torchrec"), default="json",
-        help="placement.json, or a plan for evenshard.planner.torchrec.load_plan (default: json)")  # fmt: skip
+    add("--format", choices=("json", "torchrec", CONSTRAINTS), default="json",
+        help="placement.json, a plan for evenshard.planner.torchrec.load_plan, or ParameterConstraints for TorchRec's "
+        "own planner, as .py or .json (default: json)")  # fmt: skip
     add("--local-world-size", type=at_least(1), metavar="N",
         help="ranks of a node, for a TorchRec plan (default: all ranks)")  # fmt: skip
     arguments = sub.add_argument_group(

@@ -15,6 +15,7 @@
     predicted(plan, answer).predicted_ms                                            # what it would cost, to compare
     delta = load_delta("delta.json", model)                                         # of a running job; from the command
     reshard(model, delta)                                                           # line, diff --reshard-delta -o
+    torchrec_constraints(answer)                                                    # for TorchRec's own planner
     dense_bytes(model, "adam")                                                      # memory of all but the tables
 
 TorchRec is imported when one of these is called (``save_plan`` needs none). A split table is trained as TorchRec trains
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 from evenshard.placement.parts import TablePart
 from evenshard.planner.torchrec.compare import predicted
+from evenshard.planner.torchrec.constraint_file import torchrec_constraints
 from evenshard.planner.torchrec.delta_file import reshard_delta, save_delta
 from evenshard.planner.torchrec.dense_model import dense_bytes
 from evenshard.planner.torchrec.plan_file import load_plan, save_plan
@@ -49,4 +51,5 @@ __all__ = [
     "sharding_plan",
     "shards_of",
     "tables_of",
+    "torchrec_constraints",
 ]

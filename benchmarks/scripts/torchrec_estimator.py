@@ -1,0 +1,104 @@
+"""TorchRec's planner with its own costs and with evenshard's, judged by the simulated true cost.
+
+    evenshard export-estimator --hardware simulated:h100 -o estimator.json
+    python -m benchmarks.scripts.torchrec_estimator --estimator estimator.json --tables mlperf_dlrm_v2 --devices 8
+
+Prints a row of markdown for each case. By default: Spearman's rank correlation of ratings with true costs over random
+placements that fit, by TorchRec's default estimator, by the exported one in TorchRec's sum over shards, and by it with
+its performance model. With --what plans: true costs of plans, of both sides with TorchRec's own setting, and with
+``min_partition`` and the order of the partitioner swept, where each side takes the plan that it rates best. Devices
+have 67 GB for tables, 8 to a node; a global batch of 65,536, SGD.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from benchmarks.scripts.full_space import tables_called
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import ShardingTask
+from evenshard.planner.file import read_json
+from evenshard.planner.torchrec.estimator.examples import DeviceTimes, FittedMachine, random_parts
+from evenshard.planner.torchrec.estimator.perf_config import FittedEstimator, FittedPerfModel, fitted_estimator
+from evenshard.sharders.torchrec_space import PlannerSetting, TorchRecPlanner, machine_bandwidths
+from evenshard.utils.errors import InfeasibleTask
+
+HARDWARE = "simulated:h100"
+ROOM_BYTES = 67 * 2**30
+DEVICES_PER_NODE = 8
+SWEPT = tuple(PlannerSetting(width, order) for order in ("storage", "perf") for width in (None, 64, 32, 16))
+"""TorchRec's own setting first."""
+
+
+class Case:
+    """Tables on devices, and TorchRec's planner on both sides."""
+
+    def __init__(self, tables: str, devices: int, fit: dict[str, object]) -> None:
+        machine = FittedMachine(HARDWARE)
+        request = machine.request(tables_called(tables), devices // DEVICES_PER_NODE, ROOM_BYTES)
+        self.task: ShardingTask = request.sharding_task()
+        self._times_of: DeviceTimes = machine.times(request)
+        bandwidths = machine_bandwidths(self.task.machine, gpu_profile("h100"), machine.links())
+
+        def estimator_of(topology: object, constraints: object) -> FittedEstimator:
+            return fitted_estimator(fit, topology, constraints)  # type: ignore[arg-type]
+
+        self.default = TorchRecPlanner(self.task, bandwidths)
+        self.shards_only = TorchRecPlanner(self.task, bandwidths, estimator_of=estimator_of)
+        self.ours = TorchRecPlanner(self.task, bandwidths, estimator_of=estimator_of, rates=FittedPerfModel)
+
+    def true_ms(self, parts: Sequence[TablePart]) -> float:
+        """Of the slowest device."""
+        return float(self._times_of(parts).sum(axis=1).max())
+
+    def correlations(self, placements: int) -> Iterator[float]:
+        """Of the default estimator, of the exported one, and of it with its performance model."""
+        rng = np.random.default_rng(0)
+        drawn = []
+        for _ in range(placements):
+            try:
+                drawn.append(random_parts(self.task, rng))
+            except InfeasibleTask:
+                continue
+        true = [self.true_ms(parts) for parts in drawn]
+        for planner in (self.default, self.shards_only, self.ours):
+            yield float(spearmanr(true, [planner.rating_ms(parts) for parts in drawn]).statistic)
+
+    def plans(self, planner: TorchRecPlanner) -> tuple[float, float]:
+        """True cost of the plan with TorchRec's own setting, and of the one that is rated best of all settings."""
+        rated = [(plan.rating_ms, self.true_ms(plan.parts)) for plan in planner.plans(SWEPT)]
+        return rated[0][1], min(rated)[1]
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--estimator", type=Path, required=True, help="of evenshard export-estimator, as JSON")
+    parser.add_argument("--tables", default="mlperf_dlrm_v2,criteo_1tb,nvidia_tiny")
+    parser.add_argument("--devices", default="8,16,64")
+    parser.add_argument("--placements", type=int, default=40)
+    parser.add_argument("--what", choices=("ratings", "plans"), default="ratings")
+    args = parser.parse_args()
+    logging.disable(logging.WARNING)
+    fit = read_json(args.estimator, "an estimator", "Export it again.")
+    for name in args.tables.split(","):
+        for devices in map(int, args.devices.split(",")):
+            case = Case(name, devices, fit)
+            if args.what == "ratings":
+                cells = [f"{one:.3f}" for one in case.correlations(args.placements)]
+            else:
+                (own, swept), (ours, ours_swept) = case.plans(case.default), case.plans(case.ours)
+                cells = [f"{own:.3f}", f"{ours:.3f}", f"{100 * (ours / own - 1):+.1f} %"]
+                cells += [f"{swept:.3f}", f"{ours_swept:.3f}", f"{100 * (ours_swept / swept - 1):+.1f} %"]
+            print(f"| {name} | {devices} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Constraints with which TorchRec's own planner comes near an answer: as a file without evenshard, and in Python."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner.types import Topology
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+import evenshard
+from evenshard.cli import main
+from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.storage import Storage
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.torchrec import shards_of, torchrec_constraints
+from evenshard.planner.torchrec.constraint_file import constraint_fields, constraints_text
+from evenshard.planner.torchrec.estimator.examples import FittedMachine
+from evenshard.tables.table import Table
+from support.documented import command, snippet
+
+PAGE = "docs/torchrec_estimator.md"
+pytestmark = pytest.mark.filterwarnings("ignore:HeuristicalStorageReservation:FutureWarning")
+
+
+def planned(planner: Any, tables: tuple[Table, ...]) -> Any:
+    configs = [
+        EmbeddingBagConfig(
+            name=one.name, feature_names=[one.name], num_embeddings=one.num_rows, embedding_dim=one.embedding_dim
+        )
+        for one in tables
+    ]
+    model = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+    return planner.plan(model, [EmbeddingBagCollectionSharder()])
+
+
+def true_ms(answer: PlacementAnswer, parts: tuple[TablePart, ...]) -> float:
+    """By the device model."""
+    times_of = FittedMachine("simulated:h100").times(answer.request)
+    return float(times_of(parts).sum(axis=1).max())
+
+
+def test_the_documented_file_makes_torchrec_find_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    argv = command(PAGE, "evenshard place mlperf_dlrm_v2")
+    assert main([*argv, "--quiet"]) == 0
+    assert "evenshard" not in (tmp_path / "constraints.py").read_text().partition('"""\n\nfrom')[2]
+    answer = evenshard.place("mlperf_dlrm_v2", 8, hardware="simulated:h100")
+    topology = Topology(world_size=8, compute_device="cuda", hbm_cap=80 * 2**30)
+    scope: dict[str, Any] = {"topology": topology, "batch_size": 8192}
+    exec(snippet(PAGE, "from constraints import constraints"), scope)
+    del sys.modules["constraints"]
+    assert scope["constraints"] == torchrec_constraints(answer)
+    found = shards_of(planned(scope["planner"], answer.request.tables), answer.request.tables)
+    assert true_ms(answer, found) <= 1.08 * true_ms(answer, answer.parts)  # measured: 1.05
+
+
+def test_two_nodes() -> None:
+    answer = evenshard.place("criteo_1tb", hardware="simulated:h100", nodes=2, devices_per_node=4, inter="ib_400g")
+    topology = Topology(world_size=8, local_world_size=4, compute_device="cuda", hbm_cap=80 * 2**30)
+    scope: dict[str, Any] = {"topology": topology, "batch_size": 8192}
+    sys.modules["constraints"] = type(sys)("constraints")
+    sys.modules["constraints"].constraints = torchrec_constraints(answer)  # type: ignore[attr-defined]
+    exec(snippet(PAGE, "from constraints import constraints"), scope)
+    del sys.modules["constraints"]
+    found = shards_of(planned(scope["planner"], answer.request.tables), answer.request.tables)
+    assert true_ms(answer, found) <= 1.15 * true_ms(answer, answer.parts)
+
+
+def answer_of(*parts: TablePart) -> PlacementAnswer:
+    """An answer of one table of 100 rows and 32 columns on two nodes of two devices."""
+
+    class Answer:
+        request = FittedMachine("simulated:h100", devices_per_node=2).request([Table("t", 100, 32, 7.0)], 2)
+
+    Answer.parts = parts  # type: ignore[attr-defined]
+    return Answer()  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([(Span(0, 100), Span(0, 32), (2,))], {"sharding_types": ["table_wise"], "compute_kernels": ["fused"]}),
+        ([(Span(0, 100), Span(0, 32), (0, 1, 2, 3))], {"compute_kernels": ["dense"]}),
+        (
+            [(Span(0, 100), Span(0, 16), (0,)), (Span(0, 100), Span(16, 32), (2,))],
+            {"sharding_types": ["column_wise"], "min_partition": 16},
+        ),
+        (
+            [(Span(0, 100), Span(0, 20), (0,)), (Span(0, 100), Span(20, 32), (1,))],
+            {"sharding_types": ["table_column_wise"], "min_partition": 16},
+        ),
+        (
+            [(Span(0, 50), Span(0, 32), (2,)), (Span(50, 100), Span(0, 32), (3,))],
+            {"sharding_types": ["table_row_wise"], "pooling_factors": [7.0]},
+        ),
+    ],
+)
+def test_what_the_constraints_say(parts: list[tuple[Span, Span, tuple[int, ...]]], expected: dict[str, Any]) -> None:
+    fields = constraint_fields(answer_of(*(TablePart("t", *one) for one in parts)))["t"]
+    assert expected.items() <= fields.items()
+    assert ("min_partition" in fields) is ("min_partition" in expected)
+
+
+def test_a_cache_goes_with_its_load_factor() -> None:
+    cached = answer_of(
+        TablePart("t", Span(0, 100), Span(0, 32), (2,), Storage("fused_uvm_caching", 0.25)),
+    )
+    (own,) = torchrec_constraints(cached).values()
+    assert own.compute_kernels == ["fused_uvm_caching"]
+    assert own.cache_params is not None
+    assert own.cache_params.load_factor == 0.25
+    written = json.loads(constraints_text(cached, "constraints.json"))
+    assert written["tables"]["t"]["cache_params"]["load_factor"] == 0.25
+    scope: dict[str, Any] = {}
+    exec(constraints_text(cached, "constraints.py"), scope)
+    assert scope["constraints"] == {"t": own}
+
+
+def test_a_file_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["place", "mlperf_dlrm_v2", "--format", "torchrec-constraints"]) == 2
+    assert "-o constraints.py" in capsys.readouterr().err
