@@ -13,7 +13,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from evenshard.cli import main
-from evenshard.planner.file import save_answer
+from evenshard.planner.file import load_answer, save_answer
+from evenshard.planner.torchrec import save_plan
 from evenshard.planner.torchrec.checkpoint import convert_checkpoint
 from evenshard.utils.errors import BadConfig, BadFile
 from support.documented import command
@@ -71,6 +72,14 @@ def test_a_whole_is_cut_and_each_part_has_its_state() -> None:
     done = convert_checkpoint("checkpoint", "whole.json", "halves.json", "converted")
     assert (done.converted, done.inexact) == (("a",), ("a",))
     assert loaded({"a.momentum1": torch.zeros(20)})["a.momentum1"].equal(row_state(3.0, 3.0))
+
+
+def test_plans_of_torchrec_say_it_as_well() -> None:
+    saved({"a.momentum1": row_state(2.0, 6.0)}, {"b.momentum1": row_state(1.0)})
+    for name in ("halves", "whole"):
+        save_plan(load_answer(f"{name}.json"), f"{name}_plan.json")
+    convert_checkpoint("checkpoint", "halves_plan.json", "whole_plan.json", "converted")
+    assert loaded({"a.momentum1": torch.zeros(10)})["a.momentum1"].equal(row_state(4.0))
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])

@@ -57,7 +57,7 @@ def test_what_cannot_move_live_is_refused_with_its_reason_or_left() -> None:
     with pytest.raises(
         BadConfig,
         match=r"1 of 2 tables that differ cannot move while the job runs\. Replicated before or after, .*: a\. "
-        r"Leave them where they are \(--partial\), or save a checkpoint, restart",
+        r"Leave them where they are \(--partial\), or save a checkpoint and restart from it",
     ):
         reshard_delta(old, new)
     delta = reshard_delta(old, new, partial=True)

@@ -33,7 +33,7 @@ from evenshard.utils.params import check_ranges
 
 _WHAT = "a delta file"
 _REMEDY = "Write it with `evenshard diff old.json new.json --reshard-delta -o`."
-RESTART = "save a checkpoint, restart with the new plan and load it (see docs/running_jobs.md)"
+RESTART = "save a checkpoint and restart from it with the new plan, after `evenshard convert-checkpoint` if need be"
 
 
 class TableDelta(BaseModel):
