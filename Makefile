@@ -10,7 +10,7 @@ export MLFLOW_DISABLE_TELEMETRY = true
 export NO_MKDOCS_2_WARNING = 1
 export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 
-.PHONY: setup run test fuzz test-containers test-floors check docs bench dataset dvc.yaml use image base-image base-digest release clean
+.PHONY: setup run test fuzz test-containers test-floors test-torchrec check docs bench dataset dvc.yaml use image base-image base-digest release clean
 
 # git carries an empty dvc.lock and looks away from what is measured here (docs/decisions/0005-dvc-lock-is-local.md).
 setup: .venv/ready
@@ -48,6 +48,14 @@ fuzz: setup
 # Builds the image and runs the pipelines in containers of it; skipped, with the reason, where podman cannot run.
 test-containers: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m containers -rs tests/kubeflow/test_containers.py
+
+# The tests of the planner with another TorchRec, which shadows that of .venv: make test-torchrec VERSION=1.5. Torch and FBGEMM stay.
+VERSION ?= 1.7
+TORCHREC ?= work/torchrec-$(VERSION)
+TORCHREC_TESTS ?= tests/planner/torchrec/test_drop_in.py tests/planner/torchrec/test_cpu_job.py
+test-torchrec: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target $(TORCHREC) 'torchrec==$(VERSION).*'
+	@PYTHONPATH="$(CURDIR)/$(TORCHREC)" $(BIN)/python -m pytest --numprocesses 0 --override-ini filterwarnings= $(TORCHREC_TESTS)
 
 # The tests of placing on the oldest versions that pyproject.toml allows, in an environment of 6 GB without MLflow.
 FLOORS ?= work/floors

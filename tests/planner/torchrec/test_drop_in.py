@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner import EmbeddingShardingPlanner, planners
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from torchrec.distributed.planner.perf_models import NoopPerfModel, NoopStorageModel
@@ -179,6 +179,29 @@ def test_a_planner_that_failed_plans_again() -> None:
 def test_without_sharders_or_tables_the_plan_is_empty() -> None:
     assert planner().plan(Sparse(bags(4)), []) == ShardingPlan({})
     assert planner().plan(nn.Linear(2, 2)) == ShardingPlan({})
+
+
+class Named(TableWise):
+    """Takes tables with a name of its list alone."""
+
+    def shardable_parameters(self, module: EmbeddingBagCollection) -> dict[str, nn.Parameter]:
+        found = super().shardable_parameters(module)
+        return {name: one for name, one in found.items() if name in ("table_0", "table_1")}
+
+
+def test_the_plan_has_the_modules_whose_tables_are_sharded() -> None:
+    """TorchRec 1.8 checks that, where it has a function for it."""
+    model = Sparse(bags(2))
+    model.other = EmbeddingBagCollection(
+        tables=[replace(bags(1)[0], name="other", feature_names=["other"])], is_weighted=True, device=META
+    )
+    plan = planner().plan(model, [Named()])
+    assert list(plan.plan) == ["sparse.ebc"] and list(planner().plan(model).plan) == ["sparse.ebc", "other"]
+    check = getattr(planners, "validate_modules_inclusion_in_sharding_plan", None)
+    if check is not None:
+        check(plan, model, [Named()])
+        with pytest.raises(PlannerError):
+            check(plan, model, [TableWise()])
 
 
 def test_sequences_and_shared_features_are_planned_together() -> None:

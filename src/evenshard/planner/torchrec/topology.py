@@ -78,6 +78,6 @@ def links_of_topology(topology: Topology) -> tuple[str, str]:
     """
     from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 
-    given = topology.comms_bandwidths
+    given = getattr(topology, "comms_bandwidths", topology)  # TorchRec before 1.3 has them in the topology itself
     intra = "" if given.intra_host_bw == INTRA_NODE_BANDWIDTH else bandwidth_name(given.intra_host_bw / BYTES_PER_MS)
     return intra, bandwidth_name(given.inter_host_bw / BYTES_PER_MS)

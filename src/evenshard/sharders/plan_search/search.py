@@ -210,6 +210,8 @@ class PlanSearch:
         even_ms = self.construction.even_ms
         known: dict[bytes, tuple[float, list[Choice]] | None] = {}
         for types in TYPE_SETS if self.options.is_small else LARGE_TYPE_SETS:
+            if found and time.monotonic() >= self._deadline:
+                break
             limits = LIMITS if self.options.is_small else LIMITS[::3]
             prices = REPLICA_PRICES if DATA_PARALLEL in types and self.options.is_small else (1.0,)
             for price in prices:

@@ -1,0 +1,91 @@
+"""The kind of device that a process trains on, and TorchRec's description of a machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evenshard.planner.torchrec import EvenshardPlanner
+from evenshard.planner.torchrec.machine import machine_of
+from evenshard.planner.torchrec.topology import device_of_process, links_of_topology, topology_of, with_memory
+from evenshard.utils.units import BYTES_PER_GB
+from support.torchrec_builders import META, Model, topology
+
+GB = BYTES_PER_GB
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("backend", "has_gpu", "expected"),
+    [
+        ("gloo", True, "cpu"),
+        ("gloo", False, "cpu"),
+        ("nccl", True, "cuda"),
+        ("cpu:gloo,cuda:nccl", True, "cuda"),
+        ("cpu:gloo,cuda:nccl", False, "cpu"),
+        ("mpi", True, "cuda"),
+    ],
+)
+def test_the_process_group_says_the_device(
+    monkeypatch: pytest.MonkeyPatch, backend: str, has_gpu: bool, expected: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_backend", lambda *group: backend)
+    assert device_of_process() == device_of_process("cuda") == device_of_process("cpu") == expected
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_without_a_group_the_launcher_or_the_caller_does(monkeypatch: pytest.MonkeyPatch, has_gpu: bool) -> None:
+    here = "cuda" if has_gpu else "cpu"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+    assert device_of_process() == here
+    assert device_of_process("cuda") == "cuda" and device_of_process("cpu") == "cpu", "a process of no job"
+    monkeypatch.setenv("RANK", "0")
+    assert device_of_process("cuda") == "cuda", "one variable alone is no launcher"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert device_of_process("cuda") == device_of_process("cpu") == here
+
+
+def test_a_machine_described_and_read_back() -> None:
+    machine = machine_of(None, 4, 2, "cuda", [1, 2, 3, 4], 0.0)
+    described = topology_of(machine)
+    assert [one.storage.hbm for one in described.devices] == [GB, 2 * GB, 3 * GB, 4 * GB]
+    assert machine_of(described, None, None, None, None, 0.0) == machine
+    on_cpu = topology_of(machine_of(None, 2, None, "cpu", 5, 0.0))
+    assert [one.storage.ddr for one in on_cpu.devices] == [5 * GB] * 2 and on_cpu.compute_device == "cpu"
+
+
+def test_memory_of_a_topology_is_replaced_in_a_copy() -> None:
+    given = topology(4, local_world_size=2, ddr_cap_bytes=GB)
+    found = with_memory(given, [1, 2, 3, 4], [10, 20])
+    assert [(one.storage.hbm, one.storage.ddr) for one in found.devices] == [(1, 10), (2, 10), (3, 20), (4, 20)]
+    assert given.devices[0].storage.hbm == GB
+    assert {one.storage.ddr for one in with_memory(given, [1] * 4, []).devices} == {0}
+
+
+def test_links_have_the_topologys_bandwidths() -> None:
+    assert links_of_topology(topology(2)) == ("", "13.4218gb_s")
+
+
+@pytest.mark.parametrize(("device", "says"), [("cpu", True), ("cuda", False)])
+def test_cpu_ranks_with_times_of_a_gpu_are_named(device: str, says: bool) -> None:
+    given: dict[str, Any] = {"hardware": "simulated:h100", "host_memory_gb": None}
+    planner = EvenshardPlanner(topology(2, device), **given)
+    plan = planner.plan(Model(META))
+    note = "The plan is for cpu ranks, and its times are of simulated:h100: another may be faster on these."
+    assert (note in planner.notes) is says
+    held = {
+        str(one.placement)
+        for of in plan.plan.values()
+        for entry in of.values()
+        if entry.sharding_spec  # type: ignore[attr-defined]
+        for one in entry.sharding_spec.shards
+    }
+    assert all(device in place for place in held)
