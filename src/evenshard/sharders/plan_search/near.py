@@ -34,8 +34,8 @@ RETURNING = 3
 """Placements found without a bound that a search returns from."""
 MOVE_BOUNDS = (0.0, 0.25, 1.0)
 """Parts of what may move beyond the least that is searched for, one after the other."""
-RETURN_ROUNDS = 16
-"""Rounds, at most and for large tasks, in which the tables of a placement go home."""
+RETURN_ROUNDS, LARGE_RETURN_ROUNDS = 64, 4
+"""Rounds, or about so many, in which the tables of a placement go home; and those of a large task."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,9 @@ class NearSearch:
             found.append(self._found(state))
         stay = found[0]
         moves.most_bytes = most
-        for choices in renamed:
+        if most <= least:
+            renamed = []  # back at home is where the search began
+        for choices in renamed[: None if options.is_small else 1]:
             returned = self._returned(choices)
             if returned is not None:
                 found.append(self._found(returned))
@@ -208,11 +210,12 @@ class NearSearch:
         most, moves.most_bytes = moves.most_bytes, float("inf")
         moves.price = 0.0
         state = State(search.options, choices, moves)
+        rounds = RETURN_ROUNDS if search.options.is_small else LARGE_RETURN_ROUNDS
+        batch = max(1, len(list(moves.away(state))) // rounds)
         while state.moved_bytes > most:
             ranked = sorted(self._homeward(state))
             if not ranked:
                 break
-            batch = 1 if search.options.is_small and len(ranked) <= 64 else max(1, len(ranked) // RETURN_ROUNDS)
             for _, unit in ranked[:batch]:
                 self._send_home(state, unit)
                 if state.moved_bytes <= most:
