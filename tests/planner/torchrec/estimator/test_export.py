@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.planner.torchrec.estimator import export_estimator, load_estimator
 from evenshard.planner.torchrec.estimator.examples import FittedMachine, random_parts
 from evenshard.planner.torchrec.estimator.files import save_estimator
+from evenshard.sharders import bundled
 from evenshard.sharders.torchrec_space import TorchRecPlanner, machine_bandwidths
 from evenshard.tables.catalog import load_catalog
 from evenshard.utils.errors import BadConfig, BadFile
@@ -137,6 +139,19 @@ def test_the_factory_knows_the_file(exported: Path) -> None:
 
     created = EmbeddingPerfEstimatorFactory.create("evenshard_simulated_h100", topology=Topology(2, "cuda"))
     assert created.config.fit["hardware"] == "simulated:h100"
+
+
+def test_the_predictions_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As documented, of a round's folder; a bundled model stands for it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(Path(bundled.__file__).parent / "h100", "work/round_3")
+    assert main(command(PAGE, "evenshard export-estimator --model")) == 0
+    from torchrec.distributed.planner.types import Topology
+
+    estimator = load_estimator("estimator.json", Topology(4, "cuda"))
+    assert "what the model work/round_3 predicts" in estimator.config.fit["fitted_to"]
+    assert estimator.config.fit["inter"]["own_ns"] == 1 / 3.125
+    assert estimator.config.fit["error"]["mean_rank_correlation"] > 0.9
 
 
 @pytest.mark.parametrize(
