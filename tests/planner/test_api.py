@@ -33,6 +33,7 @@ NAMES = [
     "load_answer",
     "place",
     "save_answer",
+    "what_if",
 ]
 POSITIONAL = {"tables": inspect.Parameter.empty, "num_devices": None, "memory_cap_gb": None}
 KEYWORDS = {
@@ -40,6 +41,8 @@ KEYWORDS = {
     "hardware": "simulated:h200",
     "model": None,
     "optimizer": "sgd",
+    "near": None,
+    "max_move_gb": None,
     "reserved_gb": None,
     "dense_gb": None,
     "training_pipeline": "sparse_dist",
@@ -93,6 +96,7 @@ FIELDS = [
     "link",
     "notes",
     "device_error",
+    "nearness",
 ]
 PROPERTIES = [
     "assumptions",
@@ -126,6 +130,8 @@ FLAGS = [
     ("--devices 3", "num_devices", 3),
     ("--memory-cap-gb 1,2.5", "memory_cap_gb", [1.0, 2.5]),
     ("--batch-size 7", "batch_size", 7),
+    ("--near old.json", "near", Path("old.json")),
+    ("--max-move-gb 7.5", "max_move_gb", 7.5),
     ("--hardware cpu", "hardware", "cpu"),
     ("--model work/round_3", "model", "work/round_3"),
     ("--optimizer adam", "optimizer", "adam"),
