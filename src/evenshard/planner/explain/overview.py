@@ -22,7 +22,7 @@ from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.sharders.models import PlacementModel
 from evenshard.utils.process import one_thread
 
-MOST_TABLES = 24
+MOST_TABLES_TRIED = 24
 """Tables of the slowest device whose changes are tried: those that add most to it."""
 NUM_CHANGES = 5
 
@@ -126,7 +126,7 @@ def overview(answer: PlacementAnswer, model: PlacementModel) -> Overview:
     what_if = WhatIf(answer, model)
     slowest = int(what_if.now.ms_D.argmax())
     costliest = _on_device(answer, what_if, slowest)
-    tried = list(costliest)[:MOST_TABLES]
+    tried = list(costliest)[:MOST_TABLES_TRIED]
     moves = PartMoves(answer, what_if)
     changes = [change for name in tried if (change := _best_change(answer, what_if, moves, name, costliest[name]))]
     devices = [highlights.predicted_step_times(one) for one in what_if.costs.predict(answer.parts).devices]
