@@ -25,7 +25,7 @@ from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import ShardingTask
 from evenshard.planner.file import read_json
-from evenshard.planner.torchrec.estimator.examples import DeviceTimes, FittedMachine, random_parts
+from evenshard.planner.torchrec.estimator.examples import FittedMachine, TimesOfParts, random_parts
 from evenshard.planner.torchrec.estimator.perf_config import FittedEstimator, FittedPerfModel, fitted_estimator
 from evenshard.sharders.torchrec_space import PlannerSetting, TorchRecPlanner, machine_bandwidths
 from evenshard.utils.errors import InfeasibleTask
@@ -44,7 +44,7 @@ class Case:
         machine = FittedMachine(HARDWARE)
         request = machine.request(tables_called(tables), devices // DEVICES_PER_NODE, ROOM_BYTES)
         self.task: ShardingTask = request.sharding_task()
-        self._times_of: DeviceTimes = machine.times(request)
+        self._times_of: TimesOfParts = machine.times(request)
         bandwidths = machine_bandwidths(self.task.machine, gpu_profile("h100"), machine.links())
 
         def estimator_of(topology: object, constraints: object) -> FittedEstimator:

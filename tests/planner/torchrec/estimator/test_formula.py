@@ -8,11 +8,11 @@ from evenshard.measure.collectives import exchange_times, volumes_of
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import parts_by_table, sharding_type
 from evenshard.planner.torchrec.estimator.examples import FittedMachine
-from evenshard.planner.torchrec.estimator.fit import constants_of, rated_ms, shards_of_devices, world_size
+from evenshard.planner.torchrec.estimator.fit import constants_of, rated_ms, shards_of_devices, size_of_machine
 from evenshard.planner.torchrec.estimator.formula import (
+    FittedShard,
     Rates,
-    ShardWork,
-    exchange_ms,
+    exchanged_ms,
     host_work_of,
     missed,
     touched_bytes,
@@ -52,10 +52,10 @@ def test_exchanges_are_those_of_the_cluster_where_all_devices_have_as_much(way: 
     }
     times = exchange_times(task, volumes_of(task, by_table), links)
     rates = Rates(links.intra.even_gb_s(2) * 1e6, links.inter.even_gb_s(4) * 1e6, 1e6)  # type: ignore[union-attr]
+    size = size_of_machine(task.machine)
     for device, shards in enumerate(shards_of_devices(task, parts)):
         inputs, out, back = (
-            sum(column)
-            for column in zip(*(exchange_ms(one, world_size(task.machine), rates, fit) for one in shards), strict=True)
+            sum(column) for column in zip(*(exchanged_ms(one, size, rates, fit) for one in shards), strict=True)
         )
         assert out == pytest.approx(times.forward[device])
         assert back == pytest.approx(times.backward[device])
@@ -63,14 +63,14 @@ def test_exchanges_are_those_of_the_cluster_where_all_devices_have_as_much(way: 
 
 
 def test_work_by_hand() -> None:
-    size = world_size(MACHINE.request(TABLES, 2).nodes)
-    rows = ShardWork("row_wise", "fused", 1000, 8, 4000, lookups=8e6, bags=2e6, weight_bytes=4, call_share=0.25)
+    size = size_of_machine(MACHINE.request(TABLES, 2).nodes)
+    rows = FittedShard("row_wise", "fused", 1000, 8, 4000, lookups=8e6, bags=2e6, weight_bytes=4, call_share=0.25)
     work = work_of(rows, size, distinct_share=0.1, l2_bytes=16_000.0)
     assert (work["lookups"], work["bags"], work["call"], work["dense_bytes"]) == (2.0, 2.0, 0.25, 0.0)
     assert work["distinct"] * 1e6 == 1000  # all of its rows
     assert work["row_bytes"] == 2.0 * 32
     assert work["missed_bytes"] * 1e6 == pytest.approx(32_000 + (64e6 - 32_000) / 2)  # half of them fit
-    replica = ShardWork("data_parallel", "dense", 4000, 8, 4000, lookups=8e6, bags=2e6, weight_bytes=4)
+    replica = FittedShard("data_parallel", "dense", 4000, 8, 4000, lookups=8e6, bags=2e6, weight_bytes=4)
     replicated = work_of(replica, size, 0.1, 16_000.0)
     assert (replicated["lookups"], replicated["dense_bytes"]) == (2.0, 4000 * 8 * 4 / 1e6)
 
@@ -84,7 +84,7 @@ def test_memory_by_hand() -> None:
 
 def test_misses_go_from_all_to_none() -> None:
     def missed_ms(load_factor: float) -> float:
-        one = ShardWork("table_wise", "fused_uvm_caching", 1000, 16, 1000, 1e4, 1e4, 4, load_factor=load_factor)
+        one = FittedShard("table_wise", "fused_uvm_caching", 1000, 16, 1000, 1e4, 1e4, 4, load_factor=load_factor)
         return host_work_of(one, {"distinct_share": 0.01, "new_share": 0.4}, host=1.0)["missed_ms"]
 
     assert missed_ms(0.0) == 100 * 64  # distinct rows, a line each

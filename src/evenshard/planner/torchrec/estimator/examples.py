@@ -29,13 +29,13 @@ from evenshard.sharders.random_sharding import random_sharding
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-UNLIMITED_BYTES = 10**15
-MOST_TABLES = 60
-DEVICE_BYTES = 64 * 2**30
+_UNLIMITED_BYTES = 10**15
+_MOST_TABLES = 60
+_DEVICE_BYTES = 64 * 2**30
 """No table of the examples is larger than a part of this."""
 LARGEST_REPLICA_BYTES = 2**30
 
-DeviceTimes = Callable[[Sequence[TablePart]], FloatArray]
+TimesOfParts = Callable[[Sequence[TablePart]], FloatArray]
 """[D, 3] forward compute, backward compute and all exchanges of each device, ms."""
 
 
@@ -60,7 +60,7 @@ class FittedMachine:
     optimizer: str = "sgd"
     model: PlacementModel | None = None
 
-    def request(self, tables: Sequence[Table], nodes: int, memory_bytes: int = UNLIMITED_BYTES) -> PlacementRequest:
+    def request(self, tables: Sequence[Table], nodes: int, memory_bytes: int = _UNLIMITED_BYTES) -> PlacementRequest:
         """A request for such devices."""
         devices = nodes * self.devices_per_node
         machine = Machine(devices, self.devices_per_node, intra=self.intra, inter=self.inter if nodes > 1 else "")
@@ -82,7 +82,7 @@ class FittedMachine:
     def _intra(self) -> Link:
         return link(self.intra or gpu_profile(HardwareName.parse(self.hardware).device).link)
 
-    def times(self, request: PlacementRequest) -> DeviceTimes:
+    def times(self, request: PlacementRequest) -> TimesOfParts:
         """What placements of a request cost."""
         task = request.sharding_task()
         if self.model is not None:
@@ -130,7 +130,7 @@ class Example:
     Attributes:
         task: tables and machine.
         parts: of the tables.
-        times_D3: ``DeviceTimes``.
+        times_D3: ``TimesOfParts``.
     """
 
     task: ShardingTask
@@ -143,9 +143,9 @@ def draw_examples(
 ) -> Iterator[list[Example]]:
     """Examples of one set of tables after the other, on machines of these numbers of nodes in turn."""
     rng = np.random.default_rng(seed)
-    config = BroadConfig(max_tables=MOST_TABLES)
+    config = BroadConfig(max_tables=_MOST_TABLES)
     for number, num_nodes in zip(range(num_worlds), cycle(nodes), strict=False):
-        world = draw_world(f"example-{number}", config, DEVICE_BYTES, rng, machine.batch_size)
+        world = draw_world(f"example-{number}", config, _DEVICE_BYTES, rng, machine.batch_size)
         request = machine.request([replace(table, reuse_bins=None) for table in world.tables], num_nodes)
         task, times_of = request.sharding_task(), machine.times(request)
         drawn = (random_parts(task, rng) for _ in range(per_world))

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from evenshard.planner.torchrec.estimator.perf_config import FittedEstimator
 
-SCHEMA_VERSION = 1
-SUFFIXES = (".py", ".json")
+_SCHEMA_VERSION = 1
+_SUFFIXES = (".py", ".json")
 _WHAT = "an estimator"
 _REMEDY = "Write it again with `evenshard export-estimator ... -o estimator.json`."
 _KEYS = ("hardware", "distinct_share", "new_share", "l2_bytes", "host_gb_s", "intra", "inter", "exchange", "compute")
@@ -72,7 +72,7 @@ _HOW = """
 
 def check_estimator_path(path: str | Path) -> None:
     """Raises BadConfig if no estimator can be written under this name."""
-    if Path(path).suffix not in SUFFIXES:
+    if Path(path).suffix not in _SUFFIXES:
         raise BadConfig(f"an estimator is a .py or a .json file, not {Path(path).name}. Name it estimator.py.")
 
 
@@ -88,7 +88,7 @@ def save_estimator(fit: dict[str, Any], path: str | Path, command: str = "") -> 
         BadConfig: if the path ends in something else.
     """
     check_estimator_path(path)
-    record = {"schema_version": SCHEMA_VERSION, "evenshard": __version__, "command": printable(command), **fit}
+    record = {"schema_version": _SCHEMA_VERSION, "evenshard": __version__, "command": printable(command), **fit}
     text = json.dumps(record, indent=1) + "\n" if Path(path).suffix == ".json" else python_source(record)
     with atomic_path(Path(path)) as draft:
         draft.write_text(text, encoding="utf-8")
@@ -110,8 +110,8 @@ def load_estimator(
     """
     require_torchrec()
     record = read_json(path, _WHAT, _REMEDY)
-    if not isinstance(record, dict) or record.get("schema_version") != SCHEMA_VERSION:
-        raise BadFile(path, f"is no estimator of schema_version {SCHEMA_VERSION}", _REMEDY)
+    if not isinstance(record, dict) or record.get("schema_version") != _SCHEMA_VERSION:
+        raise BadFile(path, f"is no estimator of schema_version {_SCHEMA_VERSION}", _REMEDY)
     missing = [key for key in _KEYS if key not in record]
     if missing:
         raise BadFile(path, f"lacks {missing[0]}", _REMEDY)

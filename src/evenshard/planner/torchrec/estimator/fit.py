@@ -22,18 +22,23 @@ from evenshard.measure.simulated.gpu_profile import HOST_GB_S, gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import INDEX_BYTES, LENGTH_BYTES, LOOKUP_WEIGHT_BYTES
 from evenshard.placement.parts import TablePart, lookup_share
-from evenshard.placement.sharding import DATA_PARALLEL, ShardingTask, parts_by_table, sharding_type
+from evenshard.placement.sharding import (
+    DATA_PARALLEL,
+    ROW_WISE,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    ShardingTask,
+    parts_by_table,
+    sharding_type,
+)
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, Storage
 from evenshard.planner.pricing import REAL_BYTES_PER_NS
 from evenshard.planner.torchrec.estimator.examples import Example, FittedMachine, draw_examples
 from evenshard.planner.torchrec.estimator.formula import (
     FIT_OF_TYPE,
-    ROW_WISE,
-    TABLE_ROW_WISE,
-    TABLE_WISE,
-    VALUE_BYTES,
+    FP32_BYTES,
+    FittedShard,
     Rates,
-    ShardWork,
     WorldSize,
     host_work_of,
     shard_times,
@@ -75,10 +80,10 @@ def fit_estimator(machine: FittedMachine, seed: int = 0) -> dict[str, Any]:
     return fit
 
 
-def shards_of_devices(task: ShardingTask, parts: Sequence[TablePart]) -> list[list[ShardWork]]:
+def shards_of_devices(task: ShardingTask, parts: Sequence[TablePart]) -> list[list[FittedShard]]:
     """The shards of every device as the formula sees them."""
     by_table = parts_by_table(task, parts)
-    found: list[list[ShardWork]] = [[] for _ in range(task.num_devices)]
+    found: list[list[FittedShard]] = [[] for _ in range(task.num_devices)]
     for table in task.tables:
         of_table = by_table[table.name]
         way = sharding_type(of_table, table, task.machine)
@@ -89,16 +94,16 @@ def shards_of_devices(task: ShardingTask, parts: Sequence[TablePart]) -> list[li
     return [_with_call_shares(shards) for shards in found]
 
 
-def _with_call_shares(shards: Sequence[ShardWork]) -> list[ShardWork]:
+def _with_call_shares(shards: Sequence[FittedShard]) -> list[FittedShard]:
     """The shards of a device, which bear what their kernel calls cost in equal parts."""
     counts = Counter(FIT_OF_TYPE[shard.sharding_type] for shard in shards)
     return [replace(shard, call_share=1 / counts[FIT_OF_TYPE[shard.sharding_type]]) for shard in shards]
 
 
-def shard_work(task: ShardingTask, table: Table, part: TablePart, way: str) -> ShardWork:
+def shard_work(task: ShardingTask, table: Table, part: TablePart, way: str) -> FittedShard:
     """A part as the formula sees it."""
     share = lookup_share(table, part.rows) * table.num_rows / part.rows.size  # of its lookups, for each of its rows
-    return ShardWork(
+    return FittedShard(
         way,
         "dense" if way == DATA_PARALLEL else part.storage.kernel,
         part.rows.size,
@@ -115,14 +120,14 @@ def shard_work(task: ShardingTask, table: Table, part: TablePart, way: str) -> S
     )
 
 
-def world_size(machine: Machine) -> WorldSize:
+def size_of_machine(machine: Machine) -> WorldSize:
     """The devices of a machine as the formula sees them."""
     return WorldSize(machine.num_devices, machine.devices_per_node, machine.domain_size)
 
 
 def rated_ms(task: ShardingTask, parts: Sequence[TablePart], fit: Mapping[str, Any]) -> float:
     """What TorchRec's planner would rate a placement at: the largest sum over a device."""
-    size = world_size(task.machine)
+    size = size_of_machine(task.machine)
     rates = Rates(_rate(fit["intra"], size.domain), _rate(fit["inter"], size.world), fit["host_gb_s"] * 1e6)
     sums = (
         sum(shard_times(shard, size, rates, fit).total for shard in shards) for shards in shards_of_devices(task, parts)
@@ -150,7 +155,7 @@ def constants_of(machine: FittedMachine, tables: Sequence[Table]) -> dict[str, A
         "new_share": float(np.median([one[1] for one in known])),
         "l2_bytes": L2_BYTES if profile is None else profile.l2_bytes,
         "host_gb_s": HOST_GB_S if profile is None else profile.host_gb_s,
-        "dense_ms": _rounded(dense_ms(1e6 / VALUE_BYTES, bytes_per_ns, machine.optimizer)),
+        "dense_ms": _rounded(dense_ms(1e6 / FP32_BYTES, bytes_per_ns, machine.optimizer)),
         "intra": _link(links.intra),
         "inter": _link(links.inter),
         "exchange": {
@@ -189,7 +194,7 @@ def _compute(examples: Sequence[Example], fit: Mapping[str, Any]) -> dict[str, A
     rows, times, weights = [], [], []
     names: list[str] = []
     for example in examples:
-        size, totals_D = world_size(example.task.machine), example.times_D3.sum(axis=1)
+        size, totals_D = size_of_machine(example.task.machine), example.times_D3.sum(axis=1)
         order, shards_of = np.argsort(-totals_D), shards_of_devices(example.task, example.parts)
         chosen = {*order[:2].tolist(), *order[:: max(len(order) // (DEVICES_OF_AN_EXAMPLE - 2), 1)].tolist()}
         for device in sorted(chosen):
@@ -249,9 +254,9 @@ def _profile(hardware: str) -> Any:
     return gpu_profile(name.device) if name.kind.times == "simulated" else None
 
 
-def _whole(table: Table, batch_size: int, kernel: str, load_factor: float) -> ShardWork:
+def _whole(table: Table, batch_size: int, kernel: str, load_factor: float) -> FittedShard:
     """A whole table."""
-    return ShardWork(
+    return FittedShard(
         TABLE_WISE,
         kernel,
         table.num_rows,

@@ -4,7 +4,7 @@ Exported files hold this module as it stands here, so that it imports nothing bu
 
 TorchRec rates a plan by the largest sum of its shards' times over a rank, so that all must be said of one shard alone.
 What shards share is spread: a kernel call has costs of its own (launches, latencies), however many tables it looks up,
-and each of its shards bears a part of them (``ShardWork.call_share``).
+and each of its shards bears a part of them (``FittedShard.call_share``).
 """
 
 import math
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-TABLE_WISE, ROW_WISE, TABLE_ROW_WISE = "table_wise", "row_wise", "table_row_wise"
-DATA_PARALLEL = "data_parallel"
+_TABLE_WISE, _ROW_WISE, _TABLE_ROW_WISE = "table_wise", "row_wise", "table_row_wise"
+_DATA_PARALLEL = "data_parallel"
 FIT_OF_TYPE = {
-    "table_wise": TABLE_WISE,
-    "column_wise": TABLE_WISE,
-    "table_column_wise": TABLE_WISE,
-    "row_wise": ROW_WISE,
-    "table_row_wise": TABLE_ROW_WISE,
-    "grid_shard": TABLE_ROW_WISE,
-    "data_parallel": DATA_PARALLEL,
+    "table_wise": _TABLE_WISE,
+    "column_wise": _TABLE_WISE,
+    "table_column_wise": _TABLE_WISE,
+    "row_wise": _ROW_WISE,
+    "table_row_wise": _TABLE_ROW_WISE,
+    "grid_shard": _TABLE_ROW_WISE,
+    "data_parallel": _DATA_PARALLEL,
 }
 """Sharding types, and the one that each shares its kernel call, its exchanges and its coefficients with."""
-SECTOR_BYTES, HOST_LINE_BYTES = 32, 64
-REQUEST_VALUES = 128
+_SECTOR_BYTES, HOST_LINE_BYTES = 32, 64
+_REQUEST_VALUES = 128
 """What one instruction of a warp fetches of a row."""
-VALUE_BYTES = 4
+FP32_BYTES = 4
 """Outputs, their gradients, and dense gradients are FP32."""
 
 
@@ -48,7 +48,7 @@ class WorldSize:
 
 
 @dataclass(frozen=True)
-class ShardWork:
+class FittedShard:
     """What the formula asks of a shard.
 
     Attributes:
@@ -122,7 +122,7 @@ class ShardTimes:
 
 
 @lru_cache(maxsize=1 << 18)
-def work_of(shard: ShardWork, size: WorldSize, distinct_share: float, l2_bytes: float) -> dict[str, float]:
+def work_of(shard: FittedShard, size: WorldSize, distinct_share: float, l2_bytes: float) -> dict[str, float]:
     """What the kernels of a shard's rank do for it in a step; the names are those of the coefficients.
 
     A call and a shard count as such, everything else in millions.
@@ -133,12 +133,12 @@ def work_of(shard: ShardWork, size: WorldSize, distinct_share: float, l2_bytes: 
         distinct_share: distinct rows of many lookups, for each of them.
         l2_bytes: of rows that the device's L2 cache holds.
     """
-    samples = 1 / size.world if shard.sharding_type == DATA_PARALLEL else 1.0
+    samples = 1 / size.world if shard.sharding_type == _DATA_PARALLEL else 1.0
     lookups = shard.lookups * shard.share * samples
     bags = shard.bags * samples if shard.is_pooled else max(lookups, 1.0)
     distinct = min(distinct_share * lookups, float(shard.rows))
-    row_bytes = touched_bytes(shard.columns * shard.weight_bytes, SECTOR_BYTES)
-    gradient_bytes = touched_bytes(shard.columns * VALUE_BYTES, SECTOR_BYTES)
+    row_bytes = touched_bytes(shard.columns * shard.weight_bytes, _SECTOR_BYTES)
+    gradient_bytes = touched_bytes(shard.columns * FP32_BYTES, _SECTOR_BYTES)
     read = min(lookups, bags)
     return {
         "call": shard.call_share,
@@ -146,20 +146,20 @@ def work_of(shard: ShardWork, size: WorldSize, distinct_share: float, l2_bytes: 
         "bags": bags / 1e6,
         "lookups": lookups / 1e6,
         "sorted": lookups * math.log2(max(shard.rows, 2)) / 1e6,
-        "requests": lookups * math.ceil(shard.columns / REQUEST_VALUES) / 1e6,
+        "requests": lookups * math.ceil(shard.columns / _REQUEST_VALUES) / 1e6,
         "distinct": distinct / 1e6,
         "repeated": lookups / max(distinct, 1.0) / 1e6,
         "row_bytes": lookups * row_bytes / 1e6,
         "distinct_bytes": distinct * row_bytes / 1e6,
         "missed_bytes": missed(lookups * row_bytes, distinct * row_bytes, l2_bytes) / 1e6,
-        "output_bytes": bags * shard.columns * VALUE_BYTES / 1e6,
+        "output_bytes": bags * shard.columns * FP32_BYTES / 1e6,
         "gradient_bytes": lookups * gradient_bytes / 1e6,
         "missed_gradient_bytes": missed(lookups * gradient_bytes, read * gradient_bytes, l2_bytes) / 1e6,
-        "dense_bytes": shard.rows * shard.columns * VALUE_BYTES / 1e6 if samples < 1 else 0.0,
+        "dense_bytes": shard.rows * shard.columns * FP32_BYTES / 1e6 if samples < 1 else 0.0,
     }
 
 
-def host_work_of(shard: ShardWork, fit: Mapping[str, Any], host: float) -> dict[str, float]:
+def host_work_of(shard: FittedShard, fit: Mapping[str, Any], host: float) -> dict[str, float]:
     """What a shard adds that is not in device memory; times of bytes are ms, lookups are in millions.
 
     Args:
@@ -175,11 +175,11 @@ def host_work_of(shard: ShardWork, fit: Mapping[str, Any], host: float) -> dict[
         "read_ms": lookups * row_bytes / host,
         "distinct_ms": distinct * row_bytes / host,
         "missed_ms": miss_rate_of(shard, distinct, fit["new_share"]) * distinct * row_bytes / host,
-        "state_ms": distinct * touched_bytes(shard.columns * VALUE_BYTES, HOST_LINE_BYTES) / host,
+        "state_ms": distinct * touched_bytes(shard.columns * FP32_BYTES, HOST_LINE_BYTES) / host,
     }
 
 
-def miss_rate_of(shard: ShardWork, distinct: float, new_share: float) -> float:
+def miss_rate_of(shard: FittedShard, distinct: float, new_share: float) -> float:
     """As known; else straight from all, without a cache, over the rows that are new in each batch, to nothing."""
     if shard.miss_rate is not None:
         return shard.miss_rate
@@ -205,21 +205,23 @@ def missed(read_bytes: float, distinct_bytes: float, cache_bytes: float) -> floa
 # Exchanges ------------------------------------------------------------------------------------------------------------
 
 
-def exchange_ms(shard: ShardWork, size: WorldSize, rates: Rates, fit: Mapping[str, Any]) -> tuple[float, float, float]:
+def exchanged_ms(
+    shard: FittedShard, size: WorldSize, rates: Rates, fit: Mapping[str, Any]
+) -> tuple[float, float, float]:
     """Input, forward and backward exchange of a shard, if all ranks had as much to exchange."""
     kind = FIT_OF_TYPE[shard.sharding_type]
     if size.world == 1 or not shard.rows:
         return 0.0, 0.0, 0.0
     part, link = shard.call_share, fit["exchange"]
     latency = part * link["latency_us"] / 1e3
-    if kind == DATA_PARALLEL:
-        gradients = 2.0 * VALUE_BYTES * shard.rows * shard.columns
+    if kind == _DATA_PARALLEL:
+        gradients = 2.0 * FP32_BYTES * shard.rows * shard.columns
         return 0.0, 0.0, latency + reduce_ms(gradients, size, rates)
     lookups = shard.lookups * shard.share
     values = (shard.bags if shard.is_pooled else lookups) * shard.columns
-    if shard.is_pooled and kind == ROW_WISE:
+    if shard.is_pooled and kind == _ROW_WISE:
         one_byte = reduce_ms(values, size, rates)
-    elif shard.is_pooled and kind == TABLE_ROW_WISE:
+    elif shard.is_pooled and kind == _TABLE_ROW_WISE:
         one_byte = node_reduce_ms(values, size, rates)
         latency += part * link["node_latency_us"] / 1e3 if size.world > size.node else 0.0
     else:
@@ -257,7 +259,7 @@ def node_reduce_ms(all_bytes: float, size: WorldSize, rates: Rates) -> float:
 # All of it ------------------------------------------------------------------------------------------------------------
 
 
-def shard_times(shard: ShardWork, size: WorldSize, rates: Rates, fit: Mapping[str, Any]) -> ShardTimes:
+def shard_times(shard: FittedShard, size: WorldSize, rates: Rates, fit: Mapping[str, Any]) -> ShardTimes:
     """What a shard takes of a step.
 
     Args:
@@ -276,7 +278,7 @@ def shard_times(shard: ShardWork, size: WorldSize, rates: Rates, fit: Mapping[st
         fetch = outside["forward"].get("missed_ms", 0.0) * of_host["missed_ms"]
         forward += weighed(outside["forward"], of_host) - fetch
         backward += weighed(outside["backward"], of_host)
-    inputs, out, back = exchange_ms(shard, size, rates, fit)
+    inputs, out, back = exchanged_ms(shard, size, rates, fit)
     return ShardTimes(forward, backward, out, back, inputs, fetch)
 
 

@@ -24,9 +24,9 @@ from torchrec.distributed.planner.types import ParameterConstraints, Perf, PerfM
 
 from evenshard.planner.torchrec.estimator.formula import (
     FIT_OF_TYPE,
+    FittedShard,
     Rates,
     ShardTimes,
-    ShardWork,
     WorldSize,
     shard_times,
 )
@@ -62,7 +62,7 @@ class FittedPerfConfig(HardwarePerfConfig):  # type: ignore[misc]  # TorchRec ha
         """
         size = WorldSize(ctx.world_size, ctx.local_world_size, max(ctx.intra_group_size, ctx.local_world_size))
         lookups, bags = (each * ctx.world_size for each in (ctx.batch_inputs, self._bags(ctx)))
-        shard = ShardWork(
+        shard = FittedShard(
             ctx.sharding_type,
             ctx.compute_kernel,
             ctx.hash_size,
