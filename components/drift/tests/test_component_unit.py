@@ -39,7 +39,7 @@ def test_tables_that_are_covered_need_no_training(tmp_path: Path, made: Artifact
     ("changes", "request_of", "why"),
     [
         ({"embedding_dim": 4096}, {}, "40 tables have a larger dim"),
-        ({}, {"num_devices": 4000}, "4,000 devices are far more than"),
+        ({}, {"num_devices": 4000}, "4,000 devices are more than"),
         ({}, {"batch_size": 100 * BATCH_SIZE}, "the global batch"),
         ({"pooling_factor": None}, {"default_pooling_factor": 5000.0}, "40 tables have more lookups"),
     ],
