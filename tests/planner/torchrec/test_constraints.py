@@ -12,6 +12,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.storage import COMPUTE_KERNELS
+from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.constraints import CARRIED, USED, Constrained, constrained
 from evenshard.planner.torchrec.modules import located_tables
 from evenshard.planner.torchrec.tables import table_set_of
@@ -121,6 +122,9 @@ def test_what_cannot_be_placed_is_one_line(named: dict[str, Any], message: str) 
         of(**named)
 
 
-def test_a_constraint_of_no_table_is_an_error() -> None:
-    with pytest.raises(BadConfig, match="constraints name table 'z', which is not among the tables"):
-        constrained({"z": ParameterConstraints()}, table_set_of(CONFIGS), located_tables(CONFIGS), (), "cuda")
+def test_a_constraint_of_no_table_is_named_and_left_aside() -> None:
+    found = constrained(
+        {"z": ParameterConstraints(num_poolings=[2.0])}, table_set_of(CONFIGS), located_tables(CONFIGS), (), "cuda"
+    )
+    assert found.notes == ("The model has none of the tables of these constraints: z.",)
+    assert found.rules == Rules()

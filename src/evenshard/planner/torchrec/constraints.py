@@ -68,12 +68,11 @@ def constrained(
         kernels: where it has memory for weights; of what a constraint names, others are left aside.
 
     Raises:
-        BadConfig: if a constraint is of no table, or asks for what evenshard does not place.
+        BadConfig: if a constraint asks for what evenshard does not place.
     """
     names = {name for one in located for name in (one.name, one.config.name)}
-    unknown = next((name for name in constraints if name not in names), None)
-    if unknown is not None:
-        raise BadConfig(f"constraints name table {brief(unknown)}, which is not among the tables. Correct its name.")
+    unknown = cut(", ".join(name for name in constraints if name not in names), 400)
+    constraints = {name: own for name, own in constraints.items() if name in names}
     assumed = {one.table for one in known.assumptions if one.column == "pooling_factor"}
     tables: list[Table] = []
     table_types: dict[str, tuple[str, ...]] = {}
@@ -102,7 +101,10 @@ def constrained(
     return Constrained(
         TableSet(tuple(tables), tuple(assumptions)),
         Rules.of(table_types=table_types, min_columns=min_columns, table_kernels=table_kernels),
-        (f"Of TorchRec's constraints, these change nothing in the placement: {unused}.",) if unused else (),
+        (
+            *((f"The model has none of the tables of these constraints: {unknown}.",) if unknown else ()),
+            *((f"Of TorchRec's constraints, these change nothing in the placement: {unused}.",) if unused else ()),
+        ),
     )
 
 
