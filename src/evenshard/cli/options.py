@@ -53,11 +53,17 @@ def _of_table(text: str, form: str) -> tuple[str, str]:
     return name, value
 
 
-def _column(text: str) -> Mapping[str, str]:
-    name, equals, ours = text.rpartition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{brief(text)} is not THEIRS=OURS")
-    return {name: ours}
+def _columns(text: str) -> Mapping[str, str]:
+    parts = text.split(",")
+    if not all("=" in part for part in parts):  # a comma of a name
+        parts = [text]
+    columns = {}
+    for part in parts:
+        name, equals, ours = part.rpartition("=")
+        if not (name and equals):
+            raise argparse.ArgumentTypeError(f"{brief(text)} is not THEIRS=OURS")
+        columns[name] = ours
+    return columns
 
 
 def _device(text: str) -> Sequence[int]:
@@ -82,7 +88,7 @@ _KINDS: Mapping[Any, Mapping[str, Any]] = {
     str | Path: PATH,
     float | Sequence[float]: {"type": _numbers, "metavar": "GB[,GB...]"},
     Mapping[str, int | Sequence[int]]: {"type": _table_ids, "metavar": "TABLE=N[,N]", **REPEATED},
-    Mapping[str, str]: {"type": _column, "metavar": "THEIRS=OURS", "action": _Joined},
+    Mapping[str, str]: {"type": _columns, "metavar": "THEIRS=OURS[,THEIRS=OURS]", "action": _Joined},
     Mapping[str, str | Sequence[str]]: {"type": _table_words, "metavar": "TABLE=NAME[,NAME]", **REPEATED},
     Mapping[str, int]: {"type": _table_number, "metavar": "TABLE=N", **REPEATED},
     Sequence[str]: {"type": _words, "metavar": "NAME[,NAME]"},
