@@ -25,8 +25,15 @@ def device_kinds(task: ShardingTask) -> list[int]:
     """A number for each device; devices that share one can change names without breaking anything."""
     kinds: dict[tuple[object, ...], int] = {}
     limits = [task.limits_of(position).devices for position in range(len(task.tables))]
+    machine = task.machine
+    hosts = [sizes or (0,) * machine.num_nodes for sizes in (machine.host_bytes, machine.ssd_bytes)]
     signs = [
-        (room, task.machine.hardware_of(device), tuple(one is None or device in one for one in limits))
+        (
+            room,
+            machine.hardware_of(device),
+            *(sizes[machine.node_of(device)] for sizes in hosts),
+            tuple(one is None or device in one for one in limits),
+        )
         for device, room in enumerate(task.room_bytes)
     ]
     return [kinds.setdefault(sign, len(kinds)) for sign in signs]

@@ -14,7 +14,7 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.moves import larger_machine, shared_pieces
 from evenshard.placement.parts import TablePart
 from evenshard.placement.renaming import best_names, device_kinds
-from evenshard.placement.sharding import broken_limit
+from evenshard.placement.sharding import broken_limit, parts_by_table
 from evenshard.sharders.plan_search.options import DEVICE, NODE, Options
 from evenshard.sharders.plan_search.state import Choice, State, choice_like, parts_of_unit
 from evenshard.utils.errors import BadConfig
@@ -93,14 +93,30 @@ class Moves:
         return self._known[key]
 
     def _counted(self, unit: int, choice: Choice) -> int:
-        total = 0
-        for position, after in parts_of_unit(self.options, unit, choice).items():
-            table = self.options.task.tables[position]
-            before = self.earlier.parts_of_table.get(table.name)
-            if before is not None and list(before) != after:
-                pieces = shared_pieces(table, before, after, self._machine, self.earlier.optimizer)
-                total += sum(piece.moved_bytes for piece in pieces)
-        return total
+        of_tables = parts_of_unit(self.options, unit, choice)
+        return sum(self._bytes_of_table(position, after) for position, after in of_tables.items())
+
+    def parts_bytes(self, parts: Sequence[TablePart]) -> int:
+        """What moves of a whole placement."""
+        of_tables = parts_by_table(self.options.task, parts).values()
+        return sum(self._bytes_of_table(position, after) for position, after in enumerate(of_tables))
+
+    def _bytes_of_table(self, position: int, after: Sequence[TablePart]) -> int:
+        table = self.options.task.tables[position]
+        before = self.earlier.parts_of_table.get(table.name)
+        if before is None or list(before) == list(after):
+            return 0
+        return sum(
+            piece.moved_bytes for piece in shared_pieces(table, before, after, self._machine, self.earlier.optimizer)
+        )
+
+    def earlier_parts(self) -> tuple[TablePart, ...] | None:
+        """The earlier placement, where every table has one on these devices."""
+        task = self.options.task
+        found = [self.earlier.parts_of_table.get(table.name, ()) for table in task.tables]
+        parts = tuple(part for own in found for part in own)
+        gone = any(device >= task.num_devices for part in parts for device in part.devices)
+        return None if gone or not all(found) else parts
 
     def price_ms(self, moved_bytes: int) -> float:
         """What moves cost a search, ms."""

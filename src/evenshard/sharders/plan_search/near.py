@@ -9,6 +9,7 @@ the rest is within the bound. Both are improved within it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,14 +93,18 @@ class NearSearch:
             BadConfig: if more has to move; the message says how much, and which tables.
         """
         moves, options = self._moves, self._search.options
-        freed = [choices for parts in free.candidates[:RETURNING] if (choices := choices_of(options, parts))]
-        renamed = [moves.renamed(choices) for choices in freed]
-        free_bytes = sum(moves.bytes_of(unit, choice) for unit, choice in enumerate(renamed[0])) if renamed else 0
+        renamed = [moves.renamed(choices) for choices in self._freed(free)]
+        free_bytes = self._moved(renamed[0]) if renamed else moves.parts_bytes(free.best.parts)
+        found = list(self._as_they_are(free))
         begun = self._begun()
+        if self._lacks(begun):
+            if not found:
+                raise self._nothing_near(begun)
+            return self._result(free, found, min(found, key=lambda one: one.moved_bytes), free_bytes)
+        assert begun is not None
         start = State(options, begun, moves)
         least = start.moved_bytes
         moves.step_ms = max(start.cost_ms, *(State(options, choices).cost_ms for choices in renamed), 1e-9)
-        found: list[_Found] = []
         state, most = start, max(self._most_bytes, least)
         room = min(most, max(free_bytes, least) * 4 + moves.all_bytes) - least
         for share in MOVE_BOUNDS:
@@ -107,7 +112,7 @@ class NearSearch:
             self._descend(state)
             self._improve(state, 1 / 6)
             found.append(self._found(state))
-        stay = found[0]
+        stay = found[-len(MOVE_BOUNDS)]
         moves.most_bytes = most
         if most <= least:
             renamed = []  # back at home is where the search began
@@ -145,32 +150,52 @@ class NearSearch:
     def _found(self, state: State) -> _Found:
         return _Found(state.parts(), state.moved_bytes)
 
+    # Rows that are cut unevenly ---------------------------------------------------------------------------------------
+
+    def _freed(self, free: PlanSearchResult) -> list[list[Choice]]:
+        """The first placements without a bound, as choices that fit: even rows may not fit where uneven ones do."""
+        options, room_D = self._search.options, self._search.room_D
+        known = (choices_of(options, parts) for parts in free.candidates[:RETURNING])
+        return [choices for choices in known if choices is not None and State(options, choices).fits(room_D)]
+
+    def _as_they_are(self, free: PlanSearchResult) -> Iterator[_Found]:
+        """The earlier placement and the free one within the bound, for which there may be no choices."""
+        task, moves = self._search.costs.task, self._moves
+        for parts in (moves.earlier_parts(), free.best.parts):
+            if parts is None or (moved := moves.parts_bytes(parts)) > self._most_bytes:
+                continue
+            with suppress(InfeasibleTask, BadConfig):
+                check_sharding(task, parts)
+                yield _Found(tuple(parts), moved)
+
     # Staying ----------------------------------------------------------------------------------------------------------
 
-    def _begun(self) -> list[Choice]:
+    def _begun(self) -> list[Choice] | None:
         """Every unit at home, the others where least is to do; with the least moves where that does not go."""
         greedy = self._stayed()
         moved = float("inf") if greedy is None else self._moved(greedy)
-        if greedy is not None and moved == 0:
+        if moved == 0:
             return greedy
         fewer = least_moves(self._search.options, self._search.construction, self._moves)
-        if fewer is not None and self._moved(fewer) < moved:
-            greedy, moved = fewer, self._moved(fewer)
-        if greedy is None:
-            raise BadConfig("no placement near the earlier one was found. Leave near out.")
-        if moved > self._most_bytes:
-            names = [
-                self._search.costs.task.tables[self._search.options.units[unit].tables[0]].name
-                for unit, choice in enumerate(greedy)
-                if self._moves.bytes_of(unit, choice)
-            ]
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            need = f"{np.ceil(bytes_to_gb(moved) * 1e4) / 1e4:.10g}"
-            raise BadConfig(
-                f"max_move_gb is {bytes_to_gb(self._most_bytes):.4g}, but the earlier placement is not legal where it "
-                f"is: {', '.join(map(brief, names[:3]))}{more} must move. Raise max_move_gb to {need}."
-            )
-        return greedy
+        return fewer if fewer is not None and self._moved(fewer) < moved else greedy
+
+    def _lacks(self, begun: Sequence[Choice] | None) -> bool:
+        """Whether there is nothing to begin with within the bound."""
+        return begun is None or self._moved(begun) > self._most_bytes
+
+    def _nothing_near(self, begun: Sequence[Choice] | None) -> BadConfig:
+        """What to say of that."""
+        if begun is None:
+            return BadConfig("no placement near the earlier one was found. Leave near out.")
+        units, tables = self._search.options.units, self._search.costs.task.tables
+        away = [unit for unit, choice in enumerate(begun) if self._moves.bytes_of(unit, choice)]
+        names = [tables[units[unit].tables[0]].name for unit in away]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        need = f"{np.ceil(bytes_to_gb(self._moved(begun)) * 1e4) / 1e4:.10g}"
+        return BadConfig(
+            f"max_move_gb is {bytes_to_gb(self._most_bytes):.4g}, but the earlier placement is not legal where it "
+            f"is: {', '.join(map(brief, names[:3]))}{more} must move. Raise max_move_gb to {need}."
+        )
 
     def _moved(self, choices: Sequence[Choice]) -> int:
         return sum(self._moves.bytes_of(unit, choice) for unit, choice in enumerate(choices))
