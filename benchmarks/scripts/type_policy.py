@@ -37,6 +37,7 @@ from evenshard.sharders.models import load_model
 from evenshard.sharders.plan_search.construction import Works
 from evenshard.sharders.plan_search.options import DEVICE, NODE
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort
+from evenshard.sharders.plan_search.starts import constructed
 from evenshard.sharders.plan_search.state import Choice, State
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.generator import GeneratorConfig, generate_tables
@@ -101,7 +102,7 @@ class Case:
         self.order = np.argsort(-least_U, kind="stable").tolist()
         left = np.cumsum(least_U[self.order][::-1])[::-1] / least_U.sum()
         self.actions = [self._actions(unit, share) for unit, share in zip(self.order, left, strict=True)]
-        self.constructed_ms = min(start.cost_ms for start in self.search._constructed())
+        self.constructed_ms = min(start.cost_ms for start in constructed(self.search.construction))
 
     def _actions(self, unit: int, left: float) -> Actions:
         table, works, devices = self.options.task.tables[unit], self._works, self.machine.num_devices
@@ -261,9 +262,9 @@ def test(args: argparse.Namespace) -> None:
         states = sorted((State(case.options, choices) for choices in placed), key=lambda state: state.cost_ms)
         known = list(dict.fromkeys(state.parts() for state in states))[:KNOWN]
         rollouts_s = time.process_time() - began
-        constructed = [State(case.options, start.choices).parts() for start in case.search._constructed()]
+        built = [State(case.options, start.choices).parts() for start in constructed(case.search.construction)]
         line: dict[str, object] = {"task": name, "tables": len(case.order)}
-        line["constructed"] = min(case.costs.predict(parts).predicted_ms for parts in constructed)
+        line["constructed"] = min(case.costs.predict(parts).predicted_ms for parts in built)
         predicted = [case.costs.predict(state.parts()).predicted_ms for state in states]
         line |= {"rollout": min(predicted), "mean_rollout": fmean(predicted)}
         usual = PlanSearchEffort()

@@ -33,6 +33,7 @@ from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
 from evenshard.sharders.plan_search.networks import CallNetwork
 from evenshard.sharders.plan_search.options import Options, column_cuts, row_spans
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort
+from evenshard.sharders.plan_search.starts import constructed
 from evenshard.sharders.plan_search.state import Choice, State, choices_of
 from evenshard.tables.table import Table
 
@@ -95,7 +96,7 @@ def test_changes_leave_the_sums_that_a_new_state_has() -> None:
 
 def test_the_answer_is_legal_and_better_than_its_starts() -> None:
     search = PlanSearch(costs_of(some_tables()), SHORT)
-    starts = search._constructed()
+    starts = constructed(search.construction)
     found = search.run()
     check_sharding(search.costs.task, found.best.parts)
     assert found.best.predicted_ms <= min(start.cost_ms for start in starts) * 1.001

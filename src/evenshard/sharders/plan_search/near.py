@@ -262,7 +262,7 @@ class NearSearch:
         home, old, times_D = self._moves.homes[unit], state.choices[unit], state.device_ms_D
         assert home is not None
         state.replace(unit, home)
-        if state.fits(self._search.room_D) and self._search.keeps_apart(state, unit, home):
+        if state.fits(self._search.room_D) and self._search.pieces.keeps_apart(state, unit, home):
             return True
         state.undo([(unit, old)], times_D)
         return False

@@ -1,0 +1,61 @@
+"""Kicks: a few units changed at random, where no step helps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evenshard.sharders.plan_search.changes import PromisingChanges
+from evenshard.sharders.plan_search.moves import Moves
+from evenshard.sharders.plan_search.state import Choice, State
+
+
+class Kicks:
+    """The kicks of a search.
+
+    Args:
+        changes: says which ways a unit may have.
+        rng: what is random.
+        most: units that a kick changes.
+    """
+
+    def __init__(self, changes: PromisingChanges, rng: np.random.Generator, most: int) -> None:
+        self._changes, self._pieces, self._rng, self._most = changes, changes.pieces, rng, most
+
+    def kick(self, state: State) -> list[tuple[int, Choice]]:
+        """Changes a few units at random; what it takes to undo it."""
+        undo: list[tuple[int, Choice]] = []
+        slow = int(state.device_ms_D.argmax())
+        movable, spread = self._pieces.units_on(state, slow)
+        near = [*movable, *spread]
+        for _ in range(1 + int(self._rng.integers(self._most))):
+            if near and self._rng.random() < 0.5:
+                unit = near[int(self._rng.integers(len(near)))]
+            else:
+                unit = int(self._rng.integers(len(state.choices)))
+            numbers = [n for n in range(len(self._pieces.options.units[unit].ways)) if self._changes.may_be(unit, n)]
+            number = numbers[int(self._rng.integers(len(numbers)))]
+            choice = self._pieces.placed(state, unit, number)
+            if state.moves is not None:
+                unit, choice = self._kicked_near(state, state.moves, unit, choice)
+            if choice is None or choice == state.choices[unit]:
+                continue
+            undo.append((unit, state.choices[unit]))
+            state.replace(unit, choice)
+        return undo
+
+    def _kicked_near(self, state: State, moves: Moves, unit: int, choice: Choice | None) -> tuple[int, Choice | None]:
+        """The kick of a unit where moves have a bound: one that moves too much brings another unit home instead."""
+        if choice is not None and moves.affords(state, [(unit, choice)]):
+            return unit, choice
+        away = list(moves.away(state))
+        if not away:
+            return unit, None
+        unit = away[int(self._rng.integers(len(away)))]
+        home = moves.homes[unit]
+        undo = [(unit, state.choices[unit])]
+        before = state.device_ms_D
+        assert home is not None
+        state.replace(unit, home)
+        fits = state.fits(self._pieces.room_D)
+        state.undo(undo, before)
+        return unit, home if fits and self._pieces.keeps_apart(state, unit, home) else None

@@ -1,0 +1,79 @@
+"""Placements that a search begins with: the best constructions of many sets of sharding types."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    GRID_SHARD,
+    ROW_WISE,
+    TABLE_COLUMN_WISE,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+)
+from evenshard.sharders.plan_search.construction import Construction
+from evenshard.sharders.plan_search.options import FULL_SHARE
+from evenshard.sharders.plan_search.state import Choice, State
+
+LIMITS = (8.0, 4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06, 0.04)
+"""Limits on the time of a piece that constructions try, in mean works of a device."""
+TYPE_SETS = tuple(
+    {*columns, *rows, *replicas}
+    for columns in ((), (TABLE_WISE,), (COLUMN_WISE, TABLE_COLUMN_WISE), (TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE))
+    for rows in ((), (ROW_WISE,), (TABLE_ROW_WISE,), (TABLE_ROW_WISE, GRID_SHARD))
+    for replicas in ((), (DATA_PARALLEL,))
+    if columns or rows
+)
+"""Sets of types that constructions use: each type that is used costs a kernel call and its collectives."""
+FULL_SHARES = (FULL_SHARE, 0.85, 0.7, 0.5)
+"""Parts of all memory that constructions fill: the next one where large pieces found no room."""
+REPLICA_PRICES = (1.0, 0.3)
+"""Factors on the work of replicas that constructions try."""
+LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and GRID_SHARD not in types)
+
+
+@dataclass
+class Start:
+    """A placement to improve, with the types that it may use."""
+
+    choices: list[Choice]
+    types: set[str]
+    cost_ms: float = float("inf")
+
+
+def constructed(construction: Construction, deadline: float = float("inf")) -> list[Start]:
+    """The best construction of each set of types; equal ones once.
+
+    Args:
+        construction: makes them.
+        deadline: of ``time.monotonic``, after which there are no more than one.
+    """
+    options = construction.options
+    found: dict[tuple[Choice, ...], Start] = {}
+    even_ms = construction.even_ms
+    known: dict[bytes, tuple[float, list[Choice]] | None] = {}
+    for types in TYPE_SETS if options.is_small else LARGE_TYPE_SETS:
+        if found and time.monotonic() >= deadline:
+            break
+        limits = LIMITS if options.is_small else LIMITS[::3]
+        prices = REPLICA_PRICES if DATA_PARALLEL in types and options.is_small else (1.0,)
+        for price in prices:
+            best: tuple[float, list[Choice]] | None = None
+            for limit in limits:
+                for share in FULL_SHARES if options.offloads else FULL_SHARES[:1]:
+                    ways_U = construction.ways(limit * even_ms, types, price, share)
+                    key = ways_U.tobytes()
+                    if key not in known:
+                        choices = construction.place(ways_U) or construction.place(ways_U, by_memory=True)
+                        known[key] = None if choices is None else (State(options, choices).cost_ms, choices)
+                    one = known[key]
+                    if one is not None:
+                        break  # what takes less memory is slower
+                if one is not None and (best is None or one[0] < best[0]):
+                    best = one
+            if best is not None and tuple(best[1]) not in found:
+                found[tuple(best[1])] = Start(best[1], types, best[0])
+    return list(found.values())
