@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from pydantic import TypeAdapter
 
 import evenshard
 from evenshard.cli import main
-from evenshard.kubeflow.place_request import place_tables
+from evenshard.kubeflow.place_request import PlaceOutputs, place_tables
 from evenshard.planner import api
 from evenshard.planner.options import option_field, place_options
 from evenshard.planner.request import PlacementRequest
@@ -61,14 +62,19 @@ def test_it_is_a_flag(received: dict[str, Any], capsys: pytest.CaptureFixture[st
     assert "--made-up-gb: 'much' is not a number" in capsys.readouterr().err
 
 
+def asked_of_a_pipeline(request: dict[str, Any]) -> None:
+    nowhere = Path("nowhere")
+    place_tables("t.yaml", None, request, None, PlaceOutputs(nowhere, nowhere, nowhere, nowhere))
+
+
 def test_it_is_a_key_of_a_pipelines_request(received: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="enough"):
-        place_tables("t.yaml", None, {"made_up_gb": 7})
+        asked_of_a_pipeline({"made_up_gb": 7})
     assert received["made_up_gb"] == 7.0
     with pytest.raises(BadConfig, match="place: made_up_gb: Input should be a valid number"):
-        place_tables("t.yaml", None, {"made_up_gb": "much"})
+        asked_of_a_pipeline({"made_up_gb": "much"})
     with pytest.raises(BadConfig, match=r"'made_up'\. Did you mean 'made_up_gb'"):
-        place_tables("t.yaml", None, {"made_up": 7})
+        asked_of_a_pipeline({"made_up": 7})
 
 
 def test_it_is_a_parameter_of_a_served_model(received: dict[str, Any]) -> None:

@@ -16,13 +16,14 @@ from evenshard.kubeflow.component import input_name, parameters
 from evenshard.stages.loop import BENCHMARK
 from evenshard.stages.rounds import steps
 from evenshard.stages.stage import flags
+from evenshard.tracking.descriptions import NOTE
 from evenshard.utils.outputs import REPORT
 from evenshard_components.generate import component
 from support.kubeflow_builders import SMALL_PARAMS
 
 NUM_ROUNDS = 2
-OF_ONE_WAY = ("key", "params_hash", "loop_key", "loop_id", "costs_sha256", "costs_dvc_md5", "mlflow.parentRunId")
-"""Tags that name a run or the settings of its loop, as do the files of costs: a pod knows its own sections alone."""
+OF_ONE_WAY = ("key", "params_hash", "loop_key", "loop_id", "costs_sha256", "costs_dvc_md5", "mlflow.parentRunId", NOTE)
+"""Tags that name a run or the settings of its loop, as do the files of costs; the description, which links to runs: a pod knows its own sections alone."""
 OF_TIME = ("wall_s", "kernel_share_of_wall_time")
 
 

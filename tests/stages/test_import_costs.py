@@ -125,7 +125,7 @@ def test_a_line_that_makes_no_sense_is_named(files: Path, line: str, words: str)
         ("tables,dims\n0,8\n", "column 'fwd_bwd_ms' is missing"),
         ("dims,fwd_bwd_ms\n8,1.0\n", "column 'tables' is missing"),
         ("tables,dims,fwd_bwd_ms,fwd_ms\n0,8,1.0,0.5\n", "unknown column 'fwd_ms'"),
-        ("tables,fwd_bwd_ms\n0,1.0\n", "t.csv, record 1 (table '0'): column 'embedding_dim' is missing"),
+        ("tables,fwd_bwd_ms\n0,1.0\n", "t.csv, records 1, 2, 3: column 'embedding_dim' is missing"),
     ],
 )
 def test_a_file_that_is_something_else_is_named(files: Path, content: str, words: str) -> None:

@@ -61,5 +61,5 @@ def write_model(folder: Path, costs: tuple[Path, ...] = (), seed: int = 0, commi
     """A model that was trained on these datasets."""
     tables = some_tables(4)
     seen = TrainedOn.of([measured(task(tables, 2), (0, 1, 0, 1), cost(1.0, 2.0))], commit, costs)
-    save_model(folder, random_model(seed), seen, (cost_net(), policy(), NORMALIZER))
+    save_model(folder, random_model(seed), seen, (cost_net(), policy(seed), NORMALIZER))
     return folder

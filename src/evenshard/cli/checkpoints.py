@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 from evenshard.cli.arguments import PATH, Commands, output_flag
-from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.utils.outputs import CHECKPOINT_FOLDER
 
 
@@ -52,7 +51,7 @@ def add_commands(commands: Commands) -> None:
     add("--from", dest="old", required=True, **PATH, help="placement.json or TorchRec plan that it was written under")
     add("--to", dest="new", required=True, **PATH, help="placement.json or TorchRec plan that it shall load under")
     add("-o", "--out", required=True, **output_flag(CHECKPOINT_FOLDER), help="folder to write")
-    add("--optimizer", choices=tuple(NUMBERS), help="of the tables, where the checkpoint does not tell")
+    add("--optimizer", metavar="NAME", help="of the tables, where the checkpoint does not tell")
     add(
         "--tables-state",
         metavar="PLACE",

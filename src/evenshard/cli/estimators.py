@@ -9,7 +9,6 @@ from typing import Any
 
 from evenshard.cli.arguments import HARDWARE_NAME, LINK_NAME, OUTPUT, Commands, at_least
 from evenshard.cli.options import add_option
-from evenshard.measure.link import GPUS_OF_A_NODE
 from evenshard.planner.options import place_option
 
 INTER = "infiniband_ndr"
@@ -21,10 +20,11 @@ def _export(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.torchrec.estimator import export_estimator
 
     shared = {name: getattr(args, name) for name in SHARED}
+    if args.devices_per_node is not None:
+        shared["devices_per_node"] = args.devices_per_node
     fit = export_estimator(
         args.out,
         args.hardware,
-        devices_per_node=args.devices_per_node,
         inter=args.inter,
         command=_command(args),
         **shared,
@@ -60,8 +60,8 @@ def add_commands(commands: Commands) -> None:
     add("-o", "--out", **OUTPUT, required=True, help="estimator.py or estimator.json to write")
     add("--hardware", type=HARDWARE_NAME, metavar="NAME",
         help="simulated:<profile>, whose device model prices placements (default: that of --model)")  # fmt: skip
-    add("--devices-per-node", type=at_least(1), metavar="N", default=GPUS_OF_A_NODE,
-        help=f"devices of a host (default: {GPUS_OF_A_NODE})")  # fmt: skip
+    add("--devices-per-node", type=at_least(1), metavar="N",
+        help="devices of a host (default: 8)")  # fmt: skip
     add("--inter", type=LINK_NAME, metavar="LINK", default=INTER, help=f"link between hosts (default: {INTER})")
     for name in SHARED:
         add_option(sub, place_option(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, make_dataclass
 from pathlib import Path
@@ -22,11 +23,15 @@ from evenshard.planner.page.page import save_page
 from evenshard.planner.rules import RULES, Rules
 from evenshard.planner.torchrec.plan_file import save_plan
 from evenshard.sharders.catalog import HEURISTICS
+from evenshard.utils.errors import BadConfig
 from evenshard.utils.params import section
 from evenshard.utils.s3 import local
 
 NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "cluster"}
 """The model is another input of the task, traffic comes as tables, a pod has nothing to measure on and no files."""
+NO_PLAN = "no_plan.txt"
+
+log = logging.getLogger(__name__)
 
 
 def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,15 +96,18 @@ def place_tables(
 def save_placement(answer: PlacementAnswer, placement: Path, plan: Path, page: Path) -> None:
     """Writes placement.json and plan.json into their folders, and the page.
 
-    Raises:
-        BadConfig: if TorchRec cannot have this placement, such as tables in kernels that it has none of.
+    Where TorchRec cannot have this placement, such as tables on kernels that it has none of, no_plan.txt says why.
     """
     for folder in (placement, plan):
         folder.mkdir(parents=True, exist_ok=True)
     save_answer(answer, placement / PLACEMENT)
     is_cpu = HardwareName.parse(answer.request.hardware).kind.name == "cpu"
-    save_plan(answer, plan / PLAN, compute_device="cpu" if is_cpu else "cuda")
     save_page(answer, page)
+    try:
+        save_plan(answer, plan / PLAN, compute_device="cpu" if is_cpu else "cuda")
+    except BadConfig as error:  # the placement is worth having all the same
+        log.warning("no plan for TorchRec: %s", error)
+        (plan / NO_PLAN).write_text(f"{error}\n")
 
 
 def as_markdown(print_to: Callable[[TextIO], None]) -> str:
