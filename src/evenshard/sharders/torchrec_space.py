@@ -271,13 +271,16 @@ class TorchRecPlanner:
         return _CappedWeights(EmbeddingStorageEstimator(self.topology, constraints), self._shard_bytes)
 
     def _enumerator(self, constraints: dict[str, Any]) -> _SortedEnumerator:
-        from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
         from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
         estimator_of = self._estimator_of or EmbeddingPerfEstimator
         estimators = [estimator_of(self.topology, constraints), self._storage_estimator(constraints)]
-        enumerator = EmbeddingEnumerator(self.topology, self.batch_per_device, constraints, estimators)
-        return _SortedEnumerator(enumerator, self._position)
+        return _SortedEnumerator(self._unsorted_enumerator(constraints, estimators), self._position)
+
+    def _unsorted_enumerator(self, constraints: dict[str, Any], estimators: list[Any]) -> Any:
+        from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+
+        return EmbeddingEnumerator(self.topology, self.batch_per_device, constraints, estimators)
 
     def _shard_bytes(self, name: str, rows: int, columns: int) -> int:
         key = (name, rows, columns)

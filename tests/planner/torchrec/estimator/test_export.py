@@ -99,7 +99,7 @@ def test_ratings_keep_the_order_of_true_costs(exported: Path) -> None:
     request = machine.request(load_catalog("nvidia_tiny", 65_536)[:40], 2, 80 * 2**30)
     task, times_of = request.sharding_task(), machine.times(request)
     bandwidths = machine_bandwidths(task.machine, gpu_profile("h100"), machine.links())
-    ours = TorchRecPlanner(task, bandwidths, estimator_of=module.estimator, rates=module.performance_model)
+    ours = TorchRecPlanner(task, bandwidths, estimator_of=module.estimator, rates=module.FittedPerfModel)
     theirs = TorchRecPlanner(task, bandwidths)
     rng = np.random.default_rng(1)
     placements = [random_parts(task, rng) for _ in range(30)]
@@ -123,7 +123,7 @@ def test_json_gives_the_same_estimates(exported: Path, tmp_path: Path) -> None:
         scope.update(topology=topology, constraints=constraints)
         code = snippet(PAGE, "import load_estimator").replace('"estimator.json"', repr(str(path)))
         exec(code, scope)
-        return scope["estimator"]
+        return scope["costs"]
 
     ratings = {
         TorchRecPlanner(task, bandwidths, estimator_of=estimator_of).rating_ms(parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import pprint
 import re
@@ -27,6 +26,8 @@ _SUFFIXES = (".py", ".json")
 _WHAT = "an estimator"
 _REMEDY = "Write it again with `evenshard export-estimator ... -o estimator.json`."
 _KEYS = ("hardware", "distinct_share", "new_share", "l2_bytes", "host_gb_s", "intra", "inter", "exchange", "compute")
+_MODULES = ("formula", "search", "perf_config")
+"""Of this package, that a .py file holds, in this order."""
 _USE = '''
 
 @EmbeddingPerfEstimatorFactory.register(NAME)
@@ -38,34 +39,22 @@ class ExportedPerfConfig(FittedPerfConfig):
 
 
 def estimator(topology, constraints=None):
-    """The estimator to give to ``EmbeddingEnumerator``, before ``EmbeddingStorageEstimator``.
+    """The estimator, which also makes what goes with it: see its methods and the head of this file.
 
     Args:
         topology: of the planner.
         constraints: of the planner.
     """
     return fitted_estimator(FIT, topology, constraints)
-
-
-def performance_model(topology):
-    """What rates plans, for ``EmbeddingShardingPlanner(performance_model=...)``; with ``estimator`` only.
-
-    Args:
-        topology: of the planner.
-    """
-    return FittedPerfModel(topology)
 '''
 _HOW = """
     import estimator                                      # this file
     from torchrec.distributed.planner import EmbeddingShardingPlanner
-    from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-    from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 
-    estimators = [estimator.estimator(topology, constraints), EmbeddingStorageEstimator(topology, constraints)]
-    enumerator = EmbeddingEnumerator(topology, batch_size, constraints, estimator=estimators)
-    rates = estimator.performance_model(topology)
+    costs = estimator.estimator(topology, constraints)
     planner = EmbeddingShardingPlanner(
-        topology, batch_size, enumerator, performance_model=rates, constraints=constraints
+        topology, batch_size, costs.enumerator(batch_size), constraints=constraints,
+        proposer=costs.proposer(), performance_model=costs.performance_model(),
     )
 """
 
@@ -97,7 +86,7 @@ def save_estimator(fit: dict[str, Any], path: str | Path, command: str = "") -> 
 def load_estimator(
     path: str | Path, topology: Topology, constraints: dict[str, ParameterConstraints] | None = None
 ) -> FittedEstimator:
-    """The estimator of a JSON file, for TorchRec's ``EmbeddingEnumerator``.
+    """The estimator of a JSON file, with its enumerator, proposer and performance model as methods.
 
     Args:
         path: file of ``evenshard export-estimator``.
@@ -122,9 +111,9 @@ def load_estimator(
 
 def python_source(record: dict[str, Any]) -> str:
     """The module that uses a record, on TorchRec and the standard library alone."""
-    config = Path(formula.__file__).with_name("perf_config.py").read_text(encoding="utf-8")
-    own = inspect.getsource(formula)
-    body = f"{_without_docstring(own)}\n{_without_docstring(config)}"
+    folder = Path(formula.__file__).parent
+    modules = [(folder / f"{name}.py").read_text(encoding="utf-8") for name in _MODULES]
+    body = "\n".join(_without_docstring(source) for source in modules)
     imports = sorted(set(re.findall(r"^(?:from|import) [^(\n]+$", body, flags=re.MULTILINE)))
     several = re.findall(r"^from [^\n]+ import \([^)]*\)$", body, flags=re.MULTILINE)
     for statement in (*imports, *several):

@@ -109,16 +109,14 @@ class ShardTimes:
     cache_fetch: float = 0.0
 
     @property
+    def exchanges(self) -> float:
+        """Of inputs, outputs and gradients."""
+        return self.forward_exchange + self.backward_exchange + self.input_exchange
+
+    @property
     def total(self) -> float:
         """All of it."""
-        return (
-            self.forward
-            + self.backward
-            + self.forward_exchange
-            + self.backward_exchange
-            + self.input_exchange
-            + self.cache_fetch
-        )
+        return self.forward + self.backward + self.exchanges + self.cache_fetch
 
 
 @lru_cache(maxsize=1 << 18)

@@ -4,7 +4,7 @@ Exported files hold this module too, below the formula.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +20,7 @@ from torchrec.distributed.planner.estimator.annotations import (
 )
 from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimator
 from torchrec.distributed.planner.estimator.types import HardwarePerfConfig, ShardPerfContext
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.planner.types import ParameterConstraints, Perf, PerfModel, ShardingOption, Topology
 
 from evenshard.planner.torchrec.estimator.formula import (
@@ -30,6 +31,7 @@ from evenshard.planner.torchrec.estimator.formula import (
     WorldSize,
     shard_times,
 )
+from evenshard.planner.torchrec.estimator.search import PROPOSALS, WIDTHS, RatingProposer, WidthsEnumerator
 
 USUAL_SHARES = MappingProxyType({"table_wise": 0.25, "row_wise": 0.5, "table_row_wise": 0.5, "data_parallel": 0.1})
 """Part of its kernel call that a shard bears where nothing is known of the tables."""
@@ -53,12 +55,13 @@ class FittedPerfConfig(HardwarePerfConfig):  # type: ignore[misc]  # TorchRec ha
     call_shares: Mapping[str, float] = USUAL_SHARES
     has_qcomms: bool | None = None
 
-    def times(self, ctx: ShardPerfContext, call_share: float | None = None) -> ShardTimes:
+    def times(self, ctx: ShardPerfContext, call_share: float | None = None, free_between: bool = False) -> ShardTimes:
         """What a shard takes of a step, ms.
 
         Args:
             ctx: the shard.
             call_share: part that it bears of what its kernel call costs; None for the usual part.
+            free_between: as if the links between domains took no time.
         """
         size = WorldSize(ctx.world_size, ctx.local_world_size, max(ctx.intra_group_size, ctx.local_world_size))
         lookups, bags = (each * ctx.world_size for each in (ctx.batch_inputs, self._bags(ctx)))
@@ -78,7 +81,8 @@ class FittedPerfConfig(HardwarePerfConfig):  # type: ignore[misc]  # TorchRec ha
             miss_rate=ctx.expected_miss_rate,
             call_share=self.call_shares[FIT_OF_TYPE[ctx.sharding_type]] if call_share is None else call_share,
         )
-        return shard_times(shard, size, self._rates(ctx, size), self.fit)
+        rates = self._rates(ctx, size)
+        return shard_times(shard, size, replace(rates, inter=math.inf) if free_between else rates, self.fit)
 
     @staticmethod
     def _bags(ctx: ShardPerfContext) -> float:
@@ -149,11 +153,14 @@ class FittedPerf(Perf):  # type: ignore[misc]
         kind: its kernel calls.
         own_ms: its time without what its kernel call costs by itself.
         call_ms: that, which all shards of the call on a rank bear together.
+        intra_ms, inter_ms: of own_ms, what its rank sends within its domain, and to other domains.
     """
 
     kind: str = ""
     own_ms: float = 0.0
     call_ms: float = 0.0
+    intra_ms: float = 0.0
+    inter_ms: float = 0.0
 
 
 class FittedEstimator(EmbeddingPerfEstimator):  # type: ignore[misc]
@@ -162,6 +169,28 @@ class FittedEstimator(EmbeddingPerfEstimator):  # type: ignore[misc]
     How many shards will share a kernel call is only known of a plan. It is guessed from a search space: by a plan in
     which each table is sharded as takes the least time of all ranks together, which is found in several rounds.
     """
+
+    def enumerator(self, batch_size: int, widths: tuple[int, ...] = WIDTHS) -> WidthsEnumerator:
+        """All ways to shard each table, cut by columns in several widths, with these times and TorchRec's storage.
+
+        Args:
+            batch_size: samples of a rank.
+            widths: values of ``min_partition``, for tables whose constraints name none.
+        """
+        storage = EmbeddingStorageEstimator(topology=self._topology, constraints=self._constraints)
+        return WidthsEnumerator(self._topology, batch_size, self._constraints, [self, storage], widths)
+
+    def proposer(self, proposals: int = PROPOSALS) -> RatingProposer:
+        """A search by ratings.
+
+        Args:
+            proposals: plans to rate.
+        """
+        return RatingProposer(self._topology, proposals)
+
+    def performance_model(self) -> "FittedPerfModel":
+        """What rates whole plans with these times, and with these only."""
+        return FittedPerfModel(self._topology)
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
         """Sets the times of every shard."""
@@ -191,7 +220,7 @@ class FittedEstimator(EmbeddingPerfEstimator):  # type: ignore[misc]
 
     def _perf(self, ctx: ShardPerfContext) -> FittedPerf:
         config, kind = self._config, FIT_OF_TYPE[ctx.sharding_type]
-        own, with_call = (config.times(ctx, share).total for share in (0.0, 1.0))
+        own, within = config.times(ctx, 0.0), config.times(ctx, 0.0, free_between=True)
         return FittedPerf(
             config.fitted_forward(ctx),
             config.fitted_fwd_comms(ctx),
@@ -200,8 +229,10 @@ class FittedEstimator(EmbeddingPerfEstimator):  # type: ignore[misc]
             config.fitted_input_dist(ctx),
             config.fitted_prefetch(ctx),
             kind,
-            own,
-            with_call - own,
+            own.total,
+            config.times(ctx, 1.0).total - own.total,
+            within.exchanges,
+            own.exchanges - within.exchanges,
         )
 
     def _share_calls(self, options: list[ShardingOption], contexts: list[list[ShardPerfContext]]) -> None:
@@ -221,21 +252,46 @@ class FittedEstimator(EmbeddingPerfEstimator):  # type: ignore[misc]
 
 
 class FittedPerfModel(PerfModel):  # type: ignore[misc]
-    """Rates plans as TorchRec does, but for kernel calls: in a plan it is known which shards share one."""
+    """Rates plans as TorchRec does, but for what is only known of a plan: which shards share a kernel call, and what a
+    rank receives. That takes as long as if it sent as much, so that ranks wait for others' outputs."""
 
     def __init__(self, topology: Topology) -> None:
-        self._world_size = topology.world_size
+        self._world = topology.world_size
+        self._domain = max(topology.intra_group_size, topology.local_world_size)
 
     def rate(self, plan: list[ShardingOption]) -> float:
         """The largest time of a rank, ms."""
-        own = [0.0] * self._world_size
+        own, intra, inter = ([0.0] * self._world for _ in range(3))
         calls: list[dict[str, float]] = [{} for _ in own]
         for option in plan:
             for shard in option.shards:
-                perf = shard.perf
-                own[shard.rank] += perf.own_ms
-                calls[shard.rank][perf.kind] = max(calls[shard.rank].get(perf.kind, 0.0), perf.call_ms)
-        return max(time + sum(of_rank.values()) for time, of_rank in zip(own, calls, strict=True))
+                perf, rank = shard.perf, shard.rank
+                own[rank] += perf.own_ms
+                intra[rank] += perf.intra_ms
+                inter[rank] += perf.inter_ms
+                calls[rank][perf.kind] = max(calls[rank].get(perf.kind, 0.0), perf.call_ms)
+        received = received_beyond_sent(intra, inter, self._domain)
+        return max(
+            time + more + sum(of_rank.values()) for time, more, of_rank in zip(own, received, calls, strict=True)
+        )
+
+
+def received_beyond_sent(intra: Sequence[float], inter: Sequence[float], domain: int) -> list[float]:
+    """What exchanges take a rank longer because it receives more than it sends, ms; links carry both ways at once.
+
+    Args:
+        intra, inter: what each rank sends within its domain, and to other domains, ms.
+        domain: ranks of a domain.
+    """
+    everywhere, more = sum(inter), []
+    for first in range(0, len(intra), domain):
+        ranks = range(first, first + domain)
+        within, out = (sum(sent[rank] for rank in ranks) for sent in (intra, inter))
+        from_others = (everywhere - out) / max(len(inter) - domain, 1)
+        for rank in ranks:
+            from_domain = (within - intra[rank]) / max(domain - 1, 1)
+            more.append(max(from_domain - intra[rank], 0.0) + max(from_others - inter[rank], 0.0))
+    return more
 
 
 def fitted_estimator(
