@@ -70,6 +70,42 @@ def test_it_ends_where_nothing_fits() -> None:
         rating(topology(GB // 16), RatingProposer(topology(GB // 16)))
 
 
+def test_it_goes_on_from_better_plans() -> None:
+    """Each table has one good option, the last one, and a plan is rated by how many tables have theirs."""
+    machine = topology()
+    space = WidthsEnumerator(machine, 512, CONSTRAINTS).enumerate(MODEL, SHARDERS)
+    good = {option.name: option for option in space}
+    proposer = RatingProposer(machine, proposals=len(space) * len(good), patience=len(space))
+    proposer.load(space)
+    ratings = []
+    while (plan := proposer.propose()) is not None:
+        ratings.append(1.0 + sum(option is not good[option.name] for option in plan))
+        proposer.feedback(True, plan, ratings[-1])
+        if ratings[-1] == 1.0:
+            break
+    assert ratings[0] > 2.0
+    assert ratings[-1] == 1.0
+
+
+def test_it_changes_the_slowest_rank_first() -> None:
+    """All tables are whole on one rank; the one with the most lookups is divided."""
+    machine = topology()
+    options = WidthsEnumerator(machine, 512, CONSTRAINTS).enumerate(MODEL, SHARDERS)
+    whole, rows = ([one for one in options if one.sharding_type == way] for way in ("table_wise", "row_wise"))
+    proposer = RatingProposer(machine)
+    proposer.load([*whole, *rows])
+    plan = proposer.propose() or []
+    assert [option.sharding_type for option in plan] == ["table_wise"] * 3
+    for option in plan:
+        option.shards[0].rank = 3
+    proposer.feedback(True, plan, 1.0)
+    assert {option.name: option.sharding_type for option in proposer.propose() or []} == {
+        "t0": "row_wise",
+        "t1": "table_wise",
+        "t2": "table_wise",
+    }
+
+
 def test_it_proposes_no_plan_twice_and_ends_when_all_are_seen() -> None:
     machine = topology()
     proposer = RatingProposer(machine)
