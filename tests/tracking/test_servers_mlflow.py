@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest
 from evenshard import tracking
 from evenshard.cli import main
 from evenshard.planner.serving import served_code
-from evenshard.tracking import deadline, runs
+from evenshard.tracking import deadline, parents, runs
+from evenshard.tracking.client import connect, experiment_id
+from evenshard.tracking.descriptions import NOTE
 from support import servers
 from support.dying_server import ANSWER, MIDDLE, REQUEST, Dying, dying
 from support.loops import CHANGES, Loop, params_with
@@ -182,6 +186,51 @@ def test_a_server_that_hangs_is_left(
         own_server.hang(False)
     [warning] = warnings_in(caplog)
     assert "no answer within 3 s" in warning or "timed out" in warning  # whichever gives up first
+
+
+def at_once(call: Callable[[int], object], count: int = 8) -> None:
+    """Calls something in threads that start together."""
+    together = threading.Barrier(count)
+
+    def one(number: int) -> None:
+        together.wait()
+        call(number)
+
+    with ThreadPoolExecutor(count) as threads:
+        list(threads.map(one, range(count)))
+
+
+@pytest.mark.parametrize("attempt", range(3))  # each meets in the middle of another call
+def test_all_that_need_an_experiment_at_once_make_and_describe_it(
+    mlflow_server: servers.MLflow, at: Path, monkeypatch: pytest.MonkeyPatch, attempt: int
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+    client = connect()
+    at_once(lambda _: experiment_id(connect()))
+    assert {NOTE, "mlflow.experimentKind"} <= set(client.get_experiment(experiment_id(client)).tags)
+
+
+def test_pods_of_one_loop_that_run_at_once_are_all_logged(
+    mlflow_server: servers.MLflow, at: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def pod(number: int) -> None:
+        with tracking.stage_run(f"benchmark_{number}", PARAMS, {}):
+            pass
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+    monkeypatch.setenv("EVENSHARD_LOOP_ID", secrets.token_hex(4))
+    ensure_loop_run()
+    at_once(pod)
+    known = known_to(mlflow_server.url)
+    assert not warnings_in(caplog)
+    [loop] = (known[name] for name in known["runs"] if name.startswith("loop-"))
+    assert NOTE in loop["tags"] and len(known["runs"]) == 9
+
+
+def ensure_loop_run() -> None:
+    client = connect()
+    parent = parents.parent_of({}, new_loop=False)
+    parents.ensure_parent(client, experiment_id(client), parent, int(time.time() * 1000))
 
 
 def test_loops_that_write_at_once_keep_apart(mlflow_server: servers.MLflow, three_loops: list[Loop]) -> None:

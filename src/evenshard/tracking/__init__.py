@@ -11,6 +11,7 @@
     pyfunc          registered models as MLflow serves them
     search          loops and their stages, by name
     client          MLflow's client: addresses, short timeouts, errors
+    at_once         calls that several processes make at the same time
     deadline        calls that end, whatever the server does
     sqlite_file     the file that holds runs where there is no server
     datasets/       cost datasets in data/, checked and named, for DVC

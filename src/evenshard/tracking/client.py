@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from evenshard.tracking.at_once import make_once
 from evenshard.tracking.deadline import DeadlineClient, with_deadline
 from evenshard.tracking.sqlite_file import usable_file
 from evenshard.utils.errors import BadConfig, EvenshardError, TrackingFailed
@@ -102,18 +103,12 @@ def experiment_name() -> str:
 
 def experiment_id(client: Any) -> str:
     """Id of the experiment that runs go to, which is made and described if it is missing."""
-    from mlflow.exceptions import MlflowException
-
     from evenshard.tracking.descriptions import describe_experiment, experiment_tags
 
     name = experiment_name()
     found = client.get_experiment_by_name(name)
     if found is None:
-        try:
-            client.create_experiment(name, tags=experiment_tags())
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # by another process
-                raise
+        make_once(lambda: client.create_experiment(name, tags=experiment_tags()))
         found = client.get_experiment_by_name(name)
     describe_experiment(client, found)
     return str(found.experiment_id)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
+from evenshard.tracking.at_once import set_tag_together
 from evenshard.tracking.tags import COSTS_SHA256, STAGE
 from evenshard.version import __version__
 
@@ -48,9 +49,10 @@ def experiment_tags(experiment_id: str = "") -> dict[str, str]:
 
 def describe_experiment(client: Any, experiment: Any) -> None:
     """Writes what of ``experiment_tags`` an experiment lacks."""
-    for key, value in experiment_tags(str(experiment.experiment_id)).items():
+    experiment_id = experiment.experiment_id
+    for key, value in experiment_tags(str(experiment_id)).items():
         if key not in experiment.tags:
-            client.set_experiment_tag(experiment.experiment_id, key, value)
+            set_tag_together(lambda key=key, value=value: client.set_experiment_tag(experiment_id, key, value))
 
 
 def describe_run(client: Any, run_id: str, about: str = "") -> None:
@@ -129,7 +131,8 @@ def _model_lines(runs: Iterable[Any]) -> list[str]:
 
 def _set_note(client: Any, run: Any, lines: Iterable[str]) -> None:
     if run.data.tags.get(NOTE, _OURS).startswith(_OURS):
-        client.set_tag(run.info.run_id, NOTE, _note(lines))
+        note = _note(lines)
+        set_tag_together(lambda: client.set_tag(run.info.run_id, NOTE, note))
 
 
 def _note(lines: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenshard.tracking.at_once import make_once
 from evenshard.tracking.client import (
     connect,
     experiment_id,
@@ -134,7 +135,7 @@ def register_model(
         with _ready(client, logged):
             save_pyfunc(model, code, scratch / "pyfunc", name, logged, run_id)
             client.log_model_artifacts(logged.model_id, str(scratch / "pyfunc"))
-        _ensure_registered(client, name)
+        make_once(lambda: client.create_registered_model(name, description=model_description(name)))
         made = client.create_model_version(
             name,
             logged.artifact_location,
@@ -369,16 +370,6 @@ def _ready(client: Any, logged: Any) -> Iterator[None]:
             client.finalize_logged_model(logged.model_id, LoggedModelStatus.FAILED)
         raise
     client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
-
-
-def _ensure_registered(client: Any, name: str) -> None:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.create_registered_model(name, description=model_description(name))
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
 
 
 def _version(one: Any) -> ModelVersion:
