@@ -53,5 +53,5 @@ def test_the_first_stage_of_the_loop(tmp_path: Path) -> None:
     outputs = GenerateTablesOutputs(tmp_path / "tables.json", tmp_path / "tasks.json")
     run(config, GenerateTablesInputs(), outputs)
     assert [one.name for one in load_tables(outputs.tables)] == ["a", "b", "c", "d"]
-    with pytest.raises(BadConfig, match=r"'f', which is no column of theirs.csv"):
+    with pytest.raises(BadConfig, match=r"'f', which is not a column of theirs.csv"):
         run(replace(config, columns={**(config.columns or {}), "f": ""}), GenerateTablesInputs(), outputs)

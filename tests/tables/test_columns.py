@@ -63,7 +63,7 @@ def test_a_mapped_column_wins_over_its_own_name() -> None:
 
 
 def test_a_mapping_to_nothing_that_is_known_is_refused() -> None:
-    with pytest.raises(BadConfig, match=r"'a' to 'num_row', which is no column of a table; the closest is 'num_rows'"):
+    with pytest.raises(BadConfig, match=r"'a' to 'num_row', which is not a column of a table; the closest is 'num_r"):
         ours({"a": 5}, a="num_row")
     assert tables_of_records([asdict(ADS)], 1.0, {"hash": "num_rows"}).missed == ("hash",)
 
@@ -87,7 +87,7 @@ def test_the_loop_names_extra_columns_in_the_log(tmp_path: Path, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         assert load_tables(path) == (ADS,)
     assert "1 column is not used: 'owner'" in caplog.text
-    with pytest.raises(BadConfig, match=r"columns names 'ownr', which is no column of .*t.json"):
+    with pytest.raises(BadConfig, match=r"columns names 'ownr', which is not a column of .*t.json"):
         load_tables(path, {"ownr": ""})
 
 

@@ -48,5 +48,5 @@ def test_a_job_that_ends_soon_stays(tmp_path: Path, made: Artifacts) -> None:
 
 
 def test_there_must_be_something_to_watch(made: Artifacts) -> None:
-    with pytest.raises(BadConfig, match="nothing to read for traces"):
+    with pytest.raises(BadConfig, match="the address of traces is empty"):
         watch.python_func(request={}, **made(*OUTPUTS))

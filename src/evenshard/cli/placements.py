@@ -73,7 +73,7 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.reshard_delta:
         return _reshard_delta(args, old, new)
     if args.out is not None or args.partial:
-        raise BadConfig("-o and --partial are of --reshard-delta. Add it, or leave them out.")
+        raise BadConfig("-o and --partial only apply to --reshard-delta. Add it, or leave them out.")
     try:
         model = _model(args, new)
     except BadInput as error:
@@ -106,7 +106,7 @@ def _write_renamed(
 
     if difference.renaming is not None:
         if model is None:
-            raise BadConfig("--renamed predicts the renamed placement, which takes a model. Name one: --model.")
+            raise BadConfig("--renamed needs a model, to predict the renamed placement. Name one: --model.")
         new = renamed(new, difference.renaming.new_names, model)
     save_answer(new, args.renamed)
 

@@ -118,7 +118,7 @@ def required(name: str, artifact: Any, address: str) -> str:
     """
     found = path_or_address(artifact, address)
     if found is None:
-        raise BadConfig(f"there is nothing to read for {name}. Name an address.")
+        raise BadConfig(f"the address of {name} is empty. Give one.")
     return found
 
 

@@ -125,7 +125,7 @@ def _known(name: str, target: str) -> str | None:
     if target not in KNOWN_COLUMNS:
         closest: Sequence[str] = difflib.get_close_matches(cut(target), KNOWN_COLUMNS, n=1, cutoff=0.0)
         raise BadConfig(
-            f"columns maps {brief(name)} to {brief(target)}, which is no column of a table; the closest is "
+            f"columns maps {brief(name)} to {brief(target)}, which is not a column of a table; the closest is "
             f"{closest[0]!r}. Correct it, or leave the column out ({cut(name)}=)."
         )
     return target

@@ -83,7 +83,9 @@ def load_tables(path: str | PathLike[str], columns: Mapping[str, str] | None = N
 
 def no_column(where: str, missed: Sequence[str]) -> BadConfig:
     """The error for columns that the user maps, and that are not there."""
-    return BadConfig(f"columns names {', '.join(map(brief, missed))}, which is no column of {where}. Correct the name.")
+    return BadConfig(
+        f"columns names {', '.join(map(brief, missed))}, which is not a column of {where}. Correct the name."
+    )
 
 
 def load_tables_with_assumptions(

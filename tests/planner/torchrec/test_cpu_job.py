@@ -6,8 +6,6 @@ Run by pytest, this file starts itself twice; started so, it is one of the ranks
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from torchrec.distributed.types import ShardingPlan
 
 import evenshard
 from evenshard.planner.torchrec import EvenshardPlanner, load_plan, save_plan, sharding_plan
+from support.ranks import run_ranks, save_notes
 from support.request_builders import untrained
 from support.torchrec_training import Everything, module_sharders, sharded_losses, unsharded_losses
 
@@ -55,7 +54,7 @@ def process(rank: int, out: Path) -> None:
         notes[name] = (sharded_losses(plan, dist.group.WORLD), str(plan), said)
     theirs = EmbeddingShardingPlanner().collective_plan(Everything(torch.device("meta")), module_sharders())
     notes["theirs"] = str(theirs)
-    (out / f"notes-{rank}.pickle").write_bytes(pickle.dumps(notes))
+    save_notes(out, rank, notes)
     dist.destroy_process_group()
 
 
@@ -63,18 +62,7 @@ def process(rank: int, out: Path) -> None:
 def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
     out = tmp_path_factory.mktemp("ranks")
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(out)], env=env, stderr=subprocess.PIPE, text=True)
-        for rank in range(WORLD_SIZE)
-    ]
-    try:
-        errors = [one.communicate(timeout=300)[1] for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    assert [one.returncode for one in started] == [0] * WORLD_SIZE, "\n".join(errors)
-    return [pickle.loads((out / f"notes-{rank}.pickle").read_bytes()) for rank in range(WORLD_SIZE)]
+    return run_ranks(__file__, WORLD_SIZE, out)
 
 
 @pytest.fixture(scope="module")

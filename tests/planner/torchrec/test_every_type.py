@@ -6,8 +6,6 @@ Run by pytest, this file starts itself four times; started so, it is one of the 
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
 import sys
 from dataclasses import replace
 from datetime import timedelta
@@ -23,6 +21,7 @@ from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.planner.torchrec import shards_of
 from evenshard.planner.torchrec.plans import plan_of_parts
 from evenshard.utils.errors import BadConfig
+from support.ranks import run_ranks, save_notes
 from support.sharding_cases import META, MIXED, TABLES, TWO_NODES, TWO_RANKS, Case, everything
 from support.torchrec_training import Everything, sharded_losses, unsharded_losses
 
@@ -110,7 +109,7 @@ def process(rank: int, out: Path) -> None:
                 notes[name] = sharded_losses(plan, group_of[machine])
             except Exception as error:
                 notes[name] = error
-    (out / f"notes-{rank}.pickle").write_bytes(pickle.dumps(notes))
+    save_notes(out, rank, notes)
     dist.destroy_process_group()
 
 
@@ -121,20 +120,7 @@ def process(rank: int, out: Path) -> None:
 def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
     out = tmp_path_factory.mktemp("ranks")
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    said = [out / f"said-{rank}" for rank in range(TWO_NODES.num_devices)]
-    started = []
-    for rank, path in enumerate(said):
-        with path.open("w") as errors:
-            started.append(subprocess.Popen([sys.executable, __file__, str(rank), str(out)], env=env, stderr=errors))
-    try:
-        codes = [one.wait(timeout=300) for one in started]
-    finally:
-        for one in started:
-            one.kill()
-            one.wait()
-    assert not any(codes), "\n".join(path.read_text()[-3000:] for path in said)
-    return [pickle.loads((out / f"notes-{rank}.pickle").read_bytes()) for rank in range(TWO_NODES.num_devices)]
+    return run_ranks(__file__, TWO_NODES.num_devices, out)
 
 
 @pytest.fixture(scope="module")

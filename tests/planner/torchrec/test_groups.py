@@ -8,8 +8,6 @@ the index away, and average with a hook, which it offers. All the rest is TorchR
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ import evenshard
 from evenshard.planner.torchrec import save_plan
 from evenshard.planner.what_if.groups import synced_bytes
 from support.documented import snippet
+from support.ranks import run_ranks, save_notes
 
 WORLD_SIZE, GROUP_SIZE = 4, 2
 LOCAL_BATCH, NUM_STEPS, LEARNING_RATE = 3, 4, 0.5
@@ -176,7 +175,7 @@ def process(rank: int, out: Path) -> None:
     ctx = model._default_ctx
     kinds = (ctx.weights_by_dtype, ctx.optimizer_tensors_by_dtype)
     notes["sent"] = [sum(one.numel() * one.element_size() for held in kind.values() for one in held) for kind in kinds]
-    (out / f"notes-{rank}.pickle").write_bytes(pickle.dumps(notes))
+    save_notes(out, rank, notes)
     dist.destroy_process_group()
 
 
@@ -194,20 +193,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[evenshard.Placeme
     answer = found.options[0].answer
     assert answer is not None
     save_plan(answer, out / "plan.json", compute_device="cpu")
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(WORLD_SIZE)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-O", __file__, str(rank), str(out)], env=env, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(WORLD_SIZE)
-    ]
-    try:
-        errors = [one.communicate(timeout=300)[1] for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    assert [one.returncode for one in started] == [0] * WORLD_SIZE, "\n".join(errors)
-    return answer, [pickle.loads((out / f"notes-{rank}.pickle").read_bytes()) for rank in range(WORLD_SIZE)]
+    return answer, run_ranks(__file__, WORLD_SIZE, out, ("-O",), LOCAL_WORLD_SIZE=str(WORLD_SIZE))
 
 
 def test_groups_train_as_one_model_where_they_are_averaged_in_each_step(

@@ -5,9 +5,6 @@ Run by pytest, this file starts itself twice; started so, it is one of the ranks
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from evenshard.planner.torchrec import EvenshardPlanner, predicted
 from evenshard.utils.errors import BadConfig
+from support.ranks import run_ranks, save_notes
 from support.request_builders import untrained
 from support.torchrec_builders import META, gb
 from support.torchrec_training import LEARNING_RATE, jagged, module_sharders
@@ -148,7 +146,7 @@ def process(rank: int, out: Path) -> None:
         mean = loss.detach().clone()
         dist.all_reduce(mean)
         losses.append(mean.item() / WORLD_SIZE)
-    (out / f"notes-{rank}.pickle").write_bytes(pickle.dumps((losses, plan)))
+    save_notes(out, rank, (losses, plan))
     dist.destroy_process_group()
 
 
@@ -170,24 +168,8 @@ def unsharded_losses() -> list[float]:
 
 
 def test_the_merged_plan_trains_as_the_model_in_one_piece(tmp_path: Path) -> None:
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    said = [tmp_path / f"said-{rank}" for rank in range(WORLD_SIZE)]
-    started = []
-    for rank, path in enumerate(said):
-        with path.open("w") as errors:
-            started.append(
-                subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path)], env=env, stderr=errors)
-            )
-    try:
-        codes = [one.wait(timeout=120) for one in started]
-    finally:
-        for one in started:
-            one.kill()
-            one.wait()
-    assert not any(codes), "\n".join(path.read_text()[-3000:] for path in said)
     expected, plans = unsharded_losses(), []
-    for rank in range(WORLD_SIZE):
-        losses, plan = pickle.loads((tmp_path / f"notes-{rank}.pickle").read_bytes())
+    for losses, plan in run_ranks(__file__, WORLD_SIZE, tmp_path):
         assert losses == pytest.approx(expected, rel=1e-5)
         plans.append(plan)
     assert plans[0] == plans[1] and "tower.positional" in plans[0].plan

@@ -219,17 +219,18 @@ def test_an_impossible_task_is_torchrecs_error_with_evenshards_numbers() -> None
         ({"world_size": 1, "compute_device": "tpu"}, "compute_device is 'tpu'. Choose one of cuda, cpu"),
         ({"world_size": 1, "model": "work/round_3"}, "a sharder decides by itself"),
         ({"world_size": 1, "allow_column_split": True}, "a sharder decides by itself"),
-        ({"world_size": 1, "sharder": topology(1)}, "sharder is a Topology, which cannot place"),
+        ({"world_size": 1, "sharder": topology(1)}, "sharder is a Topology, which has no method place"),
         ({"world_size": 1, "compute_kernels": ["fused"]}, "a sharder decides by itself"),
         ({"world_size": 1, "dense_gb": -1}, "dense_gb is -1, not a number from 0"),
         ({"world_size": 1, "host_memory_gb": -1}, "host_memory_gb is -1, not a number from 0"),
         (
             {"world_size": 1, "sharder": None, "compute_device": "cuda", "compute_kernels": ["fused", "host"]},
-            "'host' is no kernel of TorchRec's on cuda. Choose from fused, fused_uvm_caching, fused_uvm, key_value",
+            "'host' is not a compute kernel that TorchRec has on cuda. "
+            "Choose from fused, fused_uvm_caching, fused_uvm, key_value",
         ),
         (
             {"world_size": 1, "compute_device": "cpu", "table_kernels": {"tags": "fused_uvm"}},
-            "'fused_uvm' is no kernel of TorchRec's on cpu. Choose from fused",
+            "'fused_uvm' is not a compute kernel that TorchRec has on cpu. Choose from fused",
         ),
         (
             {"world_size": 1, "compute_device": "cpu", "host_memory_gb": 9},

@@ -6,8 +6,6 @@ Run by pytest, this file starts itself four times; started so, it is one of the 
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -27,6 +25,7 @@ from evenshard.planner.torchrec.checkpoint import convert_checkpoint
 from evenshard.planner.torchrec.checkpoint_files import CheckpointFiles
 from evenshard.utils.errors import BadConfig
 from support.documented import command, snippet
+from support.ranks import run_ranks, save_notes
 from support.sharding_cases import MIXED, TWO_NODES, TWO_RANKS, Case, answer_of
 from support.training_job import Job
 
@@ -219,7 +218,7 @@ def process(rank: int, out: Path) -> None:
         for name, (old, new, paths) in TORCHRECS_OWN.items():
             notes[name] = torchrec_alone(old, new, paths, group_of[TWO_RANKS])
     notes["refusals"] = refusals(dist.group.WORLD)
-    (out / f"notes-{rank}.pickle").write_bytes(pickle.dumps(notes))
+    save_notes(out, rank, notes)
     dist.destroy_process_group()
 
 
@@ -238,20 +237,8 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         save_answer(new, folder / "new.json")
         if change.live:
             save_delta(reshard_delta(old, new), folder / "delta.json")
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}  # TorchRec tags messages with hashes of names
-    said = [out / f"said-{rank}" for rank in range(TWO_NODES.num_devices)]
-    started = []
-    for rank, path in enumerate(said):
-        with path.open("w") as errors:
-            started.append(subprocess.Popen([sys.executable, __file__, str(rank), str(out)], env=env, stderr=errors))
-    try:
-        codes = [one.wait(timeout=300) for one in started]
-    finally:
-        for one in started:
-            one.kill()
-            one.wait()
-    assert not any(codes), "\n".join(path.read_text()[-3000:] for path in said)
-    return [pickle.loads((out / f"notes-{rank}.pickle").read_bytes()) for rank in range(TWO_NODES.num_devices)]
+    # TorchRec tags messages with hashes of names.
+    return run_ranks(__file__, TWO_NODES.num_devices, out, PYTHONHASHSEED="0")
 
 
 @pytest.mark.parametrize("name", [name for name, change in CHANGES.items() if change.live and change.is_exact])

@@ -5,9 +5,6 @@ Run by pytest, this file starts itself twice; started so, it is one of the ranks
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from evenshard.cli import main
 from evenshard.planner.torchrec import EvenshardPlanner, TablePart, load_plan, sharding_plan, shards_of, tables_of
 from evenshard.utils.errors import BadConfig
+from support.ranks import run_ranks, save_notes
 from support.torchrec_builders import (
     GREEDY,
     META,
@@ -168,7 +166,7 @@ def process(rank: int, out: Path) -> None:
     notes["no_room"] = failure_of(lambda: small.collective_plan(model))
     wrong = EvenshardPlanner(sharder=GREEDY, compute_device="cpu", pooling_factors={"nobody": 1.0})
     notes["wrong"] = failure_of(lambda: wrong.collective_plan(model))
-    (out / f"notes-{rank}.pickle").write_bytes(pickle.dumps(notes))
+    save_notes(out, rank, notes)
     dist.destroy_process_group()
 
 
@@ -180,18 +178,7 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
     out = tmp_path_factory.mktemp("ranks")
     command(out)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(out)], env=env, stderr=subprocess.PIPE, text=True)
-        for rank in range(WORLD_SIZE)
-    ]
-    try:
-        errors = [one.communicate(timeout=300)[1] for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    assert [one.returncode for one in started] == [0] * WORLD_SIZE, "\n".join(errors)
-    return [pickle.loads((out / f"notes-{rank}.pickle").read_bytes()) for rank in range(WORLD_SIZE)]
+    return run_ranks(__file__, WORLD_SIZE, out)
 
 
 PINNED = {"user.ebc.id": 0, "item.id": 0, "clicks": 1, "tags": 1}

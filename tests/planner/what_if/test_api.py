@@ -120,7 +120,7 @@ def test_numbers_have_three_digits() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"hardware": []}, "there is no machine"),
+        ({"hardware": []}, "no machine is named"),
         ({"hardware": ["h1"]}, "hardware is 'h1'"),
         ({"devices": [12]}, "12 devices do not fill nodes of 8"),
         ({"devices": [0]}, "num_devices"),
@@ -132,7 +132,7 @@ def test_numbers_have_three_digits() -> None:
         ({"group_sizes": [3]}, "do not fill groups of 3"),
         ({"group_sizes": "some"}, "group_sizes is 'some'"),
         ({"group_sizes": [4], "host_memory_gb": 10}, "are not priced in groups"),
-        ({"pinned": {"item": 0}}, "pinned is no argument of what_if"),
+        ({"pinned": {"item": 0}}, "pinned is not an argument of what_if"),
     ],
 )
 def test_what_is_asked_wrongly_is_one_line(asked: dict[str, Any], said: str) -> None:

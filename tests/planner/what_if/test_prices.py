@@ -37,7 +37,7 @@ def test_the_example_says_that_its_prices_are_examples() -> None:
         ("hardware: {h100: {per_device_hour: .nan}}", "per_device_hour is nan"),
         ("hardware: {h1000: {per_device_hour: 1}}", "Use cpu, cuda"),
         ("hardware: {h100: {per_device_hour: 1}, 'simulated:h100': {per_device_hour: 2}}", "are the same"),
-        ("[", "no file of prices"),
+        ("[", "not a price file"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(text: str, said: str, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def payback(
     if others:
         raise BadConfig(
             f"the two placements differ in {len(others):,} of their tables, such as {brief(others[0])}: what a step "
-            f"saves is not known. Place today's tables where the old ones are (evenshard place TABLES --near OLD "
+            f"saves is unknown. Place today's tables where the old ones are (evenshard place TABLES --near OLD "
             f"--max-move-gb 0 -o stay.json), and compare with that."
         )
     seconds, link = _transfer(difference, new, model, link_gb_s)

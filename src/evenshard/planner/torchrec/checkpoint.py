@@ -80,7 +80,7 @@ def convert_checkpoint(
     of_old, of_new = plan_parts(old), plan_parts(new)
     if set(of_old) != set(of_new):
         differ = cut(", ".join(sorted(set(of_old) ^ set(of_new))))
-        raise BadConfig(f"the plans are of other tables: {differ}. Give two plans of the same model.")
+        raise BadConfig(f"the plans have different tables: {differ}. Give two plans of the same model.")
     problem = None if optimizer is None else optimizer_problem(optimizer)
     if problem is not None:
         raise BadConfig(f"{problem}. Correct it.")

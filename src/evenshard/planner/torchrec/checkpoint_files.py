@@ -234,7 +234,7 @@ def _metadata(path: Path) -> Metadata:
     except FileNotFoundError:
         raise BadFile(path, f"has no {METADATA}", _REMEDY) from None
     except pickle.UnpicklingError as error:
-        raise BadFile(path / METADATA, f"holds something else than a checkpoint does ({error})", _REMEDY) from None
+        raise BadFile(path / METADATA, f"does not hold a checkpoint ({error})", _REMEDY) from None
     except Exception as error:  # torn bytes make pickle raise nearly anything
         raise BadFile(path / METADATA, f"cannot be read ({type(error).__name__})", _REMEDY) from None
     if not isinstance(found, Metadata):

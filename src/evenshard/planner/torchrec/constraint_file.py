@@ -88,7 +88,7 @@ def constraint_fields(answer: PlacementAnswer) -> dict[str, dict[str, Any]]:
         parts = [part for part in answer.parts if part.table == table.name]
         way, storage = sharding_type(parts, table, machine), parts[0].storage
         if storage.kernel == HOST:
-            raise BadConfig(f"table {brief(table.name)} is kept on its {HOST}, which TorchRec cannot beside GPUs.")
+            raise BadConfig(f"table {brief(table.name)} is kept on its {HOST}, which TorchRec cannot do beside GPUs.")
         nodes = {machine.node_of(part.device) for part in parts if len(part.devices) == 1}
         if way == COLUMN_WISE and len(nodes) == 1 and machine.num_nodes > 1 and not table.is_sequence:
             way = TABLE_COLUMN_WISE

@@ -61,7 +61,8 @@ class RequestSettings:
         for kernel in (*self.kernels, *(one for kernels in self.rules.table_kernels.values() for one in kernels)):
             if kernel not in there:
                 raise BadConfig(
-                    f"{brief(kernel)} is no kernel of TorchRec's on {compute_device}. Choose from {', '.join(there)}."
+                    f"{brief(kernel)} is not a compute kernel that TorchRec has on {compute_device}. "
+                    f"Choose from {', '.join(there)}."
                 )
 
 

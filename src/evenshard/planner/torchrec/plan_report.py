@@ -85,7 +85,7 @@ class PlanReport:
             if given.enumerator is not None or given.performance_model is not None:
                 raise
             is_estimated = False
-            notes.append(f"there are no statistics: TorchRec's estimates of the plan fail ({reason_of(error)}).")
+            notes.append(f"no statistics were logged: TorchRec's estimates of the plan failed ({reason_of(error)}).")
         if given.performance_model is not None:
             notes.append(
                 f"performance_model ({type(given.performance_model).__name__}) rates the plan "

@@ -185,7 +185,10 @@ class EvenshardPlanner:
         require_torchrec()
         if heuristical_storage_reservation_percentage is not None:
             if storage_reservation is not None:
-                raise BadConfig("storage_reservation is given, and a percentage of another one. Give one of the two.")
+                raise BadConfig(
+                    "storage_reservation and heuristical_storage_reservation_percentage are both given. "
+                    "Give one of the two."
+                )
             storage_reservation = heuristical(heuristical_storage_reservation_percentage)
         self._arguments = PlannerArguments(
             topology,
@@ -212,7 +215,10 @@ class EvenshardPlanner:
                 )
             if sharder is not None:
                 if not callable(getattr(sharder, "place", None)):
-                    raise BadConfig(f"sharder is a {type(sharder).__name__}, which cannot place. Name other arguments.")
+                    raise BadConfig(
+                        f"sharder is a {type(sharder).__name__}, which has no method place. Give a sharder, or leave "
+                        "it out."
+                    )
                 if (sharding_types, allow_column_split, hardware, model) != (None, None, None, None) or compute_kernels:
                     raise BadConfig(
                         "a sharder decides by itself. Leave out sharding_types, allow_column_split, compute_kernels, "

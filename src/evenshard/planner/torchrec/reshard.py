@@ -48,7 +48,7 @@ def reshard(model: DistributedModelParallel, delta: Delta) -> float:
         if path not in modules:
             raise BadConfig(f"the model has no sharded collection {brief(path)}. Load the delta for this model.")
         if modules[path] is model.module:
-            raise BadConfig("the model is nothing but a collection. Make it part of a module before it is sharded.")
+            raise BadConfig("the model itself is a collection. Wrap it in a module before it is sharded.")
     for path, (_, changed) in delta.items():
         _replace(model, modules[path], _rebuilt(model, path, modules[path], changed))
         model.plan.plan[path].update(changed)

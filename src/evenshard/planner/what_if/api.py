@@ -112,9 +112,9 @@ def what_if(
     from evenshard.utils.units import bytes_to_gb
 
     if unknown := next((name for name in knobs if name not in SHARED_KNOBS), None):
-        raise BadConfig(f"{unknown} is no argument of what_if, nor one of place that holds for every machine.")
+        raise BadConfig(f"{unknown} is not an argument of what_if, nor one of place that applies to every machine.")
     if not hardware or not devices:
-        raise BadConfig("there is no machine. Name hardware, such as h100, and numbers of devices, such as 8.")
+        raise BadConfig("no machine is named. Name hardware, such as h100, and numbers of devices, such as 8.")
     if batch_size is not None and batch_per_device is not None:
         raise BadConfig("batch_size is of all devices together, batch_per_device of each. Give one of the two.")
     check_ranges(sync_every=sync_every, overlap=overlap)
@@ -129,7 +129,8 @@ def what_if(
         check_ranges(dense_ms=own_ms)
     if dense_batch is not None and not any(dense.values()):
         raise BadConfig(
-            f"dense_batch is {dense_batch}, the samples that dense_ms is of. Give dense_ms, or leave it out."
+            f"dense_batch is {dense_batch}, but dense_ms, the time of so many samples, is not given. Give dense_ms, or "
+            "leave dense_batch out."
         )
     per_node = of_hardware("devices_per_node", devices_per_node, names)
     per_domain = of_hardware("nodes_per_domain", nodes_per_domain, names)

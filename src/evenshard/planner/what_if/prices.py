@@ -92,7 +92,7 @@ def load_prices(path: str | Path) -> Prices:
     except IsADirectoryError:
         raise BadFile(path, "is a folder", "Name a file of prices.") from None
     except (OSError, ValueError) as error:
-        raise BadFile(path, f"is no file of prices ({error})", remedy) from None
+        raise BadFile(path, f"is not a price file ({error})", remedy) from None
     if not found.hardware:
         raise BadFile(path, "hardware is empty", remedy)
     seen: dict[str, str] = {}

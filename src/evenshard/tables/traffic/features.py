@@ -127,7 +127,7 @@ def _check_known(column: str, name: str, wanted: Collection[str] | None) -> None
         return
     close = difflib.get_close_matches(cut(name), wanted, n=1, cutoff=0.0)
     raise BadConfig(
-        f"columns calls {brief(column)} {brief(name)}, which is no feature of the tables; the closest is "
+        f"columns calls {brief(column)} {brief(name)}, which is not a feature of the tables; the closest is "
         f"{brief(close[0])}. Correct it."
     )
 

@@ -159,7 +159,7 @@ def test_the_predictions_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         ("estimator.txt", {"hardware": "simulated:h100"}, r"\.py or a \.json file, not estimator\.txt"),
         ("estimator.py", {}, "neither --hardware nor --model"),
-        ("estimator.py", {"hardware": "cpu"}, "whose costs only a model knows"),
+        ("estimator.py", {"hardware": "cpu"}, "only a model knows its costs"),
         ("estimator.py", {"hardware": "simulated:h100", "inter": "string"}, "link is .string."),
     ],
 )

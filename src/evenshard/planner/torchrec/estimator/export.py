@@ -60,7 +60,7 @@ def export_estimator(
     simulated = HardwareName.parse(hardware).kind.times == "simulated"
     if loaded is None and not simulated:
         raise BadConfig(
-            f"hardware is {brief(hardware)}, whose costs only a model knows. Name one, such as --model work/round_3."
+            f"hardware is {brief(hardware)}, and only a model knows its costs. Name one, such as --model work/round_3."
         )
     machine = FittedMachine(hardware, devices_per_node, intra, inter, batch_size, optimizer, loaded)
     costs = f"the device model of {hardware}" if loaded is None else f"what the model {loaded.source} predicts"

@@ -100,7 +100,7 @@ def load_estimator(
     require_torchrec()
     record = read_json(path, _WHAT, _REMEDY)
     if not isinstance(record, dict) or record.get("schema_version") != _SCHEMA_VERSION:
-        raise BadFile(path, f"is no estimator of schema_version {_SCHEMA_VERSION}", _REMEDY)
+        raise BadFile(path, f"is not an estimator file of schema_version {_SCHEMA_VERSION}", _REMEDY)
     missing = [key for key in _KEYS if key not in record]
     if missing:
         raise BadFile(path, f"lacks {missing[0]}", _REMEDY)
