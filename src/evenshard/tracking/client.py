@@ -108,7 +108,7 @@ def experiment_id(client: Any) -> str:
     name = experiment_name()
     found = client.get_experiment_by_name(name)
     if found is None:
-        make_once(lambda: client.create_experiment(name, tags=experiment_tags()))
+        make_once(client.create_experiment, name, tags=experiment_tags())
         found = client.get_experiment_by_name(name)
     describe_experiment(client, found)
     return str(found.experiment_id)

@@ -52,7 +52,7 @@ def describe_experiment(client: Any, experiment: Any) -> None:
     experiment_id = experiment.experiment_id
     for key, value in experiment_tags(str(experiment_id)).items():
         if key not in experiment.tags:
-            set_tag_together(lambda key=key, value=value: client.set_experiment_tag(experiment_id, key, value))
+            set_tag_together(client.set_experiment_tag, experiment_id, key, value)
 
 
 def describe_run(client: Any, run_id: str, about: str = "") -> None:
@@ -131,8 +131,7 @@ def _model_lines(runs: Iterable[Any]) -> list[str]:
 
 def _set_note(client: Any, run: Any, lines: Iterable[str]) -> None:
     if run.data.tags.get(NOTE, _OURS).startswith(_OURS):
-        note = _note(lines)
-        set_tag_together(lambda: client.set_tag(run.info.run_id, NOTE, note))
+        set_tag_together(client.set_tag, run.info.run_id, NOTE, _note(lines))
 
 
 def _note(lines: Iterable[str]) -> str:

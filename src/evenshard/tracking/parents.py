@@ -112,7 +112,7 @@ def _log_settings(client: Any, run_id: str, parent: Parent) -> None:
 
     known = client.get_run(run_id).data
     for key in parent.tags.keys() - known.tags.keys():  # made by one that knew no more than its name
-        set_tag_together(lambda key=key: client.set_tag(run_id, key, parent.tags[key]))
+        set_tag_together(client.set_tag, run_id, key, parent.tags[key])
     new = {key: value for key, value in flatten(parent.params).items() if key not in known.params}
     if new:
         if parent.tag == KEY_TAG:  # the file first: the parameters tell that it is there

@@ -135,7 +135,7 @@ def register_model(
         with _ready(client, logged):
             save_pyfunc(model, code, scratch / "pyfunc", name, logged, run_id)
             client.log_model_artifacts(logged.model_id, str(scratch / "pyfunc"))
-        make_once(lambda: client.create_registered_model(name, description=model_description(name)))
+        make_once(client.create_registered_model, name, description=model_description(name))
         made = client.create_model_version(
             name,
             logged.artifact_location,
