@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from evenshard.placement.parts import whole_tables
-from evenshard.planner.extrapolation import interval_factors
+from evenshard.planner.priced import priced
 from evenshard.planner.pricing import measured_parts, part_costs
 from evenshard.planner.request import PlacementRequest, caps_of
 from evenshard.sharders.models import PlacementModel, load_model
@@ -69,15 +69,15 @@ def trials(model: PlacementModel, quantity: str, factor: float, count: int, seed
     for request in requests(model, quantity, factor, count, rng):
         costs = part_costs(request, model)
         parts = tuple(replace(one, devices=(rng.randrange(NUM_DEVICES),)) for one in whole_tables(request.tables))
-        found, (alone_ms, _) = costs.predict(parts), costs.part_ms(parts)
-        below, above = interval_factors(request, model.trained_on, parts, found.devices, alone_ms)
+        found = costs.predict(parts)
+        widened, _ = priced(request, model, costs, found)
         with measured_parts(request, model, visits=1) as measure:
             ms = measure(costs.task, [parts])[0].max_device_ms
         yield Trial(
             abs(math.log(ms / found.predicted_ms)),
             found.low_ms <= ms <= found.high_ms,
-            found.low_ms / below <= ms <= found.high_ms * above,
-            above,
+            widened.model_low_ms <= ms <= widened.model_high_ms,
+            widened.model_high_ms / found.high_ms,
         )
 
 

@@ -10,6 +10,7 @@ import torch
 
 from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.priced import priced
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.convex_search.cost_model import CostModel
@@ -62,18 +63,11 @@ def answered(
     if parts is None:
         parts = [replace(part, devices=home) for part, home in zip(parts_of(request.tables, cuts), homes, strict=True)]
     costs = part_costs(request, model)
-    best = costs.predict(parts)
-    alone_ms, adds_ms = costs.part_ms(parts)
+    now, _ = priced(request, model, costs, costs.predict(parts))
     return PlacementAnswer(
         request=request,
-        parts=tuple(parts),
-        alone_ms=alone_ms,
-        adds_ms=adds_ms,
-        devices=best.devices,
-        predicted_ms=best.predicted_ms,
-        model_low_ms=best.low_ms,
-        model_high_ms=best.high_ms,
-        lower_bound_ms=best.predicted_ms / 2,
+        **now.of_answer,
+        lower_bound_ms=now.predicted_ms / 2,
         warnings=(),
         comparison=(),
         measured=None,

@@ -9,7 +9,7 @@ import evenshard
 from evenshard.placement.parts import whole_tables
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
-from evenshard.planner.repricing import repriced
+from evenshard.planner.priced import repriced
 from evenshard.sharders.models import load_model
 from evenshard.tables.table import Table
 from support.trace_builders import TraceBuilder, step

@@ -11,12 +11,12 @@ from evenshard.measure.link import beyond_span
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import parts_on
-from evenshard.placement.sharding import TABLE_WISE, ShardingTask, check_sharding, parts_by_table
+from evenshard.placement.sharding import TABLE_WISE, ShardingTask, check_sharding
 from evenshard.placement.storage import FUSED
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
-from evenshard.planner.extrapolation import interval_factors, widening_note
 from evenshard.planner.near import Near, with_nearness
+from evenshard.planner.priced import priced
 from evenshard.planner.pricing import PartsMeasurer, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import rivals
@@ -104,9 +104,7 @@ def place_request(
         number = min(range(len(measured)), key=lambda one: measured[one].max_device_ms)
         best, cost = costs.predict(candidates[number]), measured[number]
     check_sharding(task, best.parts)
-    ordered = [part for parts in parts_by_table(task, best.parts).values() for part in parts]
-    alone_ms, adds_ms = costs.part_ms(ordered)
-    below, above = interval_factors(request, model.trained_on, ordered, best.devices, alone_ms)
+    answered, widened = priced(request, model, costs, best)
     lineage: dict[str, Any] = {
         "evenshard_version": __version__,
         "model": {
@@ -119,14 +117,8 @@ def place_request(
         "search": {"seed": config.search.seed, "num_measured": config.num_measured},
     }
     answer = PlacementAnswer(
-        request=replace(request, assumptions=(*request.assumptions, *_even_rows(task, ordered))),
-        parts=tuple(ordered),
-        alone_ms=alone_ms,
-        adds_ms=adds_ms,
-        devices=best.devices,
-        predicted_ms=best.predicted_ms,
-        model_low_ms=best.low_ms / below,
-        model_high_ms=best.high_ms * above,
+        request=replace(request, assumptions=(*request.assumptions, *_even_rows(task, best.parts))),
+        **answered.of_answer,
         lower_bound_ms=min(lower_bound_ms(search.options), best.predicted_ms),
         warnings=model.trained_on.outside(request.task()),
         comparison=rivals(request, costs, config.compare, measure if config.num_measured else None),
@@ -137,7 +129,7 @@ def place_request(
             note
             for note in (
                 INTERRUPTED if is_interrupted else None,
-                widening_note(below, above),
+                widened,
                 *_notes(request, model),
             )
             if note

@@ -17,11 +17,11 @@ from evenshard.placement.parts import TablePart, part_table, tables_of_parts, wh
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import BY_COLUMNS, sharding_type
 from evenshard.placement.task import PlacementTask
-from evenshard.planner.extrapolation import interval_factors
 from evenshard.planner.file import load_answer, read_json
 from evenshard.planner.highlights import device_error_text
 from evenshard.planner.model import model_of
 from evenshard.planner.place import place_request
+from evenshard.planner.priced import priced
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.plan_file import load_plan_parts
@@ -165,10 +165,9 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
     known = bool(parts)
     costs, learned = part_costs(request, model), model.trained_on
     prediction = costs.predict(parts or place_request(request, model).parts)
-    alone_ms, _ = costs.part_ms(prediction.parts)
-    below, above = interval_factors(request, learned, prediction.parts, prediction.devices, alone_ms)
-    ends = (prediction.low_ms / below, prediction.high_ms * above)
-    low_ms, high_ms = with_device_error(learned.device_error, prediction.predicted_ms, *ends)
+    answered, _ = priced(request, model, costs, prediction)
+    ends = (answered.model_low_ms, answered.model_high_ms)
+    low_ms, high_ms = with_device_error(learned.device_error, answered.predicted_ms, *ends)
     return _Placed(
         source=source,
         request=request,

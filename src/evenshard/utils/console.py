@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
-def plain_console(file: IO[str] | None) -> Console:
-    """A console on ``file``; None: on stdout."""
+def plain_console(file: IO[str] | None, least_width: int = 0) -> Console:
+    """A console on ``file``, None: on stdout; at least so many characters wide, which a narrower terminal wraps."""
     from rich.console import Console
 
     class PlainConsole(Console):
@@ -36,7 +36,10 @@ def plain_console(file: IO[str] | None) -> Console:
             """Rich would leave with exit code 1; what that means is for the command to say."""
             raise BrokenPipeError
 
-    return PlainConsole(file=file, highlight=False, markup=False, emoji=False)
+    console = PlainConsole(file=file, highlight=False, markup=False, emoji=False)
+    if console.width < least_width:
+        console.width = least_width
+    return console
 
 
 def plain_grid(*heads: str) -> Table:

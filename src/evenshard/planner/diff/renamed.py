@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.repricing import repriced
+from evenshard.planner.priced import repriced
 from evenshard.sharders.models import PlacementModel
 from evenshard.utils.errors import BadConfig
 

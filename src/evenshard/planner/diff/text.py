@@ -27,8 +27,7 @@ def print_difference(difference: Difference, file: TextIO | None = None, paid: P
         paid: when the move pays back, to be printed too.
         file: output; None for stdout. Colours go to terminals only.
     """
-    console = plain_console(file)
-    console.width = max(console.width, _NARROWEST)
+    console = plain_console(file, _NARROWEST)
     console.print(_times(difference), style="bold")
     for line in _bytes(difference):
         console.print(line)

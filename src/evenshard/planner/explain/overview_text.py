@@ -21,8 +21,7 @@ def print_overview(found: Overview, file: TextIO | None = None) -> None:
     Args:
         file: output; None for stdout. Colours go to terminals only.
     """
-    console = plain_console(file)
-    console.width = max(console.width, _NARROWEST)
+    console = plain_console(file, _NARROWEST)
     console.print(
         f"A step takes {ms_text(found.step_ms)} ms; device {found.slowest_device} is the slowest (predicted by "
         f"{printable(found.model)}).",

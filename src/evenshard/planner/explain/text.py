@@ -29,8 +29,7 @@ def print_explanation(explanation: Explanation, file: TextIO | None = None) -> N
     Args:
         file: output; None for stdout. Colours go to terminals only.
     """
-    console = plain_console(file)
-    console.width = max(console.width, _NARROWEST)
+    console = plain_console(file, _NARROWEST)
     console.print(_opening(explanation), style="bold")
     if explanation.device:
         console.print(f"{printable(explanation.device)}.", style="dim")

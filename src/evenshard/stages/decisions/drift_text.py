@@ -25,8 +25,7 @@ def print_drift(drift: Drift, model: str, file: TextIO | None = None) -> None:
         model: the model that the tables are compared with.
         file: output; None for stdout. Colours go to terminals only.
     """
-    console = plain_console(file)
-    console.width = max(console.width, _WIDTH)
+    console = plain_console(file, _WIDTH)
     count = "The table is" if drift.num_tables == 1 else f"The {drift.num_tables:,} tables are"
     if drift.retrain_due:
         console.print(

@@ -25,8 +25,7 @@ def print_promotion(promotion: Promotion, file: TextIO | None = None) -> None:
     Args:
         file: output; None for stdout. Colours go to terminals only.
     """
-    console = plain_console(file)
-    console.width = max(console.width, _WIDTH)
+    console = plain_console(file, _WIDTH)
     line = f"{printable(promotion.candidate)} is {promotion.outcome.value}: {printable(promotion.reason)}."
     console.print(line, style=_STYLES[promotion.outcome], soft_wrap=True)
     decision, found = promotion.decision, promotion.contest

@@ -23,8 +23,7 @@ def print_comparison(comparison: Comparison, file: TextIO | None = None) -> None
     Args:
         file: output; None for stdout. Colours go to terminals only.
     """
-    console = plain_console(file)
-    console.width = max(console.width, 40 + WIDTH_OF_RUN * len(comparison.runs))
+    console = plain_console(file, 40 + WIDTH_OF_RUN * len(comparison.runs))
     settings = _grid("settings that differ", comparison)
     for key, values in comparison.settings.items():
         settings.add_row(key, *("-" if value is None else printable(value) for value in values))
