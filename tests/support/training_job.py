@@ -1,7 +1,8 @@
-"""A training of the model of ``torchrec_training`` on one rank of several, which tests stop, move and start again."""
+"""A training on one rank of several, which tests stop, move and start again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,9 +27,18 @@ class Job:
         plan: as ``DistributedModelParallel`` takes it.
         group: process group of the ranks.
         optimizer: of the tables, as evenshard calls it; replicas and the dense model have one of their own.
+        model: makes the model in one piece.
+        batches: makes the samples of each step, for a number of ranks.
     """
 
-    def __init__(self, plan: ShardingPlan, group: Any, optimizer: str = "sgd") -> None:
+    def __init__(
+        self,
+        plan: ShardingPlan,
+        group: Any,
+        optimizer: str = "sgd",
+        model: Callable[[], nn.Module] = Everything,
+        batches: Callable[[int], list[Any]] = batches,
+    ) -> None:
         import torch.distributed as dist
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
         from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -36,12 +46,12 @@ class Job:
         from torchrec.distributed.model_parallel import DistributedModelParallel
         from torchrec.distributed.types import ShardingEnv
         from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
-        from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
         self.group, self.rank, self.world_size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.samples = batches(self.world_size)
         fused = {**FUSED[optimizer], "optimizer": EmbOptimType[FUSED[optimizer]["optimizer"]]}
         torch.manual_seed(0)
-        whole = Everything()
+        whole = model()
         weights = {name: weight.detach().clone() for name, weight in whole.state_dict().items()}
         self.model = DistributedModelParallel(
             whole,
@@ -59,35 +69,57 @@ class Job:
                 shard.tensor.copy_(weights[name][row : row + rows, column : column + columns])
         held = set(self.model.fused_optimizer.params)
         dense = {name: weight for name, weight in self.model.named_parameters() if name not in held and weight.numel()}
-        rate = FUSED[optimizer]["learning_rate"]
-        kind = {
-            "sgd": torch.optim.SGD,
-            "adagrad": partial(torch.optim.Adagrad, eps=1e-8),  # FBGEMM's
-            "rowwise_adagrad": partial(RowWiseAdagrad, eps=1e-8),
-        }[optimizer]
+        rate, kind = FUSED[optimizer]["learning_rate"], dense_kind(optimizer)
         flat = {name: dense.pop(name) for name in list(dense) if dense[name].dim() == 1}  # which have no rows
-        self.dense = CombinedOptimizer(
-            [
-                KeyedOptimizerWrapper(dense, lambda weights: kind(weights, lr=rate)),
-                KeyedOptimizerWrapper(flat, lambda weights: torch.optim.SGD(weights, lr=rate)),
-            ]
-        )
+        optimizers = [KeyedOptimizerWrapper(dense, lambda weights: kind(weights, lr=rate))]
+        if flat:
+            optimizers.append(KeyedOptimizerWrapper(flat, lambda weights: torch.optim.SGD(weights, lr=rate)))
+        self.dense = CombinedOptimizer(optimizers)
 
-    def steps(self, first: int, last: int) -> list[float]:
-        """The mean losses over the ranks of these steps; the last one is not done."""
+    def steps(self, first: int, last: int) -> list[Any]:
+        """The mean losses over the ranks of these steps, of each prediction; the last one is not done."""
         import torch.distributed as dist
 
-        samples = batches(self.world_size)
         losses = []
         for number in range(first, last):
-            local, _, labels = samples[number % NUM_STEPS]
+            local, _, labels = self.samples[number % NUM_STEPS]
             mine = labels[self.rank * LOCAL_BATCH : (self.rank + 1) * LOCAL_BATCH]
-            loss = nn.functional.mse_loss(self.model(*local[self.rank]), mine)
+            loss = (self.model(*local[self.rank]) - mine).square().mean(dim=0)
             self.dense.zero_grad()
             self.model.fused_optimizer.zero_grad()
-            loss.backward()
+            loss.sum().backward()
             self.dense.step()
             mean = loss.detach().clone()
             dist.all_reduce(mean, group=self.group)
-            losses.append(mean.item() / self.world_size)
+            losses.append((mean / self.world_size).tolist())
         return losses
+
+
+def dense_kind(optimizer: str) -> Callable[..., torch.optim.Optimizer]:
+    """torch's or TorchRec's optimizer that does what FBGEMM's fused one does."""
+    from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "sgd": torch.optim.SGD,
+        "adagrad": partial(torch.optim.Adagrad, eps=1e-8),  # FBGEMM's
+        "rowwise_adagrad": partial(RowWiseAdagrad, eps=1e-8),
+    }
+    return kinds[optimizer]
+
+
+def losses_in_one_piece(
+    optimizer: str, model: Callable[[], nn.Module], batches: Callable[[int], list[Any]], world_size: int, num_steps: int
+) -> list[Any]:
+    """As ``Job.steps`` from the first step on, without ranks and shards."""
+    torch.manual_seed(0)
+    whole, samples = model(), batches(world_size)
+    learner = dense_kind(optimizer)(whole.parameters(), lr=FUSED[optimizer]["learning_rate"])
+    losses = []
+    for number in range(num_steps):
+        _, features, labels = samples[number % NUM_STEPS]
+        loss = (whole(*features) - labels).square().mean(dim=0)
+        learner.zero_grad()
+        loss.sum().backward()
+        learner.step()
+        losses.append(loss.tolist())
+    return losses

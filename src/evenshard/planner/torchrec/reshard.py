@@ -235,7 +235,9 @@ def _kernels(module: Any) -> list[Any]:
 def _give_optimizers(whole: Any, old: Any, rates: Mapping[str, float]) -> None:
     """Tells TorchRec the fused optimizer of each table, where it looks for that of ``apply_optimizer_in_backward``.
 
-    Tables may have optimizers of their own, which only the running collection knows.
+    Tables may have optimizers of their own, which only the running collection knows. TorchRec groups tables by these
+    parameters, and all ranks must group them alike. So they are those of each table: to those of a group, its kernel
+    adds on its own rank.
     """
     shardings = old._embedding_shardings if hasattr(old, "_embedding_shardings") else old._sharding_type_to_sharding
     tables = _tables(whole)
@@ -244,5 +246,5 @@ def _give_optimizers(whole: Any, old: Any, rates: Mapping[str, float]) -> None:
             for group in of_rank:
                 for table in group.embedding_tables:
                     if table.name in rates:
-                        given = {**(group.fused_params or {}), "learning_rate": rates[table.name]}
+                        given = {**(table.fused_params or {}), "learning_rate": rates[table.name]}
                         tables[table.name].weight._optimizer_kwargs = [given]
