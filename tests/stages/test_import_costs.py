@@ -17,6 +17,7 @@ from evenshard.tables.files import load_tables
 from evenshard.tables.table import Table
 from evenshard.tracking import StageRun
 from evenshard.utils.errors import BadConfig, BadFile
+from support.documented import command, snippet
 from support.truth import truth_file
 
 GPU = ImportCostsConfig("cuda: RTX 2080 Ti", batch_size=64)
@@ -68,6 +69,41 @@ def test_shards_come_in_with_their_tables_dims_and_sums(files: Path) -> None:
         assert (one.task.num_devices, one.task.batch_size, one.proposed_by) == (1, 64, RANDOM_SHARD)
         assert one.task.memory_cap_bytes == sum(table.size_bytes for table in one.task.tables)
         assert (one.provenance.hardware, one.provenance.repeats) == ("cuda: RTX 2080 Ti", 0)
+
+
+def test_the_documented_command_maps_columns(
+    workdir: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    page = "docs/measure.md"
+    shards, tables = snippet(page, "tables,fwd_bwd_ms"), snippet("docs/tables.md", "feature,cardinality")
+    Path("shards.csv").write_text(shards.partition("\n\n")[0] + "\n")
+    Path("ours.csv").write_text(tables.partition("\n\n")[0] + "\n")
+    words = command(page, "evenshard import-costs")
+    assert main(words) == 0
+    assert "(2 shards)" in capsys.readouterr().out
+    assert "ours.csv: 1 column is not used: 'owner'." in caplog.text
+    pool = load_tables("tables.parquet")
+    assert [(one.name, one.num_rows, one.embedding_dim, one.pooling_factor) for one in pool] == [
+        ("user_id", 5_000_000, 64, 1.0),
+        ("clicked_items", 800_000, 32, 23.4),
+    ]
+    assert [len(one.task.tables) for one in load_costs(Path("costs.parquet"), pool)] == [1, 2]
+    mapped = words.index("feature=name,cardinality=num_rows")
+    assert main([*words[:mapped], "feature=,cardinality=num_rows,ctr=", *words[mapped + 1 :]]) == 2
+    assert "columns names 'ctr', which is not a column of ours.csv" in capsys.readouterr().err
+
+
+def test_other_names_take_the_place_of_what_a_file_may_lack(files: Path) -> None:
+    """A table's name and its dim, by aliases and by ``columns``; without a name, it is called by its line."""
+    Path("t.csv").write_text("id,hash_size,width,avg_pooling\na,100,8,2.5\nb,200,4,1\n")
+    Path("s.csv").write_text("tables,fwd_bwd_ms\n1,2.5\n")
+    for columns, name in (({"width": "dim", "id": "name"}, "b"), ({"width": "dim", "id": ""}, "1")):
+        (shard,) = read_shards(Path("s.csv"), Path("t.csv"), GPU, columns)
+        assert shard.task.tables == (Table(name, 200, 4, 1.0),)
+    Path("t.csv").write_text("table_name,hash_size,dim,avg_pooling\na,100,8,2.5\n")
+    Path("s.csv").write_text("tables,dims,fwd_bwd_ms\n0,16,2.5\n")
+    (shard,) = read_shards(Path("s.csv"), Path("t.csv"), GPU)
+    assert shard.task.tables == (Table("a-dim-16", 100, 16, 2.5),)
 
 
 def test_bits_are_those_of_every_table(files: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.cli.arguments import OUTPUT, PATH, SOURCE, Commands, at_least, hardware_flag, params_flag
+from evenshard.cli.options import add_option
+from evenshard.planner.options import place_option
 
 
 def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -74,7 +76,7 @@ def _import_costs(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages import import_costs as stage
 
     config = stage.ImportCostsConfig(args.hardware, args.batch_size, args.weight_bits, args.optimizer)
-    inputs = stage.ImportCostsInputs(args.shards, args.tables)
+    inputs = stage.ImportCostsInputs(args.shards, args.tables, args.columns)
     found = stage.run(config, inputs, stage.ImportCostsOutputs(args.out, args.tables_out))
     print(f"saved: {args.out} ({found['num_shards']:,.0f} shards), {args.tables_out}")
     return found
@@ -91,6 +93,7 @@ def add_commands(commands: Commands) -> None:
     )
     sub.add_argument("shards", **PATH, help="the shards (.csv)")
     sub.add_argument("--tables", **PATH, required=True, help="their tables; names and dims may be missing")
+    add_option(sub, place_option("columns"))
     sub.add_argument(
         "--hardware", required=True, metavar="NAME", help="what they were measured on: 'cuda: NVIDIA H200'"
     )

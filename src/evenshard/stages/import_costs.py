@@ -8,7 +8,7 @@ dataset says no more than that: how long each of the two took stays unknown, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,10 +62,17 @@ class ImportCostsConfig:
 
 @dataclass(frozen=True)
 class ImportCostsInputs:
-    """``shards``: the CSV file; ``tables``: the table file, which may lack names, and dims if the shards give them."""
+    """What to read.
+
+    Attributes:
+        shards: the CSV file.
+        tables: the table file, which may lack names, and dims if the shards give them.
+        columns: columns of the table file that are called otherwise, each with evenshard's.
+    """
 
     shards: Path
     tables: Path
+    columns: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,27 +87,37 @@ def run(config: ImportCostsConfig, inputs: ImportCostsInputs, outputs: ImportCos
     """Writes the shards as a cost dataset; returns metrics.
 
     Raises:
-        BadFile: as ``read_shards``; nothing is written then.
+        BadConfig: as ``read_shards``; nothing is written then.
+        BadFile: likewise.
     """
-    measured = read_shards(inputs.shards, inputs.tables, config)
+    measured = read_shards(inputs.shards, inputs.tables, config, inputs.columns)
     tables = distinct_tables([one.task for one in measured])
     save_tables(tables, outputs.tables)
     save_costs(measured, outputs.costs, Lineage(git_commit()))
     return {"num_shards": float(len(measured)), "num_tables": float(len(tables))}
 
 
-def read_shards(path: Path, tables: Path, config: ImportCostsConfig) -> tuple[MeasuredPlacement, ...]:
+def read_shards(
+    path: Path, tables: Path, config: ImportCostsConfig, columns: Mapping[str, str] | None = None
+) -> tuple[MeasuredPlacement, ...]:
     """The shards of a file as measured placements, one on one device each.
 
     A table of several dims is a table per dim, called after both, and one that a shard holds twice is two.
 
+    Args:
+        path: the shards.
+        tables: their table file.
+        config: what the files do not say.
+        columns: columns of the table file that are called otherwise, each with evenshard's.
+
     Raises:
+        BadConfig: if ``columns`` names what is not there.
         BadFile: if a file cannot be read or holds an impossible value; the message names the line.
     """
     if_none = f"Its columns are {_COLUMNS}, one shard per line."
     records = records_in(path, read_csv, "shard", if_none, "Import it in parts.")
     _check_columns(path, records[0])
-    numbered = load_numbered_tables(tables, dims_known=_DIMS in records[0])
+    numbered = load_numbered_tables(tables, _DIMS in records[0], columns)
     pool = [replace(table, weight_bits=config.weight_bits) for table in numbered]
     return tuple(
         _measured(path, number, _shard(path, number, record, pool), record[_TIME], config)

@@ -73,7 +73,11 @@ def load_tables(path: str | PathLike[str], columns: Mapping[str, str] | None = N
             line, else a ``BadRecords``.
     """
     path, names = Path(path), ColumnNames(columns or {})
-    tables = _tables(path, _records(path), names)
+    return _all_said(path, names, _tables(path, _records(path), names))
+
+
+def _all_said(path: Path, names: ColumnNames, tables: tuple[Table, ...]) -> tuple[Table, ...]:
+    """The tables; raises BadConfig for mapped columns that are not there, and logs what is not used."""
     if missed := names.missed():
         raise no_column(str(path), missed)
     if note := names.note(str(path)):
@@ -134,7 +138,9 @@ def _check_default(default_pooling_factor: float) -> None:
         raise BadConfig(f"default_pooling_factor {problem}. Correct it.")
 
 
-def load_numbered_tables(path: str | PathLike[str], dims_known: bool) -> tuple[Table, ...]:
+def load_numbered_tables(
+    path: str | PathLike[str], dims_known: bool, columns: Mapping[str, str] | None = None
+) -> tuple[Table, ...]:
     """The tables of a file that may lack names, as statistics of tables do: such a table is called by its number.
 
     The histogram may also stand in the columns bin_0 to bin_16 of DreamShard's and NeuroShard's data; all zeros, as of
@@ -143,23 +149,28 @@ def load_numbered_tables(path: str | PathLike[str], dims_known: bool) -> tuple[T
     Args:
         path: path of the table file.
         dims_known: whether the caller knows the dims; the file may lack them then, and they are 1.
+        columns: names of its columns that are called otherwise, each with ours.
 
     Raises:
-        BadFile: as ``load_tables``.
+        BadConfig: as ``load_tables``.
+        BadFile: likewise.
     """
-    path = Path(path)
+    path, names = Path(path), ColumnNames(columns or {})
     defaults = {"embedding_dim": 1} if dims_known else {}
-    records = [_named(number, record, defaults) for number, record in enumerate(_records(path))]
-    return _tables(path, records, ColumnNames())
+    records = [_named(number, record, defaults, names.given) for number, record in enumerate(_records(path))]
+    return _all_said(path, names, _tables(path, records, names))
 
 
-def _named(number: int, record: Any, defaults: RawTable) -> Any:
+def _named(number: int, record: Any, defaults: RawTable, given: Mapping[str, str]) -> Any:
+    """A record with the number as its name, and with defaults, where it has no columns for these, however called."""
     if not isinstance(record, dict):
         return record
     known = {_ALIASES.get(column, column): value for column, value in record.items()}
     if all(known.get(column) in _NO_SHARE for column in REUSE_COLUMNS):
         known = {column: value for column, value in known.items() if column not in REUSE_COLUMNS}
-    return {"name": str(number)} | defaults | known
+    ours = {COLUMN_ALIASES.get(target, target) for target in (given.get(column, column) for column in known)}
+    missing = {"name": str(number)} | defaults
+    return {column: value for column, value in missing.items() if column not in ours} | known
 
 
 _ALIASES = {column.removeprefix("reuse_"): column for column in REUSE_COLUMNS}
