@@ -52,7 +52,7 @@ test-containers: setup
 # The tests of the planner with another TorchRec, which shadows that of .venv: make test-torchrec VERSION=1.5. Torch and FBGEMM stay.
 VERSION ?= 1.7
 TORCHREC ?= work/torchrec-$(VERSION)
-TORCHREC_TESTS ?= tests/planner/torchrec/test_drop_in.py tests/planner/torchrec/test_cpu_job.py
+TORCHREC_TESTS ?= tests/planner/torchrec/drop_in tests/planner/torchrec/test_cpu_job.py
 test-torchrec: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target $(TORCHREC) 'torchrec==$(VERSION).*'
 	@PYTHONPATH="$(CURDIR)/$(TORCHREC)" $(BIN)/python -m pytest --numprocesses 0 --override-ini filterwarnings= $(TORCHREC_TESTS)

@@ -1,0 +1,96 @@
+"""TorchRec's constraints in the plan, in the options and in what the search counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torchrec.distributed.planner.types import (
+    ParameterConstraints,
+)
+from torchrec.distributed.types import (
+    BoundsCheckMode,
+    CacheAlgorithm,
+    CacheParams,
+)
+from torchrec.modules.embedding_configs import DataType
+
+from evenshard.utils.errors import BadConfig
+from support.drop_in_builders import (
+    MB,
+    Sparse,
+    bags,
+    entries,
+    planner,
+    two_gpus,
+)
+
+
+def test_what_constraints_say_to_kernels_is_in_the_plan() -> None:
+    constraints = {
+        "table_0": ParameterConstraints(enforce_hbm=True, cache_params=CacheParams(algorithm=CacheAlgorithm.LFU)),
+        "table_1": ParameterConstraints(enforce_hbm=False, stochastic_rounding=True),
+        "table_2": ParameterConstraints(bounds_check_mode=BoundsCheckMode.FATAL, output_dtype=DataType.FP16),
+    }
+    one = planner(constraints=constraints)
+    found = entries(one.plan(Sparse(bags(4))))
+    said = [
+        (of.enforce_hbm, of.stochastic_rounding, of.bounds_check_mode, of.output_dtype, of.cache_params)
+        for of in (found[f"table_{at}"] for at in range(4))
+    ]
+    assert said == [
+        (True, None, None, None, None),
+        (False, True, None, None, None),
+        (None, None, BoundsCheckMode.FATAL, DataType.FP16, None),
+        (None,) * 5,
+    ]
+    assert one.notes == ("Of TorchRec's constraints, these change nothing in the placement: cache_params (table_0).",)
+    for option in one._best_plan or ():
+        assert option.enforce_hbm == found[option.name].enforce_hbm
+
+
+def test_the_cache_of_a_table_has_the_constraints_algorithm_and_precision() -> None:
+    """Its size is the search's."""
+    cache = CacheParams(algorithm=CacheAlgorithm.LFU, load_factor=0.1, precision=DataType.FP16)
+    constraints = {"table_0": ParameterConstraints(compute_kernels=["fused_uvm_caching"], cache_params=cache)}
+    one = planner(two_gpus(100, ddr_cap_bytes=100 * MB), constraints=constraints, host_memory_gb=None)
+    found = entries(one.plan(Sparse(bags(2))))["table_0"]
+    assert found.compute_kernel == "fused_uvm_caching"
+    assert (found.cache_params.algorithm, found.cache_params.precision) == (CacheAlgorithm.LFU, DataType.FP16)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "expected"),
+    [
+        ({"sharding_types": ["row_wise"]}, {"row_wise"}),
+        ({"sharding_types": ["table_wise", "data_parallel"], "compute_kernels": ["dense"]}, {"data_parallel"}),
+        ({"sharding_types": ["column_wise"], "min_partition": 32}, {"column_wise"}),
+    ],
+)
+def test_types_kernels_and_widths_are_kept(constraint: dict[str, Any], expected: set[str]) -> None:
+    constraints = {f"table_{at}": ParameterConstraints(**constraint) for at in range(2)}
+    found = entries(planner(two_gpus(100), constraints=constraints).plan(Sparse(bags(2, rows=5000))))
+    assert {entry.sharding_type for entry in found.values()} == expected
+    for entry in found.values():
+        least = constraint.get("min_partition", 4)
+        assert entry.sharding_spec is None or all(one.shard_sizes[1] >= least for one in entry.sharding_spec.shards)
+
+
+def test_lookups_and_weights_are_the_constraints() -> None:
+    constraints = {"table_0": ParameterConstraints(pooling_factors=[7.5], is_weighted=True, num_poolings=[2.0])}
+    one = planner(two_gpus(100), constraints=constraints)
+    one.plan(Sparse(bags(2)))
+    assert one.answer is not None
+    assert [table.pooling_factor for table in one.answer.request.tables] == [7.5, 1.0]
+    assert [table.is_weighted for table in one.answer.request.tables] == [True, False]
+    assert "num_poolings (table_0)" in one.notes[0]
+    assert [option.input_lengths for option in one._best_plan or ()] == [[7.5], [1.0]]
+
+
+def test_tables_of_another_group_of_devices_are_refused_or_left_to_torchrec() -> None:
+    constraints = {"table_0": ParameterConstraints(device_group="cpu")}
+    model = Sparse(bags(2))
+    with pytest.raises(BadConfig, match="device_group is 'cpu', the devices are cuda"):
+        planner(constraints=constraints).plan(model)
+    plan = planner(constraints=constraints, fallback=True).plan(model)
+    assert list(entries(plan)) == ["table_1"], "TorchRec plans each group by itself"
