@@ -438,7 +438,14 @@ def test_with_workload_identity_no_pod_has_a_key_to_storage(cloud: str) -> None:
         assert accounts[name]["annotations"][IDENTITIES[cloud]]
     assert "annotations" not in accounts["evenshard-submitter"]
     (mlflow,) = of_kind(manifests, "Deployment")
-    assert [one["name"] for one in mentions(mlflow, "secretRef")] == ["evenshard-mlflow"]
+    with_nodes = {name: pod["spec"] for name, pod in pods([*manifests, *built("trainjob")])}
+    assert {name: {one["name"] for one in mentions(spec, "secretRef")} for name, spec in with_nodes.items()} == {
+        "evenshard-mlflow": {"evenshard-mlflow"},  # its database and its admin
+        "evenshard-benchmark": {"evenshard-mlflow-client"},  # the user of MLflow
+        "gpu-check": set(),
+    }
+    assert not any("secretKeyRef" in yaml.safe_dump(spec) for spec in with_nodes.values())
+    assert with_nodes["evenshard-benchmark"]["serviceAccountName"] == "evenshard-runner"
     labels = mlflow["spec"]["template"]["metadata"]["labels"]
     assert (labels.get("azure.workload.identity/use") == "true") == (cloud == "azure")
     (endpoints,) = of_kind(manifests, "ConfigMap")

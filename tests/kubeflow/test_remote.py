@@ -17,7 +17,9 @@ import yaml
 
 from evenshard.cli import main
 from evenshard.kubeflow import remote
+from evenshard.stages.decisions.watch import WatchConfig
 from support import http_server, kfp_server
+from support.documented import command
 from support.kfp_server import FakePipelines, nodes_of, serving
 from support.kubeflow_builders import SMALL_PARAMS, compiled
 
@@ -129,6 +131,70 @@ def test_a_schedule_is_a_recurring_run(fake: FakePipelines, capsys: pytest.Captu
     assert sent.body["service_account"] == "evenshard-runner"
     assert run(fake, [*words, "weekly"]) == 2
     assert "has 1 fields" in the_line(capsys)
+
+
+DOCUMENTED = {
+    "pipeline schedule --cron": ("train", "0 0 3 * * 0", {}),
+    "pipeline schedule --pipeline retrain": (
+        "retrain",
+        "0 0 3 * * 0",
+        {
+            "tables": "s3://team-data/today.parquet",
+            "drift_request": {"num_devices": 8, "batch_size": 65536},
+        },
+    ),
+    "pipeline schedule --pipeline watch": (
+        "watch",
+        "0 0 5 * * *",
+        {
+            "traces": "s3://team-ads/job/traces",
+            "in_use": "s3://team-ads/job/placement.json",
+            "watch_request": {"steps": 2_000_000, "restart_minutes": 15},
+        },
+    ),
+    "pipeline submit --pipeline place": (
+        "place",
+        None,
+        {
+            "tables": "s3://team-data/tables.parquet",
+            "model_uri": "models:/evenshard-cost@champion",
+            "request": {"num_devices": 8, "memory_cap_gb": 64, "hardware": "cuda", "allow_column_split": True},
+        },
+    ),
+}
+"""Commands of docs/kubeflow.md: the pipeline, when it runs (with seconds first; None: at once), its parameters."""
+
+
+@pytest.mark.parametrize("start", DOCUMENTED)
+def test_documented_commands_send_their_pipeline_and_parameters(fake: FakePipelines, start: str) -> None:
+    """All but the cluster behind it: the endpoint in place of the page's three dots is the stand-in."""
+    name, cron, parameters = DOCUMENTED[start]
+    Path("params.yaml").write_text(yaml.safe_dump(SMALL_PARAMS))
+    words = command("docs/kubeflow.md", f"evenshard {start}")
+    assert main([fake.url if word == "..." else word for word in words]) == 0
+    (sent,) = fake.asked("POST", "/runs" if cron is None else "/recurringruns")
+    assert cron is None or sent.body["trigger"]["cron_schedule"]["cron"] == cron
+    given = sent.body["runtime_config"].get("parameters", {})
+    assert {key: value for key, value in given.items() if not key.endswith("_hash")} == parameters
+    (looked,) = fake.asked("GET", "/experiments")
+    assert looked.query["namespace"] == "evenshard" and sent.body["service_account"] == "evenshard-runner"
+    spec = sent.body["pipeline_spec"]["pipeline_spec"]
+    assert spec["pipelineInfo"]["name"] == f"evenshard-{name}"
+    asked_for = spec["root"]["inputDefinitions"]["parameters"]
+    assert set(given) <= set(asked_for)
+    assert {key for key, one in asked_for.items() if not one.get("isOptional")} <= set(given)
+
+
+def test_the_scheduled_watch_reads_the_addresses_itself(fake: FakePipelines) -> None:
+    words = command("docs/kubeflow.md", "evenshard pipeline schedule --pipeline watch")
+    assert main([fake.url if word == "..." else word for word in words]) == 0
+    (sent,) = fake.asked("POST", "/recurringruns")
+    tasks = sent.body["pipeline_spec"]["pipeline_spec"]["root"]["dag"]["tasks"]
+    assert set(tasks) == {"watch"}
+    inputs = tasks["watch"]["inputs"]["parameters"]
+    wanted = {"traces_address": "traces", "in_use_address": "in_use", "request": "watch_request"}
+    assert {key: inputs[key]["componentInputParameter"] for key in wanted} == wanted
+    WatchConfig(**sent.body["runtime_config"]["parameters"]["watch_request"])
 
 
 def test_status_tells_the_state_and_the_tasks(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,7 +168,8 @@ def _named(number: int, record: Any, defaults: RawTable, given: Mapping[str, str
     known = {_ALIASES.get(column, column): value for column, value in record.items()}
     if all(known.get(column) in _NO_SHARE for column in REUSE_COLUMNS):
         known = {column: value for column, value in known.items() if column not in REUSE_COLUMNS}
-    ours = {COLUMN_ALIASES.get(target, target) for target in (given.get(column, column) for column in known)}
+    targets = (given.get(str(column), str(column)) for column in known)
+    ours = {COLUMN_ALIASES.get(target, target) for target in targets}
     missing = {"name": str(number)} | defaults
     return {column: value for column, value in missing.items() if column not in ours} | known
 
