@@ -19,30 +19,44 @@ from evenshard.planner.serving import served_code
 from evenshard.utils.params import load_params
 from evenshard.utils.provenance import Lineage, knows_commit, params_hash
 from support.builders import some_tables
-from support.repository import git
-from support.tracking_builders import AWAY, empty_mlflow, write_costs, write_model
+from support.repository import ROOT, git
+from support.tracking_builders import AWAY, empty_mlflow, moved_mlflow, write_costs, write_model
 
 TABLES = some_tables(4)
 
 
-@pytest.fixture
-def placed(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with a loop's files, and placement.json by a model that MLflow has."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        patch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+        patch.setattr("evenshard.tracking.tags._commit", lambda: commit)
+        empty_mlflow(folder)
+        git(folder, "init", "--quiet")
+        shutil.copy(ROOT / "params.yaml", folder)
+        git(folder, "add", "params.yaml")
+        git(folder, "commit", "--quiet", "--message", "First")
+        commit = git(folder, "rev-parse", "HEAD")
+        params = load_params(Path("params.yaml"))
+        costs = write_costs(folder / "work" / "round_1" / "costs.parquet", Lineage(commit, params_hash(params)))
+        model = write_model(folder / "work" / "model", (costs,), commit=f"{commit}-dirty")
+        with tracking.stage_run("evaluate", params, {}) as run:
+            run.costs([costs], "training")
+            run.register(model, served_code(), {})
+        place("models:/evenshard-cost/1")
+    return folder
+
+
+@pytest.fixture
+def placed(made: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, which the test may damage."""
+    shutil.copytree(made, workdir, dirs_exist_ok=True)
+    moved_mlflow(workdir, made)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
-    monkeypatch.setattr("evenshard.tracking.tags._commit", lambda: commit)
-    empty_mlflow(workdir)
-    git(workdir, "init", "--quiet")
-    git(workdir, "add", "params.yaml")
-    git(workdir, "commit", "--quiet", "--message", "First")
-    commit = git(workdir, "rev-parse", "HEAD")
-    params = load_params(Path("params.yaml"))
-    costs = write_costs(workdir / "work" / "round_1" / "costs.parquet", Lineage(commit, params_hash(params)))
-    model = write_model(workdir / "work" / "model", (costs,), commit=f"{commit}-dirty")
-    with tracking.stage_run("evaluate", params, {}) as run:
-        run.costs([costs], "training")
-        run.register(model, served_code(), {})
-    place("models:/evenshard-cost/1")
     return workdir
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -38,6 +40,15 @@ def empty_mlflow(folder: Path) -> Any:
     from mlflow import MlflowClient
 
     return MlflowClient(f"sqlite:///{empty_file(folder)}")
+
+
+def moved_mlflow(folder: Path, old: Path) -> None:
+    """Makes the copy of a folder with ``mlflow.db`` the place of its artifacts."""
+    with closing(sqlite3.connect(folder / "mlflow.db")) as base, base:
+        for (table,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            for _, column, kind, *_ in base.execute(f"PRAGMA table_info({table})").fetchall():
+                if kind.startswith(("VARCHAR", "TEXT")):
+                    base.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(old), str(folder)))
 
 
 def runs_of(client: Any) -> dict[str, Any]:
