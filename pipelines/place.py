@@ -19,7 +19,8 @@ def place_pipeline(
     Its parameters: ``tables``, the address of a table file such as ``s3://bucket/tables.parquet``; ``request``,
     arguments of ``evenshard.place``; ``model_uri``, a registered model such as ``models:/evenshard-cost@champion``, or
     empty for the one that comes with evenshard; ``model``, the address of a model's folder in its place; ``in_use``,
-    the address of the plan that the training runs with, which the answer is compared with.
+    the address of the plan that the training runs with: the answer is compared with it, and moves at most the
+    request's ``max_move_gb`` from it.
 
     Args:
         params: sections; ``place`` becomes the default of ``request``.

@@ -31,13 +31,14 @@ def place(
         page: the answer as a self-contained page.
         difference: what changes against the plan in use, what moves, and what that saves.
         metrics: predicted cost of a step, and a lower bound.
-        request: arguments of ``evenshard.place``, such as num_devices and memory_cap_gb.
+        request: arguments of ``evenshard.place``, such as num_devices and memory_cap_gb; max_move_gb bounds what moves
+            from the plan in use.
         tables: table file (.yaml, .json, .csv, .parquet), folder of traffic or DLRM batch file.
         model_uri: a registered model, such as ``models:/evenshard-cost@champion``; empty for the one that comes with
             evenshard for the hardware of the request.
         model: a model's folder, in place of ``model_uri``.
-        in_use: the plan that the training runs with: placement.json or evenshard's plan for TorchRec, or the folder
-            that an earlier run left.
+        in_use: the plan that the training runs with: placement.json, or to compare alone evenshard's plan for TorchRec,
+            or the folder that an earlier run left.
         tables_address: address of the tables, such as ``s3://bucket/tables.parquet``, in place of ``tables``: the task
             reads them itself, with the endpoint and the keys in its environment.
         model_address: address of a model's folder, likewise in place of ``model``.

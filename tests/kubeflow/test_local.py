@@ -23,6 +23,7 @@ from evenshard.planner.file import load_answer
 from evenshard.planner.torchrec.plan_file import load_plan_parts
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
+from evenshard.utils.units import gb_to_bytes
 from support.documented import command
 from support.kubeflow_builders import SMALL_PARAMS
 from support.watch_builders import traced_job
@@ -139,6 +140,8 @@ def test_a_training_is_watched_and_placed_anew_as_the_docs_show(
     parts, num_ranks = load_plan_parts(folder / "plan/plan.json")
     assert num_ranks == 2 and parts == load_answer(folder / "placement/placement.json").parts
     assert (folder / "page").stat().st_size > 10_000
+    nearness = load_answer(folder / "placement/placement.json").nearness
+    assert nearness is not None and nearness.max_move_bytes == gb_to_bytes(0.1) >= nearness.moved_bytes > 0
 
 
 def test_a_watched_training_is_named(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,8 +27,8 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.params import section
 from evenshard.utils.s3 import local
 
-NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "cluster"}
-"""The model is another input of the task, traffic comes as tables, a pod has nothing to measure on and no files."""
+NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "cluster", "near"}
+"""Model and plan in use are inputs of the task, traffic comes as tables, a pod has nothing to measure on, no files."""
 NO_PLAN = "no_plan.txt"
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         BadConfig: if a key is unknown, or a value is of the wrong type or out of range.
     """
+    if "near" in request:
+        raise BadConfig("params section place: near is the pipeline's in_use. Name the plan there (--set in_use=FILE).")
     options = [option for option in place_options() if option.name not in NOT_IN_REQUEST]
     kinds = [(option.name, _kind(option), option.default) for option in options]
     arguments = asdict(section({"place": request}, "place", make_dataclass("PlaceRequest", kinds)))
@@ -74,14 +76,20 @@ def place_tables(
     Args:
         tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
         model: a model's folder, here or on S3, or its MLflow URI; None for the one that comes with evenshard.
-        request: arguments of ``evenshard.place``.
+        request: arguments of ``evenshard.place``; ``max_move_gb`` bounds what moves from the plan in use.
         in_use: placement.json or plan for TorchRec that the training runs with, or a folder with either; None for none.
+            A bound needs placement.json.
 
     Raises:
         BadInput: if something of that cannot be used.
         InfeasibleTask: if there is no legal placement.
     """
-    answer = api.place(tables, model=model, compare=HEURISTICS, **place_arguments(request))
+    arguments = place_arguments(request)
+    bound = arguments["max_move_gb"]
+    if bound is not None and in_use is None:
+        raise BadConfig(f"max_move_gb is {bound:g}, but no plan in use is named. Name it with --set in_use=FILE.")
+    near = in_use if bound is not None else None
+    answer = api.place(tables, model=model, compare=HEURISTICS, near=near, **arguments)
     text = "No plan in use was named: nothing to compare with.\n"
     if in_use is not None:
         judge = model_of(named_model(answer))

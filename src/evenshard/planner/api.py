@@ -125,7 +125,7 @@ def place(
         table_types: the ways in which a table may be sharded, in place of sharding_types.
         min_columns: columns that each part of a table has at least.
         table_kernels: where a table's weights may be kept, in place of compute_kernels.
-        near: placement.json of today, here or on S3: the answer says what moves from it.
+        near: placement.json of today, or its folder, here or on S3: the answer says what moves from it.
         max_move_gb: GB of weights and optimizer state that may move from near to devices which lack them; where left
             out, any number, and only device names are chosen so that least moves.
         num_measured: candidates to time on the hardware (a simulated one simulates); the fastest is the answer. 0
@@ -208,7 +208,7 @@ def place(
 
 def _near(near: str | Path | None, max_move_gb: float | None) -> "Near | None":
     """The earlier answer, and what may move from it."""
-    from evenshard.planner.file import load_answer
+    from evenshard.planner.in_use import load_placement
     from evenshard.planner.near import Near
     from evenshard.utils.errors import BadConfig
     from evenshard.utils.params import check_ranges
@@ -222,7 +222,7 @@ def _near(near: str | Path | None, max_move_gb: float | None) -> "Near | None":
     if max_move_gb is not None:
         check_ranges(max_move_gb=max_move_gb)
     with local(near) if is_address(near) else nullcontext(near) as here:
-        old = load_answer(here)
+        old = load_placement(Path(here))
     return Near(old, str(near), None if max_move_gb is None else gb_to_bytes(max_move_gb))
 
 

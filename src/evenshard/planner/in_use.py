@@ -14,6 +14,21 @@ from evenshard.utils.errors import BadConfig, BadFile
 PLACEMENT, PLAN = "placement.json", "plan.json"
 
 
+def load_placement(path: Path) -> PlacementAnswer:
+    """The answer of placement.json, or of the folder that has it.
+
+    Raises:
+        BadFile: if it cannot be used, or is a plan for TorchRec.
+    """
+    if path.is_dir():
+        path = path / PLACEMENT
+    content = read_json(path, "a placement", "Name placement.json.")
+    if isinstance(content, dict) and "world_size" in content:
+        problem = "is a plan for TorchRec, which does not tell the tables of that day"
+        raise BadFile(path, problem, "Name the placement.json that it was made with.")
+    return load_answer(path)
+
+
 def placement_in_use(path: Path, new: PlacementAnswer, model: PlacementModel) -> PlacementAnswer:
     """The placement of a file, as an answer that ``diff`` compares with the new one.
 
