@@ -90,3 +90,20 @@ def test_the_best_so_far_is_shown_in_a_terminal(flags: list[str], shows: bool) -
     assert run.returncode == 0 and json.loads(printed)["num_devices"] == 4
     assert (b"best so far" in said and b"ms a step (Ctrl-C takes it)" in said) == shows
     assert shows or said == b""
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--devices", "0"], "--devices is 0, not a whole number from 1 to 4,096."),
+        (["--hardware", "h100"], "Did you mean simulated:h100?"),
+        (["--max-move-gb", "1"], "no placement is named to stay near to"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
+    try:
+        code = main([*PLACE, *flags])
+    except SystemExit as error:
+        code = error.code
+    err = capsys.readouterr().err
+    assert code == 2 and err.count("\n") == 1 and said in err, err

@@ -8,15 +8,18 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
+import evenshard
 from evenshard.measure.evidence import DeviceError
 from evenshard.planner.brief import brief_text
 from evenshard.planner.page.page import page
 from evenshard.planner.summary import print_answer
 from evenshard.tables.assumptions import Assumption
+from evenshard.utils.errors import BadConfig
 from support.answer_builders import answer
 from support.builders import table
 
@@ -134,3 +137,19 @@ def test_assumptions_that_differ_in_numbers_alone_are_one_line() -> None:
         "assumed  num_rows of 1 table: 1, since no row was looked up (c)",
         "assumed  weight_bits of 1 table: 32, the default (a)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("tables", "asked", "said"),
+    [
+        (5, {}, "tables is 5. Give a file, a data frame"),
+        (None, {}, "tables is None. Give a file"),
+        ([1], {}, "tables holds 1. Give a file"),
+        ("mlperf_dlrm_v2", {"sharding_types": "row_wise"}, r"not a list of words. Put it in brackets: \['row_wise'\]"),
+        ("mlperf_dlrm_v2", {"compute_kernels": "fused"}, "compute_kernels is 'fused', not a list"),
+        ("mlperf_dlrm_v2", {"hardware": "H100"}, "Did you mean simulated:h100"),
+    ],
+)
+def test_what_is_no_argument_is_said_in_a_line(tables: Any, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadConfig, match=said):
+        evenshard.place(tables, num_devices=2, **asked)

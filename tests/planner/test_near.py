@@ -66,7 +66,11 @@ def test_an_answer_says_what_moves_as_a_diff_counts_it(old: Path) -> None:
     assert found.free_ms <= answer.predicted_ms * 1.01 and answer.predicted_ms <= found.stay_ms
     assert found.stay_bytes == 0 <= found.free_bytes
     text = said(answer)
-    assert "of at most 614 MB" in text and "new, which move nothing: " in text and "gone: title (1 table)" in text
+    assert (
+        "of at most 614 MB" in text
+        and "new tables, which move nothing: " in text
+        and "tables that are gone: title (1 table)" in text
+    )
     assert "near nothing moved: " in text
 
 
@@ -90,7 +94,7 @@ def test_without_a_bound_only_the_names_of_devices_are_chosen(old: Path) -> None
 
 
 def test_what_makes_no_sense_is_told_in_one_line(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(BadConfig, match="near is left out"):
+    with pytest.raises(BadConfig, match="no placement is named to stay near to"):
         evenshard.place(OLD, 4, max_move_gb=1)
     with pytest.raises(BadConfig, match="max_move_gb is -1"):
         evenshard.place(OLD, 4, near=old, max_move_gb=-1)

@@ -403,3 +403,10 @@ def test_three_digits(value: float, text: str) -> None:
 )
 def test_sizes(num_bytes: int, text: str) -> None:
     assert size_text(num_bytes) == text
+
+
+def test_a_narrow_terminal_wraps_numbers_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (30, 60):
+        text = printed(answer(), monkeypatch, width)
+        assert "\u2026" not in text
+        assert row(text, 0)[:9] == ["0", "1", "0.25", "/", "1", "1.00", "1.00", "2.00", "4.00"]

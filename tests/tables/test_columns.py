@@ -112,7 +112,7 @@ def test_all_that_is_wrong_with_a_file_comes_at_once(tmp_path: Path, capsys: pyt
 
 def test_the_same_problem_of_many_records_is_one_and_many_problems_are_cut(tmp_path: Path) -> None:
     records = [{"name": f"t{number}", "emb_dim": 8, "num_rows": 10} for number in range(50)]
-    with pytest.raises(BadFile, match=r"records 1, 2, 3, .*: column 'embedding_dim' is missing.*--columns emb_dim="):
+    with pytest.raises(BadFile, match=r"all 50 records: column 'embedding_dim' is missing.*--columns emb_dim="):
         tables_of_records(records, 1.0)
     wrong = [{"name": f"t{number}", "dim": 8, "rows": -number} for number in range(50)]
     with pytest.raises(BadRecords) as caught:
@@ -131,3 +131,35 @@ def test_a_close_name_is_found_whatever_its_underscores() -> None:
     assert close_column("NumRows", KNOWN_COLUMNS) == "num_rows"
     assert close_column("weightbits", KNOWN_COLUMNS) == "weight_bits"
     assert close_column("owner", KNOWN_COLUMNS) is None
+
+
+def test_a_missing_column_names_those_that_it_may_be(tmp_path: Path) -> None:
+    with pytest.raises(BadRecords) as caught:
+        tables_of_records([{"NAME": "ads", "Num_Rows": 10, "embedding_dim": 4}], 1.0)
+    assert caught.value.lines[1:] == (
+        "record 1: column 'name' is missing. If it is 'NAME', give --columns NAME=name.",
+        "record 1: column 'num_rows' is missing. If it is 'Num_Rows', give --columns Num_Rows=num_rows.",
+    )
+    with pytest.raises(BadFile) as unlike:
+        tables_of_records([{"name": "ads", "card": 10, "owner": "x", "embedding_dim": 4}], 1.0)
+    assert str(unlike.value).endswith("(--columns THEIRS=num_rows). Not used: 'card', 'owner'.")
+    with pytest.raises(BadRecords, match=r"no record has a column 'cardinality'. Correct the name"):
+        tables_of_records([{"name": "ads", "card": 10, "embedding_dim": 4}], 1.0, {"cardinality": "num_rows"})
+
+
+def test_many_records_with_one_problem_are_counted() -> None:
+    records = [{"name": f"t{number}", "num_rows": 10, "embedding_dim": 4} for number in range(30)]
+    for record in records[1:]:
+        record["num_rows"] = "x"
+    with pytest.raises(BadFile, match=r"records 2, 3, .*, 13 and 17 more: num_rows is 'x'"):
+        tables_of_records(records, 1.0)
+    records[0]["num_rows"] = "x"
+    with pytest.raises(BadFile, match="all 30 records: num_rows is 'x'"):
+        tables_of_records(records, 1.0)
+
+
+@pytest.mark.parametrize(("mark", "word"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
+def test_a_file_without_commas_says_what_it_has(tmp_path: Path, mark: str, word: str) -> None:
+    (tmp_path / "t.csv").write_text(f"name{mark}num_rows{mark}embedding_dim\nads{mark}10{mark}4\n")
+    with pytest.raises(BadFile, match=f"its columns are separated by {word}, not by commas"):
+        load_tables(tmp_path / "t.csv")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -98,7 +99,8 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """See ``argparse``."""
-        self.exit(2, f"{self.prog}: {one_line(message)}. Try {self.prog} --help.\n")
+        text = re.sub(r"^argument (\S+): is ", r"\1 is ", message)
+        self.exit(2, f"{self.prog}: {one_line(text)}. Try {self.prog} --help.\n")
 
 
 def _checked(

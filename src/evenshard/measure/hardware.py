@@ -185,7 +185,11 @@ class HardwareName:
         """
         found = _name_in(text)
         if found is None:
-            raise BadConfig(f"hardware is {brief(text)}. Use one of {CHOICES}.")
+            from evenshard.measure.profiles import profile_names
+
+            known = text.strip().lower() in profile_names()
+            meant = f" Did you mean simulated:{text.strip().lower()}?" if known else ""
+            raise BadConfig(f"hardware is {brief(text)}. Use one of {CHOICES}.{meant}")
         return found
 
     def __str__(self) -> str:

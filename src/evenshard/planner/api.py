@@ -195,7 +195,7 @@ def place(
         reserved_share=reserved_share,
         dense_bytes=dense_bytes_of(tables, dense_gb),
         training_pipeline=training_pipeline,
-        compute_kernels=tuple(compute_kernels),
+        compute_kernels=_words("compute_kernels", compute_kernels),
     )
     loaded = model if isinstance(model, PlacementModel) else model_of(model, devices.hardware)
     config = PlaceConfig(SearchConfig(seed=seed), compare=tuple(compare), num_measured=num_measured)
@@ -217,7 +217,10 @@ def _near(near: str | Path | None, max_move_gb: float | None) -> "Near | None":
 
     if near is None:
         if max_move_gb is not None:
-            raise BadConfig(f"max_move_gb is {max_move_gb:g}, but near is left out. Name the placement of today: near.")
+            raise BadConfig(
+                f"max_move_gb is {max_move_gb:g}, but no placement is named to stay near to. Name its file with near, "
+                "or leave max_move_gb out."
+            )
         return None
     if max_move_gb is not None:
         check_ranges(max_move_gb=max_move_gb)
@@ -232,11 +235,21 @@ def _types(sharding_types: Sequence[str], allow_column_split: bool) -> tuple[str
     from evenshard.utils.errors import BadConfig
 
     if not allow_column_split:
-        return tuple(sharding_types)
+        return _words("sharding_types", sharding_types)
     if sharding_types and set(sharding_types) != set(BY_COLUMNS):
         both = ", ".join(BY_COLUMNS)
         raise BadConfig(f"allow_column_split is short for sharding_types {both}. Give one of the two.")
     return BY_COLUMNS
+
+
+def _words(name: str, words: Sequence[str]) -> tuple[str, ...]:
+    """Several words; a single one in quotes would be read letter by letter."""
+    from evenshard.utils.errors import BadConfig
+    from evenshard.utils.messages import brief
+
+    if isinstance(words, str):
+        raise BadConfig(f"{name} is {brief(words)}, not a list of words. Put it in brackets: [{brief(words)}].")
+    return tuple(words)
 
 
 def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:

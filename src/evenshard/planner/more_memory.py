@@ -17,7 +17,7 @@ from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
-from evenshard.utils.console import plain_console, plain_grid
+from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import decimals, ms_text, size_text
 
@@ -150,7 +150,7 @@ def print_more_memory(found: MoreMemory, file: TextIO | None = None) -> None:
     digits = decimals(found.now.predicted_ms or 0.0) + 1
     for one in options:
         grid.add_row(*_cells(one, found.now, digits), style="bold" if one is found.now else None)
-    console.print(grid)
+    print_whole(console, grid)
     for one in options:
         if one.problem:
             console.print(f"With {size_text(one.cap_bytes)}: {one.problem}", style="dim")

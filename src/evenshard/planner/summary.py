@@ -12,7 +12,7 @@ from rich.text import Text
 
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.utils.console import plain_console, plain_grid
+from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.messages import printable
 from evenshard.utils.units import BYTES_PER_GB, decimals, ms_text, size_text
 
@@ -62,7 +62,7 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     _print_text(console, f"{highlights.step_headline(answer)}.", "bold")
     _print_text(console, " ".join(line for line in (f"{compared}." if compared else "", not_compared) if line))
     console.print()
-    console.print(_devices(answer, console))
+    print_whole(console, _devices(answer, console))
     console.print()
     for word, text, style in (*_rest(answer), *_memory(answer), *_sharding(answer), *_troubles(answer)):
         _print_text(console, text, word=word, word_style=style)
@@ -194,7 +194,10 @@ def _memory(answer: PlacementAnswer) -> Iterator[Line]:
     """What fills the fullest device; where tables are kept, where some are not in device memory."""
     if answer.request.training_pipeline:
         fullest, (unit, of_unit) = highlights.fullest_device(answer), _memory_unit(answer)
-        parts = [f"{what} {size / of_unit:.2f}" for what, size in fullest.components if size >= 0.005 * of_unit]
+        shown = [(what, size) for what, size in fullest.components if size >= 0.005 * of_unit]
+        rest = fullest.counted_bytes - sum(size for _, size in shown)
+        shown += [("the rest", rest)] if rest >= 0.005 * of_unit else []
+        parts = [f"{what} {size / of_unit:.2f}" for what, size in shown]
         where = f"device {fullest.device}, the fullest: " if answer.num_devices > 1 else ""
         reserved = f"; {fullest.reserved / of_unit:.2f} {unit} reserved" if fullest.reserved else ""
         total = f"{fullest.counted_bytes / of_unit:.2f} of {fullest.limit_bytes / of_unit:.2f} {unit}"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from evenshard.tables.records import KNOWN_COLUMNS, BadRecord, RawTable, is_blank
+from evenshard.tables.records import KNOWN_COLUMNS, MAX_NAMED, BadRecord, RawTable, is_blank
 from evenshard.tables.torchrec_configs import UNUSED_FIELDS, implied_pooling, is_config
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
@@ -23,8 +23,6 @@ COLUMN_ALIASES = {
     "table": "name",
 }
 """Other names of columns. ``pooling`` is ``pooling_factor`` too where it is a number, and not sum, mean or none."""
-MAX_NAMED = 12
-"""Extra columns that a note names."""
 
 
 @dataclass

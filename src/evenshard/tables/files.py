@@ -23,6 +23,7 @@ from evenshard.tables.assumptions import Assumption, assumed_reuse_bins, assumed
 from evenshard.tables.columns import COLUMN_ALIASES, ColumnNames
 from evenshard.tables.formats import format_of
 from evenshard.tables.records import (
+    MAX_NAMED,
     REQUIRED_COLUMNS,
     REUSE_COLUMNS,
     TABLE_COLUMNS,
@@ -37,7 +38,7 @@ from evenshard.tables.torchrec_configs import unused_in
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, BadRecords
 from evenshard.utils.limits import MAX_TABLES, RANGES
-from evenshard.utils.messages import brief, cut, reason_of
+from evenshard.utils.messages import brief, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -239,6 +240,8 @@ def _tables(
     for name, numbers in _shared_names(records, names).items():
         wrong[f"several tables are called {brief(name)}", "Give each its own name."] = numbers
     found = [(_where(records, numbers, names), *problem) for problem, numbers in wrong.items()]
+    if any("is missing" in problem for problem, _ in wrong):
+        found += [("columns", f"no record has a column {brief(name)}", "Correct the name.") for name in names.missed()]
     if len(found) == 1:
         ((where, what, remedy),) = found
         raise BadFile(path, what, remedy, where)
@@ -267,8 +270,11 @@ def _name_in(record: Any, names: ColumnNames) -> Any:
 
 def _where(records: Sequence[Any], numbers: Sequence[int], names: ColumnNames) -> str:
     """Where in a file: a record with its table, or the numbers of several."""
+    if len(numbers) == len(records) > MAX_NAMED:
+        return f"all {len(records):,} records"
     if len(numbers) > 1:
-        return f"records {cut(', '.join(map(str, numbers)))}"
+        more = f" and {len(numbers) - MAX_NAMED:,} more" if len(numbers) > MAX_NAMED else ""
+        return f"records {', '.join(map(str, numbers[:MAX_NAMED]))}{more}"
     name = _name_in(records[numbers[0] - 1], names)
     return f"record {numbers[0]}" + ("" if is_blank(name) else f" (table {brief(name)})")
 

@@ -83,6 +83,9 @@ def _write_yaml(records: list[RawTable], path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+_NO_COMMAS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
 def read_csv(path: Path) -> list[Any]:
     """The records of a CSV file, all values texts; at most one more than ``MAX_TABLES``."""
     try:
@@ -93,6 +96,9 @@ def read_csv(path: Path) -> list[Any]:
             raise BadFile(path, f"column {brief(twice)} appears twice in the header", "Remove one.")
         if len(header) > MAX_COLUMNS:
             raise BadFile(path, f"has {len(header):,} columns, more than {MAX_COLUMNS:,}", _WRITE_AGAIN)
+        if len(header) == 1 and (other := next((one for one in _NO_COMMAS if one in header[0]), None)):
+            problem = f"its columns are separated by {_NO_COMMAS[other]}, not by commas"
+            raise BadFile(path, problem, "Save it with commas, or as Parquet.")
         records = list(islice(reader, MAX_TABLES + 1))
     except csv.Error as error:
         raise BadFile(path, f"is not CSV: {reason_of(error)}", "Correct it there, or write the file again.") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from enum import Enum
@@ -29,6 +29,8 @@ PLAIN_COLUMNS = (*REQUIRED_COLUMNS, "reuse_bins", "weight_bits")
 TABLE_COLUMNS = tuple(one.name for one in fields(Table))
 REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
 KNOWN_COLUMNS = (*TABLE_COLUMNS, *REUSE_COLUMNS)
+MAX_NAMED = 12
+"""Extra columns that a message names."""
 
 
 class BadRecord(Exception):
@@ -161,11 +163,23 @@ def _missing(record: RawTable, optional: Collection[str], extra: Collection[str]
         if column in optional:
             continue
         if column not in record:
-            close = difflib.get_close_matches(column, extra, n=1, cutoff=0.6)
-            hint = f"If it is {brief(close[0])}, give --columns {cut(close[0])}={column}." if close else "Add it."
-            yield f"column {column!r} is missing", hint
+            yield f"column {column!r} is missing", _hint(column, [name for name in extra if name])
         elif is_blank(record[column]):
             yield f"{column} is empty", "Fill it in."
+
+
+def _hint(column: str, extra: Sequence[str]) -> str:
+    """Which of the other columns may be the one that is missing; of those of spreadsheets, in capitals too."""
+    plain = {name.lower(): name for name in reversed(extra)}
+    close = difflib.get_close_matches(column, plain, n=1, cutoff=0.6)
+    if close:
+        name = plain[close[0]]
+        return f"If it is {brief(name)}, give --columns {cut(name)}={column}."
+    if not extra:
+        return "Add it."
+    more = f" and {len(extra) - MAX_NAMED:,} more" if len(extra) > MAX_NAMED else ""
+    others = f"{', '.join(map(brief, extra[:MAX_NAMED]))}{more}"
+    return f"Add it, or say which column it is (--columns THEIRS={column}). Not used: {others}."
 
 
 # Values --------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 LOG_EVERY_S = 10.0
+_WIDEST = 240
+"""Characters of a table's line."""
 log = logging.getLogger(__name__)
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
@@ -50,6 +52,13 @@ def plain_grid(*heads: str) -> Table:
     for head in heads:
         grid.add_column(head, justify="right", no_wrap=True)
     return grid
+
+
+def print_whole(console: Console, grid: Table) -> None:
+    """Prints a table in its own width: a narrow terminal wraps its lines, and no number loses digits."""
+    width, console.width = console.width, max(console.width, _WIDEST)
+    console.print(grid)
+    console.width = width
 
 
 def progress(items: Collection[Item], description: str) -> Iterator[Item]:

@@ -70,7 +70,8 @@ class BadRecords(BadFile):
     def __init__(self, path: str | PathLike[str], found: Sequence[tuple[str, str, str]]) -> None:
         shown = [f"{where}: {problem}. {remedy}" for where, problem, remedy in found[:MAX_PROBLEMS]]
         more = len(found) - len(shown)
-        super().__init__(path, f"{len(found):,} problems: {'; '.join(shown)}", f"And {more:,} more." if more else "")
+        text = "; ".join(shown).removesuffix(".")
+        super().__init__(path, f"{len(found):,} problems: {text}", f"And {more:,} more." if more else "")
         self.lines = (
             one_line(f"{path}: {len(found):,} problems"),
             *map(one_line, shown),

@@ -129,6 +129,7 @@ def test_numbers_have_three_digits() -> None:
         ({"dense_ms": {"a100": 1.0}}, "dense_ms names"),
         ({"dense_batch": 8}, "Give dense_ms"),
         ({"max_step_ms": 0.0}, "max_step_ms"),
+        ({"max_step_ms": 2.0}, "without prices no machine is the cheapest"),
         ({"group_sizes": [3]}, "do not fill groups of 3"),
         ({"group_sizes": "some"}, "group_sizes is 'some'"),
         ({"group_sizes": [4], "host_memory_gb": 10}, "are not priced in groups"),

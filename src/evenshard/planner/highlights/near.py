@@ -22,13 +22,13 @@ def near_texts(answer: PlacementAnswer) -> Iterator[str]:
         what = f"moves nothing{most}"
     yield f"{printable(near.source)}: {what}"
     if near.new_tables:
-        yield f"new, which move nothing: {_tables(near.new_tables)}"
+        yield f"new tables, which move nothing: {_tables(near.new_tables)}"
     if near.gone_tables:
-        yield f"gone: {_tables(near.gone_tables)}"
+        yield f"tables that are gone: {_tables(near.gone_tables)}"
     stay = "nothing moved" if not near.stay_bytes else f"as little moved as possible ({_size(near.stay_bytes)})"
     yield (
-        f"{stay}: {ms_text(near.stay_ms)} ms; this one: {ms_text(answer.predicted_ms)} ms; free to move "
-        f"{_size(near.free_bytes)}: {ms_text(near.free_ms)} ms"
+        f"{stay}: {ms_text(near.stay_ms)} ms; this one: {ms_text(answer.predicted_ms)} ms; with no bound "
+        f"({_size(near.free_bytes)} moved): {ms_text(near.free_ms)} ms"
     )
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Collection: TypeAlias = EmbeddingBagCollection | EmbeddingCollection
     Collections: TypeAlias = nn.Module | Mapping[str, Collection] | Sequence[Collection | BaseEmbeddingConfig]
 
+TABLES_ARE = "Give a file, a data frame, a list of dicts, Tables or TorchRec's configurations, or a model with tables."
+
 
 @dataclass(frozen=True)
 class LocatedTable:
@@ -80,10 +82,14 @@ def _configs(
 
     if isinstance(collections, nn.Module):
         collections = collections_in(collections, sharders)
+    if not isinstance(collections, Mapping | Sequence) or isinstance(collections, str):
+        raise BadConfig(f"tables is {brief(collections)}. {TABLES_ARE}")
     if not isinstance(collections, Mapping):
         for one in collections:
             if isinstance(one, BaseEmbeddingConfig):
                 yield "", one, None
+            elif not isinstance(one, nn.Module):
+                raise BadConfig(f"tables holds {brief(one)}. {TABLES_ARE}")
             else:
                 yield from (("", config, one) for config in configs_of(one))
         return

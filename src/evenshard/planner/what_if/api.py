@@ -121,6 +121,8 @@ def what_if(
     sizes = {"batch_size": batch_size, "batch_per_device": batch_per_device, "dense_batch": dense_batch}
     check_ranges(**{name: size for name, size in sizes.items() if size is not None})
     check_ranges(**({} if max_step_ms is None else {"max_step_ms": max_step_ms}))
+    if max_step_ms is not None and price is None:
+        raise BadConfig(f"max_step_ms is {max_step_ms:g}, but without prices no machine is the cheapest. Add price.")
     names = tuple(dict.fromkeys(full_hardware_name(name) for name in hardware))
     dense = of_hardware("dense_ms", dense_ms, names)
     if lacking := [name for name in names if name not in dense]:

@@ -12,7 +12,7 @@ from evenshard.planner.what_if.comparison import Best
 from evenshard.planner.what_if.groups import CONTIGUOUS
 from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval, WhatIfOption
 from evenshard.planner.what_if.result import WhatIfAnswer
-from evenshard.utils.console import plain_console, plain_grid
+from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.messages import printable
 from evenshard.utils.units import decimals, ms_text, pct_text, size_text
 
@@ -22,10 +22,6 @@ STEPS_OF_THEIR_OWN = (
     "row-wise AdaGrad."
 )
 """What groups change in training, whatever they save."""
-
-
-LEAST_WIDTH = 160
-"""Columns that the table may take."""
 
 
 def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
@@ -42,17 +38,16 @@ def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
     grid.add_column("")
     for one in found.options:
         grid.add_row(*_cells(found, one), marks(found, one), style=None if one.fits else "dim")
-    width, console.width = console.width, max(console.width, LEAST_WIDTH)  # a narrow terminal wraps, and loses nothing
-    console.print(grid)
-    console.width = width
+    print_whole(console, grid)
     console.print()
     for word, best in _bests(found):
         console.print(best_text(found, word, best), style="bold")
     if any(best.equals for _, best in _bests(found)):
         console.print("A question mark: not separable from the best, as the predictions go.", style="dim")
     if found.max_step_ms is not None and found.cheapest_in_time is None:
-        why = "" if found.question.prices is not None else " that has a price"
-        console.print(f"No machine{why} takes at most {ms_text(found.max_step_ms)} ms for a step.", style="bold")
+        console.print(
+            f"No machine with a price takes at most {ms_text(found.max_step_ms)} ms for a step.", style="bold"
+        )
     for line in notes(found):
         console.print(line, style="dim")
 
@@ -188,7 +183,7 @@ def _group_notes(found: WhatIfAnswer) -> Iterator[str]:
         yield (
             f"{machine_name(one)} ({one.layout}: {way}): a sync averages {size_text(one.sync.bytes_of_all)} in all, "
             f"{size_text(one.sync.bytes_per_device)} of the fullest device, and takes {ms_text(one.sync.once_ms)} ms "
-            f"every {every:,} step{'s' * (every > 1)}."
+            f"{f'every {every:,} steps' if every > 1 else 'after each step'}."
         )
     yield f"Groups: {STEPS_OF_THEIR_OWN}"
     optimizer = next(one.answer.request.optimizer for one in found.options if one.answer is not None)
