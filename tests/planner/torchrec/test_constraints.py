@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import CacheParams, KeyValueParams
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.storage import COMPUTE_KERNELS
 from evenshard.planner.rules import Rules
-from evenshard.planner.torchrec.constraints import CARRIED, USED, Constrained, constrained
+from evenshard.planner.torchrec.constraints import CARRIED, OF_KERNELS, USED, Constrained, constrained
 from evenshard.planner.torchrec.modules import located_tables
 from evenshard.planner.torchrec.tables import table_set_of
 from evenshard.utils.errors import BadConfig
@@ -30,14 +31,14 @@ SET: dict[str, Any] = {
     "num_poolings": [2.0, 1.0],
     "batch_sizes": [64, 32],
     "is_weighted": True,
-    "cache_params": object(),
+    "cache_params": CacheParams(load_factor=0.1),
     "enforce_hbm": True,
     "stochastic_rounding": False,
     "bounds_check_mode": object(),
     "feature_names": ["g", "f"],
     "output_dtype": DataType.FP16,
     "device_group": "cpu",
-    "key_value_params": object(),
+    "key_value_params": KeyValueParams(l2_cache_size=1),
     "use_virtual_table": True,
 }
 """A value of each field that is not its default."""
@@ -57,7 +58,7 @@ def test_every_field_is_used_or_handed_on_or_named(name: str) -> None:
         assert name in USED and name in str(error)
         return
     named = (f"Of TorchRec's constraints, these change nothing in the placement: {name} (a).",)
-    assert found.notes == (() if name in (*USED, *CARRIED) else named)
+    assert found.notes == (() if name in (*USED, *CARRIED, *OF_KERNELS) else named)
 
 
 def test_constraints_become_rules_and_tables() -> None:
@@ -114,6 +115,10 @@ def test_kernels_that_the_machine_has_no_memory_for_are_left_aside() -> None:
         ({"compute_kernels": ["dense"], "sharding_types": ["row_wise"]}, "no kernel of compute_kernels .* row_wise"),
         ({"device_group": "rank3"}, "device_group is 'rank3', the devices are cuda. To name a rank, use pinned="),
         ({"pooling_factors": [1.0, 2.0, 3.0]}, "3 pooling_factors for 2 features"),
+        ({"num_poolings": [2.0]}, "1 num_poolings for 2 features. Give one for each"),
+        ({"batch_sizes": [64, -1]}, r"batch_sizes are \[64, -1\]. Give numbers from 0 on"),
+        ({"pooling_factors": [1.0, float("nan")]}, r"pooling_factors are \[1.0, nan\]. Give numbers from 0 on"),
+        ({"num_poolings": [1.0, 1e5]}, "feature_pooling_factors has 100,001 values, more than 10,000"),
         ({"feature_names": ["x"]}, r"feature_names are \['x'\], the table's are \['f', 'g'\]"),
     ],
 )
@@ -124,7 +129,7 @@ def test_what_cannot_be_placed_is_one_line(named: dict[str, Any], message: str) 
 
 def test_a_constraint_of_no_table_is_named_and_left_aside() -> None:
     found = constrained(
-        {"z": ParameterConstraints(num_poolings=[2.0])}, table_set_of(CONFIGS), located_tables(CONFIGS), (), "cuda"
+        {"z": ParameterConstraints(use_virtual_table=True)}, table_set_of(CONFIGS), located_tables(CONFIGS), (), "cuda"
     )
     assert found.notes == ("The model has none of the tables of these constraints: z.",)
     assert found.rules == Rules()

@@ -16,6 +16,7 @@ from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, GRID_SHARD,
 from evenshard.placement.storage import HOST
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.torchrec.entries import DENSE_KERNEL, prefetches
+from evenshard.planner.torchrec.poolings import bags_of
 from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
@@ -92,12 +93,15 @@ def constraint_fields(answer: PlacementAnswer) -> dict[str, dict[str, Any]]:
         nodes = {machine.node_of(part.device) for part in parts if len(part.devices) == 1}
         if way == COLUMN_WISE and len(nodes) == 1 and machine.num_nodes > 1 and not table.is_sequence:
             way = TABLE_COLUMN_WISE
+        lookups, bags = bags_of(table)
         fields: dict[str, Any] = {
             "sharding_types": [way],
             "compute_kernels": [DENSE_KERNEL if way == DATA_PARALLEL else storage.kernel],
-            "pooling_factors": list(table.feature_lookups),
+            "pooling_factors": list(lookups),
             "is_weighted": table.is_weighted,
         }
+        if set(bags) != {1.0}:
+            fields["num_poolings"] = list(bags)
         if way in (COLUMN_WISE, TABLE_COLUMN_WISE, GRID_SHARD):
             fields["min_partition"] = _width(table.embedding_dim, len({part.columns for part in parts}))
         if storage.is_cached:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.sharding import DATA_PARALLEL
@@ -11,6 +13,9 @@ from evenshard.placement.storage import COMPUTE_KERNELS
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.entries import DENSE_KERNEL, FUSED_KERNEL
 from evenshard.planner.torchrec.modules import LocatedTable
+from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE
+from evenshard.planner.torchrec.poolings import with_bags
+from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.sources import TableSet
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
@@ -25,13 +30,20 @@ USED = (
     "compute_kernels",
     "min_partition",
     "pooling_factors",
+    "num_poolings",
+    "batch_sizes",
     "feature_names",
     "is_weighted",
     "device_group",
 )
 """Fields that change what is placed, or where."""
 CARRIED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
-"""Fields that a plan hands on to the kernels as they are; all others are named in a note where they are set."""
+"""Fields that a plan hands on to the kernels as they are."""
+OF_KERNELS = ("cache_params", "key_value_params")
+"""Fields that a plan hands on to tables with such a kernel, but for sizes of caches; see ``carry_over``.
+
+All others are named in a note where they are set.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,11 +53,13 @@ class Constrained:
     Attributes:
         known: its tables.
         rules: their rules.
+        lookups: of a bag of each feature, by the name of the table.
         notes: what changes nothing, in a sentence.
     """
 
     known: TableSet
     rules: Rules
+    lookups: Mapping[str, tuple[float, ...]]
     notes: tuple[str, ...]
 
 
@@ -56,6 +70,7 @@ def constrained(
     types: Sequence[str],
     compute_device: str,
     kernels: Sequence[str] = COMPUTE_KERNELS,
+    batch_size: int = DEFAULT_BATCH_SIZE,
 ) -> Constrained:
     """The tables of a model and their rules, by constraints.
 
@@ -66,6 +81,7 @@ def constrained(
         types: the ways in which tables may be sharded that have no rule of their own.
         compute_device: cuda or cpu.
         kernels: where it has memory for weights; of what a constraint names, others are left aside.
+        batch_size: samples per rank.
 
     Raises:
         BadConfig: if a constraint asks for what evenshard does not place.
@@ -75,6 +91,7 @@ def constrained(
     constraints = {name: own for name, own in constraints.items() if name in names}
     assumed = {one.table for one in known.assumptions if one.column == "pooling_factor"}
     tables: list[Table] = []
+    found_lookups: dict[str, tuple[float, ...]] = {}
     table_types: dict[str, tuple[str, ...]] = {}
     min_columns: dict[str, int] = {}
     table_kernels: dict[str, tuple[str, ...]] = {}
@@ -82,6 +99,7 @@ def constrained(
         own = constraints.get(one.name, constraints.get(one.config.name))
         if own is None:
             tables.append(table)
+            found_lookups[table.name] = table.feature_lookups
             continue
         _check_device(table.name, own, compute_device)
         lookups = _lookups(table.name, own, one.features)
@@ -89,7 +107,14 @@ def constrained(
             assumed.remove(table.name)
             several = lookups if len(lookups) > 1 else ()
             table = replace(table, pooling_factor=sum(lookups), feature_pooling_factors=several)
-        tables.append(replace(table, is_weighted=table.is_weighted or own.is_weighted))
+        found_lookups[table.name] = table.feature_lookups
+        table = with_bags(table, _bags(table.name, own, one.features, batch_size))
+        table = replace(
+            table, is_weighted=table.is_weighted or own.is_weighted, miss_ratios=_miss_ratios(own) or table.miss_ratios
+        )
+        if problem := table.problem():
+            raise BadConfig(f"constraints of table {brief(table.name)}: {problem}. Correct them.")
+        tables.append(table)
         if own.sharding_types is not None or own.compute_kernels is not None:
             table_types[table.name], own_kernels = _types_and_kernels(table.name, own, types, kernels)
             if own_kernels:
@@ -101,9 +126,10 @@ def constrained(
     return Constrained(
         TableSet(tuple(tables), tuple(assumptions)),
         Rules.of(table_types=table_types, min_columns=min_columns, table_kernels=table_kernels),
+        found_lookups,
         (
             *((f"The model has none of the tables of these constraints: {unknown}.",) if unknown else ()),
-            *((f"Of TorchRec's constraints, these change nothing in the placement: {unused}.",) if unused else ()),
+            *((_unused_note(unused),) if unused else ()),
         ),
     )
 
@@ -126,13 +152,47 @@ def _lookups(name: str, own: ParameterConstraints, features: Sequence[str]) -> t
         )
     if _is_default(_field(own, "pooling_factors"), own):
         return None
-    if len(own.pooling_factors) != len(features):
+    return _of_features(name, own, features, "pooling_factors")
+
+
+def _bags(name: str, own: ParameterConstraints, features: Sequence[str], batch_size: int) -> tuple[float, ...]:
+    """Bags per sample of each of the table's features: its poolings, in as many samples as its batch has."""
+    bags = (1.0,) * len(features)
+    if own.num_poolings:
+        bags = _of_features(name, own, features, "num_poolings")
+    if own.batch_sizes:
+        sizes = _of_features(name, own, features, "batch_sizes")
+        bags = tuple(number * size / batch_size for number, size in zip(bags, sizes, strict=True))
+    return bags
+
+
+def _of_features(name: str, own: ParameterConstraints, features: Sequence[str], column: str) -> tuple[float, ...]:
+    """Numbers of a constraint, in the order of the table's features.
+
+    Raises:
+        BadConfig: if they are not one finite number from 0 on for each.
+    """
+    values = getattr(own, column)
+    if len(values) != len(features):
         raise BadConfig(
-            f"constraints of table {brief(name)}: there are {len(own.pooling_factors)} pooling_factors for "
-            f"{len(features)} features. Give one for each."
+            f"constraints of table {brief(name)}: there are {len(values)} {column} for {len(features)} features. "
+            f"Give one for each."
         )
-    by_feature = dict(zip(named, own.pooling_factors, strict=True))
+    if not all(math.isfinite(one) and one >= 0 for one in values):
+        raise BadConfig(
+            f"constraints of table {brief(name)}: {column} are {brief(list(values))}. Give numbers from 0 on."
+        )
+    by_feature = dict(zip(features if own.feature_names is None else own.feature_names, values, strict=True))
     return tuple(float(by_feature[feature]) for feature in features)
+
+
+def _miss_ratios(own: ParameterConstraints) -> tuple[float, ...] | None:
+    """The curve of TorchRec's ``CacheStatistics``, made to fall, to 0 where all rows are held; None without them."""
+    stats = getattr(own.cache_params, "stats", None)
+    if stats is None:
+        return None
+    ratios = (min(max(float(stats.expected_miss_rate(one)), 0.0), 1.0) for one in LOAD_FACTORS[:-1])
+    return (*accumulate(ratios, min), 0.0)
 
 
 def _types_and_kernels(
@@ -176,7 +236,7 @@ def _unused(constraints: Mapping[str, ParameterConstraints]) -> Iterator[str]:
     tables_of: dict[str, list[str]] = {}
     for name, own in constraints.items():
         for one in fields(own):
-            if one.name not in (*USED, *CARRIED) and not _is_default(one, own):
+            if one.name not in (*USED, *CARRIED, *OF_KERNELS) and not _is_default(one, own):
                 tables_of.setdefault(one.name, []).append(name)
     for field_name, names in tables_of.items():
         yield f"{field_name} ({cut(', '.join(names), 40)})"
@@ -186,18 +246,22 @@ def _field(own: ParameterConstraints, name: str) -> Field[Any]:
     return next(one for one in fields(own) if one.name == name)
 
 
-def _is_default(one: Field[Any], own: ParameterConstraints) -> bool:
+def _is_default(one: Field[Any], own: Any) -> bool:
     default = one.default if one.default_factory is MISSING else one.default_factory()
     return bool(getattr(own, one.name) == default)
 
 
-def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]) -> None:
-    """Writes into a plan what constraints say to the kernels: ``CARRIED``, and of caches all but their sizes.
+def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
+    """Writes into a plan what constraints say to the kernels: ``CARRIED``, and ``OF_KERNELS`` but for sizes of caches.
 
     Args:
         plan: of the tables that evenshard places.
         constraints: by table.
+
+    Returns:
+        What of them changes nothing, in a sentence, if anything does.
     """
+    unused: dict[str, list[str]] = {}
     for tables in plan.plan.values():
         for name, entry in tables.items():
             own = constraints.get(name)
@@ -205,8 +269,39 @@ def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraint
                 continue
             for word in CARRIED:
                 setattr(entry, word, getattr(own, word))
-            cache, theirs = entry.cache_params, own.cache_params
-            if cache is not None and theirs is not None:
-                entry.cache_params = replace(
-                    cache, algorithm=theirs.algorithm or cache.algorithm, precision=theirs.precision
-                )
+            for word in OF_KERNELS:
+                given, ours = getattr(own, word, None), getattr(entry, word)
+                if ours is not None and given is not None:
+                    setattr(entry, word, _with_own_sizes(given, ours))
+                for left in _left_aside(word, given, is_kept=ours is not None):
+                    unused.setdefault(left, []).append(name)
+    text = cut(", ".join(f"{word} ({cut(', '.join(names), 40)})" for word, names in unused.items()), 400)
+    return (_unused_note(text),) if unused else ()
+
+
+_SIZES = ("load_factor", "reserved_memory", "max_l1_cache_size")
+"""Fields of caches that the search decides, or that tell calls apart."""
+
+
+def _with_own_sizes(given: Any, ours: Any) -> Any:
+    """What constraints say of a cache, where they say something, with the sizes of ours."""
+    said = {one.name: getattr(given, one.name) for one in fields(given) if one.name not in _SIZES}
+    return replace(ours, **{name: value for name, value in said.items() if value is not None})
+
+
+def _left_aside(word: str, given: Any, *, is_kept: bool) -> Iterator[str]:
+    """What of a constraint for kernels is not in the plan: all of it where the table has no such kernel, or sizes."""
+    if given is None:
+        return
+    if not is_kept:
+        said = (one for one in fields(given) if one.name != "stats")  # which counts in the search
+        if not all(_is_default(one, given) for one in said):
+            yield word
+        return
+    for size in _SIZES:
+        if getattr(given, size, None) is not None:
+            yield f"{word}.{size}"
+
+
+def _unused_note(what: str) -> str:
+    return f"Of TorchRec's constraints, these change nothing in the placement: {what}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from evenshard.planner.torchrec.dense_model import dense_bytes
 from evenshard.planner.torchrec.machine import TorchRecMachine
 from evenshard.planner.torchrec.model import chosen_model
 from evenshard.planner.torchrec.model_request import RequestSettings, request_of
-from evenshard.planner.torchrec.modules import collections_in, located_tables, other_modules_in, qualified_name
+from evenshard.planner.torchrec.modules import collections_in, other_modules_in, qualified_name
 from evenshard.planner.torchrec.other_modules import plan_of_others
 from evenshard.planner.torchrec.plan_report import PlanReport
 from evenshard.planner.torchrec.planner_arguments import PlannerArguments
@@ -111,7 +111,7 @@ class ModelPlanner:
 
         given, machine, topology = self.arguments, self.machine, self.topology
         started, result = time.monotonic(), ModelPlan(ShardingPlan({}))
-        lookups: dict[tuple[str, str], tuple[float, ...]] = {}
+        lookups: Mapping[tuple[str, str], tuple[float, ...]] = {}
         dense = gb_to_bytes(self.dense_gb or 0.0)
         if given.storage_reservation is not None:
             machine = given.after_reservation(machine, topology, module, sharders, keeps_host=self.keeps_host)
@@ -121,8 +121,9 @@ class ModelPlanner:
         left_host_bytes = list(machine.host_bytes)
         constraints = dict(given.constraints or {})
         if collections := collections_in(module, sharders):
-            request, notes = request_of(module, sharders, machine, dense, constraints, self.settings, given.enumerator)
-            parts = self._parts(request, (*notes, *given.notes), result)
+            asked = request_of(module, sharders, machine, dense, constraints, self.settings, given.enumerator)
+            request, lookups = asked.request, asked.lookups
+            parts = self._parts(request, (*asked.notes, *given.notes), result)
             result.plan = sharding_plan(
                 parts if result.answer is None else result.answer,
                 request.tables,
@@ -131,13 +132,12 @@ class ModelPlanner:
                 compute_device=machine.compute_device,
                 local_world_size=machine.local_world_size,
             )
-            carry_over(result.plan, constraints)
+            for note in carry_over(result.plan, constraints):
+                result.say(note)
             task = request.sharding_task()
             left_bytes = _less(request.rooms_bytes, used_bytes(task, parts))
             if machine.host_bytes and task.machine.host_bytes:
                 left_host_bytes = _less(machine.host_bytes, used_host_bytes(task, parts))
-            for table, one in zip(request.tables, located_tables(module, sharders), strict=True):
-                lookups[one.path, one.config.name] = table.feature_pooling_factors or (table.pooling_factor,)
         if others := other_modules_in(module, sharders):
             theirs = plan_of_others(others, sharders, machine, left_bytes, left_host_bytes, topology, given)
             result.plan.plan.update(theirs.plan)

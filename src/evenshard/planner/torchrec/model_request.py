@@ -66,6 +66,21 @@ class RequestSettings:
                 )
 
 
+@dataclass(frozen=True)
+class ModelRequest:
+    """A model's request.
+
+    Attributes:
+        request: with its tables.
+        lookups: of a bag of each feature, by the path of a table's module and its name.
+        notes: what of the constraints changes nothing, in sentences.
+    """
+
+    request: PlacementRequest
+    lookups: Mapping[tuple[str, str], tuple[float, ...]]
+    notes: tuple[str, ...]
+
+
 def request_of(
     module: nn.Module,
     sharders: Sequence[ModuleSharder[Any]],
@@ -74,8 +89,8 @@ def request_of(
     constraints: Mapping[str, ParameterConstraints],
     settings: RequestSettings,
     enumerator: Enumerator | None = None,
-) -> tuple[PlacementRequest, tuple[str, ...]]:
-    """The request, and what of the constraints changes nothing, in sentences.
+) -> ModelRequest:
+    """The request, with what of the constraints is not in it.
 
     Args:
         module: the model.
@@ -96,7 +111,7 @@ def request_of(
     others = {name.rpartition(".")[2] for name, _ in other_tables_in(module, sharders)} - names
     own = {name: one for name, one in constraints.items() if name not in others}
     available = _available_kernels(machine, settings.is_whole)
-    found = constrained(own, known, located, types, machine.compute_device, available)
+    found = constrained(own, known, located, types, machine.compute_device, available, settings.batch_size)
     rules = settings.rules + found.rules
     rules += _rules_of_cpu(found.known, rules, types, machine.compute_device)
     ways = _ways_of_sharders(module, sharders, located, machine.compute_device)
@@ -118,7 +133,8 @@ def request_of(
         training_pipeline=settings.pipeline,
         compute_kernels=settings.kernels,
     )
-    return request, found.notes
+    lookups = {(one.path, one.config.name): found.lookups[one.name] for one in located}
+    return ModelRequest(request, lookups, found.notes)
 
 
 def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, ...]:

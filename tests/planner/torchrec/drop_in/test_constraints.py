@@ -12,13 +12,17 @@ from torchrec.distributed.types import (
     BoundsCheckMode,
     CacheAlgorithm,
     CacheParams,
+    CacheStatistics,
+    KeyValueParams,
 )
 from torchrec.modules.embedding_configs import DataType
 
+from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.utils.errors import BadConfig
 from support.drop_in_builders import (
     MB,
     Sparse,
+    TableWise,
     bags,
     entries,
     planner,
@@ -57,6 +61,7 @@ def test_the_cache_of_a_table_has_the_constraints_algorithm_and_precision() -> N
     found = entries(one.plan(Sparse(bags(2))))["table_0"]
     assert found.compute_kernel == "fused_uvm_caching"
     assert (found.cache_params.algorithm, found.cache_params.precision) == (CacheAlgorithm.LFU, DataType.FP16)
+    assert "cache_params.load_factor (table_0)" in one.notes[-1]
 
 
 @pytest.mark.parametrize(
@@ -77,14 +82,72 @@ def test_types_kernels_and_widths_are_kept(constraint: dict[str, Any], expected:
 
 
 def test_lookups_and_weights_are_the_constraints() -> None:
-    constraints = {"table_0": ParameterConstraints(pooling_factors=[7.5], is_weighted=True, num_poolings=[2.0])}
+    constraints = {"table_0": ParameterConstraints(pooling_factors=[7.5], is_weighted=True)}
     one = planner(two_gpus(100), constraints=constraints)
     one.plan(Sparse(bags(2)))
     assert one.answer is not None
     assert [table.pooling_factor for table in one.answer.request.tables] == [7.5, 1.0]
     assert [table.is_weighted for table in one.answer.request.tables] == [True, False]
-    assert "num_poolings (table_0)" in one.notes[0]
-    assert [option.input_lengths for option in one._best_plan or ()] == [[7.5], [1.0]]
+    assert one.notes == () and [option.input_lengths for option in one._best_plan or ()] == [[7.5], [1.0]]
+
+
+def test_poolings_and_batches_of_a_feature_are_bags_with_their_lookups() -> None:
+    """3 poolings of 7.5 lookups; a batch of 256 samples where others have 512; both together, 3 x 1,024 / 512."""
+    three, half, both = {"num_poolings": [3.0]}, {"batch_sizes": [256]}, {"num_poolings": [3.0], "batch_sizes": [1024]}
+    constraints = {
+        f"table_{at}": ParameterConstraints(pooling_factors=[7.5], **more)
+        for at, more in enumerate((three, half, both))
+    }
+    one = planner(two_gpus(100), constraints=constraints)
+    one.plan(Sparse(bags(4)))
+    assert one.answer is not None and one.notes == ()
+    tables = one.answer.request.tables
+    assert [table.pooling_factor for table in tables] == [22.5, 3.75, 45.0, 1.0]
+    assert [table.outputs_per_sample for table in tables] == [3.0, 1.0, 6.0, 1.0]
+    assert [table.feature_lookups for table in tables] == [(7.5,) * 3, (3.75,), (7.5,) * 6, (1.0,)]
+    assert [option.input_lengths for option in one._best_plan or ()] == [[7.5], [7.5], [7.5], [1.0]], "TorchRec's"
+
+
+def test_torchrec_estimates_as_many_lookups_as_evenshard_counts() -> None:
+    """Four poolings cost evenshard's search and TorchRec's statistics more, alike in kind."""
+    model, machine = Sparse(bags(1, rows=100_000)), two_gpus(200)
+    of: dict[float, Any] = {}
+    for poolings in (1.0, 4.0):
+        constraints = {"table_0": ParameterConstraints(pooling_factors=[20.0], num_poolings=[poolings])}
+        one = planner(machine, constraints=constraints, hardware="simulated:h200", model=None)
+        one.plan(model, [TableWise()])
+        assert one.answer is not None and one._best_plan is not None
+        (shard,) = one._best_plan[0].shards
+        of[poolings] = one.answer.predicted_ms, shard.perf.fwd_compute
+    assert of[4.0][0] > of[1.0][0] and of[4.0][1] == pytest.approx(4 * of[1.0][1])
+
+
+def test_a_cache_misses_what_statistics_of_the_constraints_say() -> None:
+    class Straight(CacheStatistics):  # type: ignore[misc]
+        """Misses what the cache does not hold, and more than all without one."""
+
+        expected_lookups = cacheability = 0.5
+
+        def expected_miss_rate(self, clf: float) -> float:
+            return 1.5 - clf
+
+    constraints = {"table_0": ParameterConstraints(cache_params=CacheParams(stats=Straight()))}
+    one = planner(two_gpus(100, ddr_cap_bytes=100 * MB), constraints=constraints, host_memory_gb=None)
+    one.plan(Sparse(bags(2)))
+    assert one.answer is not None
+    counted, assumed = (table.miss_ratios for table in one.answer.request.tables)
+    assert counted == (*(min(1.0, 1.5 - factor) for factor in LOAD_FACTORS[:-1]), 0.0) and assumed is None
+    assert one.notes == ()
+
+
+def test_a_table_on_ssds_has_the_constraints_directory_and_the_cache_of_the_search() -> None:
+    given = KeyValueParams(ssd_storage_directory="/ssd@local_rank", l2_cache_size=2, max_l1_cache_size=7)
+    constraints = {"table_0": ParameterConstraints(compute_kernels=["key_value"], key_value_params=given)}
+    one = planner(two_gpus(100, ssd_cap_bytes=100 * MB), constraints=constraints, ssd_gb=1)
+    found = entries(one.plan(Sparse(bags(2))))["table_0"].key_value_params
+    assert (found.ssd_storage_directory, found.l2_cache_size, found.max_l1_cache_size) == ("/ssd@local_rank", 2, 1)
+    unused = "key_value_params.max_l1_cache_size (table_0)"
+    assert one.notes == (f"Of TorchRec's constraints, these change nothing in the placement: {unused}.",)
 
 
 def test_tables_of_another_group_of_devices_are_refused_or_left_to_torchrec() -> None:
