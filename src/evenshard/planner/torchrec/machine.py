@@ -32,6 +32,7 @@ class TorchRecMachine:
         host_bytes: memory of each node that tables may take; empty for none.
         host_gb_s: its bandwidth, 10**9 bytes per second; 0 if unknown.
         ssd_bytes, ssd_gb_s: of each node's SSDs, likewise.
+        nodes_per_domain: nodes that the fast link connects; TorchRec's ``pod_size``.
     """
 
     local_world_size: int
@@ -43,6 +44,7 @@ class TorchRecMachine:
     host_gb_s: float = 0.0
     ssd_bytes: tuple[int, ...] = ()
     ssd_gb_s: float = 0.0
+    nodes_per_domain: int = 1
 
     @property
     def world_size(self) -> int:
@@ -61,10 +63,11 @@ class TorchRecMachine:
         return tuple(of_node // self.local_world_size for of_node in self.host_bytes)
 
     def nodes(self, intra: str = "", inter: str = "") -> Machine:
-        """The nodes, between which there is a link, if there are several."""
+        """The nodes, with a link between their domains, if there are several."""
         machine = Machine(
             self.world_size,
             self.local_world_size,
+            self.nodes_per_domain,
             intra=intra,
             host_bytes=self.host_bytes,
             host_gb_s=self.host_gb_s,
@@ -90,7 +93,7 @@ def machine_of(
     """
     require_torchrec()
     import torch.distributed as dist
-    from torchrec.distributed.comm import get_local_size
+    from torchrec.distributed import comm
     from torchrec.distributed.planner import constants
     from torchrec.distributed.planner.types import Storage
 
@@ -99,18 +102,28 @@ def machine_of(
             raise BadConfig("the topology states ranks and device. Leave out the arguments that do so too.")
         world_size, local_world_size = topology.world_size, topology.local_world_size
         compute_device = topology.compute_device
+    pod_size = 1
     if world_size is None:
         if not dist.is_initialized():
             raise BadConfig(
                 "the number of ranks is unknown. Give world_size or topology, or start the process group first."
             )
         world_size = dist.get_world_size()
-        local_world_size = get_local_size(world_size) if local_world_size is None else local_world_size
+        local_world_size = comm.get_local_size(world_size) if local_world_size is None else local_world_size
+        if hasattr(comm, "get_topology_domain_multiple"):  # of the job's environment; older ones know none
+            pod_size = comm.get_topology_domain_multiple() or 1
     if world_size < 1:
         raise BadConfig(f"world_size is {world_size}, which is below 1. Raise it.")
     if compute_device is None:
         compute_device = device_of_process()
     local_world_size = checked_local_world_size(local_world_size, world_size, compute_device)
+    if topology is not None and hasattr(topology, "intra_group_size"):  # older ones know no pods
+        pod_size = topology.intra_group_size // local_world_size
+    pod_size = min(pod_size, world_size // local_world_size)
+    if world_size % (pod_size * local_world_size):
+        raise BadConfig(
+            f"pods of {pod_size} nodes do not fill the {world_size // local_world_size} nodes. Correct pod_size."
+        )
     on_cpu = compute_device == "cpu"  # where tables live in host memory
     if on_cpu and host != NO_HOST_MEMORY:
         raise BadConfig("on the CPU, memory_cap_gb is of host memory. Leave all other memory of hosts and SSDs out.")
@@ -136,6 +149,7 @@ def machine_of(
         host_gb_s=host.host_bandwidth_gb_s or 0.0,
         ssd_bytes=() if on_cpu else of_nodes(ssds, local_world_size, host.ssd_gb),
         ssd_gb_s=host.ssd_bandwidth_gb_s or 0.0,
+        nodes_per_domain=pod_size,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, TABLE_WISE
+from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, SHARDING_TYPES, TABLE_ROW_WISE, TABLE_WISE
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 ON_GPU = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE)
 """Where TorchRec keeps weights of tables on GPUs."""
+
+ROWS_IN_NODE = (TABLE_ROW_WISE, GRID_SHARD)
+"""Types whose groups of ranks are nodes or pods, as the environment of the job has it: in pods, for those who ask."""
 
 Ways = Mapping[tuple[str, str], frozenset[tuple[str, str]]]
 """Sharding types with their kernels, by the path of a table's module and its name."""
@@ -106,6 +109,8 @@ def request_of(
     """
     known = table_set_of(module, settings.pooling_factors, settings.default_pooling_factor, sharders)
     types = (TABLE_WISE,) if settings.is_whole else settings.types
+    if machine.nodes_per_domain > 1 and set(types) == set(SHARDING_TYPES):
+        types = tuple(way for way in types if way not in ROWS_IN_NODE)
     located = located_tables(module, sharders)
     names = {name for one in located for name in (one.name, one.config.name)}
     others = {name.rpartition(".")[2] for name, _ in other_tables_in(module, sharders)} - names

@@ -41,6 +41,8 @@ def topology_of(machine: TorchRecMachine) -> Topology:
     from torchrec.distributed.planner import types
 
     ranks = {"world_size": machine.world_size, "local_world_size": machine.local_world_size}
+    if machine.nodes_per_domain > 1:
+        ranks["pod_size"] = machine.nodes_per_domain
     if not hasattr(types, "TopologyFactory"):  # TorchRec before 1.6
         topology = types.Topology(compute_device=machine.compute_device, **ranks)
     else:

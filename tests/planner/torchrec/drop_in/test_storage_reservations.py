@@ -11,6 +11,7 @@ from torchrec.distributed.planner.storage_reservations import (
     InferenceStorageReservation,
 )
 from torchrec.distributed.planner.types import (
+    ParameterConstraints,
     PlannerError,
     PlannerErrorType,
     Topology,
@@ -25,6 +26,7 @@ from support.drop_in_builders import (
     planner,
     two_gpus,
 )
+from support.torchrec_builders import topology
 
 
 def rooms_with(reservation: Any, machine: Topology | None = None, **given: Any) -> tuple[int, ...]:
@@ -77,3 +79,42 @@ def test_memory_is_kept_once() -> None:
         planner(
             storage_reservation=FixedPercentageStorageReservation(0.1), heuristical_storage_reservation_percentage=0.1
         )
+
+
+def room_of(reservation: Any, machine: Topology | None = None, **given: Any) -> int:
+    """What each rank has left, of 100 MB."""
+    (room,) = set(rooms_with(reservation, machine, **given))
+    return room
+
+
+@WARNINGS
+def test_parameters_of_the_dense_model_count_as_often_as_asked() -> None:
+    """110 parameters of 4 bytes, 6 times or 3 times; nothing is kept beside them and the inputs."""
+    inputs = 20 * 2 * 512 * 8
+    assert room_of(HeuristicalStorageReservation(0.0, parameter_multiplier=3.0)) == 100 * MB - 3 * 440 - inputs
+    assert room_of(HeuristicalStorageReservation(0.0)) == 100 * MB - 6 * 440 - inputs
+    assert room_of(InferenceStorageReservation(0.0, dense_tensor_estimate=MB)) == 99 * MB - inputs // 20
+
+
+def test_nothing_kept_is_nothing_kept() -> None:
+    assert room_of(FixedPercentageStorageReservation(0.0)) == 100 * MB
+    for wrong in (-0.1, 1.1):
+        with pytest.raises(AssertionError):
+            FixedPercentageStorageReservation(wrong)
+
+
+@WARNINGS
+def test_of_cpu_ranks_their_hosts_memory_is_kept() -> None:
+    """A share is of GPU memory alone in TorchRec; what is counted is taken of the memory that tables have."""
+    ranks = topology(2, "cpu", ddr_cap_bytes=100 * MB)
+    own: dict[str, Any] = {"host_memory_gb": None}
+    assert room_of(HeuristicalStorageReservation(0.25), ranks, **own) == 100 * MB - 6 * 440 - 20 * 2 * 512 * 8
+    assert room_of(FixedPercentageStorageReservation(0.25), ranks, **own) == 100 * MB
+
+
+@WARNINGS
+def test_inputs_are_those_of_the_constraints() -> None:
+    """1,024 samples of 3 lookups of the one table, 512 of 1 of the other; 20 copies of 8 bytes."""
+    constraints = {"table_0": ParameterConstraints(pooling_factors=[3.0], batch_sizes=[1024])}
+    left = room_of(HeuristicalStorageReservation(0.0, dense_tensor_estimate=MB), constraints=constraints)
+    assert left == 99 * MB - 20 * 8 * (3 * 1024 + 512)
