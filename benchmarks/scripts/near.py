@@ -18,6 +18,7 @@ import numpy as np
 import evenshard
 from evenshard.planner.file import save_answer
 from evenshard.tables.generator import GeneratorConfig, generate_tables
+from evenshard.tables.reuse import FloatArray
 from evenshard.tables.sources import tables_from
 from evenshard.tables.table import Table
 from evenshard.utils.units import bytes_to_gb
@@ -31,13 +32,18 @@ BATCH_SIZE = 65_536
 def drifted(tables: tuple[Table, ...], seed: int) -> tuple[Table, ...]:
     """The tables with pooling factors a factor of up to three off, and three new ones like some of them."""
     rng = np.random.default_rng(seed)
-    factors = np.exp(rng.uniform(-np.log(3), np.log(3), len(tables)))
+    factors = drift_factors(len(tables), rng)
     changed = [
         replace(table, pooling_factor=max(float(table.pooling_factor * factor), 1.0))
         for table, factor in zip(tables, factors, strict=True)
     ]
     alike = rng.choice(len(tables), NUM_NEW, replace=False).tolist()
     return (*changed, *(replace(changed[one], name=f"new_{number}") for number, one in enumerate(alike)))
+
+
+def drift_factors(count: int, rng: np.random.Generator) -> FloatArray:
+    """[count] random factors between 1/3 and 3."""
+    return np.exp(rng.uniform(-np.log(3), np.log(3), count))
 
 
 def main() -> None:

@@ -70,9 +70,15 @@ def test_the_interval_of_a_saving_has_the_errors_of_both_placements_and_the_devi
     request = asked(THREE, 2)
     old = replace(answered(request, (0, 0, 1)), predicted_ms=8.0, model_low_ms=5.0, model_high_ms=12.0)
     new = replace(answered(request, (0, 1, 1)), predicted_ms=5.0, model_low_ms=2.0, model_high_ms=9.0)
-    times = diff(old, new).times
+    other_model = {"model": {"source": "other", "sha256": "other"}}
+    times = diff(old, replace(new, lineage=other_model)).times  # which errs in ways of its own
     assert times.saves_low_ms == pytest.approx(3 - math.hypot(3, 4))
     assert times.saves_high_ms == pytest.approx(3 + math.hypot(4, 3))
+    times = diff(old, new).times  # a is on both slowest devices: 5 of 8 and 5 ms, so that 0.8 * 5 * 5 / (8 * 5) is 1/2
+    assert times.saves_low_ms == pytest.approx(3 - math.sqrt(9 + 16 - 3 * 4))
+    assert times.saves_high_ms == pytest.approx(3 + math.sqrt(16 + 9 - 3 * 4))
+    drifted = replace(old, request=asked({**THREE, "a": 5.5}, 2))  # another a
+    assert diff(drifted, new).times.saves_high_ms == pytest.approx(3 + math.hypot(4, 3))
     sure = {"model_low_ms": 8.0, "model_high_ms": 8.0}, {"model_low_ms": 5.0, "model_high_ms": 5.0}
     off = DeviceError(100 * math.log(2), 20)  # a factor of two
     times = diff(replace(old, **sure[0]), replace(new, **sure[1], device_error=off)).times

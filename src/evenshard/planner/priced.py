@@ -29,6 +29,11 @@ class PricedParts:
     model_low_ms: float
     model_high_ms: float
 
+    @staticmethod
+    def of(answer: PlacementAnswer) -> PricedParts:
+        """Those of an answer."""
+        return PricedParts(*(getattr(answer, one.name) for one in fields(PricedParts)))
+
     @property
     def of_answer(self) -> dict[str, Any]:
         """The fields by name, for an answer."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.placement.sharding import check_sharding
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff.shared_work import difference_error, error_correlation, shared_work
+from evenshard.planner.priced import PricedParts, priced
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.rules import Rules
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
-from evenshard.sharders.plan_search.costs import PredictedParts
 from evenshard.sharders.plan_search.options import Options
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import one_thread
@@ -42,15 +43,6 @@ class StepTimes:
     lower_bound_ms: float
 
 
-@dataclass(frozen=True)
-class _Interval:
-    """A predicted time with its 90 % interval by the cost model alone, ms."""
-
-    ms: float
-    low_ms: float
-    high_ms: float
-
-
 @one_thread()
 def step_times(
     old: PlacementAnswer, new: PlacementAnswer, model: PlacementModel | None
@@ -61,18 +53,20 @@ def step_times(
         model: judges both, which must be of the same tables; None: their own figures.
     """
     if model is None:
-        before, after = (_Interval(one.predicted_ms, one.model_low_ms, one.model_high_ms) for one in (old, new))
-        is_same = old.parts == new.parts and before == after
-        times = _times(OWN_FIGURES, before, after, new.lower_bound_ms, new.device_error, is_same)
-        device = device_text(new.request.hardware, new.device_error)
-        return times, (*_unlike(old, new), *_of_device(device))
+        before, after = PricedParts.of(old), PricedParts.of(new)
+        unlike = tuple(_unlike(old, new))
+        is_same = old.parts == new.parts and _ends(before) == _ends(after)
+        shared = 0.0 if unlike else shared_work(before, after, _looked_up_alike(old, new))
+        times = _times(OWN_FIGURES, before, after, shared, new.lower_bound_ms, new.device_error, is_same)
+        return times, (*unlike, *_of_device(device_text(new.request.hardware, new.device_error)))
     costs = part_costs(new.request, model)
     same_machine = old.request.nodes == new.request.nodes
     # Memory, rules and links of the new machine say nothing about the old one.
     of_old = replace(new.request, caps_bytes=old.request.caps_bytes, machine=old.request.machine, rules=Rules())
-    before = _interval((costs if same_machine else part_costs(of_old, model)).predict(old.parts))
-    after = _interval(costs.predict(new.parts))
-    bound_ms = min(lower_bound_ms(Options(costs)), after.ms)
+    costs_of_old = costs if same_machine else part_costs(of_old, model)
+    before, _ = priced(of_old, model, costs_of_old, costs_of_old.predict(old.parts))
+    after, _ = priced(new.request, model, costs, costs.predict(new.parts))
+    bound_ms = min(lower_bound_ms(Options(costs)), after.predicted_ms)
     notes = [f"{one}; both are judged by the new one" for one in _other_loads(old, new)]
     if same_machine:
         try:
@@ -81,39 +75,50 @@ def step_times(
             notes.append(f"the old placement is not legal any more: {error}")
     device_error = model.trained_on.device_error
     is_same = same_machine and set(old.parts) == set(new.parts)
-    times = _times(model.source, before, after, bound_ms, device_error, is_same)
+    shared = shared_work(before, after, [table.name for table in new.request.tables])
+    times = _times(model.source, before, after, shared, bound_ms, device_error, is_same)
     return times, (*notes, *_of_device(device_text(model.trained_on.hardware, device_error)))
 
 
-def _interval(predicted: PredictedParts) -> _Interval:
-    return _Interval(predicted.predicted_ms, predicted.low_ms, predicted.high_ms)
+def _ends(one: PricedParts) -> tuple[float, float, float]:
+    return one.predicted_ms, one.model_low_ms, one.model_high_ms
+
+
+def _looked_up_alike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
+    """Names of the tables that are the same in both requests."""
+    before = {table.name: table for table in old.request.tables}
+    return [table.name for table in new.request.tables if before.get(table.name) == table]
 
 
 def _times(
     predicted_by: str,
-    before: _Interval,
-    after: _Interval,
+    before: PricedParts,
+    after: PricedParts,
+    shared: float,
     bound_ms: float,
     device_error: DeviceError | None,
     is_same: bool,
 ) -> StepTimes:
     """The times, with an interval of their difference.
 
-    The model's errors of the two are taken to be independent, which two placements that have much in common are not:
-    the interval is rather too wide. A simulated device is as fast or slow for both, so that its error scales the
-    difference, and cannot turn it over.
+    The more of their work the two slowest devices share, the more alike the model errs in both. A simulated device is
+    as fast or slow for both, so that its error scales the difference, and cannot turn it over.
     """
-    saves = 0.0 if is_same else before.ms - after.ms
+    saves = 0.0 if is_same else before.predicted_ms - after.predicted_ms
     below = above = 0.0
     if not is_same:
-        below = math.hypot(before.ms - before.low_ms, after.high_ms - after.ms)
-        above = math.hypot(before.high_ms - before.ms, after.ms - after.low_ms)
+        alike = error_correlation(shared)
+        (old_ms, old_low_ms, old_high_ms), (new_ms, new_low_ms, new_high_ms) = _ends(before), _ends(after)
+        below = difference_error(old_ms - old_low_ms, new_high_ms - new_ms, alike)
+        above = difference_error(old_high_ms - old_ms, new_ms - new_low_ms, alike)
     if device_error is not None:
         larger = math.exp(device_error.log_error) - 1
         smaller = 1 - math.exp(-device_error.log_error)
         below = math.hypot(below, abs(saves) * (smaller if saves > 0 else larger))
         above = math.hypot(above, abs(saves) * (larger if saves > 0 else smaller))
-    return StepTimes(predicted_by, before.ms, after.ms, saves, saves - below, saves + above, bound_ms)
+    return StepTimes(
+        predicted_by, before.predicted_ms, after.predicted_ms, saves, saves - below, saves + above, bound_ms
+    )
 
 
 def _of_device(device: str) -> Iterator[str]:

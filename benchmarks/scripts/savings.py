@@ -1,0 +1,174 @@
+"""What one placement saves against another: how often the simulated saving lies in its 90 % interval.
+
+python -m benchmarks.scripts.savings --first 300 --count 6
+
+Random tables that no training has seen are placed; then they drift, as in benchmarks.scripts.near, and are placed anew:
+near the old placement, within a tenth of all bytes and free. From the old one and the free one, 1 to all tables move at
+random, too. Each pair is predicted and simulated (of the same profile, so that the error of a device is left aside).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from benchmarks.scripts.bundled_models import BATCH_SIZE, DIMS
+from benchmarks.scripts.near import drift_factors
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import ShardingTask, check_sharding
+from evenshard.planner.diff.shared_work import difference_error, error_correlation, shared_work
+from evenshard.planner.near import Near
+from evenshard.planner.place import PlaceConfig, place_request
+from evenshard.planner.priced import PricedParts, priced
+from evenshard.planner.pricing import measured_parts, part_costs
+from evenshard.planner.request import PlacementRequest, caps_of
+from evenshard.sharders.models import PlacementModel, load_model
+from evenshard.sharders.plan_search.search import PlanSearchEffort
+from evenshard.tables.generator import GeneratorConfig, generate_tables
+from evenshard.tables.table import Table
+from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.text_table import text_table
+
+HARDWARE = ("simulated:h100", "simulated:a100_80gb", "simulated:v100", "simulated:rtx_2080_ti")
+TASKS = ((20, 2), (40, 4), (26, 8), (40, 8))
+"""Tables and devices."""
+MOVED = (1, 2, 4, 8, 40)
+"""Tables that move at random."""
+EFFORT = PlaceConfig(effort=PlanSearchEffort(changes=60, idle_kicks=3))
+BANDS = ((0.0, 0.3), (0.3, 0.5), (0.5, 0.7), (0.7, 0.9), (0.9, 1.01))
+"""Of the work that the slowest devices share."""
+RULES: dict[str, Callable[[float], float]] = {
+    "as independent": lambda _: 0.0,
+    "as shared": lambda shared: shared,
+    "by the rule": error_correlation,
+}
+"""Correlations of the model's errors of both placements."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two placements of the same tables.
+
+    Attributes:
+        old, new: predicted.
+        old_ms, new_ms: simulated.
+        shared: of the slowest devices' work.
+    """
+
+    old: PricedParts
+    new: PricedParts
+    old_ms: float
+    new_ms: float
+    shared: float
+
+    def interval(self, correlation: float) -> tuple[bool, float]:
+        """Whether the 90 % interval of the saving has the simulated one, and half its width, per cent of a step."""
+        old, new = self.old, self.new
+        below = difference_error(old.predicted_ms - old.model_low_ms, new.model_high_ms - new.predicted_ms, correlation)
+        above = difference_error(old.model_high_ms - old.predicted_ms, new.predicted_ms - new.model_low_ms, correlation)
+        off = (self.old_ms - self.new_ms) - (old.predicted_ms - new.predicted_ms)
+        return -below <= off <= above, 50 * (below + above) / old.predicted_ms
+
+
+def pairs(hardware: str, number: int) -> Iterator[Pair]:
+    """Those of one random task."""
+    model, rng = load_model(None, hardware), np.random.default_rng(number)
+    before, today = (_request(model, tables, TASKS[number % 4][1]) for tables in _tables(number, rng))
+    old = place_request(before, model, EFFORT)
+    tenth = sum(table.size_bytes for table in before.tables) // 10
+    found = {"old": old.parts}
+    for name, most in (("near", tenth), ("free", None)):
+        found[name] = place_request(today, model, EFFORT, near=Near(old, "old", most)).parts
+    costs = part_costs(today, model)
+    for base in ("old", "free"):
+        for count in MOVED:
+            if (parts := _moved(costs.task, found[base], count, rng)) is not None:
+                found[f"{base}, {count}"] = parts
+    with measured_parts(today, model, visits=1) as measure:
+        simulated = measure(costs.task, list(found.values()))
+    ms = {name: cost.max_device_ms for name, cost in zip(found, simulated, strict=True)}
+    predicted = {name: priced(today, model, costs, costs.predict(parts))[0] for name, parts in found.items()}
+    names = [table.name for table in today.tables]
+    for name in found:
+        for base in ("old", "free") if name.startswith("free,") else ("old",):
+            one, other = predicted[base], predicted[name]
+            if set(one.parts) != set(other.parts):
+                yield Pair(one, other, ms[base], ms[name], shared_work(one, other, names))
+
+
+def _tables(number: int, rng: np.random.Generator) -> Iterator[tuple[Table, ...]]:
+    """A task's tables, and the same with other lookups."""
+    pool = generate_tables(GeneratorConfig(2000, DIMS, weight_bits=(16, 32)[number % 2]), BATCH_SIZE, seed=5)
+    drawn = rng.choice(len(pool), TASKS[number % 4][0], replace=False).tolist()
+    tables = tuple(replace(pool[one], name=f"t{position}") for position, one in enumerate(drawn))
+    yield tables
+    yield tuple(
+        replace(table, pooling_factor=float(table.pooling_factor * factor))
+        for table, factor in zip(tables, drift_factors(len(tables), rng), strict=True)
+    )
+
+
+def _request(model: PlacementModel, tables: tuple[Table, ...], devices: int) -> PlacementRequest:
+    hardware = model.trained_on.hardware.replace(" ", "")
+    return PlacementRequest(tables, caps_of(80.0, devices), BATCH_SIZE, hardware=hardware)
+
+
+def _moved(
+    task: ShardingTask, parts: tuple[TablePart, ...], count: int, rng: np.random.Generator
+) -> tuple[TablePart, ...] | None:
+    """A placement with so many of its tables that have one part on other devices; None where that is not legal."""
+    names = [part.table for part in parts]
+    whole = [name for name in names if names.count(name) == 1]
+    moved = set(rng.choice(whole, min(count, len(whole)), replace=False).tolist())
+    found = tuple(
+        replace(part, devices=(int(rng.integers(task.num_devices)),))
+        if part.table in moved and len(part.devices) == 1
+        else part
+        for part in parts
+    )
+    try:
+        check_sharding(task, found)
+    except InfeasibleTask:
+        return None
+    return found
+
+
+def main() -> None:
+    """Prints a table: a row for each band of what the slowest devices share."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hardware", default=",".join(HARDWARE))
+    parser.add_argument("--first", type=int, default=0, help="number of the first task")
+    parser.add_argument("--count", type=int, default=12)
+    args = parser.parse_args()
+    known = [
+        pair
+        for number in range(args.first, args.first + args.count)
+        for hardware in args.hardware.split(",")
+        for pair in pairs(hardware, number)
+    ]
+    heads = list(RULES)
+    rows = [("shared work", "pairs", "errors' correlation", *heads)]
+    for low, high in (*BANDS, (0.0, 2.0)):
+        some = [pair for pair in known if low <= pair.shared < high]
+        rows.append((f"{low:g} to {min(high, 1):g}" if high < 2 else "all", str(len(some)), *_cells(some)))
+    print(text_table(rows, "<>>>>>"))
+
+
+def _cells(some: list[Pair]) -> list[str]:
+    if len(some) < 2:
+        return ["-"] * (1 + len(RULES))
+    errors = [
+        (np.log(pair.old_ms / pair.old.predicted_ms), np.log(pair.new_ms / pair.new.predicted_ms)) for pair in some
+    ]
+    cells = [f"{np.corrcoef(np.array(errors).T)[0, 1]:.2f}"]
+    for rule in RULES.values():
+        inside, widths = zip(*(pair.interval(rule(pair.shared)) for pair in some), strict=True)
+        cells.append(f"{100 * np.mean(inside):.0f} %, +-{np.median(widths):.2f} %")
+    return cells
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What the slowest devices of two placements have in common, and what that makes of the interval of a saving."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.scripts.savings import pairs
+from evenshard.planner.diff.shared_work import MOST_ALIKE, difference_error, error_correlation, shared_work
+from evenshard.planner.priced import PricedParts
+from support.explain_builders import answered, asked
+
+FOUR = {"a": 6.0, "b": 2.0, "c": 3.0, "d": 1.0}
+
+
+def placed(*devices: int | tuple[int, ...]) -> PricedParts:
+    return PricedParts.of(answered(asked(FOUR, 2), devices))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shared"),
+    [
+        ((0, 0, 1, 1), (0, 0, 1, 1), 1),
+        ((0, 0, 1, 1), (1, 1, 0, 0), 1),  # names of devices are nothing
+        ((0, 0, 1, 1), (0, 1, 0, 1), 6 / (8 * 9) ** 0.5),  # a of a, b and of a, c
+        ((0, 0, 1, 1), (0, 1, 1, 1), 6 / (8 * 6) ** 0.5),
+    ],
+)
+def test_the_shared_work_is_that_of_tables_on_both_slowest_devices(
+    old: tuple[int, ...], new: tuple[int, ...], shared: float
+) -> None:
+    assert shared_work(placed(*old), placed(*new), FOUR) == pytest.approx(shared)
+    assert shared_work(placed(*new), placed(*old), FOUR) == pytest.approx(shared)
+
+
+def test_tables_that_are_looked_up_otherwise_have_nothing_in_common() -> None:
+    assert shared_work(placed(0, 0, 1, 1), placed(0, 0, 1, 1), {"b"}) == pytest.approx(2 / 8)
+    assert shared_work(placed(0, 0, 1, 1), placed(0, 0, 1, 1), ()) == 0
+
+
+def test_errors_that_are_alike_go_out_of_a_difference() -> None:
+    assert difference_error(3, 4, 0) == 5
+    assert difference_error(3, 3, 1) == 0
+    assert difference_error(3, 3, error_correlation(1.0)) == pytest.approx(3 * (2 * (1 - MOST_ALIKE)) ** 0.5)
+    assert error_correlation(0) == 0 < error_correlation(0.5) < error_correlation(1) < 1
+
+
+def test_savings_that_made_no_rule_lie_in_their_intervals_which_are_narrower_than_of_independent_errors() -> None:
+    """Two simulated tasks, of 24 in benchmarks/savings_202611.md."""
+    found = [pair for number in (300, 302) for pair in pairs("simulated:h100", number)]
+    ruled = [pair.interval(error_correlation(pair.shared)) for pair in found]
+    independent = [pair.interval(0.0) for pair in found]
+    assert len(found) > 20 and sum(inside for inside, _ in ruled) >= 0.85 * len(found)
+    narrower = sum(width for _, width in ruled) / sum(width for _, width in independent)
+    assert narrower < 0.85
