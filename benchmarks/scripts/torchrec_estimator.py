@@ -5,13 +5,16 @@
 
 Prints a row of markdown for each case. By default: Spearman's rank correlation of ratings with true costs over random
 placements that fit, by TorchRec's default estimator, by the exported one in TorchRec's sum over shards, and by it with
-its performance model. With --what plans: true costs of plans, and their ratings in brackets, ms:
+its performance model. With --what plans: true costs of plans, and their ratings in brackets, ms, of ``SIDES``:
 
-- TorchRec's default estimator with TorchRec's own setting, and with ``min_partition`` and the order of the partitioner
-  swept, where it takes the plan that it rates best; the exported estimator with its performance model, swept likewise;
-- the exported estimator with its performance model, its proposer and all widths at once, with TorchRec's default
-  partitioner, which places the largest tables first, and with one that places the slowest first; the default estimator
-  with the same proposer and widths, the largest first.
+- default, default_swept: TorchRec's estimator with TorchRec's own setting, and with ``min_partition`` and the order of
+  the partitioner swept, where it takes the plan that it rates best; default_climbed: with the exported proposer;
+- exported_swept: the exported estimator with its performance model, swept likewise; climbed: with its proposer and all
+  widths at once; partitioner: and its partitioner;
+- cost_model, device_model: as partitioner, with plans rated by evenshard: by the model that comes with it, whose
+  predictions ``evenshard place`` goes by, and by the device model, whose costs are the true ones but for histograms of
+  reuse, which TorchRec's planner does not know;
+- place: the answer of ``evenshard place``.
 
 Devices have 67 GB for tables, 8 to a node; a global batch of 65,536, SGD.
 """
@@ -20,9 +23,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -32,17 +35,35 @@ from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import ShardingTask
 from evenshard.planner.file import read_json
+from evenshard.planner.place import place_request
+from evenshard.planner.torchrec.estimator import EvenshardPerfModel
 from evenshard.planner.torchrec.estimator.examples import FittedMachine, TimesOfParts, random_parts
+from evenshard.planner.torchrec.estimator.partitioner import RatingPartitioner
 from evenshard.planner.torchrec.estimator.perf_config import FittedEstimator, FittedPerfModel, fitted_estimator
 from evenshard.planner.torchrec.estimator.search import RatingProposer, WidthsEnumerator
+from evenshard.sharders.models import load_model
 from evenshard.sharders.torchrec_space import PlannerSetting, TorchRecPlan, TorchRecPlanner, machine_bandwidths
 from evenshard.utils.errors import InfeasibleTask
+
+if TYPE_CHECKING:
+    from torchrec.distributed.planner.types import Topology
 
 HARDWARE = "simulated:h100"
 ROOM_BYTES = 67 * 2**30
 DEVICES_PER_NODE = 8
 SWEPT = tuple(PlannerSetting(width, order) for order in ("storage", "perf") for width in (None, 64, 32, 16))
 """TorchRec's own setting first."""
+SIDES = (
+    "default",
+    "default_swept",
+    "exported_swept",
+    "climbed",
+    "partitioner",
+    "cost_model",
+    "device_model",
+    "default_climbed",
+    "place",
+)
 
 
 class ClimbingPlanner(TorchRecPlanner):
@@ -55,24 +76,46 @@ class ClimbingPlanner(TorchRecPlanner):
         return WidthsEnumerator(self.topology, self.batch_per_device, constraints, estimators)
 
 
+class RefiningPlanner(ClimbingPlanner):
+    """With the exported partitioner, too, which has the planner's performance model."""
+
+    def _partitioner(self, setting: PlannerSetting) -> RatingPartitioner:
+        return RatingPartitioner(self._perf_model)
+
+
 class Case:
     """Tables on devices, and TorchRec's planner on both sides."""
 
     def __init__(self, tables: str, devices: int, fit: dict[str, object]) -> None:
         machine = FittedMachine(HARDWARE)
-        request = machine.request(tables_called(tables), devices // DEVICES_PER_NODE, ROOM_BYTES)
-        self.task: ShardingTask = request.sharding_task()
-        self._times_of: TimesOfParts = machine.times(request)
+        self.request = machine.request(tables_called(tables), devices // DEVICES_PER_NODE, ROOM_BYTES)
+        self.task: ShardingTask = self.request.sharding_task()
+        self._times_of: TimesOfParts = machine.times(self.request)
         bandwidths = machine_bandwidths(self.task.machine, gpu_profile("h100"), machine.links())
 
         def estimator_of(topology: object, constraints: object) -> FittedEstimator:
             return fitted_estimator(fit, topology, constraints)  # type: ignore[arg-type]
 
+        def device_model(topology: Topology) -> EvenshardPerfModel:
+            return EvenshardPerfModel(topology, HARDWARE)
+
+        def cost_model(topology: Topology) -> EvenshardPerfModel:
+            return EvenshardPerfModel(topology, HARDWARE, model=load_model(None, HARDWARE))
+
+        def planner(kind: type[TorchRecPlanner], rates: Callable[[Topology], Any]) -> TorchRecPlanner:
+            return kind(self.task, bandwidths, estimator_of=estimator_of, rates=rates)
+
         self.default = TorchRecPlanner(self.task, bandwidths)
         self.shards_only = TorchRecPlanner(self.task, bandwidths, estimator_of=estimator_of)
-        self.ours = TorchRecPlanner(self.task, bandwidths, estimator_of=estimator_of, rates=FittedPerfModel)
-        self.default_climbing = ClimbingPlanner(self.task, bandwidths)
-        self.ours_climbing = ClimbingPlanner(self.task, bandwidths, estimator_of=estimator_of, rates=FittedPerfModel)
+        self.ours = planner(TorchRecPlanner, FittedPerfModel)
+        self.one_call = {
+            "climbed": planner(ClimbingPlanner, FittedPerfModel),
+            "partitioner": planner(RefiningPlanner, FittedPerfModel),
+            "device_model": planner(RefiningPlanner, device_model),
+            "cost_model": planner(RefiningPlanner, cost_model),
+            "default_climbed": ClimbingPlanner(self.task, bandwidths),
+            "default": self.default,
+        }
 
     def true_ms(self, parts: Sequence[TablePart]) -> float:
         """Of the slowest device."""
@@ -91,14 +134,14 @@ class Case:
         for planner in (self.default, self.shards_only, self.ours):
             yield float(spearmanr(true, [planner.rating_ms(parts) for parts in drawn]).statistic)
 
-    def plans(self) -> Iterator[TorchRecPlan]:
-        """As the module's docstring has them."""
-        rated = list(self.default.plans(SWEPT))
-        yield from (rated[0], best_rated(rated))
-        yield best_rated(self.ours.plans(SWEPT))
-        for order in ("storage", "perf"):
-            yield self.ours_climbing.plan(PlannerSetting(sort_by=order))
-        yield self.default_climbing.plan(PlannerSetting())
+    def plan(self, side: str) -> tuple[Sequence[TablePart], float]:
+        """One of ``SIDES``, with its rating, ms."""
+        if side == "place":
+            answer = place_request(self.request, load_model(None, HARDWARE))
+            return answer.parts, answer.predicted_ms
+        swept = {"default_swept": self.default, "exported_swept": self.ours}
+        plan = best_rated(swept[side].plans(SWEPT)) if side in swept else self.one_call[side].plan(PlannerSetting())
+        return plan.parts, plan.rating_ms
 
 
 def best_rated(plans: Iterable[TorchRecPlan]) -> TorchRecPlan:
@@ -114,6 +157,7 @@ def main() -> None:
     parser.add_argument("--devices", default="8,16,64")
     parser.add_argument("--placements", type=int, default=40)
     parser.add_argument("--what", choices=("ratings", "plans"), default="ratings")
+    parser.add_argument("--sides", default=",".join(SIDES), help="of --what plans")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
     fit = read_json(args.estimator, "an estimator", "Export it again.")
@@ -124,7 +168,7 @@ def main() -> None:
             if args.what == "ratings":
                 cells = (f"{one:.3f}" for one in case.correlations(args.placements))
             else:
-                cells = (f"{case.true_ms(plan.parts):.3f} ({plan.rating_ms:.3f})" for plan in case.plans())
+                cells = (f"{case.true_ms(parts):.3f} ({ms:.3f})" for parts, ms in map(case.plan, args.sides.split(",")))
             for cell in cells:
                 print(f" {cell} |", end="", flush=True)
             print(flush=True)

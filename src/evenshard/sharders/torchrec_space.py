@@ -150,7 +150,6 @@ class TorchRecPlanner:
             InfeasibleTask: if TorchRec finds none.
         """
         from torchrec.distributed.planner import EmbeddingShardingPlanner
-        from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
         from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
         from torchrec.distributed.planner.types import PlannerError
 
@@ -161,7 +160,7 @@ class TorchRecPlanner:
             constraints=constraints,
             enumerator=self._enumerator(constraints),
             proposer=self._proposers(setting),
-            partitioner=GreedyPerfPartitioner(SortBy(setting.sort_by)),
+            partitioner=self._partitioner(setting),
             storage_reservation=FixedPercentageStorageReservation(0.0),
             performance_model=self._perf_model,
             stats=[],  # which would print
@@ -264,6 +263,11 @@ class TorchRecPlanner:
     def _proposers(self, setting: PlannerSetting) -> list[Any] | None:
         """None for TorchRec's default ones."""
         return None
+
+    def _partitioner(self, setting: PlannerSetting) -> Any:
+        from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
+
+        return GreedyPerfPartitioner(SortBy(setting.sort_by))
 
     def _storage_estimator(self, constraints: dict[str, Any]) -> Any:
         from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator

@@ -113,7 +113,7 @@ def collections_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> d
 
     A collection that stands at several paths counts once, at the first, as in ``DistributedModelParallel``.
     """
-    return {path: module for path, module, _ in _sharded_modules(model, sharders) if _is_placed(module)}
+    return {path: module for path, module, _ in _sharded_modules(model, sharders) if is_placed(module)}
 
 
 def other_modules_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> dict[str, nn.Module]:
@@ -121,17 +121,17 @@ def other_modules_in(model: nn.Module, sharders: Sequence[Any] | None = None) ->
 
     Such as collections with feature processors, managed collisions, or tables of virtual rows.
     """
-    return {path: module for path, module, _ in _sharded_modules(model, sharders) if not _is_placed(module)}
+    return {path: module for path, module, _ in _sharded_modules(model, sharders) if not is_placed(module)}
 
 
 def other_tables_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> Iterator[tuple[str, nn.Module]]:
     """The tables of ``other_modules_in``, by path and name, each with its module."""
     for path, module, names in _sharded_modules(model, sharders):
-        if not _is_placed(module):
+        if not is_placed(module):
             yield from ((qualified_name(path, name), module) for name in names)
 
 
-def _is_placed(module: nn.Module) -> bool:
+def is_placed(module: nn.Module) -> bool:
     """Whether evenshard places the module's tables; virtual ones take memory as rows come, on kernels of their own."""
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 

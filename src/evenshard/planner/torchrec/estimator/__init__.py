@@ -4,11 +4,13 @@
 
     export_estimator("estimator.py", "simulated:h100")         # evenshard export-estimator
     estimator = load_estimator("estimator.json", topology)     # of a .json file; a .py file is imported as it stands
+    EvenshardPerfModel(topology, "simulated:h100")             # with evenshard at hand: rates whole plans by its costs
 """
 
 from __future__ import annotations
 
 from evenshard.planner.torchrec.estimator.export import export_estimator
 from evenshard.planner.torchrec.estimator.files import load_estimator
+from evenshard.planner.torchrec.estimator.priced import EvenshardPerfModel
 
-__all__ = ["export_estimator", "load_estimator"]
+__all__ = ["EvenshardPerfModel", "export_estimator", "load_estimator"]

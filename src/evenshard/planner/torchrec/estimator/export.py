@@ -52,6 +52,33 @@ def export_estimator(
     """
     check_estimator_path(path)
     check_ranges(devices_per_node=devices_per_node, batch_size=batch_size)
+    machine = machine_to_fit(hardware, model, devices_per_node, intra, inter, batch_size, optimizer)
+    hardware, loaded = machine.hardware, machine.model
+    costs = f"the device model of {hardware}" if loaded is None else f"what the model {loaded.source} predicts"
+    nodes = ", ".join(map(str, NODES))
+    fit = {
+        "fitted_to": f"{costs}: random placements of random tables on {nodes} nodes of {devices_per_node} "
+        f"devices, batch {batch_size:,}, {optimizer}",
+        **fit_estimator(machine, seed),
+    }
+    save_estimator(fit, path, command)
+    return fit
+
+
+def machine_to_fit(
+    hardware: str | None,
+    model: str | Path | PlacementModel | None,
+    devices_per_node: int,
+    intra: str,
+    inter: str,
+    batch_size: int = 65_536,
+    optimizer: str = "sgd",
+) -> FittedMachine:
+    """A machine whose costs are known; see ``export_estimator`` for the arguments.
+
+    Raises:
+        BadInput: if something is unknown.
+    """
     loaded = model if model is None or isinstance(model, PlacementModel) else model_of(model, hardware)
     if hardware is None:
         if loaded is None:
@@ -62,13 +89,4 @@ def export_estimator(
         raise BadConfig(
             f"hardware is {brief(hardware)}, and only a model knows its costs. Name one, such as --model work/round_3."
         )
-    machine = FittedMachine(hardware, devices_per_node, intra, inter, batch_size, optimizer, loaded)
-    costs = f"the device model of {hardware}" if loaded is None else f"what the model {loaded.source} predicts"
-    nodes = ", ".join(map(str, NODES))
-    fit = {
-        "fitted_to": f"{costs}: random placements of random tables on {nodes} nodes of {devices_per_node} "
-        f"devices, batch {batch_size:,}, {optimizer}",
-        **fit_estimator(machine, seed),
-    }
-    save_estimator(fit, path, command)
-    return fit
+    return FittedMachine(hardware, devices_per_node, intra, inter, batch_size, optimizer, loaded)

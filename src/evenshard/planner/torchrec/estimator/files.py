@@ -26,7 +26,7 @@ _SUFFIXES = (".py", ".json")
 _WHAT = "an estimator"
 _REMEDY = "Write it again with `evenshard export-estimator ... -o estimator.json`."
 _KEYS = ("hardware", "distinct_share", "new_share", "l2_bytes", "host_gb_s", "intra", "inter", "exchange", "compute")
-_MODULES = ("formula", "search", "perf_config")
+_MODULES = ("formula", "search", "partitioner", "perf_config")
 """Of this package, that a .py file holds, in this order."""
 _USE = '''
 
@@ -54,7 +54,7 @@ _HOW = """
     costs = estimator.estimator(topology, constraints)
     planner = EmbeddingShardingPlanner(
         topology, batch_size, costs.enumerator(batch_size), constraints=constraints,
-        proposer=costs.proposer(), performance_model=costs.performance_model(),
+        proposer=costs.proposer(), partitioner=costs.partitioner(), performance_model=costs.performance_model(),
     )
 """
 

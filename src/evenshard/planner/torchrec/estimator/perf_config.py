@@ -31,6 +31,7 @@ from evenshard.planner.torchrec.estimator.formula import (
     WorldSize,
     shard_times,
 )
+from evenshard.planner.torchrec.estimator.partitioner import MOST_CHANGES, RanksModel, RatingPartitioner
 from evenshard.planner.torchrec.estimator.search import PROPOSALS, WIDTHS, RatingProposer, WidthsEnumerator
 
 USUAL_SHARES = MappingProxyType({"table_wise": 0.25, "row_wise": 0.5, "table_row_wise": 0.5, "data_parallel": 0.1})
@@ -188,6 +189,15 @@ class FittedEstimator(EmbeddingPerfEstimator):  # type: ignore[misc]
         """
         return RatingProposer(self._topology, proposals)
 
+    def partitioner(self, model: RanksModel | None = None, changes: int = MOST_CHANGES) -> RatingPartitioner:
+        """Places shards by ratings of plans.
+
+        Args:
+            model: the planner's performance model; the one of these times where left out.
+            changes: to rate for a plan; 0 for none.
+        """
+        return RatingPartitioner(model or self.performance_model(), changes=changes)
+
     def performance_model(self) -> "FittedPerfModel":
         """What rates whole plans with these times, and with these only."""
         return FittedPerfModel(self._topology)
@@ -261,6 +271,10 @@ class FittedPerfModel(PerfModel):  # type: ignore[misc]
 
     def rate(self, plan: list[ShardingOption]) -> float:
         """The largest time of a rank, ms."""
+        return max(self.times(plan))
+
+    def times(self, plan: list[ShardingOption]) -> list[float]:
+        """Of each rank, ms."""
         own, intra, inter = ([0.0] * self._world for _ in range(3))
         calls: list[dict[str, float]] = [{} for _ in own]
         for option in plan:
@@ -271,9 +285,7 @@ class FittedPerfModel(PerfModel):  # type: ignore[misc]
                 inter[rank] += perf.inter_ms
                 calls[rank][perf.kind] = max(calls[rank].get(perf.kind, 0.0), perf.call_ms)
         received = received_beyond_sent(intra, inter, self._domain)
-        return max(
-            time + more + sum(of_rank.values()) for time, more, of_rank in zip(own, received, calls, strict=True)
-        )
+        return [time + more + sum(of_rank.values()) for time, more, of_rank in zip(own, received, calls, strict=True)]
 
 
 def received_beyond_sent(intra: Sequence[float], inter: Sequence[float], domain: int) -> list[float]:

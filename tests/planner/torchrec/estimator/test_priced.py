@@ -1,0 +1,122 @@
+"""Plans in TorchRec's planner rated by evenshard: as it prices the same placements, and better plans for it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.types import ParameterConstraints, Topology
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from evenshard.planner.torchrec import tables_of
+from evenshard.planner.torchrec.estimator import EvenshardPerfModel, export_estimator, fit
+from evenshard.planner.torchrec.estimator.examples import FittedMachine
+from evenshard.planner.torchrec.plans import shards_of
+from evenshard.sharders.models import load_model
+from evenshard.utils.errors import BadConfig
+from support.documented import snippet
+
+PAGE = "docs/torchrec_estimator.md"
+BATCH = 8192
+POOLING = {"t0": [40.0], "t1": [3.0, 2.0], "t2": [9.0], "t3": [30.0], "t4": [25.0]}
+ROWS = (2_000_000, 500_000, 3_000, 800_000, 20_000)
+MODEL = nn.ModuleDict(
+    {
+        "bags": EmbeddingBagCollection(
+            tables=[
+                EmbeddingBagConfig(
+                    name=name,
+                    feature_names=[f"{name}_{feature}" for feature in range(len(lookups))],
+                    num_embeddings=rows,
+                    embedding_dim=64,
+                )
+                for rows, (name, lookups) in zip(ROWS, POOLING.items(), strict=True)
+            ],
+            device="meta",  # type: ignore[arg-type]
+        )
+    }
+)
+SHARDERS = [EmbeddingBagCollectionSharder()]
+CONSTRAINTS = {
+    name: ParameterConstraints(pooling_factors=lookups, compute_kernels=["fused", "dense"])
+    for name, lookups in POOLING.items()
+}
+
+
+def topology() -> Topology:
+    return Topology(world_size=4, compute_device="cuda", local_world_size=2)
+
+
+def true_ms(plan: Any, machine: FittedMachine) -> float:
+    """What evenshard says of the finished plan, which it reads back."""
+    of_features = {f"{name}_{at}": one for name, lookups in POOLING.items() for at, one in enumerate(lookups)}
+    tables = tables_of(MODEL, of_features)
+    times = machine.times(machine.request(tables, 2))
+    return float(times(shards_of(plan, tables)).sum(axis=1).max())
+
+
+@pytest.fixture(scope="module")
+def documented(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the page's snippet leaves."""
+    folder = tmp_path_factory.mktemp("exported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "WORLDS", 10)  # a rough estimator will do
+        export_estimator(folder / "estimator.json", "simulated:h100")
+    scope: dict[str, Any] = {
+        "EmbeddingShardingPlanner": EmbeddingShardingPlanner,
+        "topology": topology(),
+        "batch_size": BATCH,
+        "constraints": CONSTRAINTS,
+    }
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of TorchRec's default reservation
+        patch.chdir(folder)
+        exec(snippet(PAGE, "import EvenshardPerfModel"), scope)
+    scope["plan"] = scope["planner"].plan(MODEL, SHARDERS)
+    return scope
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of TorchRec's default reservation
+def test_a_plan_is_rated_as_evenshard_prices_it(documented: dict[str, Any]) -> None:
+    """It is read back from TorchRec's plan; TorchRec's own plan costs more."""
+    machine = FittedMachine("simulated:h100", devices_per_node=2, batch_size=4 * BATCH)
+    planner, rates, plan = documented["planner"], documented["rates"], documented["plan"]
+    assert rates.rate(planner._best_plan) == pytest.approx(true_ms(plan, machine))
+    own = EmbeddingShardingPlanner(topology=topology(), batch_size=BATCH, constraints=CONSTRAINTS)
+    assert true_ms(plan, machine) < 0.95 * true_ms(own.plan(MODEL, SHARDERS), machine)
+
+
+def test_the_predictions_of_a_model(documented: dict[str, Any]) -> None:
+    model = load_model(None, "simulated:h100")
+    machine = FittedMachine("simulated:h100", devices_per_node=2, batch_size=4 * BATCH, model=model)
+    planner, plan = documented["planner"], documented["plan"]
+    rates = EvenshardPerfModel(topology(), "simulated:h100", model=model)
+    assert rates.rate(planner._best_plan) == pytest.approx(true_ms(plan, machine), rel=1e-5)
+
+
+def test_rows_on_the_host_cost_more(documented: dict[str, Any]) -> None:
+    rates, costs = documented["rates"], documented["costs"]
+    options = costs.enumerator(BATCH).enumerate(MODEL, SHARDERS)
+    whole = {one.name: one for one in options if (one.sharding_type, one.compute_kernel) == ("table_wise", "fused")}
+    for one in whole.values():
+        one.shards[0].rank = 0
+    in_memory = rates.times([*whole.values()])
+    whole["t0"].compute_kernel = "fused_uvm"
+    assert rates.times([*whole.values()])[0] > 1.5 * in_memory[0]
+
+
+def test_other_modules_are_refused(documented: dict[str, Any]) -> None:
+    options = documented["costs"].enumerator(BATCH).enumerate(MODEL, SHARDERS)
+    options[0]._module = ("bags", nn.Linear(1, 1))
+    with pytest.raises(BadConfig, match="'t0' is in a Linear, whose costs evenshard does not know"):
+        documented["rates"].rate(options[:1])
+
+
+def test_bad_input() -> None:
+    with pytest.raises(BadConfig, match="only a model knows its costs"):
+        EvenshardPerfModel(topology(), "cpu")
