@@ -341,6 +341,7 @@ def measured(ms: float) -> dict[str, Any]:
         (lambda r: r["request"]["tables"][0].update(num_rows=0.5), r"request\.tables\.0\.num_rows: .* valid integer"),
         (lambda r: r["request"]["tables"][0].update(num_rows=0), "table 'a': num_rows is 0"),
         (lambda r: r.update(schema_version=0), "schema_version: .* should be 4"),
+        (lambda r: r.update(world_size=2), "is a plan for TorchRec or what moves between two, without times. Name the"),
         (lambda r: r.update(schema_version=5), "schema_version is 5, but this evenshard reads 4 and earlier.* Update"),
         (
             lambda r: r["shards"][0].update(rows=[0, 999]),

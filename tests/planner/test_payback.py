@@ -53,6 +53,8 @@ def test_a_move_pays_back_where_the_steps_have_saved_what_it_took() -> None:
     assert "After 1,000 steps: 2 s LOST" in text
     text = " ".join(payback_lines(payback(*saving(1.0, 2.0, 4.0), steps=10_000, link_gb_s=LINK)))
     assert "After 10,000 steps: 19 s saved (90 %: 9 s to 39 s)." in text
+    quick = replace(paid, break_even_steps=0.4, soonest_steps=0.2, latest_steps=0.8)  # no step is a part of one
+    assert "Pays back after 1 step (90 %: 1 to 1)." in " ".join(payback_lines(quick))
 
 
 def test_an_interval_with_0_may_never_pay_back_and_a_slower_placement_does_not() -> None:

@@ -112,6 +112,9 @@ def load_answer(path: str | Path) -> PlacementAnswer:
     """
     try:
         content = read_json(path, _WHAT, _REMEDY)
+        if isinstance(content, dict) and "world_size" in content:
+            problem = "is a plan for TorchRec or what moves between two, without times"
+            raise BadFile(path, problem, "Name the placement.json of `evenshard place`.")
         version = content.get("schema_version") if isinstance(content, dict) else None
         if isinstance(version, int) and version > FILE_VERSION:
             problem = f"schema_version is {brief(version)}, but this evenshard reads {FILE_VERSION} and earlier ones"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO
 
@@ -90,8 +91,8 @@ def payback_lines(paid: Payback) -> Iterator[str]:
         verdict = f"Pays back after {_steps(paid.break_even_steps)}, but perhaps never: {why}."
     else:
         verdict = (
-            f"Pays back after {_steps(paid.break_even_steps)} (90 %: {paid.soonest_steps:,.0f} to "
-            f"{paid.latest_steps:,.0f})."
+            f"Pays back after {_steps(paid.break_even_steps)} (90 %: {_whole(paid.soonest_steps):,} to "
+            f"{_whole(paid.latest_steps):,})."
         )
     yield f"{verdict} A step saves {saves}; the move takes {once} over {printable(paid.link)}{restart}."
     word = "saved" if paid.gained_seconds >= 0 else "LOST"
@@ -102,7 +103,12 @@ def payback_lines(paid: Payback) -> Iterator[str]:
 
 
 def _steps(count: float) -> str:
-    return f"{count:,.0f} step{'s' * (round(count) != 1)}"
+    return f"{_whole(count):,} step{'s' * (_whole(count) != 1)}"
+
+
+def _whole(count: float) -> int:
+    """Rounded; a part of one step is a step."""
+    return round(count) or math.ceil(count)
 
 
 def _signed(value: float, text: Callable[[float], str]) -> str:
