@@ -132,6 +132,8 @@ class ModelPlanner:
                 compute_device=machine.compute_device,
                 local_world_size=machine.local_world_size,
             )
+            for (path, name), way in asked.written_as.items():
+                result.plan.plan[path][name].sharding_type = way
             for note in carry_over(result.plan, constraints):
                 result.say(note)
             task = request.sharding_task()

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, SHARDING_TYPES, TABLE_ROW_WISE, TABLE_WISE
+from evenshard.placement.parts import COLUMN_STEP
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    GRID_SHARD,
+    SHARDING_TYPES,
+    TABLE_COLUMN_WISE,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+)
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
@@ -76,11 +85,13 @@ class ModelRequest:
     Attributes:
         request: with its tables.
         lookups: of a bag of each feature, by the path of a table's module and its name.
+        written_as: the type to write of a table that stays whole, where its rules know only types that cut columns.
         notes: what of the constraints changes nothing, in sentences.
     """
 
     request: PlacementRequest
     lookups: Mapping[tuple[str, str], tuple[float, ...]]
+    written_as: Mapping[tuple[str, str], str]
     notes: tuple[str, ...]
 
 
@@ -122,6 +133,7 @@ def request_of(
     ways = _ways_of_sharders(module, sharders, located, machine.compute_device)
     for more in (ways, _ways_of_enumerator(enumerator, module, sharders)):
         rules = _within(rules, more, located, types, settings.kernels or available)
+    rules, written = _whole_where_too_narrow(rules, found.known, types)
     request = PlacementRequest(
         tables=found.known.tables,
         caps_bytes=machine.caps_bytes,
@@ -139,7 +151,8 @@ def request_of(
         compute_kernels=settings.kernels,
     )
     lookups = {(one.path, one.config.name): found.lookups[one.name] for one in located}
-    return ModelRequest(request, lookups, found.notes)
+    written_as = {(one.path, one.config.name): written[one.name] for one in located if one.name in written}
+    return ModelRequest(request, lookups, written_as, found.notes)
 
 
 def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, ...]:
@@ -160,6 +173,21 @@ def _rules_of_cpu(known: TableSet, given: Rules, types: Sequence[str], compute_d
     no_replicas = tuple(way for way in types if way != DATA_PARALLEL)
     sequences = (one.name for one in known.tables if one.is_sequence)
     return Rules(table_types={name: no_replicas for name in sequences if name not in given.table_types})
+
+
+def _whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) -> tuple[Rules, dict[str, str]]:
+    """Tables that may only be cut by columns, and are too narrow for it, may stay whole: TorchRec's one shard.
+
+    Returns:
+        The rules, and the type that each such table is to be called.
+    """
+    table_types, written = dict(rules.table_types), {}
+    for table in known.tables:
+        asked = table_types.get(table.name, tuple(types))
+        steps = -(-rules.min_columns.get(table.name, COLUMN_STEP) // COLUMN_STEP)
+        if {*asked} <= {COLUMN_WISE, TABLE_COLUMN_WISE} and table.embedding_dim < 2 * steps * COLUMN_STEP:
+            table_types[table.name], written[table.name] = (*asked, TABLE_WISE), asked[0]
+    return replace(rules, table_types=table_types), written
 
 
 # What module sharders and an enumerator leave ------------------------------------------------------------------------
