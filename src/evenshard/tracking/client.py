@@ -114,11 +114,17 @@ def experiment_id(client: Any) -> str:
     return str(found.experiment_id)
 
 
-def require_mlflow(what: str) -> None:
-    """Raises BadConfig where there is no MLflow yet and the client would make an empty one."""
+def require_mlflow(what: str, instead: str = "") -> None:
+    """Raises BadConfig where there is no MLflow yet and the client would make an empty one.
+
+    Args:
+        what: what is looked for there.
+        instead: what helps too, such as ", or name a model's folder".
+    """
     if registry_uri() == DEFAULT_URI and not Path(DEFAULT_URI.removeprefix("sqlite:///")).exists():
         raise BadConfig(
-            f"{what}: there is no mlflow.db in this folder. Set MLFLOW_TRACKING_URI, or name a model's folder."
+            f"{what}: there is no mlflow.db in this folder. Set MLFLOW_TRACKING_URI, or go to the folder of a loop"
+            f"{instead}."
         )
 
 

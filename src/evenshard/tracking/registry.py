@@ -37,6 +37,7 @@ CHAMPION = "champion"
 MODEL_ID_TAG = "evenshard.model_id"  # MLflow's own answer leaves it out
 METRIC_TAG = "evenshard.metric."
 _INSIDE = Path("artifacts", "model")
+_OR_A_FOLDER = ", or name a model's folder"
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ def download_model(uri: str) -> Iterator[Path]:
 
 
 def _last_version(name: str, wanted: str, run_id: str = "") -> ModelVersion | None:
-    require_mlflow(name)
+    require_mlflow(name, _OR_A_FOLDER)
     try:
         with short_timeouts():
             known: list[Any] = list(connect().search_model_versions(wanted))
@@ -309,7 +310,7 @@ def _last_version(name: str, wanted: str, run_id: str = "") -> ModelVersion | No
 
 @contextmanager
 def _explained(uri: str) -> Iterator[None]:
-    require_mlflow(uri)
+    require_mlflow(uri, _OR_A_FOLDER)
     try:
         with short_timeouts():
             yield

@@ -263,7 +263,7 @@ def test_tables_that_do_not_fit_any_more_are_expected(tables: Path, capsys: pyte
         (["--against", "bundled:tpu"], "no model for hardware"),
         (["--against", "bundled:h200", "--out", "x.json"], "Name it with --placement"),
         (["--against", "bundled:h200", "--placement", "x.json"], "x.json"),
-        (["--against", "models:/evenshard-cost@champion"], "no mlflow.db"),
+        (["--against", "models:/evenshard-cost@champion"], "or name a model's folder"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -223,3 +223,16 @@ def test_loops_in_mlflow(workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         assert main(["compare", *argv]) == 2
         err = capsys.readouterr().err
         assert expected in err and err.count("\n") == 1
+
+
+def test_where_no_loop_ran_no_folder_of_a_model_is_advised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert main(["compare", "one", "two"]) == 2
+    err = capsys.readouterr().err
+    assert err.endswith(
+        "there is no mlflow.db in this folder. Set MLFLOW_TRACKING_URI, or go to the folder of a loop.\n"
+    )
+    assert not list(tmp_path.iterdir())

@@ -86,7 +86,7 @@ def payback_lines(paid: Payback) -> Iterator[str]:
     if paid.break_even_steps is None:
         slower = "is not faster" if paid.saves_high_ms > 0 else "is slower"
         verdict = f"The new placement {slower}: the move does not pay back."
-    elif paid.latest_steps is None:
+    elif paid.soonest_steps is None or paid.latest_steps is None:
         why = "the interval of the saving includes 0"
         verdict = f"Pays back after {_steps(paid.break_even_steps)}, but perhaps never: {why}."
     else:
