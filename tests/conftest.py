@@ -87,10 +87,20 @@ SHARED = {
 """Files whose tests share servers run in one process; each process starts its own."""
 SLOW = (
     *SHARED["mlflow"],
-    "test_collective.py",
     "test_local.py",
+    "test_action.py",
+    "test_wheel.py",
+    "test_collective.py",
+    "test_running_jobs.py",
+    "test_export.py",
+    "test_place.py",
     *SHARED["s3"],
+    "test_examples.py",
+    "test_parts.py",
+    "test_drop_in.py",
+    "test_release.py",
     "test_training.py",
+    "test_every_type.py",
     "test_both_ways.py",
 )
 

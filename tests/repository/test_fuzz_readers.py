@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from support import fuzz
 from support.fuzz_readers import READERS, Reader, bounded, problem_with, spoilt
-from support.repository import ROOT
 
 SEED, INPUTS = 20, 25
-FUZZ = ROOT / "tests" / "support" / "fuzz.py"
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -72,14 +69,14 @@ def test_inputs_are_the_same_again_and_mostly_spoilt() -> None:
         assert len({spoilt(name, 1, number) for number in range(20)}) > 10
 
 
-def test_a_failure_is_kept_and_can_be_read_again(tmp_path: Path) -> None:
+def test_a_failure_is_kept_and_can_be_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "rules-1-2"
     folder.mkdir()
     (folder / "problem.txt").write_text("rules\nRecursionError\n")
     (folder / "rules.yaml").write_text("[" * 100)
-    done = subprocess.run([sys.executable, FUZZ, "--replay", folder], capture_output=True, text=True, check=True)
-    assert done.stdout == "rules\nthen: RecursionError\nnow: nothing\n"
-    words = ["--count", "4", "--readers", "rules", "manifest", "--seed", "3", "--out", tmp_path / "out"]
-    done = subprocess.run([sys.executable, FUZZ, *words], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "0 of 4 inputs failed (seed 3)"
+    assert fuzz.main(["--replay", str(folder)]) == 0
+    assert capsys.readouterr().out == "rules\nthen: RecursionError\nnow: nothing\n"
+    words = ["--count", "4", "--readers", "rules", "manifest", "--seed", "3", "--out", str(tmp_path / "out")]
+    assert fuzz.main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "0 of 4 inputs failed (seed 3)"
     assert not list((tmp_path / "out").iterdir())

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def _replay(folder: Path) -> None:
     print(f"{name}\nthen: {report.strip()}\nnow: {problem or 'nothing'}")
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--count", type=int, default=100_000, help="inputs in all (default: 100000)")
@@ -90,7 +91,7 @@ def main() -> int:
     add("--out", type=Path, default=Path("work/fuzz"), help="folder for what fails (default: work/fuzz)")
     add("--replay", type=Path, metavar="FOLDER", help="read the input in this folder again, and nothing else")
     add("--stretch", nargs=4, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     if args.replay is not None:
         _replay(args.replay)
         return 0

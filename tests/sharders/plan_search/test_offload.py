@@ -134,6 +134,7 @@ def test_a_tiny_task_is_solved_with_every_cache() -> None:
         + [Choice(number) for number, way in enumerate(unit.ways) if way.scope in ("everywhere", "replica")]
         for unit in options.units
     ]
+    per_unit[0] = [choice for choice in per_unit[0] if choice.places != (1,)]  # the devices are alike
     room_D = np.array(costs.task.room_bytes)
     best = min(state.cost_ms for choices in product(*per_unit) if (state := State(options, choices)).fits(room_D))
     assert PlanSearch(costs, PlanSearchEffort(changes=2000)).run().best.predicted_ms <= best * 1.01
