@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torchrec.distributed import comm
 
 from evenshard.planner.torchrec import EvenshardPlanner
 from evenshard.planner.torchrec.machine import machine_of
@@ -60,6 +61,20 @@ def test_a_machine_described_and_read_back() -> None:
     assert machine_of(described, None, None, None, None, 0.0) == machine
     on_cpu = topology_of(machine_of(None, 2, None, "cpu", 5, 0.0))
     assert [one.storage.ddr for one in on_cpu.devices] == [5 * GB] * 2 and on_cpu.compute_device == "cpu"
+
+
+def test_pods_are_those_of_the_jobs_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ranks of four nodes in pods of two, as TorchRec's planner finds them without a topology; described so."""
+    if not hasattr(comm, "get_topology_domain_multiple"):
+        pytest.skip("this TorchRec knows no pods")
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda *group: 8)
+    monkeypatch.setenv("TOPOLOGY_DOMAIN_MULTIPLE", "2")
+    machine = machine_of(None, None, 2, "cuda", 1, 0.0)
+    assert machine.nodes_per_domain == 2 and machine.nodes().domain_size == 4
+    assert topology_of(machine).intra_group_size == 4
+    monkeypatch.setenv("TOPOLOGY_DOMAIN_MULTIPLE", "9")
+    assert machine_of(None, None, 2, "cuda", 1, 0.0).nodes_per_domain == 4, "all nodes"
 
 
 def test_memory_of_a_topology_is_replaced_in_a_copy() -> None:

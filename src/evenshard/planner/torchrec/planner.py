@@ -156,7 +156,8 @@ class EvenshardPlanner:
                 topology's ranks, or what TorchRec assumes without one, which is 128 GB and 2 TB of each rank.
             host_bandwidth_gb_s, ssd_bandwidth_gb_s: their bandwidths, as ``evenshard.place`` takes them.
             compute_kernels: where weights may be kept; fused, fused_uvm_caching and fused_uvm where left out, of a GPU.
-            pooling_factors: pooling factors by table or feature, as ``tables_of`` takes them.
+            pooling_factors: pooling factors by table or feature, as ``tables_of`` takes them; of one pooling, where
+                constraints name several (``num_poolings``).
             default_pooling_factor: pooling factor of each feature that is not named.
             optimizer: optimizer whose state takes memory too: sgd, rowwise_adagrad, adagrad or adam.
             pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns,

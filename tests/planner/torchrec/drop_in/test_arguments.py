@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -121,6 +121,12 @@ def test_the_page_says_of_every_argument_what_it_does() -> None:
     page = (ROOT / PAGE).read_text(encoding="utf-8")
     for name in (*inspect.signature(EmbeddingShardingPlanner.__init__).parameters, "plan_loader"):
         assert name == "self" or f"`{name}`" in page, name
+
+
+def test_the_page_says_of_every_field_of_constraints_what_it_does() -> None:
+    page = (ROOT / PAGE).read_text(encoding="utf-8")
+    for one in fields(ParameterConstraints):
+        assert f"`{one.name}`" in page or f"`{one.name}." in page, one.name
 
 
 def test_without_torchrec_nothing_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
