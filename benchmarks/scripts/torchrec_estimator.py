@@ -13,7 +13,7 @@ its performance model. With --what plans: true costs of plans, and their ratings
   widths at once; partitioner: and its partitioner;
 - cost_model, device_model: as partitioner, with plans rated by evenshard: by the model that comes with it, whose
   predictions ``evenshard place`` goes by, and by the device model, whose costs are the true ones but for histograms of
-  reuse, which TorchRec's planner does not know;
+  reuse, which TorchRec's planner does not know; counted: by the device model and with the histograms, the true costs;
 - place: the answer of ``evenshard place``.
 
 Devices have 67 GB for tables, 8 to a node; a global batch of 65,536, SGD.
@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ from evenshard.planner.torchrec.estimator.partitioner import RatingPartitioner
 from evenshard.planner.torchrec.estimator.perf_config import FittedEstimator, FittedPerfModel, fitted_estimator
 from evenshard.planner.torchrec.estimator.search import RatingProposer, WidthsEnumerator
 from evenshard.sharders.models import load_model
+from evenshard.sharders.torchrec_planner import table_name
 from evenshard.sharders.torchrec_space import PlannerSetting, TorchRecPlan, TorchRecPlanner, machine_bandwidths
 from evenshard.utils.errors import InfeasibleTask
 
@@ -61,6 +63,7 @@ SIDES = (
     "partitioner",
     "cost_model",
     "device_model",
+    "counted",
     "default_climbed",
     "place",
 )
@@ -99,6 +102,10 @@ class Case:
         def device_model(topology: Topology) -> EvenshardPerfModel:
             return EvenshardPerfModel(topology, HARDWARE)
 
+        def counted(topology: Topology) -> EvenshardPerfModel:
+            named = (replace(table, name=table_name(at)) for at, table in enumerate(self.task.tables))
+            return EvenshardPerfModel(topology, HARDWARE, tables=[*named])
+
         def cost_model(topology: Topology) -> EvenshardPerfModel:
             return EvenshardPerfModel(topology, HARDWARE, model=load_model(None, HARDWARE))
 
@@ -112,6 +119,7 @@ class Case:
             "climbed": planner(ClimbingPlanner, FittedPerfModel),
             "partitioner": planner(RefiningPlanner, FittedPerfModel),
             "device_model": planner(RefiningPlanner, device_model),
+            "counted": planner(RefiningPlanner, counted),
             "cost_model": planner(RefiningPlanner, cost_model),
             "default_climbed": ClimbingPlanner(self.task, bandwidths),
             "default": self.default,

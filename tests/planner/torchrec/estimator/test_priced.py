@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from evenshard.planner.torchrec.estimator import EvenshardPerfModel, export_esti
 from evenshard.planner.torchrec.estimator.examples import FittedMachine
 from evenshard.planner.torchrec.plans import shards_of
 from evenshard.sharders.models import load_model
+from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from support.documented import snippet
 
@@ -52,10 +55,14 @@ def topology() -> Topology:
     return Topology(world_size=4, compute_device="cuda", local_world_size=2)
 
 
-def true_ms(plan: Any, machine: FittedMachine) -> float:
-    """What evenshard says of the finished plan, which it reads back."""
+def known_tables() -> tuple[Table, ...]:
     of_features = {f"{name}_{at}": one for name, lookups in POOLING.items() for at, one in enumerate(lookups)}
-    tables = tables_of(MODEL, of_features)
+    return tables_of(MODEL, of_features)
+
+
+def true_ms(plan: Any, machine: FittedMachine, tables: Sequence[Table] | None = None) -> float:
+    """What evenshard says of the finished plan, which it reads back."""
+    tables = tables or known_tables()
     times = machine.times(machine.request(tables, 2))
     return float(times(shards_of(plan, tables)).sum(axis=1).max())
 
@@ -97,6 +104,17 @@ def test_the_predictions_of_a_model(documented: dict[str, Any]) -> None:
     planner, plan = documented["planner"], documented["plan"]
     rates = EvenshardPerfModel(topology(), "simulated:h100", model=model)
     assert rates.rate(planner._best_plan) == pytest.approx(true_ms(plan, machine), rel=1e-5)
+
+
+def test_what_was_counted_in_traffic_counts(documented: dict[str, Any]) -> None:
+    """All lookups of t0 are of rows that a batch asks for some 16,000 times."""
+    machine = FittedMachine("simulated:h100", devices_per_node=2, batch_size=4 * BATCH)
+    options, plan = documented["planner"]._best_plan, documented["plan"]
+    bins = (0.0,) * 14 + (1.0, 0.0, 0.0)
+    tables = [replace(one, reuse_bins=bins if one.name == "t0" else None) for one in known_tables()]
+    rates = EvenshardPerfModel(topology(), "simulated:h100", tables=[tables[0]])
+    assert rates.rate(options) == pytest.approx(true_ms(plan, machine, tables))
+    assert rates.times(options) != pytest.approx(documented["rates"].times(options))
 
 
 def test_rows_on_the_host_cost_more(documented: dict[str, Any]) -> None:

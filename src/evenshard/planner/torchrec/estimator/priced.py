@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,8 +33,8 @@ _Key = tuple[str, str]
 class EvenshardPerfModel:
     """A ``PerfModel`` of TorchRec's that rates a plan by what evenshard says of the whole of it, in milliseconds.
 
-    Of tables it knows what TorchRec's planner does: sizes, data types, pooling factors; no histograms of reuse, and no
-    ``num_poolings``. A plan takes some milliseconds to rate.
+    Of tables it knows what TorchRec's planner does: sizes, data types, pooling factors; no ``num_poolings``. What was
+    counted in traffic besides has to be given. A plan takes some milliseconds to rate.
 
     Args:
         topology: ranks and nodes of the planner's; bandwidths are those of the links.
@@ -43,6 +43,8 @@ class EvenshardPerfModel:
         intra: link within a node; that of the hardware where left out.
         inter: link between nodes.
         optimizer: sgd, rowwise_adagrad, adagrad or adam.
+        tables: as ``evenshard.place`` reads them, by the planner's names, for their ``reuse_bins``, ``row_shares`` and
+            ``miss_ratios``; all else is the planner's.
 
     Raises:
         BadInput: if something is unknown.
@@ -57,6 +59,7 @@ class EvenshardPerfModel:
         intra: str = "",
         inter: str = "infiniband_ndr",
         optimizer: str = "sgd",
+        tables: Sequence[Table] = (),
     ) -> None:
         node = topology.local_world_size
         if topology.world_size % node or getattr(topology, "intra_group_size", node) not in (node, None):
@@ -66,6 +69,7 @@ class EvenshardPerfModel:
             )
         self._world_size = topology.world_size
         self._machine = machine_to_fit(hardware, model, node, intra, inter, optimizer=optimizer)
+        self._counted = {table.name: table for table in tables}
         self._of: tuple[object, ...] = ()
         self._tables: dict[_Key, Table] = {}
         self._price: TimesOfParts | None = None
@@ -82,7 +86,7 @@ class EvenshardPerfModel:
         """Of each rank: compute and exchanges, ms."""
         described = tuple((one.path, one.name, tuple(one.input_lengths), one.batch_size) for one in plan)
         if self._price is None or described != self._of:
-            self._of, self._tables = described, _tables_of_options(plan)
+            self._of, self._tables = described, _tables_of_options(plan, self._counted)
             batch_size = plan[0].batch_size * self._world_size
             machine = replace(self._machine, batch_size=batch_size)
             nodes = self._world_size // machine.devices_per_node
@@ -100,8 +104,8 @@ class EvenshardPerfModel:
         return merged(kept_as(storage_of(table.name, option.compute_kernel, load_factor), parts))
 
 
-def _tables_of_options(plan: Sequence[ShardingOption]) -> dict[_Key, Table]:
-    """The tables of a plan, with the lookups that the planner assumes."""
+def _tables_of_options(plan: Sequence[ShardingOption], counted: Mapping[str, Table]) -> dict[_Key, Table]:
+    """The tables of a plan, with the lookups that the planner assumes, and with what was counted."""
     modules = {option.path: option.module[1] for option in plan}
     for option in plan:
         if not is_placed(option.module[1]):
@@ -118,5 +122,13 @@ def _tables_of_options(plan: Sequence[ShardingOption]) -> dict[_Key, Table]:
         if len(lookups) != table.num_features:
             lookups = (sum(lookups) / table.num_features,) * table.num_features
         each = lookups if len(lookups) > 1 else ()
-        found[key] = replace(table, pooling_factor=sum(lookups), feature_pooling_factors=each)
+        more = counted.get(option.name, table)
+        found[key] = replace(
+            table,
+            pooling_factor=sum(lookups),
+            feature_pooling_factors=each,
+            reuse_bins=more.reuse_bins,
+            row_shares=more.row_shares,
+            miss_ratios=more.miss_ratios,
+        )
     return found
