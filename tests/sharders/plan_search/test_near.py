@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
@@ -15,6 +16,7 @@ from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, whole_tables
 from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE, ShardingTask, TableLimits, check_sharding
+from evenshard.placement.storage import USUAL_KERNELS
 from evenshard.sharders.models import load_model
 from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
 from evenshard.sharders.plan_search.moves import EarlierPlacement, Moves
@@ -124,6 +126,26 @@ def test_more_may_only_help_and_without_a_bound_it_is_as_good_as_free() -> None:
         times.append(found.best.predicted_ms)
     assert all(later <= sooner * 1.01 for sooner, later in pairwise(times))
     assert times[0] == found.stay.predicted_ms and times[-1] <= free.best.predicted_ms * (1 + ALIKE)
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("has_host_memory", [False, True])
+def test_a_larger_bound_answers_no_worse(seed: int, has_host_memory: bool) -> None:
+    """One free search, and every bound from there: with all in device memory, and where it holds half."""
+    tables, rng = drifted(seed, 7), np.random.default_rng(seed)
+    changed = [replace(table, pooling_factor=float(table.pooling_factor * rng.uniform(0.5, 4))) for table in tables]
+    total = 3 * sum(table.size_bytes for table in tables)
+    more: dict[str, object] = {"optimizer": "adam"}
+    if has_host_memory:
+        machine = replace(Machine.one_node(2), host_bytes=(8 * GB,))
+        more |= {"room_bytes": (total // 4,) * 2, "machine": machine, "pipeline": "", "kernels": USUAL_KERNELS}
+    old = earlier(PlanSearch(costs_of(tables, 2, **more), SHORT).run().best.parts, 2, "adam")
+    search = PlanSearch(costs_of(changed, 2, **more), SHORT)
+    free, times = search.run(), []
+    for share in (0, 0.03, 0.1, 0.3, float("inf")):
+        times.append(NearSearch(deepcopy(search), old, share * total).run(free).best.predicted_ms)
+    assert all(later <= sooner * (1 + 2 * ALIKE) for sooner, later in pairwise(times))
+    assert times[-1] <= free.best.predicted_ms * (1 + ALIKE)
 
 
 def test_names_of_devices_cost_nothing() -> None:

@@ -3,7 +3,8 @@
 It starts from two ends. One stays: every table where it is, new ones where least is to do; steps that save most for
 their bytes come first, as a byte has a price that falls. The other returns: a placement that was found without a bound
 gets the device names with which least moves, and its tables go home, those first that cost least for their bytes, until
-the rest is within the bound. Both are improved within it.
+the rest is within the bound. Both are improved within it, and before that within smaller bounds, which are the same for
+every search, so that more room answers no worse.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ ALIKE = 1e-3
 """Relative difference of times below which the placement that moves less is the answer."""
 RETURNING = 3
 """Placements found without a bound that a search returns from."""
-MOVE_BOUNDS = (0.0, 0.25, 1.0)
-"""Parts of what may move beyond the least that is searched for, one after the other."""
+RUNGS, LARGE_RUNGS = (0.0, 1 / 64, 1 / 16, 1 / 4, 1.0), (0.0, 1 / 8)
+"""Bounds below its own that every search goes through, so that answers of small bounds are among those of large ones:
+parts of what the free placement moves beyond the least. Those of a large task are fewer."""
+RUNG_SHARE, LAST_SHARE = 1 / 12, 1 / 2
+"""Of all changes, those that improve a placement within a rung, and within the bound of the search."""
 RETURN_ROUNDS, LARGE_RETURN_ROUNDS = 64, 4
 """Rounds, or about so many, in which the tables of a placement go home; and those of a large task."""
 
@@ -106,22 +110,25 @@ class NearSearch:
         least = start.moved_bytes
         moves.step_ms = max(start.cost_ms, *(State(options, choices).cost_ms for choices in renamed), 1e-9)
         state, most = start, max(self._most_bytes, least)
-        room = min(most, max(free_bytes, least) * 4 + moves.all_bytes) - least
-        for share in MOVE_BOUNDS:
-            moves.most_bytes = most if share == 1 else least + share * room
-            self._descend(state)
-            self._improve(state, 1 / 6)
-            found.append(self._found(state))
-        stay = found[-len(MOVE_BOUNDS)]
-        moves.most_bytes = most
+        rungs = [least + share * max(free_bytes - least, 0) for share in (RUNGS if options.is_small else LARGE_RUNGS)]
+        bounds = [*dict.fromkeys(one for one in rungs if one < most), most]
         if most <= least:
             renamed = []  # back at home is where the search began
-        for choices in renamed[: None if options.is_small else 1]:
-            returned = self._returned(choices)
-            if returned is not None:
-                found.append(self._found(returned))
-                self._improve(returned, 1 / (2 * len(renamed)))
-                found.append(self._found(returned))
+        returned = [
+            self._returned(choices, bounds[1:] if number == 0 and options.is_small else bounds[-1:])
+            for number, choices in enumerate(renamed[: None if options.is_small else 1])
+        ]
+        for bound in bounds:
+            moves.most_bytes = bound
+            states = [state, *(State(options, one[bound], moves) for one in returned if bound in one)]
+            found += [self._found(one) for one in states[1:]]
+            self._descend(state)
+            for number, one in enumerate(states):
+                self._improve(one, RUNG_SHARE if bound < most else LAST_SHARE / len(states) if number else LAST_SHARE)
+            found += [self._found(one) for one in states]
+            state = min(states, key=lambda one: one.score)
+            if bound == bounds[0]:
+                stay = found[-len(states)]
         return self._result(free, found, stay, free_bytes)
 
     def _result(self, free: PlanSearchResult, found: Sequence[_Found], stay: _Found, free_bytes: int) -> NearResult:
@@ -229,24 +236,29 @@ class NearSearch:
 
     # Returning --------------------------------------------------------------------------------------------------------
 
-    def _returned(self, choices: Sequence[Choice]) -> State | None:
-        """A placement with units sent home until it is within the bound; None where memory or rules do not let them."""
+    def _returned(self, choices: Sequence[Choice], bounds: Sequence[float]) -> dict[float, list[Choice]]:
+        """A placement with units sent home until it is within each bound, as far as memory and rules let them."""
         moves, search = self._moves, self._search
-        most, moves.most_bytes = moves.most_bytes, float("inf")
-        moves.price = 0.0
-        state = State(search.options, choices, moves)
+        moves.most_bytes, moves.price = float("inf"), 0.0
+        state, found = State(search.options, choices, moves), dict[float, list[Choice]]()
         rounds = RETURN_ROUNDS if search.options.is_small else LARGE_RETURN_ROUNDS
         batch = max(1, len(list(moves.away(state))) // rounds)
-        while state.moved_bytes > most:
-            ranked = sorted(self._homeward(state))
+
+        def note() -> bool:
+            """Whether it is within all bounds; those that it is within now are noted."""
+            for bound in bounds:
+                if bound not in found and state.moved_bytes <= bound:
+                    found[bound] = list(state.choices)
+            return len(found) == len(bounds)
+
+        while not note():
+            ranked = sorted(self._homeward(state))[:batch]
             if not ranked:
                 break
-            for _, unit in ranked[:batch]:
+            for _, unit in ranked:  # all of them: what follows is the same for every bound
                 self._send_home(state, unit)
-                if state.moved_bytes <= most:
-                    break
-        moves.most_bytes = most
-        return state if state.moved_bytes <= most else None
+                note()
+        return found
 
     def _homeward(self, state: State) -> Iterator[tuple[float, int]]:
         """What it costs for each byte to send a unit home, and the unit, as far as that is legal."""
