@@ -129,7 +129,7 @@ def test_what_cannot_be_placed_is_one_line(named: dict[str, Any], message: str) 
 
 def test_a_constraint_of_no_table_is_named_and_left_aside() -> None:
     found = constrained(
-        {"z": ParameterConstraints(use_virtual_table=True)}, table_set_of(CONFIGS), located_tables(CONFIGS), (), "cuda"
+        {"z": ParameterConstraints(min_partition=8)}, table_set_of(CONFIGS), located_tables(CONFIGS), (), "cuda"
     )
     assert found.notes == ("The model has none of the tables of these constraints: z.",)
     assert found.rules == Rules()

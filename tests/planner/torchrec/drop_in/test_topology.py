@@ -73,6 +73,8 @@ def request_on(machine: Any, **more: Any) -> PlacementRequest:
 
 def test_bandwidths_of_ones_own_are_the_links() -> None:
     """200 and 50 GB/s, in bytes per millisecond; of a class of one's own, its two bandwidths, not each collective's."""
+    if not hasattr(types, "TopologyFactory"):
+        pytest.skip("TorchRec 1.6 or newer")
 
     class Own(types.GeneralizedCommsBandwidth):  # type: ignore[misc,name-defined]
         inter_host_bw, intra_host_bw = 50e6, 200e6
@@ -87,6 +89,8 @@ def test_bandwidths_of_ones_own_are_the_links() -> None:
 
 def test_a_rank_has_its_own_memory_of_each_kind() -> None:
     """TorchRec's data of single devices; what tables may take of a node is what its ranks have together."""
+    if "ssd_cap" not in types.CustomTopologyData.supported_fields:
+        pytest.skip("TorchRec knows no SSDs before 1.8")
     data = {"hbm_cap": [1, 2, 3, 4], "ddr_cap": [10, 20, 30, 40], "ssd_cap": [5, 6, 7, 8]}
     in_bytes = {name: [MB * one for one in values] for name, values in data.items()}
     custom = types.CustomTopologyData(data=in_bytes, world_size=4)
