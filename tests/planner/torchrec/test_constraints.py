@@ -131,5 +131,5 @@ def test_a_constraint_of_no_table_is_named_and_left_aside() -> None:
     found = constrained(
         {"z": ParameterConstraints(min_partition=8)}, table_set_of(CONFIGS), located_tables(CONFIGS), (), "cuda"
     )
-    assert found.notes == ("The model has none of the tables of these constraints: z.",)
+    assert found.notes == ("These constraints are of tables that the model does not have: z.",)
     assert found.rules == Rules()

@@ -128,7 +128,7 @@ def constrained(
         Rules.of(table_types=table_types, min_columns=min_columns, table_kernels=table_kernels),
         found_lookups,
         (
-            *((f"The model has none of the tables of these constraints: {unknown}.",) if unknown else ()),
+            *((f"These constraints are of tables that the model does not have: {unknown}.",) if unknown else ()),
             *((_unused_note(unused),) if unused else ()),
         ),
     )

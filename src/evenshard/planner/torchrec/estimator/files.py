@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import pprint
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,7 @@ _REMEDY = "Write it again with `evenshard export-estimator ... -o estimator.json
 _KEYS = ("hardware", "distinct_share", "new_share", "l2_bytes", "host_gb_s", "intra", "inter", "exchange", "compute")
 _MODULES = ("formula", "search", "partitioner", "perf_config")
 """Of this package, that a .py file holds, in this order."""
+_FACTORY = ("torchrec.distributed.planner.estimator.estimator", "EmbeddingPerfEstimatorFactory")
 _USE = '''
 
 @EmbeddingPerfEstimatorFactory.register(NAME)
@@ -114,15 +118,10 @@ def python_source(record: dict[str, Any]) -> str:
     folder = Path(formula.__file__).parent
     modules = [(folder / f"{name}.py").read_text(encoding="utf-8") for name in _MODULES]
     body = "\n".join(_without_docstring(source) for source in modules)
-    imports = sorted(set(re.findall(r"^(?:from|import) [^(\n]+$", body, flags=re.MULTILINE)))
-    several = re.findall(r"^from [^\n]+ import \([^)]*\)$", body, flags=re.MULTILINE)
-    for statement in (*imports, *several):
-        body = body.replace(statement + "\n", "", 1) if statement in several else _without_line(body, statement)
-    kept = [one for one in (*imports, *several) if "evenshard" not in one]
-    kept.append("from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory")
+    imports, body = _imports_apart(body)
     name = "evenshard_" + re.sub(r"\W+", "_", str(record["hardware"]))
     constants = f"NAME = {name!r}\nFIT = {pprint.pformat(record, width=110, sort_dicts=False)}\n"
-    return f"{_docstring(record, name)}\n{chr(10).join(kept)}\n\n{constants}\n{body.strip()}\n{_USE}"
+    return f"{_docstring(record, name)}\n{imports}\n\n{constants}\n{body.strip()}\n{_USE}"
 
 
 def _docstring(record: dict[str, Any], name: str) -> str:
@@ -148,5 +147,32 @@ def _without_docstring(source: str) -> str:
     return source.split('"""', 2)[2].lstrip("\n")
 
 
-def _without_line(text: str, line: str) -> str:
-    return re.sub(rf"^{re.escape(line)}\n", "", text, flags=re.MULTILINE)
+def _imports_apart(source: str) -> tuple[str, str]:
+    """The imports of several modules as those of one, without evenshard's; and all the rest."""
+    lines, names = source.splitlines(), defaultdict[str, set[str]](set)
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names[node.module] |= {one.name for one in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {one.name: set() for one in node.names}
+        else:
+            continue
+        for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+            lines[number] = ""
+    names[_FACTORY[0]].add(_FACTORY[1])
+    of_torch = sorted(module for module in names if module.startswith("torch"))
+    others = sorted(module for module in names if not module.startswith(("torch", "evenshard")))
+    groups = (_import_lines(module, names[module]) for module in (*others, "", *of_torch))
+    return "\n".join(groups), re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines))
+
+
+def _import_lines(module: str, names: Iterable[str]) -> str:
+    """The import of a module, or of names of it, in at most 120 columns."""
+    if not module:
+        return ""
+    if not names:
+        return f"import {module}"
+    line = f"from {module} import {', '.join(sorted(names))}"
+    if len(line) <= 120:
+        return line
+    return "\n".join([f"from {module} import (", *(f"    {name}," for name in sorted(names)), ")"])
