@@ -72,6 +72,8 @@ def everything(way: str, machine: Machine = TWO_NODES) -> Case:
     ways = dict.fromkeys("pmw", way)
     if way in ("row_wise", "table_row_wise", "grid_shard"):
         ways["p_mean"] = "table_wise"
+    if way == "row_wise" and machine == TWO_NODES:
+        ways["p_tiny"] = "table_row_wise"
     if way == "grid_shard":
         ways["m"] = "column_wise"
     if way in SEQUENCE_TYPES and way != "data_parallel":

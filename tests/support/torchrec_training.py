@@ -28,10 +28,10 @@ def bag(name: str, rows: int, *features: str, dim: int = 16, pooling: PoolingTyp
 
 
 POOLED = [
+    bag("p_tiny", 3, dim=8),  # enough rows for two ranks, not for four
     bag("p_sum", 50),
     bag("p_mean", 37, pooling=PoolingType.MEAN),
     bag("p_shared", 29, "p_left", "p_right"),
-    bag("p_tiny", 3, dim=8),  # fewer rows than ranks
 ]
 MEANS = [bag("m_long", 41, pooling=PoolingType.MEAN), bag("m_short", 11, dim=8, pooling=PoolingType.MEAN)]
 WEIGHTED = [bag("w_long", 40, dim=8), bag("w_short", 21)]

@@ -172,6 +172,26 @@ def test_rules_and_optimizer_are_part_of_the_task() -> None:
     assert (limits.together, limits.apart) == (((1, 4),), ((0, 3),))
 
 
+def test_on_the_cpu_no_rank_is_left_without_rows() -> None:
+    """20 rows over 8 ranks are 3 on each of six, and 2; the other tables have enough."""
+
+    def types_of_tags(compute_device: str, *types: str) -> tuple[str, ...] | None:
+        planner = EvenshardPlanner(
+            model=untrained(), world_size=8, compute_device=compute_device, memory_cap_gb=1, sharding_types=types
+        )
+        planner.plan(Model(META))
+        assert planner.answer is not None
+        found = dict(planner.answer.request.rules.table_types)
+        tags = found.pop("tags", None)
+        assert not found
+        return tags
+
+    assert types_of_tags("cpu", "row_wise", "table_wise") == ("table_wise",)
+    assert types_of_tags("cuda", "row_wise", "table_wise") is None
+    with pytest.raises(BadConfig, match="table 'tags' is sharded row_wise, and its 20 rows leave a rank without"):
+        types_of_tags("cpu", "row_wise")
+
+
 def test_the_plan_is_for_the_topologys_devices() -> None:
     """Rank 3 is the second GPU of the second node."""
     planner = EvenshardPlanner(sharder=Fixed((3, 3, 3, 3, 3)), topology=topology(4, local_world_size=2))

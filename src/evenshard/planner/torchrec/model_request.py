@@ -26,6 +26,7 @@ from evenshard.planner.torchrec.model import DEFAULT_HARDWARE
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables, other_tables_in
 from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE
 from evenshard.planner.torchrec.tables import table_set_of
+from evenshard.planner.torchrec.trainable import leaves_a_rank_empty
 from evenshard.tables.sources import TableSet
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
@@ -129,7 +130,8 @@ def request_of(
     available = _available_kernels(machine, settings.is_whole)
     found = constrained(own, known, located, types, machine.compute_device, available, settings.batch_size)
     rules = settings.rules + found.rules
-    rules += _rules_of_cpu(found.known, rules, types, machine.compute_device)
+    on_cpu = _types_on_cpu(found.known, rules, types, machine)
+    rules = replace(rules, table_types={**rules.table_types, **on_cpu})
     ways = _ways_of_sharders(module, sharders, located, machine.compute_device)
     for more in (ways, _ways_of_enumerator(enumerator, module, sharders)):
         rules = _within(rules, more, located, types, settings.kernels or available)
@@ -166,13 +168,27 @@ def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, .
     )
 
 
-def _rules_of_cpu(known: TableSet, given: Rules, types: Sequence[str], compute_device: str) -> Rules:
-    """On the CPU FBGEMM looks up no replicas of sequences."""
-    if compute_device != "cpu" or DATA_PARALLEL not in types:
-        return Rules()
-    no_replicas = tuple(way for way in types if way != DATA_PARALLEL)
-    sequences = (one.name for one in known.tables if one.is_sequence)
-    return Rules(table_types={name: no_replicas for name in sequences if name not in given.table_types})
+def _types_on_cpu(
+    known: TableSet, given: Rules, types: Sequence[str], machine: TorchRecMachine
+) -> dict[str, tuple[str, ...]]:
+    """The types of tables that FBGEMM cannot train in all ways on the CPU: no replicas of sequences, all ranks with rows.
+
+    A table that may be sharded in no other way keeps what is given: its plan is refused.
+    """
+    table_types: dict[str, tuple[str, ...]] = {}
+    if machine.compute_device != "cpu":
+        return table_types
+    for table in known.tables:
+        ways = given.table_types.get(table.name, types)
+        left = tuple(
+            way
+            for way in ways
+            if not (table.is_sequence and way == DATA_PARALLEL)
+            and not leaves_a_rank_empty(table.num_rows, way, machine.nodes())
+        )
+        if left and left != tuple(ways):
+            table_types[table.name] = left
+    return table_types
 
 
 def _whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) -> tuple[Rules, dict[str, str]]:

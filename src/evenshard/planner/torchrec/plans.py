@@ -154,7 +154,7 @@ def plan_of_parts(
     plan: dict[str, Any] = {}
     for path, collection in collections.items():
         together = list(collection.values())
-        check_trainable(together, compute_device)
+        check_trainable(together, machine, compute_device)
         plan[path] = EmbeddingModuleShardingPlan()
         for name, table in collection.items():
             way = written_type(table, together)

@@ -65,7 +65,7 @@ def load_delta(path: str | Path | DeltaFile, model: DistributedModelParallel) ->
             continue
         running = _running(module, at, of_module)
         together = {one.name: _sharded(one, running, moving, machine) for one in of_module}
-        check_trainable(list(together.values()), model.device.type)
+        check_trainable(list(together.values()), machine, model.device.type)
         entries = EmbeddingModuleShardingPlan()
         for one in of_module:
             if one.name in moving:

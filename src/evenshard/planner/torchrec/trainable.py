@@ -2,20 +2,25 @@
 
 - In an ``EmbeddingCollection`` tables are whole, cut by rows over all ranks, replicated, or cut by columns; of those
   that are cut by columns, all parts in the collection have one width. FBGEMM cannot look up a replica on the CPU.
+- On the CPU, FBGEMM takes a table without rows for the one behind it in the same call, and updates that with the
+  width of the empty one; behind an empty last table it reads whatever memory holds. So every rank has rows.
 - TorchRec makes means of partial sums by dividing a collection's whole output, once one of its mean tables is cut by
   rows. Tables that are not cut by rows are divided too, and those of ``grid_shard`` are not: both train wrongly.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
     GRID_SHARD,
+    IN_ROWS,
     ROW_WISE,
     SEQUENCE_TYPES,
     TABLE_ROW_WISE,
@@ -48,11 +53,26 @@ class ShardedTable:
     parts: tuple[TablePart, ...]
 
 
-def check_trainable(collection: Sequence[ShardedTable], compute_device: str) -> None:
+def leaves_a_rank_empty(num_rows: int, way: str, machine: Machine) -> bool:
+    """Whether a rank that holds a part of a table by rows gets none of them, as TorchRec divides rows."""
+    if way not in IN_ROWS:
+        return False
+    ranks = machine.num_devices if way == ROW_WISE else machine.devices_per_node
+    block = math.ceil(num_rows / ranks)
+    return block * (ranks - 1) >= num_rows
+
+
+def check_trainable(collection: Sequence[ShardedTable], machine: Machine, compute_device: str) -> None:
     """Raises BadConfig if the tables of a collection cannot be trained so."""
     widths = {part.columns.size for one in collection if one.way == COLUMN_WISE for part in one.parts}
     others = [one for one in collection if one.way not in (ROW_WISE, TABLE_ROW_WISE)]
     for one in collection:
+        num_rows = max(part.rows.stop for part in one.parts)
+        if compute_device == "cpu" and leaves_a_rank_empty(num_rows, one.way, machine):
+            raise BadConfig(
+                f"table {brief(one.name)} is sharded {one.way}, and its {num_rows} rows leave a rank without any: on "
+                f"the CPU, FBGEMM then trains the tables beside it wrongly. Choose a type that cuts no rows."
+            )
         if one.pooling == SEQUENCE:
             _check_sequence(one, widths, compute_device)
         elif one.pooling == MEAN and one.way == GRID_SHARD:
