@@ -171,7 +171,7 @@ def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, .
 def _types_on_cpu(
     known: TableSet, given: Rules, types: Sequence[str], machine: TorchRecMachine
 ) -> dict[str, tuple[str, ...]]:
-    """The types of tables that FBGEMM cannot train in all ways on the CPU: no replicas of sequences, all ranks with rows.
+    """Types of the tables that FBGEMM cannot train in all ways on the CPU: no replicas of sequences, no empty ranks.
 
     A table that may be sharded in no other way keeps what is given: its plan is refused.
     """
