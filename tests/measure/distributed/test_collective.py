@@ -38,7 +38,6 @@ from evenshard.placement.placement import Placement
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadInput, EvenshardError, MeasurementFailed
 from support.builders import table, task
-from support.torchrun import torchrun
 
 CONFIG = MeasureConfig(hardware="cpu", num_batches=2, warmup=1, repeats=3, timeout_s=30.0, seed=5)
 IMPATIENT = replace(CONFIG, timeout_s=3.0)  # too short for the first import of FBGEMM on a busy machine
@@ -290,9 +289,11 @@ def process(scenario: str, out: Path, *args: str) -> int:
 # In pytest ------------------------------------------------------------------------------------------------------------
 
 
-def run_scenario(num_processes: int, out: Path, scenario: str, *args: str) -> subprocess.CompletedProcess[str]:
+def torchrun(num_processes: int, out: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """Runs a scenario; no process of it is left behind."""
-    done = torchrun(num_processes, __file__, scenario, str(out), *args)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+               str(num_processes), __file__, args[0], str(out), *args[1:]]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert len(list(out.glob("pid-*"))) == num_processes, done.stderr
     left = [path.name for path in out.glob("pid-*") if Path(f"/proc/{path.read_text()}").exists()]
     assert not left, left
@@ -307,7 +308,7 @@ def said(done: subprocess.CompletedProcess[str]) -> list[str]:
 def notes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came out of the long session, on 2 and on 4 ranks."""
     out = tmp_path_factory.mktemp(f"ranks{request.param}")
-    done = run_scenario(request.param, out, "everything")
+    done = torchrun(request.param, out, "everything")
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = pickle.loads((out / "notes.pickle").read_bytes())
     return {**result, "size": request.param}
@@ -350,7 +351,7 @@ def test_jobs_and_answers_are_plain_data(notes: dict[str, Any]) -> None:
 
 def test_a_pickle_in_the_store_is_not_unpickled(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(Intruder(tmp_path / "proof"))) is None and (tmp_path / "proof").is_dir()
-    done = run_scenario(2, tmp_path, "intrude")
+    done = torchrun(2, tmp_path, "intrude")
     assert done.returncode != 0
     assert not (tmp_path / "intruder").exists()
     (line,) = [line for line in said(done) if "rank 1: job 1 in the store of torchrun cannot be read" in line]
@@ -465,7 +466,7 @@ def test_rows_say_what_exchanged(notes: dict[str, Any]) -> None:
 
 
 def test_a_killed_rank_ends_the_run(tmp_path: Path) -> None:
-    done = run_scenario(3, tmp_path, "lose", "1", "SIGKILL")
+    done = torchrun(3, tmp_path, "lose", "1", "SIGKILL")
     assert done.returncode != 0
     assert said(done) == ["failed: rank 1 died while measuring train-003. Its own output above may say why."]
 
@@ -486,7 +487,7 @@ def test_a_stopped_rank_ends_the_run(tmp_path: Path) -> None:
 
     waker = threading.Thread(target=wake_up_later)
     waker.start()
-    done = run_scenario(3, tmp_path, "lose", "2", "SIGSTOP")
+    done = torchrun(3, tmp_path, "lose", "2", "SIGSTOP")
     waker.join()
     assert done.returncode != 0
     (line,) = said(done)
@@ -521,7 +522,7 @@ def test_without_rank_0_the_others_end(tmp_path: Path, how: str) -> None:
 )
 def test_the_others_end_when_rank_0_leaves_without_closing(tmp_path: Path, scenario: str, message: str) -> None:
     """Idle for longer than the timeout beforehand, while rank 0 is well, they still serve."""
-    done = run_scenario(2, tmp_path, scenario)
+    done = torchrun(2, tmp_path, scenario)
     assert (done.returncode != 0) == bool(message)
     assert len(said(done)) == bool(message) and all(line.startswith(message) for line in said(done))
 

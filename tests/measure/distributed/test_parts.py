@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -43,7 +44,6 @@ from evenshard.placement.sharding import (
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadInput, EvenshardError
 from support.builders import table
-from support.torchrun import torchrun
 
 CONFIG = MeasureConfig(hardware="cpu", num_batches=2, warmup=1, repeats=2, timeout_s=30.0, seed=5)
 IMPATIENT = replace(CONFIG, timeout_s=5.0)
@@ -408,11 +408,17 @@ def process(scenario: str, out: Path) -> int:
 # In pytest ------------------------------------------------------------------------------------------------------------
 
 
+def torchrun(num_processes: int, out: Path, scenario: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+               str(num_processes), __file__, scenario, str(out)]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
 @pytest.fixture(scope="module", params=[2, 4])
 def notes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came out of a session, on 2 and on 4 ranks of two nodes."""
     out = tmp_path_factory.mktemp(f"parts{request.param}")
-    done = torchrun(request.param, __file__, "everything", str(out), timeout=120)
+    done = torchrun(request.param, out, "everything")
     assert done.returncode == 0, done.stderr
     return {**pickle.loads((out / "notes.pickle").read_bytes()), "size": request.param}
 
@@ -475,7 +481,7 @@ def test_bad_input_is_one_line(notes: dict[str, Any], name: str, kind: type, mes
 
 
 def test_a_rank_that_dies_ends_the_run(tmp_path: Path) -> None:
-    done = torchrun(4, __file__, "die", str(tmp_path), timeout=120)
+    done = torchrun(4, tmp_path, "die")
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("failed: ")]
     assert said == ["failed: rank 3 died while measuring train-003. Its own output above may say why."]
