@@ -283,7 +283,7 @@ def test_a_placement_for_two_kinds_of_hosts(tmp_path: Path) -> None:
         (["--nodes", "2", "--inter", "carrier_pigeon"], "inter: link is 'carrier_pigeon'."),
         (["--devices", "8", "--cluster", "cluster.yaml"], "cluster.yaml has 12 devices, num_devices is 8."),
         (["--cluster", "missing.yaml"], "missing.yaml: no such file."),
-        (["--nodes", "9999"], "--nodes: is 9999, not a whole number from 1"),
+        (["--nodes", "9999"], "--nodes is 9999, not a whole number from 1"),
     ],
 )
 def test_the_command_says_what_is_wrong_in_a_line(
