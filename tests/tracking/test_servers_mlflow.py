@@ -219,7 +219,7 @@ def test_pods_of_one_loop_that_run_at_once_are_all_logged(
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
     monkeypatch.setenv("EVENSHARD_LOOP_ID", secrets.token_hex(4))
-    ensure_loop_run()
+    loop_run({})
     at_once(pod)
     known = known_to(mlflow_server.url)
     assert not warnings_in(caplog)
@@ -227,10 +227,23 @@ def test_pods_of_one_loop_that_run_at_once_are_all_logged(
     assert NOTE in loop["tags"] and len(known["runs"]) == 9
 
 
-def ensure_loop_run() -> None:
-    client = connect()
-    parent = parents.parent_of({}, new_loop=False)
-    parents.ensure_parent(client, experiment_id(client), parent, int(time.time() * 1000))
+@pytest.mark.parametrize("attempt", range(3))
+def test_settings_that_pods_of_one_loop_tell_at_once_are_all_known(
+    mlflow_server: servers.MLflow, at: Path, monkeypatch: pytest.MonkeyPatch, attempt: int
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+    monkeypatch.setenv("EVENSHARD_LOOP_ID", secrets.token_hex(4))
+    run_id = loop_run({})
+    settings = [{"shared": {str(key): key for key in range(20)}, f"of_{pod}": {"seed": pod}} for pod in range(8)]
+    at_once(lambda pod: loop_run(settings[pod]))
+    expected = {**{f"shared.{key}": str(key) for key in range(20)}, **{f"of_{pod}.seed": str(pod) for pod in range(8)}}
+    assert connect().get_run(run_id).data.params == expected
+
+
+def loop_run(params: Mapping[str, Any]) -> str:
+    """The run of the loop that the environment names, told these settings."""
+    client, parent = connect(), parents.parent_of(params, new_loop=False)
+    return parents.ensure_parent(client, experiment_id(client), parent, int(time.time() * 1000))
 
 
 def test_loops_that_write_at_once_keep_apart(mlflow_server: servers.MLflow, three_loops: list[Loop]) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+ATTEMPTS = 5
+"""Each is refused only if another process has written something new meanwhile."""
+
 
 def make_once(call: Callable[..., Any], *args: Any, **named: Any) -> None:
     """Makes what another process may be making too: whoever is second finds it made."""
@@ -17,17 +20,19 @@ def make_once(call: Callable[..., Any], *args: Any, **named: Any) -> None:
             raise
 
 
-def set_tag_together(call: Callable[..., Any], *args: Any, **named: Any) -> None:
-    """Sets a tag that another process may be setting too.
+def write_together(call: Callable[..., Any], *args: Any, **named: Any) -> None:
+    """Writes a tag or parameters that other processes may be writing too.
 
-    MLflow looks whether there is such a tag, and adds or changes it. Of two that add one at once the second is refused
-    by the database, and changes it when it asks again.
+    MLflow looks whether they are there, and adds those that are not. Of two that add one at once the second is refused
+    by the database, and finds it there when it asks again.
     """
     from mlflow.exceptions import MlflowException
 
-    try:
-        call(*args, **named)
-    except MlflowException as error:
-        if error.error_code != "BAD_REQUEST":
-            raise
-        call(*args, **named)
+    for attempt in range(ATTEMPTS):
+        try:
+            call(*args, **named)
+        except MlflowException as error:
+            if error.error_code != "BAD_REQUEST" or attempt == ATTEMPTS - 1:
+                raise
+        else:
+            return

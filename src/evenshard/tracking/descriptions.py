@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from evenshard.tracking.at_once import set_tag_together
+from evenshard.tracking.at_once import write_together
 from evenshard.tracking.tags import COSTS_SHA256, STAGE
 from evenshard.version import __version__
 
@@ -52,7 +52,7 @@ def describe_experiment(client: Any, experiment: Any) -> None:
     experiment_id = experiment.experiment_id
     for key, value in experiment_tags(str(experiment_id)).items():
         if key not in experiment.tags:
-            set_tag_together(client.set_experiment_tag, experiment_id, key, value)
+            write_together(client.set_experiment_tag, experiment_id, key, value)
 
 
 def describe_run(client: Any, run_id: str, about: str = "") -> None:
@@ -131,7 +131,7 @@ def _model_lines(runs: Iterable[Any]) -> list[str]:
 
 def _set_note(client: Any, run: Any, lines: Iterable[str]) -> None:
     if run.data.tags.get(NOTE, _OURS).startswith(_OURS):
-        set_tag_together(client.set_tag, run.info.run_id, NOTE, _note(lines))
+        write_together(client.set_tag, run.info.run_id, NOTE, _note(lines))
 
 
 def _note(lines: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.at_once import set_tag_together
+from evenshard.tracking.at_once import write_together
 from evenshard.tracking.client import tracking_uri
 from evenshard.tracking.tags import origin_tags
 from evenshard.utils.atomic import atomic_path
@@ -112,12 +112,12 @@ def _log_settings(client: Any, run_id: str, parent: Parent) -> None:
 
     known = client.get_run(run_id).data
     for key in parent.tags.keys() - known.tags.keys():  # made by one that knew no more than its name
-        set_tag_together(client.set_tag, run_id, key, parent.tags[key])
+        write_together(client.set_tag, run_id, key, parent.tags[key])
     new = {key: value for key, value in flatten(parent.params).items() if key not in known.params}
     if new:
         if parent.tag == KEY_TAG:  # the file first: the parameters tell that it is there
             client.log_dict(run_id, dict(parent.params), "params.yaml")
-        client.log_batch(run_id, params=[Param(key, value) for key, value in new.items()])
+        write_together(client.log_batch, run_id, params=[Param(key, value) for key, value in new.items()])
 
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
