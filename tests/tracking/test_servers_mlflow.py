@@ -200,11 +200,17 @@ def at_once(call: Callable[[int], object], count: int = 8) -> None:
         list(threads.map(one, range(count)))
 
 
+def ask_again(patch: pytest.MonkeyPatch, server: servers.MLflow) -> None:
+    """MLflow's search answers 500 now and then while runs are written: it is asked again, as outside of tests."""
+    patch.setenv("MLFLOW_TRACKING_URI", server.url)
+    patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+
+
 @pytest.mark.parametrize("attempt", range(3))  # each meets in the middle of another call
 def test_all_that_need_an_experiment_at_once_make_and_describe_it(
     mlflow_server: servers.MLflow, at: Path, monkeypatch: pytest.MonkeyPatch, attempt: int
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+    ask_again(monkeypatch, mlflow_server)
     client = connect()
     at_once(lambda _: experiment_id(connect()))
     assert {NOTE, "mlflow.experimentKind"} <= set(client.get_experiment(experiment_id(client)).tags)
@@ -217,7 +223,7 @@ def test_pods_of_one_loop_that_run_at_once_are_all_logged(
         with tracking.stage_run(f"benchmark_{number}", PARAMS, {}):
             pass
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+    ask_again(monkeypatch, mlflow_server)
     monkeypatch.setenv("EVENSHARD_LOOP_ID", secrets.token_hex(4))
     loop_run({})
     at_once(pod)
@@ -231,7 +237,7 @@ def test_pods_of_one_loop_that_run_at_once_are_all_logged(
 def test_settings_that_pods_of_one_loop_tell_at_once_are_all_known(
     mlflow_server: servers.MLflow, at: Path, monkeypatch: pytest.MonkeyPatch, attempt: int
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
+    ask_again(monkeypatch, mlflow_server)
     monkeypatch.setenv("EVENSHARD_LOOP_ID", secrets.token_hex(4))
     run_id = loop_run({})
     settings = [{"shared": {str(key): key for key in range(20)}, f"of_{pod}": {"seed": pod}} for pod in range(8)]
