@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-ATTEMPTS = 5
+_ATTEMPTS = 5
 """Each is refused only if another process has written something new meanwhile."""
 
 
@@ -28,11 +28,11 @@ def write_together(call: Callable[..., Any], *args: Any, **named: Any) -> None:
     """
     from mlflow.exceptions import MlflowException
 
-    for attempt in range(ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         try:
             call(*args, **named)
         except MlflowException as error:
-            if error.error_code != "BAD_REQUEST" or attempt == ATTEMPTS - 1:
+            if error.error_code != "BAD_REQUEST" or attempt == _ATTEMPTS - 1:
                 raise
         else:
             return
