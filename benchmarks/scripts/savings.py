@@ -2,7 +2,7 @@
 
 python -m benchmarks.scripts.savings --first 300 --count 6
 
-Random tables that no training has seen are placed; then they drift, as in benchmarks.scripts.near, and are placed anew:
+The tables are random, and no training has seen them. They are placed, drift as in benchmarks.scripts.near, and are placed again:
 near the old placement, within a tenth of all bytes and free. From the old one and the free one, 1 to all tables move at
 random, too. Each pair is predicted and simulated (of the same profile, so that the error of a device is left aside).
 """

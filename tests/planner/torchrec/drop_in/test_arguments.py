@@ -12,25 +12,14 @@ from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from torchrec.distributed.planner.perf_models import NoopStorageModel
 from torchrec.distributed.planner.proposers import GreedyProposer, UniformProposer
-from torchrec.distributed.planner.types import (
-    ParameterConstraints,
-)
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import (
-    ShardingPlanner,
-)
+from torchrec.distributed.types import ShardingPlanner
 
 from evenshard.planner.torchrec import EvenshardPlanner
 from evenshard.utils.errors import BadConfig, MissingPackage
 from support.documented import ROOT, snippet
-from support.drop_in_builders import (
-    Sparse,
-    TableWise,
-    bags,
-    entries,
-    planner,
-    two_gpus,
-)
+from support.drop_in_builders import Sparse, TableWise, bags, entries, planner, two_gpus
 
 PAGE = "docs/torchrec.md"
 

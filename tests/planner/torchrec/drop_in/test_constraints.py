@@ -6,29 +6,13 @@ from typing import Any
 
 import pytest
 from torchrec.distributed.planner import constants
-from torchrec.distributed.planner.types import (
-    ParameterConstraints,
-)
-from torchrec.distributed.types import (
-    BoundsCheckMode,
-    CacheAlgorithm,
-    CacheParams,
-    CacheStatistics,
-    KeyValueParams,
-)
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import BoundsCheckMode, CacheAlgorithm, CacheParams, CacheStatistics, KeyValueParams
 from torchrec.modules.embedding_configs import DataType
 
 from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.utils.errors import BadConfig
-from support.drop_in_builders import (
-    MB,
-    Sparse,
-    TableWise,
-    bags,
-    entries,
-    planner,
-    two_gpus,
-)
+from support.drop_in_builders import MB, Sparse, TableWise, bags, entries, planner, two_gpus
 
 
 def test_what_constraints_say_to_kernels_is_in_the_plan() -> None:

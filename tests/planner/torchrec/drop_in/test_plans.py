@@ -9,29 +9,14 @@ from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, planners
-from torchrec.distributed.planner.types import (
-    ParameterConstraints,
-    PlannerError,
-    PlannerErrorType,
-)
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, PlannerErrorType
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import (
-    ShardingPlan,
-)
+from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from evenshard.utils.errors import BadConfig, BadFile
-from support.drop_in_builders import (
-    WARNINGS,
-    Sparse,
-    TableOrRowWise,
-    TableWise,
-    bags,
-    entries,
-    planner,
-    two_gpus,
-)
+from support.drop_in_builders import WARNINGS, Sparse, TableOrRowWise, TableWise, bags, entries, planner, two_gpus
 from support.torchrec_builders import META
 
 

@@ -9,28 +9,11 @@ import pytest
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.perf_models import NoopPerfModel
 from torchrec.distributed.planner.stats import EmbeddingStats, NoopEmbeddingStats
-from torchrec.distributed.planner.storage_reservations import (
-    FixedPercentageStorageReservation,
-)
-from torchrec.distributed.planner.types import (
-    ShardingOption,
-    Stats,
-    Topology,
-)
-from torchrec.distributed.types import (
-    ShardingPlan,
-)
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import ShardingOption, Stats, Topology
+from torchrec.distributed.types import ShardingPlan
 
-from support.drop_in_builders import (
-    MB,
-    Sparse,
-    TableOrRowWise,
-    TableWise,
-    bags,
-    entries,
-    planner,
-    two_gpus,
-)
+from support.drop_in_builders import MB, Sparse, TableOrRowWise, TableWise, bags, entries, planner, two_gpus
 from support.torchrec_builders import topology
 
 

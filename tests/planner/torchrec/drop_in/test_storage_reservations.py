@@ -10,22 +10,10 @@ from torchrec.distributed.planner.storage_reservations import (
     HeuristicalStorageReservation,
     InferenceStorageReservation,
 )
-from torchrec.distributed.planner.types import (
-    ParameterConstraints,
-    PlannerError,
-    PlannerErrorType,
-    Topology,
-)
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, PlannerErrorType, Topology
 
 from evenshard.utils.errors import BadConfig
-from support.drop_in_builders import (
-    MB,
-    WARNINGS,
-    Sparse,
-    bags,
-    planner,
-    two_gpus,
-)
+from support.drop_in_builders import MB, WARNINGS, Sparse, bags, planner, two_gpus
 from support.torchrec_builders import topology
 
 

@@ -5,25 +5,11 @@ from __future__ import annotations
 import pytest
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.distributed.planner.storage_reservations import (
-    HeuristicalStorageReservation,
-)
-from torchrec.distributed.planner.types import (
-    PlannerError,
-    PlannerErrorType,
-    ShardingOption,
-)
+from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
+from torchrec.distributed.planner.types import PlannerError, PlannerErrorType, ShardingOption
 from torchrec.distributed.sharding_plan import get_default_sharders
 
-from support.drop_in_builders import (
-    WARNINGS,
-    Sparse,
-    TableWise,
-    bags,
-    entries,
-    planner,
-    two_gpus,
-)
+from support.drop_in_builders import WARNINGS, Sparse, TableWise, bags, entries, planner, two_gpus
 
 types = pytest.importorskip("torchrec.distributed.planner.types")
 HAS_LOADER = hasattr(types, "PlanLoader")
