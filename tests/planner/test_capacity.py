@@ -263,6 +263,25 @@ def test_new_devices_come_in_whole_nodes() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("machine", "named"),
+    [
+        (Machine(8, 4, 2), "num_devices to 16 (2 domains of 2 nodes linked by --inter)"),
+        (Machine(8, 4, 2, intra="nvlink_gb200"), "num_devices to 12 (3 nodes of one domain)"),
+        (Machine(8, 4, 2, intra="calibrated.yaml"), "num_devices to 12 (3 nodes of one domain)"),
+        (Machine(72, 4, 18, intra="nvlink_gb200"), "num_devices to 144 (2 domains of 18 nodes linked by --inter)"),
+        (Machine(8, 2, 2, inter="infiniband_ndr"), "num_devices to 12 (3 domains of 2 nodes)"),
+        (Machine(8, 2, inter="infiniband_ndr"), "num_devices to 10"),
+        (Machine.one_node(8), "num_devices to 9"),
+    ],
+)
+def test_new_devices_join_the_domain_as_long_as_its_link_connects_them(machine: Machine, named: str) -> None:
+    """One table of 3 GB more than there are devices of 4: there is no room for two on any of them."""
+    asked = whole_gb(*[3.0] * (machine.num_devices + 1), devices=machine.num_devices, gb=4)
+    asked = replace(asked, machine=machine, sharding_types=(TABLE_WISE,))
+    assert f"Raise memory_cap_gb to 6.00 or {named}. " in refused(asked)
+
+
 def test_mlperfs_tables_fit_eight_devices_of_13_gb_by_columns() -> None:
     """Even cuts are 12.39 GB each; the five largest, of 40,000,000 rows and 128 columns, are 19.07 GB each."""
     tables = load_catalog("mlperf_dlrm_v2", 65_536)

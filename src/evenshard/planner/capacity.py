@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from evenshard.measure.hardware import HardwareName
+from evenshard.measure.link import LINKS
 from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM
+from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.sharding import (
     BY_COLUMNS,
@@ -19,11 +22,15 @@ from evenshard.placement.sharding import (
     used_host_bytes,
 )
 from evenshard.placement.storage import FUSED_UVM, Storage
+from evenshard.planner.cluster import own_link
 from evenshard.planner.request import TASK_ID, PlacementRequest
 from evenshard.sharders.room.legal_parts import first_fit, offloaded_parts
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.limits import RANGES
 from evenshard.utils.units import BYTES_PER_GB, bytes_to_gb, gb_to_bytes
+
+ANY_LINK = "infiniband_ndr"
+"""Between domains of a machine that has one, to find out what several hold."""
 
 
 def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
@@ -37,8 +44,11 @@ def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
     enough, remedies = [], []
     if (cap_gb := _enough_gb(request)) is not None:
         enough.append(f"memory_cap_gb to {cap_gb:.2f}{'' if alike else ' for each device'}")
-    if (devices := _enough_devices(request)) is not None:
-        enough.append(f"num_devices to {devices}{'' if alike else ' (the new ones as large as the largest)'}")
+    if (larger := _enough_devices(request)) is not None:
+        shape = _shape_text(request.nodes, larger)
+        enough.append(
+            f"num_devices to {larger.num_devices}{shape}{'' if alike else ' (the new ones as large as the largest)'}"
+        )
     host_gb = _enough_host_gb(request)
     if host_gb is not None and request.nodes.host_bytes:
         enough.append(f"host_memory_gb to {host_gb:,}")
@@ -51,9 +61,9 @@ def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
         if set(types) <= set(request.types) or (types == BY_COLUMNS and COLUMN_WISE in request.types):
             continue
         more_types = replace(request, sharding_types=types)
-        count = request.num_devices if _fits(more_types) else _enough_devices(more_types)
-        if count is not None and (devices is None or count < devices):
-            on = "" if count == request.num_devices else f" on {count} devices"
+        fewer = request.nodes if _fits(more_types) else _enough_devices(more_types)
+        if fewer is not None and (larger is None or fewer.num_devices < larger.num_devices):
+            on = "" if fewer == request.nodes else f" on {fewer.num_devices} devices"
             remedies.append(f"{how}, the tables fit{on}.")
             break
     if host_gb is not None and not request.nodes.host_bytes:
@@ -140,31 +150,68 @@ def _enough_host_gb(request: PlacementRequest) -> int | None:
     return enough if enough > min(request.nodes.host_bytes, default=0) / BYTES_PER_GB else None
 
 
-def _enough_devices(request: PlacementRequest) -> int | None:
-    """Devices in nodes as there are, the new ones as large as the largest, for which a placement was found."""
-    machine = request.nodes
-    if machine.groups:
+def _enough_devices(request: PlacementRequest) -> Machine | None:
+    """The machine with more devices, the new ones as large as the largest, for which a placement was found."""
+    if request.nodes.groups:
         return None
-    step = 1 if machine.num_nodes == 1 else machine.domain_size
+    most = len(request.tables) + max(table.embedding_dim for table in request.tables)
+    larger = tuple(_larger_machines(request, min(request.num_devices + most, int(RANGES["num_devices"].most))))
 
     def fits(steps: int) -> bool:
-        devices = request.num_devices + steps * step
-        per_node = devices if machine.num_nodes == 1 else machine.devices_per_node
-        more = (max(request.caps_bytes),) * (devices - request.num_devices)
-        nodes = devices // per_node
-        grown = replace(
+        machine = larger[steps - 1]
+        more = (max(request.caps_bytes),) * (machine.num_devices - request.num_devices)
+        return _fits(replace(request, caps_bytes=(*request.caps_bytes, *more), machine=machine))
+
+    steps = _least_that(fits, 0, len(larger)) if larger else None
+    return None if steps is None else larger[steps - 1]
+
+
+def _larger_machines(request: PlacementRequest, enough: int) -> Iterator[Machine]:
+    """Machines with more and more devices until there are enough: a larger node where there is one, else more nodes.
+
+    Nodes of one domain stay one as long as its link connects them; then, as where there are several, come domains of
+    that size. Whatever link is between them, they hold the same.
+    """
+    machine, most = request.nodes, int(RANGES["num_devices"].most)
+    nodes, size, per_domain = machine.num_nodes, machine.devices_per_node, machine.nodes_per_domain
+    widest = max(_domain_nodes(request), per_domain) if machine.num_domains == 1 else per_domain
+    devices = request.num_devices
+    while devices < enough:
+        if nodes == 1:
+            size += 1
+        else:
+            nodes += 1 if nodes < widest else widest
+        devices = nodes * size
+        if devices > most:
+            return
+        per_domain = min(nodes, widest)
+        yield replace(
             machine,
             num_devices=devices,
-            devices_per_node=per_node,
+            devices_per_node=size,
+            nodes_per_domain=per_domain,
+            inter=(machine.inter or ANY_LINK) if nodes > per_domain else "",
             host_bytes=_grown(machine.host_bytes, nodes),
             ssd_bytes=_grown(machine.ssd_bytes, nodes),
         )
-        return _fits(replace(request, caps_bytes=(*request.caps_bytes, *more), machine=grown))
 
-    most = len(request.tables) + max(table.embedding_dim for table in request.tables)
-    most = min(most, int(RANGES["num_devices"].most) - request.num_devices)
-    steps = _least_that(fits, 0, -(-most // step))
-    return None if steps is None else request.num_devices + steps * step
+
+def _domain_nodes(request: PlacementRequest) -> int:
+    """Nodes that the link of one domain connects; as many as there may be devices where nothing is known of it."""
+    machine = request.nodes
+    name = machine.intra or own_link(request.hardware)
+    spans = LINKS[name].spans if name in LINKS else math.inf
+    return int(min(spans, RANGES["num_devices"].most)) // machine.devices_per_node
+
+
+def _shape_text(machine: Machine, larger: Machine) -> str:
+    """How to ask for the larger machine where nodes share a domain, which its number of devices alone does not say."""
+    if machine.nodes_per_domain == larger.nodes_per_domain == 1:
+        return ""
+    if larger.num_domains == 1:
+        return f" ({larger.num_nodes} nodes of one domain)"
+    linked = "" if machine.inter else " linked by --inter"
+    return f" ({larger.num_domains} domains of {larger.nodes_per_domain} nodes{linked})"
 
 
 def _grown(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
