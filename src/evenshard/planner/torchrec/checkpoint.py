@@ -222,6 +222,7 @@ class _Work:
         if not states:
             return  # SGD
         assert self.optimizer is not None
+        self._check_fused(name, states)
         self.converted.append(name)
         num_rows, dim = self._shape(name)
         names = DENSE_NAMES[self.optimizer]
@@ -298,6 +299,8 @@ class _Work:
         for fused, dense in zip(FUSED_NAMES[self.optimizer], DENSE_NAMES[self.optimizer], strict=True):
             target = (*self.tables_state, fqn, f"{fqn.split('.')[-2]}.{fused}")
             given = states.get(dense)
+            if given is not None:
+                self._check_dense(name, dense, given, by_row)
             if given is not None and not by_row:
                 self.files.rename(given, target)
                 continue
@@ -321,15 +324,41 @@ class _Work:
         parts = self.old[name]
         return max(part.rows.stop for part in parts), max(part.columns.stop for part in parts)
 
+    def _check_fused(self, name: str, states: Mapping[str, Key]) -> None:
+        """Raises BadFile if a sharded table has not the states of the tables' optimizer."""
+        expected = FUSED_NAMES.get(self.optimizer or "", ())
+        if not expected or not set(expected) <= set(states):
+            raise BadFile(
+                self.files.path,
+                f"table {brief(name)} has the states {cut(', '.join(sorted(states)))}, which are not those of "
+                f"{self.optimizer}",
+                "Name the tables' optimizer (--optimizer).",
+            )
+
+    def _check_dense(self, name: str, state: str, key: Key, by_row: bool) -> None:
+        """Raises BadFile if the state of a replica is neither a number for each weight nor, by rows, for each row."""
+        num_rows, dim = self._shape(name)
+        if self.files.size(key) not in ((num_rows, dim), (num_rows, 1 if by_row else dim)):
+            raise BadFile(
+                self.files.path,
+                f"the state {state} of table {brief(name)} has the size {_by(self.files.size(key))}, and the table "
+                f"{num_rows:,} x {dim} weights",
+                "Give the plan that it was written under (--from).",
+            )
+
     def _check_rows(self, name: str, state: str, size: tuple[int, ...], num_rows: int) -> None:
         """Raises BadFile if a state is not one number for each row of each part of the old plan."""
         if size != (len(_cuts(self.old[name])) * num_rows,):
             raise BadFile(
                 self.files.path,
-                f"the state {state} of table {brief(name)} has the size {' x '.join(map(str, size))}, and "
+                f"the state {state} of table {brief(name)} has the size {_by(size)}, and "
                 f"{len(_cuts(self.old[name]))} parts by columns have {num_rows:,} rows each",
                 "Give the plan that it was written under (--from).",
             )
+
+
+def _by(size: Sequence[int]) -> str:
+    return " x ".join(map(str, size)) or "one number"
 
 
 def _one_behind_the_other(states: Iterable[torch.Tensor]) -> Iterator[tuple[tuple[int], torch.Tensor]]:
@@ -361,8 +390,7 @@ def _located(files: CheckpointFiles, tables: Mapping[str, tuple[TablePart, ...]]
         parts = tables[known]
         shape = (max(part.rows.stop for part in parts), max(part.columns.stop for part in parts))
         if files.size(key) != shape:
-            found = " x ".join(map(str, files.size(key)))
-            problem = f"table {brief(known)} has {found} weights, {shape[0]} x {shape[1]} in the plan"
+            problem = f"table {brief(known)} has {_by(files.size(key))} weights, {shape[0]} x {shape[1]} in the plan"
             raise BadFile(files.path, problem, "Give its plan.")
         result[known] = str(key[-1])
     if missing := sorted(set(tables) - set(result)):

@@ -19,46 +19,16 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 
 from evenshard.placement.parts import Span
+from evenshard.planner.torchrec.checkpoint_metadata import METADATA, REMEDY, TENSOR_SUFFIX, read_metadata
 from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import brief
+from evenshard.utils.tensor_files import load_tensors
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
 
-METADATA = ".metadata"
-_REMEDY = "Give the folder that torch.distributed.checkpoint.save wrote, whole."
-_CLASSES = {
-    "torch.distributed.checkpoint.metadata": (
-        "Metadata",
-        "TensorStorageMetadata",
-        "BytesStorageMetadata",
-        "ChunkStorageMetadata",
-        "TensorProperties",
-        "MetadataIndex",
-        "StorageMeta",
-        "_MEM_FORMAT_ENCODING",
-    ),
-    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
-    "torch": ("Size",),
-    "torch.serialization": ("_get_layout",),
-    "pathlib": ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"),
-    "pathlib._local": ("PosixPath", "Path"),
-    "builtins": ("set", "frozenset", "list", "dict", "tuple"),
-    "collections": ("OrderedDict",),
-}
-"""What ``.metadata`` is made of; torch's own reader would call whatever a pickle names."""
 Key = tuple[Any, ...]
 """Where a value stood in the state that was saved, such as ("model", "ebc.embedding_bags.user.weight")."""
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        """Classes of ``_CLASSES`` and types of numbers; anything else is refused."""
-        if name in _CLASSES.get(module, ()):
-            return super().find_class(module, name)
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
-        raise pickle.UnpicklingError(f"{module}.{name}")
 
 
 class CheckpointFiles:
@@ -78,31 +48,28 @@ class CheckpointFiles:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metadata = _metadata(path)
-        try:
-            names = {tuple(key): str(name) for name, key in self.metadata.planner_data.items()}
-            known = {index.fqn for index in self.metadata.storage_data} & set(self.metadata.state_dict_metadata)
-        except (AttributeError, TypeError):
-            names, known = {}, set()
-        if not names or not set(names.values()) <= known:
-            raise BadFile(path / METADATA, "does not say where values stood in the saved state", _REMEDY)
-        self.names: dict[Key, str] = names
+        self.metadata = read_metadata(path)
+        self.names: dict[Key, str] = {key: name for name, key in self.metadata.planner_data.items()}
         self._file_name = next(
-            name for number in range(10**6) if not (path / (name := f"__evenshard_{number}.distcp")).exists()
+            name for number in range(10**6) if not (path / (name := f"__evenshard_{number}{TENSOR_SUFFIX}")).exists()
         )
         self._out: IO[bytes] | None = None
         self.written_bytes = 0
 
-    def tensor(self, key: Key) -> TensorStorageMetadata | None:
-        """What is said of a tensor: size, type and chunks; None where the checkpoint has none of this key."""
-        found = self.metadata.state_dict_metadata.get(self.names.get(key, ""))
-        return found if hasattr(found, "chunks") else None  # type: ignore[return-value]
+    def tensor(self, key: Key) -> TensorStorageMetadata:
+        """What is said of a tensor: size, type and chunks.
+
+        Raises:
+            BadFile: if the value is not a tensor.
+        """
+        found = self.metadata.state_dict_metadata[self.names[key]]
+        if not hasattr(found, "chunks"):
+            raise BadFile(self.path, f"{brief(self.names[key])} is not a tensor", REMEDY)
+        return found  # type: ignore[return-value]
 
     def size(self, key: Key) -> tuple[int, ...]:
-        """The size of a tensor that there is."""
-        found = self.tensor(key)
-        assert found is not None
-        return tuple(found.size)
+        """The size of a tensor."""
+        return tuple(self.tensor(key).size)
 
     def rows(self, key: Key, rows: Span) -> torch.Tensor:
         """Some rows of a tensor, whole.
@@ -111,41 +78,40 @@ class CheckpointFiles:
             BadFile: if they are not all in the files.
         """
         found = self.tensor(key)
-        assert found is not None
         result = torch.empty((rows.size, *found.size[1:]), dtype=found.properties.dtype)
-        filled = 0
+        lacking = torch.ones(result.shape, dtype=torch.bool)
         for chunk in found.chunks:
             start, stop = max(chunk.offsets[0], rows.start), min(chunk.offsets[0] + chunk.sizes[0], rows.stop)
             if start >= stop:
                 continue
-            values = self._read(self.names[key], chunk.offsets)[start - chunk.offsets[0] : stop - chunk.offsets[0]]
+            values = self._read(self.names[key], chunk, found.properties.dtype)
             where = [slice(start - rows.start, stop - rows.start)]
             where += [
                 slice(offset, offset + size) for offset, size in zip(chunk.offsets[1:], chunk.sizes[1:], strict=True)
             ]
-            result[tuple(where)] = values
-            filled += values.numel()
-        if filled != result.numel():
-            raise BadFile(self.path, f"{brief(self.names[key])} is not whole", _REMEDY)
+            result[tuple(where)] = values[start - chunk.offsets[0] : stop - chunk.offsets[0]]
+            lacking[tuple(where)] = False
+        if lacking.any():
+            raise BadFile(self.path, f"{brief(self.names[key])} is not whole", REMEDY)
         return result
 
-    def _read(self, name: str, offset: Any) -> torch.Tensor:
+    def _read(self, name: str, chunk: ChunkStorageMetadata, dtype: torch.dtype) -> torch.Tensor:
         """A chunk of a tensor."""
         index = next(
-            one for one in self.metadata.storage_data if one.fqn == name and tuple(one.offset or ()) == tuple(offset)
+            one
+            for one in self.metadata.storage_data
+            if one.fqn == name and tuple(one.offset or ()) == tuple(chunk.offsets)
         )
         info = self.metadata.storage_data[index]
-        if getattr(info, "transform_descriptors", None):
+        if info.transform_descriptors:
             raise BadFile(self.path, f"{brief(name)} is compressed or encoded", "Save it without extensions.")
-        if Path(info.relative_path).name != info.relative_path:
-            raise BadFile(self.path / METADATA, f"names the file {brief(info.relative_path)}", _REMEDY)
-        try:
-            with (self.path / info.relative_path).open("rb") as file:
-                file.seek(info.offset)
-                values = torch.load(io.BytesIO(file.read(info.length)), map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise BadFile(self.path / info.relative_path, f"cannot be read ({type(error).__name__})", _REMEDY) from None
-        assert isinstance(values, torch.Tensor)
+        path = self.path / info.relative_path
+        with path.open("rb") as file:
+            file.seek(info.offset)
+            values = load_tensors(path, io.BytesIO(file.read(info.length)))
+        is_right = isinstance(values, torch.Tensor) and values.dtype == dtype and values.shape == chunk.sizes
+        if not is_right or values.layout != torch.strided or values.device.type != "cpu":
+            raise BadFile(path, f"does not hold {brief(name)} as {METADATA} says", REMEDY)
         return values
 
     # A copy ----------------------------------------------------------------------------------------------------------
@@ -223,20 +189,3 @@ class CheckpointFiles:
 
 def _flat(key: Key) -> str:
     return ".".join(map(str, key))
-
-
-def _metadata(path: Path) -> Metadata:
-    from torch.distributed.checkpoint.metadata import Metadata
-
-    try:
-        with (path / METADATA).open("rb") as file:
-            found = _Unpickler(file).load()
-    except FileNotFoundError:
-        raise BadFile(path, f"has no {METADATA}", _REMEDY) from None
-    except pickle.UnpicklingError as error:
-        raise BadFile(path / METADATA, f"does not hold a checkpoint ({error})", _REMEDY) from None
-    except Exception as error:  # torn bytes make pickle raise nearly anything
-        raise BadFile(path / METADATA, f"cannot be read ({type(error).__name__})", _REMEDY) from None
-    if not isinstance(found, Metadata):
-        raise BadFile(path / METADATA, f"holds a {type(found).__name__}", _REMEDY)
-    return found
