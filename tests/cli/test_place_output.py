@@ -27,7 +27,7 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_json_and_stdout_are_placement_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PLACE, "-o", "placement.json"]) == 0
-    assert "ms per step predicted" in capsys.readouterr().out
+    assert "ms of embedding work per step predicted" in capsys.readouterr().out
     written = Path("placement.json").read_text()
     for flags in (["--json"], ["-o", "-"], ["--json", "--quiet"], ["-o", "-", "-q"]):
         assert main([*PLACE, *flags]) == 0
@@ -88,7 +88,7 @@ def test_the_best_so_far_is_shown_in_a_terminal(flags: list[str], shows: bool) -
             said += piece
     os.close(master)
     assert run.returncode == 0 and json.loads(printed)["num_devices"] == 4
-    assert (b"best so far" in said and b"ms a step (Ctrl-C takes it)" in said) == shows
+    assert (b"best so far" in said and b"ms of embedding work per step (Ctrl-C takes it)" in said) == shows
     assert shows or said == b""
 
 

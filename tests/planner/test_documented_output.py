@@ -25,4 +25,4 @@ def test_an_answer_in_python(
     monkeypatch.chdir(tmp_path)
     names = {"answer": evenshard.place([{"name": "a", "rows": 500_000, "dim": 16, "pooling": 4}], num_devices=2)}
     exec(snippet(PAGE, "answer.to_frame()"), names)
-    assert "ms per step predicted" in capsys.readouterr().out and Path("placement.html").exists()
+    assert "ms of embedding work per step predicted" in capsys.readouterr().out and Path("placement.html").exists()

@@ -148,7 +148,7 @@ def test_a_table_elsewhere_may_help_by_a_swap() -> None:
 def test_where_nothing_helps_the_least_harm_is_told() -> None:
     answer = answered(asked({"a": 4, "b": 3, "c": 1}, 2), (0, 1, 1))
     assert part_of(answer, "a").best == Move(1, ("b",), from_ms=3, to_ms=5, step_ms=5, change_ms=1, helps=False)
-    assert "No move or swap of it makes a step faster" in said(answer, "a")
+    assert "No move or swap of it makes embedding work faster" in said(answer, "a")
     assert "swap it with b on device 1, makes it 1.000 ms slower" in said(answer, "a")
 
 
@@ -272,7 +272,7 @@ def test_each_part_of_a_split_table() -> None:
     assert explain(answer, additive(), "a[4:8]").table == "a"
     assert second.options[0].illegal == ("holds another part of it, and parts of one table never share a device",)
     text = said(answer, "a")
-    assert "a is sharded column_wise. A step takes 8.00 ms" in text
+    assert "a is sharded column_wise. Embedding work takes 8.00 ms per step" in text
     assert "Its 2 parts are on devices 0, 2: 160 bytes of weights and 40 bytes of optimizer state each." in text
     assert "Each device with one of them: --table 'a[0:4]'." in text
     assert "no: holds another part of it" in said(answer, "a[4:8]")
@@ -313,7 +313,7 @@ def test_every_way_to_shard_the_table() -> None:
         assert (found[name].step_ms, found[name].illegal) == (None, ("there is one node",))
     text = said(answer, "a")
     assert "7.000 -1.000 0.00 row_wise devices 0, 1" in text
-    assert "Sharded row_wise, a step would take 1.000 ms less." in text
+    assert "Sharded row_wise, embedding work would take 1.000 ms less." in text
     assert "impossible: there is one node" in text
 
 
@@ -550,11 +550,11 @@ def test_places_in_words() -> None:
     assert "It is kept as fused_uvm_caching 0.1: 880 bytes of device memory and 3.12 KB elsewhere in all" in text
     assert "it misses 92 % of a batch's distinct rows (a bound from reuse_bins)." in text
     assert "92 % fused_uvm_caching 0.1 now" in text
-    assert "No other place for it makes a step faster, as far as there is memory." in text
+    assert "No other place for it makes embedding work faster, as far as there is memory." in text
     faster = tuple(replace(one, change_ms=-0.5) if one.kernel == "fused" else one for one in explanation.kept)
     out = io.StringIO()
     print_explanation(replace(explanation, kept=faster), out)
-    assert "Kept as fused, a step would take 0.500 ms less." in out.getvalue()
+    assert "Kept as fused, embedding work would take 0.500 ms less." in out.getvalue()
     assert "kept" not in said(answered(asked(FOUR, 3), (0, 0, 1, 2)), "a")
 
 
@@ -575,10 +575,10 @@ def test_the_command_explains(folder: Path, capsys: pytest.CaptureFixture[str]) 
     shown = capsys.readouterr()
     assert shown.err == ""
     text = " ".join(shown.out.split())
-    assert "A step takes 8.00 ms; device 0 is the slowest" in text
+    assert "Embedding work takes 8.00 ms per step; device 0 is the slowest" in text
     assert "It takes 5.000 ms alone, and adds 5.000 ms to the 8.000 ms of its device." in text
-    assert "Without the table, a step would take 4.000 ms." in text
-    assert "Next best move: swap it with d on device 2. A step would take 5.000 ms, 3.000 ms less" in text
+    assert "Without the table, embedding work would take 4.000 ms." in text
+    assert "Next best move: swap it with d on device 2. Embedding work would take 5.000 ms, 3.000 ms less" in text
     assert "2 7.000 7.000 -1.000" in text
 
 
@@ -595,7 +595,7 @@ def test_another_model_is_worth_a_warning(folder: Path, capsys: pytest.CaptureFi
     command = ["explain", str(folder / "placement.json"), "--table", "a", "--model", str(folder / "other")]
     assert main(command) == 0
     shown = capsys.readouterr()
-    assert "A step takes 9.00 ms" in shown.out
+    assert "Embedding work takes 9.00 ms per step" in shown.out
     (line,) = shown.err.splitlines()
     assert line.startswith("evenshard explain: warning: ") and "is not the model that this placement was made" in line
 

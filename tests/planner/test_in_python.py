@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -36,7 +37,7 @@ def test_its_text_is_about_ten_lines() -> None:
     lines = repr(MIXED).splitlines()
     assert lines == brief_text(MIXED).splitlines() and 7 <= len(lines) <= 11
     assert lines[0] == "PlacementAnswer: 3 tables on 2 x simulated:h200, batch 64"
-    assert lines[1].split(maxsplit=1)[1].startswith("4.00 ms per step predicted (90 %: 3.60 to 4.40)")
+    assert lines[1].split(maxsplit=1)[1].startswith("4.00 ms of embedding work per step predicted (90 %: 3.60 to 4.40)")
     assert lines[2].endswith("2.00 to 4.00 ms, the slowest is device 0")
     # forward 1/4, backward 1/2, and three exchanges of 1/8, 1/16 and 1/16 of 4 ms
     assert lines[3].endswith("forward 1.00 + exchange 1.00 + backward 2.00 = 4.00 ms")
@@ -55,7 +56,14 @@ def test_its_summary_is_that_of_the_terminal() -> None:
     text = io.StringIO()
     print_answer(MIXED, text)
     assert MIXED.summary().split() == text.getvalue().split()
-    assert "4.00 ms per step predicted" in MIXED.summary()
+
+
+def test_no_text_calls_embedding_work_a_step() -> None:
+    """A step has a dense rest, which no answer prices."""
+    for text in (MIXED.summary(), repr(MIXED), MIXED._repr_html_(), page(MIXED)):
+        said = " ".join(text.split())
+        assert "4.00 ms of embedding work per step" in re.sub("<[^>]*>", " ", said).replace("  ", " ")
+        assert "ms per step" not in said and "ms a step" not in said
 
 
 def test_its_frame_has_a_row_for_each_part() -> None:
@@ -104,7 +112,7 @@ def test_its_html_is_whole_and_escapes_names() -> None:
     )
     html = Tags(mine._repr_html_())
     assert html.open == [] and not {"script", "img", "link", "iframe"} & set(html.seen)
-    assert hostile in html.text and "4.00 ms per step predicted" in html.text
+    assert hostile in html.text and "4.00 ms of embedding work per step predicted" in html.text
     # the slower device's bar is as wide as can be, the other's half of it; five times each
     widths = [part.partition("%")[0] for part in mine._repr_html_().split('"width:')[1:]]
     assert [sum(map(float, widths[:5])), sum(map(float, widths[5:]))] == pytest.approx([100.0, 50.0], abs=0.05)

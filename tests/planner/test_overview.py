@@ -47,9 +47,9 @@ def test_the_slowest_device_its_tables_and_what_would_help() -> None:
         ("b", "move to device 2", 5.0, -3.0, True),
     ]
     text = said(found)
-    assert "A step takes 8.00 ms; device 0 is the slowest" in text
+    assert "Embedding work takes 8.00 ms per step; device 0 is the slowest" in text
     assert "It takes 3.333 ms more than the mean of the 3 devices" in text
-    assert "The best change of one of 2 tables on it saves 3.000 ms of a step:" in text
+    assert "The best change of one of 2 tables on it saves 3.000 ms per step:" in text
     assert "5.000 -3.000 a swap with d on device 2 5.000 -3.000 b move to device 2" in text
 
 
@@ -64,7 +64,7 @@ def test_rules_hold_for_what_is_proposed() -> None:
 def test_where_nothing_helps_that_is_said() -> None:
     found = overview(answered(asked({"a": 5.0, "b": 3.0}, 2, sharding_types=(TABLE_WISE,)), (0, 1)), additive())
     assert [one.helps for one in found.changes] == [False]
-    assert "makes a step faster. The best ones:" in said(found)
+    assert "makes embedding work faster. The best ones:" in said(found)
     alone = overview(answered(asked({"a": 5.0}, 1), (0,)), additive())
     assert alone.changes == () and "No change of its table is legal." in said(alone)
     assert "It is the only one; " in said(alone)
@@ -112,5 +112,6 @@ def test_the_documented_command(
     assert main(command("docs/place.md", "evenshard explain placement.json  ")) == 0
     printed = " ".join(capsys.readouterr().out.split())
     shown = (Path(__file__).parents[2] / "docs/place.md").read_text()
-    for line in ("A step takes 2.11 ms; device 0 is the slowest", "backward differs most, by +0.092 ms"):
+    slowest = "Embedding work takes 2.11 ms per step; device 0 is the slowest"
+    for line in (slowest, "backward differs most, by +0.092 ms"):
         assert line in printed and line in shown

@@ -127,10 +127,10 @@ def test_every_table_and_device_occurs() -> None:
 def test_the_numbers_are_the_answers() -> None:
     text = " ".join(Elements(page(full())).text.split())
     for said in (
-        "5.00 ms a step, simulated all-to-all modelled",
-        "4.00 ms a step, predicted 90 %: 3.60 to 4.40",
+        "5.00 ms of embedding work per step, simulated all-to-all modelled",
+        "4.00 ms of embedding work per step, predicted 90 %: 3.60 to 4.40",
         "3.20 ms lower bound",
-        "this placement is within 25 %",
+        "this placement is at most 25 % above",
         "7.50 ms best of the others, simulated greedy by size, whole tables: 50 % slower",
         "75 % balance: the mean device takes 3.00 ms, the slowest 4.00 ms",
         # Two tables of 64 dims and 48 of the columns of a third; Adam keeps two more numbers per weight.
@@ -173,7 +173,7 @@ def test_the_page_begins_with_what_the_times_are_of() -> None:
         "on 2 devices 2 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 64, optimizer"
     )
     assert start in text
-    assert 0 < text.index("16 devices <are> priced.") < text.index("4.00 ms a step")
+    assert 0 < text.index("16 devices <are> priced.") < text.index("4.00 ms of embedding work per step")
     assert "priced" not in page(answer())
 
 
@@ -380,7 +380,7 @@ def test_the_command_writes_the_page(
     assert main(["place", "t.yaml", "--report", str(tmp_path / "out.html")]) == 0
     assert (tmp_path / "out.html").read_text(encoding="utf-8") == page(full())
     assert compared == [(*HEURISTICS, *TORCHREC, FULL_SPACE)]
-    assert "ms per step simulated" in capsys.readouterr().out
+    assert "ms of embedding work per step simulated" in capsys.readouterr().out
 
 
 def test_the_page_says_that_torchrec_is_missing(

@@ -49,7 +49,7 @@ def test_what_an_earlier_run_left_is_the_plan_in_use(tables: Any, made: Artifact
     in_use = dsl.Artifact(name="in_use", uri=str(tmp_path / "first" / left))
     place.python_func(tables=tables, request={"num_devices": 2, "pinned": {"t0": 0}}, in_use=in_use, **outputs)
     text = Path(outputs["difference"].path).read_text()
-    assert text.startswith("```text\nA step takes ") and "t0" in text
+    assert text.startswith("```text\nEmbedding work takes ") and "t0" in text
 
 
 def test_a_plan_of_other_ranks_is_refused(tables: Any, made: Artifacts, tmp_path: Path) -> None:

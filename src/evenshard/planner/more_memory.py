@@ -145,7 +145,7 @@ def print_more_memory(found: MoreMemory, file: TextIO | None = None) -> None:
         file: output; None for stdout. Colours go to terminals only.
     """
     console = plain_console(file)
-    grid = plain_grid("memory of a device", "", "step, ms", "change", "not in device memory")
+    grid = plain_grid("memory of a device", "", "embeddings, ms", "change", "not in device memory")
     options = (*found.less, found.now, *found.more)
     digits = decimals(found.now.predicted_ms or 0.0) + 1
     for one in options:
@@ -174,9 +174,9 @@ def worth_it_text(found: MoreMemory) -> str:
     """What more memory saves, in a sentence."""
     best, now_ms = found.worth_it, found.now.predicted_ms or 0.0
     if best is None:
-        return f"More device memory saves nothing: a step takes {ms_text(now_ms)} ms."
+        return f"More device memory saves nothing: embedding work takes {ms_text(now_ms)} ms per step."
     more = size_text(best.cap_bytes - found.now.cap_bytes)
     return (
-        f"With {more} more per device, a step is predicted to take {ms_text(best.predicted_ms or 0.0)} ms instead of "
-        f"{ms_text(now_ms)}."
+        f"With {more} more per device, embedding work is predicted to take {ms_text(best.predicted_ms or 0.0)} ms per "
+        f"step instead of {ms_text(now_ms)}."
     )

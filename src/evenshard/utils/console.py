@@ -112,7 +112,7 @@ def best_so_far() -> Iterator[Callable[[float], None] | None]:
     from evenshard.utils.units import ms_text
 
     with Console(stderr=True).status("searching") as status:
-        yield lambda ms: status.update(f"best so far {ms_text(ms)} ms a step (Ctrl-C takes it)")
+        yield lambda ms: status.update(f"best so far {ms_text(ms)} ms of embedding work per step (Ctrl-C takes it)")
 
 
 def _logged(items: Collection[Item], description: str) -> Iterator[Item]:

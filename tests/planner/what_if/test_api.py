@@ -109,6 +109,17 @@ def test_the_text_says_what_the_times_are_of() -> None:
         assert phrase in said, phrase
 
 
+def test_a_step_is_named_only_where_its_dense_rest_is_in_the_times() -> None:
+    bare = text_of(evenshard.what_if(TABLES, ["h100"], [2], price=PRICES, batch_size=8192, max_step_ms=1e-6))
+    assert "embeddings, ms" in bare and "step, ms" not in bare
+    assert "Embedding work alone: --dense-ms adds the dense rest of a step." in bare
+    assert "No machine with a price takes at most" in bare and "ms for the embedding work of a step." in bare
+    groups = text_of(evenshard.what_if(TABLES, ["h100"], [4], group_sizes=[2, 4], batch_size=8192))
+    assert "sync, ms" in groups and "together, ms" in groups and "step, ms" not in groups
+    whole = text_of(two_machines())
+    assert "embeddings, ms" in whole and "step, ms" in whole and "Embedding work alone" not in whole
+
+
 def test_numbers_have_three_digits() -> None:
     from evenshard.planner.what_if.option import PredictedInterval
 

@@ -226,7 +226,7 @@ def test_a_new_placement_says_what_moves_and_what_it_saves(tables: Path, capsys:
     command = ["drift", "--tables", "now.csv", "--against", "bundled:h200", "--placement", "old.json"]
     assert main([*command, "-o", "new.json", "--link-gb-s", "10"]) == 0
     shown = capsys.readouterr().out
-    assert "Removed: t0 (1 table)" in shown and "Moves" in shown and "A step takes" in shown
+    assert "Removed: t0 (1 table)" in shown and "Moves" in shown and "Embedding work takes" in shown
     old, new = load_answer(Path("old.json")), load_answer(Path("new.json"))
     assert new.num_devices == 3 and new.request.caps_bytes == old.request.caps_bytes
     assert new.request.batch_size == 4096

@@ -1,4 +1,4 @@
-"""A diff as Markdown, for a comment of a pull request: step time, memory, moves, and the rest folded."""
+"""A diff as Markdown, for a comment of a pull request: time, memory, moves, and the rest folded."""
 
 from __future__ import annotations
 
@@ -61,16 +61,18 @@ def difference_markdown(
 def _headline(old: PlacementAnswer, new: PlacementAnswer) -> str:
     change = new.predicted_ms - old.predicted_ms
     if old.predicted_ms <= 0 or abs(change) <= ROUNDING * old.predicted_ms:
-        return f"**A step takes as long as before: {ms_text(new.predicted_ms)} ms.**"
+        return f"**Embedding work takes as long as before: {ms_text(new.predicted_ms)} ms per step.**"
     share = pct_text(100 * abs(change) / old.predicted_ms)
-    return f"**A step takes {ms_text(new.predicted_ms)} ms, {share} {'MORE' if change > 0 else 'less'} than before.**"
+    way = "MORE" if change > 0 else "less"
+    return f"**Embedding work takes {ms_text(new.predicted_ms)} ms per step, {share} {way} than before.**"
 
 
 def _figures(difference: Difference, old: PlacementAnswer, new: PlacementAnswer) -> Iterator[str]:
     """The table: each side with its own tables; where they are the same, the old plan with the new loads, too."""
     yield "| | before | after |"
     yield "|---|---:|---:|"
-    yield f"| step of the slowest device, ms | {ms_text(old.predicted_ms)} | {ms_text(new.predicted_ms)} |"
+    times = (ms_text(one.predicted_ms) for one in (old, new))
+    yield f"| embedding work of the slowest device, ms per step | {' | '.join(times)} |"
     ends = (f"{ms_text(one.low_ms)} to {ms_text(one.high_ms)}" for one in (old, new))
     yield f"| 90 % interval | {' | '.join(ends)} |"
     if difference.times.predicted_by != OWN_FIGURES and old.parts != new.parts:

@@ -54,8 +54,8 @@ def _times(difference: Difference) -> str:
         share = pct_text(abs(times.saves_ms) / times.old_ms * 100)
         change = f"{abs(times.saves_ms):.{digits}f} ms ({share}) {way} than the {times.old_ms:.{digits}f} ms before"
     return (
-        f"A step takes {times.new_ms:.{digits}f} ms, {change}. Lower bound {ms_text(times.lower_bound_ms)} ms. "
-        f"Predicted by {printable(times.predicted_by)}."
+        f"Embedding work takes {times.new_ms:.{digits}f} ms per step, {change}. "
+        f"Lower bound {ms_text(times.lower_bound_ms)} ms. Predicted by {printable(times.predicted_by)}."
     )
 
 
@@ -94,7 +94,8 @@ def payback_lines(paid: Payback) -> Iterator[str]:
             f"Pays back after {_steps(paid.break_even_steps)} (90 %: {_whole(paid.soonest_steps):,} to "
             f"{_whole(paid.latest_steps):,})."
         )
-    yield f"{verdict} A step saves {saves}; the move takes {once} over {printable(paid.link)}{restart}."
+    move = f"the move takes {once} over {printable(paid.link)}{restart}"
+    yield f"{verdict} Each step saves {saves} of embedding work; {move}."
     word = "saved" if paid.gained_seconds >= 0 else "LOST"
     yield (
         f"After {_steps(paid.steps)}: {duration_text(abs(paid.gained_seconds))} {word} (90 %: "

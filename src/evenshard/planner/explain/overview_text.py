@@ -23,8 +23,8 @@ def print_overview(found: Overview, file: TextIO | None = None) -> None:
     """
     console = plain_console(file, _NARROWEST)
     console.print(
-        f"A step takes {ms_text(found.step_ms)} ms; device {found.slowest_device} is the slowest (predicted by "
-        f"{printable(found.model)}).",
+        f"Embedding work takes {ms_text(found.step_ms)} ms per step; device {found.slowest_device} is the slowest "
+        f"(predicted by {printable(found.model)}).",
         style="bold",
     )
     if found.device:
@@ -54,7 +54,7 @@ def print_overview(found: Overview, file: TextIO | None = None) -> None:
     console.print(_verdict(found), style="bold")
     if not found.changes:
         return
-    changes = plain_grid("step, ms", "change")
+    changes = plain_grid("ms", "change")
     for head in ("table", "best change"):
         changes.add_column(head)
     for change in found.changes:
@@ -84,8 +84,8 @@ def _verdict(found: Overview) -> str:
         return f"No change {tried} is legal."
     best = found.changes[0]
     if best.helps:
-        return f"The best change {tried} saves {_ms(found, -best.change_ms)} ms of a step:"
-    return f"No change {tried} makes a step faster. The best ones:"
+        return f"The best change {tried} saves {_ms(found, -best.change_ms)} ms per step:"
+    return f"No change {tried} makes embedding work faster. The best ones:"
 
 
 def _ms(found: Overview, time_ms: float) -> str:

@@ -58,8 +58,8 @@ def print_explanation(explanation: Explanation, file: TextIO | None = None) -> N
 
 def _opening(explanation: Explanation) -> str:
     return (
-        f"{printable(explanation.table)} is sharded {explanation.sharding_type}. A step takes "
-        f"{ms_text(explanation.step_ms)} ms; device {explanation.slowest_device} is the slowest (predicted by "
+        f"{printable(explanation.table)} is sharded {explanation.sharding_type}. Embedding work takes "
+        f"{ms_text(explanation.step_ms)} ms per step; device {explanation.slowest_device} is the slowest (predicted by "
         f"{printable(explanation.model)})."
     )
 
@@ -95,9 +95,9 @@ def _facts(explanation: Explanation) -> Iterator[str]:
         yield f"It must stay with {names_text(explanation.moves_with)}: they move as one."
     saved_ms = explanation.step_ms - explanation.without_ms
     if abs(saved_ms) <= explanation.step_ms * ROUNDING:
-        yield "Without the table, a step would take the same: it does not decide."
+        yield "Without the table, embedding work would take the same: it does not decide."
     else:
-        yield f"Without the table, a step would take {_ms(explanation, explanation.without_ms)} ms."
+        yield f"Without the table, embedding work would take {_ms(explanation, explanation.without_ms)} ms."
 
 
 def _by(parts: Sequence[PartExplanation], name: str) -> tuple[PartExplanation, ...]:
@@ -113,7 +113,7 @@ def _range(texts: Sequence[str]) -> str:
 
 
 def _ways(explanation: Explanation) -> Grid:
-    grid = plain_grid("step, ms", "change", "memory, GB")
+    grid = plain_grid("ms", "change", "memory, GB")
     for head in ("sharded", "on", ""):
         grid.add_column(head)
     for way in explanation.ways:
@@ -149,20 +149,20 @@ def _other_way(explanation: Explanation) -> str:
     best = min(others, key=lambda way: way.step_ms or 0.0)
     change_ms = best.change_ms or 0.0
     if change_ms < -ROUNDING * explanation.step_ms:
-        return f"Sharded {best.sharding_type}, a step would take {_ms(explanation, -change_ms)} ms less."
+        return f"Sharded {best.sharding_type}, embedding work would take {_ms(explanation, -change_ms)} ms less."
     if change_ms > ROUNDING * explanation.step_ms:
         return (
-            f"No other way makes a step faster: the best one, {best.sharding_type}, makes it "
+            f"No other way makes embedding work faster: the best one, {best.sharding_type}, makes it "
             f"{_ms(explanation, change_ms)} ms slower."
         )
-    return f"No other way makes a step faster: the best one, {best.sharding_type}, leaves it as it is."
+    return f"No other way makes embedding work faster: the best one, {best.sharding_type}, leaves it as it is."
 
 
 # Places of weights ---------------------------------------------------------------------------------------------------
 
 
 def _kept(explanation: Explanation) -> Grid:
-    grid = plain_grid("step, ms", "change", "devices, GB", "hosts, GB", "misses")
+    grid = plain_grid("ms", "change", "devices, GB", "hosts, GB", "misses")
     for head in ("kept", ""):
         grid.add_column(head)
     for one in explanation.kept:
@@ -188,15 +188,15 @@ def _other_place(explanation: Explanation) -> str:
     others = [one for one in explanation.kept if not one.is_now and not one.illegal]
     best = min(others, key=lambda one: one.step_ms, default=None)
     if best is None or best.change_ms >= -ROUNDING * explanation.step_ms:
-        return "No other place for it makes a step faster, as far as there is memory."
-    return f"Kept as {best.storage}, a step would take {_ms(explanation, -best.change_ms)} ms less."
+        return "No other place for it makes embedding work faster, as far as there is memory."
+    return f"Kept as {best.storage}, embedding work would take {_ms(explanation, -best.change_ms)} ms less."
 
 
 # Devices -------------------------------------------------------------------------------------------------------------
 
 
 def _devices(explanation: Explanation, part: PartExplanation) -> Grid:
-    grid = plain_grid("device", "ms with it", "step, ms", "change", "memory, GB")
+    grid = plain_grid("device", "ms with it", "slowest, ms", "change", "memory, GB")
     grid.add_column("")
     shown = sorted(part.options, key=lambda one: (one.device not in part.devices, bool(one.illegal), one.step_ms))
     for option in sorted(shown[:_MAX_LINES], key=lambda one: one.device):
@@ -224,14 +224,14 @@ def _next_move(explanation: Explanation, part: PartExplanation) -> str:
     )
     if best.helps:
         return (
-            f"Next best move: {_move(best)}. A step would take {_ms(explanation, best.step_ms)} ms, "
+            f"Next best move: {_move(best)}. Embedding work would take {_ms(explanation, best.step_ms)} ms, "
             f"{_ms(explanation, -best.change_ms)} ms less; {devices}."
         )
     if best.change_ms > ROUNDING * explanation.step_ms:
         effect = f"makes it {_ms(explanation, best.change_ms)} ms slower"
     else:
         effect = "leaves it as it is"
-    return f"No move or swap of it makes a step faster. The best one, {_move(best)}, {effect}; {devices}."
+    return f"No move or swap of it makes embedding work faster. The best one, {_move(best)}, {effect}; {devices}."
 
 
 def _move(move: Move) -> str:

@@ -37,6 +37,7 @@ from evenshard.planner.highlights.setting import (
     timing_word,
 )
 from evenshard.planner.highlights.step import (
+    EMBEDDING_WORK,
     STEP_PARTS,
     bound_text,
     predicted_step_times,
@@ -46,6 +47,7 @@ from evenshard.planner.highlights.step import (
 from evenshard.planner.highlights.ways import sharding_texts, where_text
 
 __all__ = [
+    "EMBEDDING_WORK",
     "STEP_PARTS",
     "advice",
     "assumed_groups",

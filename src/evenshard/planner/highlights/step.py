@@ -10,6 +10,9 @@ from evenshard.utils.units import ms_text, pct_text
 AS_FAST_PCT = 0.05
 """Differences below are rounding."""
 
+EMBEDDING_WORK = "ms of embedding work per step"
+"""What every time of an answer is: lookups and exchanges of the tables, without the dense rest of a step."""
+
 STEP_PARTS = ("input exchange", "forward", "forward exchange", "backward exchange", "backward")
 """The five times of a device, in the order of a training step."""
 
@@ -31,13 +34,13 @@ def slowest_device(answer: PlacementAnswer) -> int:
 
 
 def step_headline(answer: PlacementAnswer) -> str:
-    """How long a step takes, and how good that is."""
+    """How long the embedding work of a step takes, and how good that is."""
     interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)}"
     if answer.measured is None:
-        step = f"{ms_text(answer.predicted_ms)} ms per step predicted ({interval})"
+        step = f"{ms_text(answer.predicted_ms)} {EMBEDDING_WORK} predicted ({interval})"
     else:
         predicted = f"{ms_text(answer.predicted_ms)} predicted, {interval}"
-        step = f"{ms_text(answer.measured.max_device_ms)} ms per step {timing_word(answer)} ({predicted})"
+        step = f"{ms_text(answer.measured.max_device_ms)} {EMBEDDING_WORK} {timing_word(answer)} ({predicted})"
     return step if answer.num_devices == 1 else f"{step}, {gap_text(answer)}"
 
 
@@ -45,7 +48,7 @@ def gap_text(answer: PlacementAnswer) -> str:
     """How far from the lower bound it is, in words."""
     if answer.gap_pct < AS_FAST_PCT:
         return "as good as possible by the model"
-    return f"within {pct_text(answer.gap_pct)} of the best possible"
+    return f"at most {pct_text(answer.gap_pct)} above the best possible"
 
 
 def bound_text(answer: PlacementAnswer) -> str:

@@ -14,6 +14,7 @@ from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import check_placement, parts_on
 from evenshard.placement.sharding import part_bytes, used_bytes, used_host_bytes
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.highlights import EMBEDDING_WORK
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.compare import predicted
@@ -201,7 +202,7 @@ class ModelPlanner:
             result.say("callbacks changed the plan.")
             return
         try:
-            now = f"{predicted(plan, result.answer, self.model).predicted_ms:.4g} ms per step predicted"
+            now = f"{predicted(plan, result.answer, self.model).predicted_ms:.4g} {EMBEDDING_WORK} predicted"
         except EvenshardError as error:
             now = f"no time is predicted of it ({reason_of(error)})"
         result.say(

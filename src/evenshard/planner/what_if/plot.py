@@ -102,9 +102,8 @@ def _scale(axis: Any, ticks: Sequence[int], highest: float) -> None:
 
 
 def _title(found: WhatIfAnswer) -> str:
-    text = heading(found)
-    middle = text.find(". ") + 2
-    return f"{text[:middle].strip()}\n{text[middle:]}"
+    """The heading, a line for each sentence."""
+    return heading(found).replace(". ", ".\n")
 
 
 def _scaled(one: PredictedInterval, factor: float) -> PredictedInterval:

@@ -48,6 +48,11 @@ class WhatIfAnswer:
         return None if self.max_step_ms is None else cheapest_option(self.options, self.max_step_ms)
 
     @property
+    def has_dense(self) -> bool:
+        """Whether the dense rest of a step is in the times; without it they are of embedding work alone."""
+        return any(self.question.dense_ms.values())
+
+    @property
     def has_groups(self) -> bool:
         """Whether sizes of groups were asked for."""
         return any(one.num_groups > 1 for one in self.options)

@@ -46,7 +46,9 @@ def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
         console.print("A question mark: not separable from the best, as the predictions go.", style="dim")
     if found.max_step_ms is not None and found.cheapest_in_time is None:
         console.print(
-            f"No machine with a price takes at most {ms_text(found.max_step_ms)} ms for a step.", style="bold"
+            f"No machine with a price takes at most {ms_text(found.max_step_ms)} ms for "
+            f"{'a step' if found.has_dense else 'the embedding work of a step'}.",
+            style="bold",
         )
     for line in notes(found):
         console.print(line, style="dim")
@@ -61,7 +63,8 @@ def heading(found: WhatIfAnswer) -> str:
     kinds = dict.fromkeys(one.hardware for one in found.options)
     models = [printable(kind) for kind in kinds if measured_or_simulated(kind) == "simulated"]
     said = f" {', '.join(models)}: device models, not GPUs." if models else ""
-    return f"Batch {size}.{said} Predicted, with 90 % intervals."
+    priced = "" if found.has_dense else " Embedding work alone: --dense-ms adds the dense rest of a step."
+    return f"Batch {size}.{said} Predicted, with 90 % intervals.{priced}"
 
 
 def machine_name(one: WhatIfOption) -> str:
@@ -133,7 +136,7 @@ def notes(found: WhatIfAnswer) -> Iterator[str]:
 
 def _question_notes(found: WhatIfAnswer) -> Iterator[str]:
     asked = found.question
-    if any(asked.dense_ms.values()):
+    if found.has_dense:
         how = "are added up: nothing overlaps"
         if asked.overlap:
             how = f"overlap: {pct_text(100 * asked.overlap)} of the shorter one runs beside the longer one"
@@ -207,11 +210,13 @@ def _heads(found: WhatIfAnswer) -> Iterator[str]:
     if found.has_groups:
         yield "group"
     yield "memory"
-    if found.has_groups or any(found.question.dense_ms.values()):
-        yield "embeddings, ms"
+    yield "embeddings, ms"
     if found.has_groups:
         yield "sync, ms"
-    yield "step, ms"
+    if found.has_dense:
+        yield "step, ms"
+    elif found.has_groups:
+        yield "together, ms"
     yield "samples/s"
     if found.question.prices is not None:
         yield f"{_currency(found)}/10^{round(math.log10(SAMPLES_OF_COST))}"
@@ -225,11 +230,11 @@ def _cells(found: WhatIfAnswer, one: WhatIfOption) -> Iterator[str]:
     if not one.fits:
         return
     yield f"{100 * one.fullest.full:.0f} %"
-    if found.has_groups or any(found.question.dense_ms.values()):
-        yield interval_text(one.embeddings_ms)
+    yield interval_text(one.embeddings_ms)
     if found.has_groups:
         yield "" if one.sync is None else ms_text(one.sync_ms)
-    yield interval_text(one.step_ms)
+    if found.has_groups or found.has_dense:
+        yield interval_text(one.step_ms)
     yield interval_text(one.samples_per_s)
     if found.question.prices is not None:
         yield "" if one.cost is None else interval_text(one.cost)
