@@ -207,7 +207,7 @@ def mutated_pickle(content: Any, rng: random.Random) -> bytes:
     for _ in range(rng.choice([1, 1, 2, 4])):
         holder, key, _ = rng.choice(list(_attributes(changed)))
         other = rng.choice(list(_attributes(changed)))[2] if rng.random() < 0.2 else rng.choice(NASTY_OBJECTS)
-        with suppress(AttributeError, LookupError, TypeError):  # a key that was changed before is not found again
+        with suppress(Exception):  # an object that was changed before may not be copied, or have no hash, any more
             if rng.random() < 0.15:
                 del holder[key]
             else:

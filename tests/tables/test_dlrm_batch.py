@@ -125,8 +125,8 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, legacy: bool, zipped: bo
 def test_a_file_that_unpacks_to_a_thousand_times_its_size_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evenshard.utils.tensor_files.ALWAYS_UNPACKED_BYTES", 2**20)
-    monkeypatch.setattr("evenshard.utils.tensor_files._CHUNK_BYTES", 2**16)
+    monkeypatch.setattr("evenshard.utils.packed_files.ALWAYS_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr("evenshard.utils.packed_files._CHUNK_BYTES", 2**16)
     path = tmp_path / "bomb.pt.gz"
     path.write_bytes(gzip.compress(bytes(2**22)))
     assert f"unpacks to more than 1 MB, from {path.stat().st_size:,} bytes" in complaint(path)

@@ -22,7 +22,8 @@ from evenshard.tables.reuse import reuse_bins_of_counts
 from evenshard.tables.table import WEIGHT_BITS, Table
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import reason_of
-from evenshard.utils.tensor_files import is_gzipped, load_tensors, not_integers, unpack
+from evenshard.utils.packed_files import is_gzipped, unpack
+from evenshard.utils.tensor_files import load_tensors, not_integers
 
 _FETCH_AGAIN = "Fetch the file again; it must hold (indices, offsets, lengths) as facebookresearch/dlrm_datasets does."
 

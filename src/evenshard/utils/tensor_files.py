@@ -1,52 +1,18 @@
 """A reader of tensor files from elsewhere: as data alone, and no more than the file really holds.
 
 A file of torch.save is a pickle, which could run code, in a zip archive, which could unpack to a thousand times its
-size, and a tensor in it may claim a billion values where there is one. Recorded batches also come gzipped.
+size, and a tensor in it may claim a billion values where there is one.
 """
 
 from __future__ import annotations
 
-import gzip
 import zipfile
-import zlib
 from pathlib import Path
 from typing import IO, Any
 
 from evenshard.utils.errors import BadFile
-from evenshard.utils.messages import reason_of
 
-MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 64 * 2**30, 100
-"""Of a gzipped file; recorded batches unpack to two to ten times their size."""
-ALWAYS_UNPACKED_BYTES = 64 * 2**20
-"""What is small may unpack to so much, whatever its size."""
-_CHUNK_BYTES = 16 * 2**20
 _FETCH_AGAIN = "Save or fetch the file again."
-
-
-def is_gzipped(path: Path) -> bool:
-    """Whether a file begins as gzip does."""
-    with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
-
-
-def unpack(path: Path, target: IO[bytes]) -> None:
-    """Writes what a gzipped file holds.
-
-    Raises:
-        BadFile: if it is damaged, or unpacks to more than recorded lookups can.
-    """
-    most = min(MAX_UNPACKED_BYTES, max(ALWAYS_UNPACKED_BYTES, MAX_UNPACKED_RATIO * path.stat().st_size))
-    num_bytes = 0
-    try:
-        with gzip.open(path) as packed:
-            while chunk := packed.read(_CHUNK_BYTES):
-                num_bytes += len(chunk)
-                if num_bytes > most:
-                    problem = f"unpacks to more than {most / 2**20:,.0f} MB, from {path.stat().st_size:,} bytes"
-                    raise BadFile(path, problem, "Unpack it yourself if that is right, and name the unpacked file.")
-                target.write(chunk)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadFile(path, f"cannot be unpacked ({reason_of(error)})", _FETCH_AGAIN) from None
 
 
 def load_tensors(path: Path, source: Path | IO[bytes] | None = None, mmap: bool = False) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import math
@@ -11,6 +10,7 @@ import tarfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import IO, Any
 from evenshard.utils.errors import BadFile
 from evenshard.utils.limits import RANGES
 from evenshard.utils.messages import reason_of
+from evenshard.utils.packed_files import UnpackedFile, UnpackLimit, begins_gzipped, is_gzipped
 
 HOW_TO_RECORD = "Record every rank with torch.profiler as `evenshard observe --help` shows"
 
@@ -136,19 +137,20 @@ def read_traces(path: Path) -> Iterator[Trace]:
 
 
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Each trace's name and JSON; a file is read once, from its begin to its end."""
     try:
-        if tarfile.is_tarfile(path):
-            with tarfile.open(path) as archive:
-                members = [one for one in archive if one.isfile() and one.name.endswith((".json", ".json.gz"))]
-                if not members:
-                    raise BadFile(path, "the archive holds no .json and no .json.gz", f"{HOW_TO_RECORD}.")
-                for member in members:
-                    file = archive.extractfile(member)
-                    assert file is not None  # it is a file
-                    yield f"{path}:{member.name}", _unpacked(path, _content(path, file))
-        else:
-            with path.open("rb") as file:
-                yield str(path), _unpacked(path, _content(path, file))
+        limit = UnpackLimit(path)
+        with ExitStack() as opened:
+            file: IO[bytes] = opened.enter_context(path.open("rb"))
+            if is_gzipped(path):
+                file = opened.enter_context(UnpackedFile(file, limit))
+            begin = file.read(tarfile.BLOCKSIZE)
+            file.seek(0)
+            if _begins_archive(begin):
+                archive = opened.enter_context(tarfile.open(fileobj=file, mode="r|"))
+                yield from _members(path, archive, limit)
+            else:
+                yield str(path), _content(path, file)
     except FileNotFoundError:
         raise BadFile(path, "no such file", f"{HOW_TO_RECORD}.") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
@@ -156,14 +158,32 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
         raise BadFile(path, problem, f"Copy it again, or record it again: {HOW_TO_RECORD}.") from None
 
 
-def _unpacked(path: Path, content: bytes) -> bytes:
-    if not content.startswith(b"\x1f\x8b"):
-        return content
-    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-        return _content(path, file)
+def _begins_archive(begin: bytes) -> bool:
+    try:
+        tarfile.TarInfo.frombuf(begin, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True
 
 
-def _content(path: Path, file: IO[bytes] | gzip.GzipFile) -> bytes:
+def _members(path: Path, archive: tarfile.TarFile, limit: UnpackLimit) -> Iterator[tuple[str, bytes]]:
+    found = False
+    for member in archive:
+        # The holes of a sparse file take no bytes of the archive, and any number in memory.
+        if not member.isfile() or member.issparse() or not member.name.endswith((".json", ".json.gz")):
+            continue
+        found = True
+        file = archive.extractfile(member)
+        assert file is not None  # it is a file
+        content = _content(path, file)
+        if begins_gzipped(content):
+            content = _content(path, UnpackedFile(io.BytesIO(content), limit))
+        yield f"{path}:{member.name}", content
+    if not found:
+        raise BadFile(path, "the archive holds no .json and no .json.gz", f"{HOW_TO_RECORD}.")
+
+
+def _content(path: Path, file: IO[bytes]) -> bytes:
     """A file in pieces: the size that a reader is given would be set aside at once."""
     content = io.BytesIO()
     while piece := file.read(2**20):

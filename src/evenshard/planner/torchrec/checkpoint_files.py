@@ -112,6 +112,7 @@ class CheckpointFiles:
         is_right = isinstance(values, torch.Tensor) and values.dtype == dtype and values.shape == chunk.sizes
         if not is_right or values.layout != torch.strided or values.device.type != "cpu":
             raise BadFile(path, f"does not hold {brief(name)} as {METADATA} says", REMEDY)
+        assert isinstance(values, torch.Tensor)
         return values
 
     # A copy ----------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from evenshard.tables.traffic.parquet import ParquetSample
 from evenshard.tables.traffic.sample import Sample
 from evenshard.tables.traffic.torch_batches import TorchSample
 from evenshard.utils.errors import BadFile
+from evenshard.utils.packed_files import unpack
 from evenshard.utils.scratch import scratch_folder
-from evenshard.utils.tensor_files import unpack
 
 _KINDS = "Give a folder of .parquet files or of .pt files, or one .parquet, .pt or .pt.gz file."
 
