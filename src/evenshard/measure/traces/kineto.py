@@ -141,9 +141,8 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
     try:
         limit = UnpackLimit(path)
         with ExitStack() as opened:
-            file: IO[bytes] = opened.enter_context(path.open("rb"))
-            if is_gzipped(path):
-                file = opened.enter_context(UnpackedFile(file, limit))
+            packed = opened.enter_context(path.open("rb"))
+            file = opened.enter_context(UnpackedFile(packed, limit)) if is_gzipped(path) else packed
             begin = file.read(tarfile.BLOCKSIZE)
             file.seek(0)
             if _begins_archive(begin):
@@ -183,7 +182,7 @@ def _members(path: Path, archive: tarfile.TarFile, limit: UnpackLimit) -> Iterat
         raise BadFile(path, "the archive holds no .json and no .json.gz", f"{HOW_TO_RECORD}.")
 
 
-def _content(path: Path, file: IO[bytes]) -> bytes:
+def _content(path: Path, file: IO[bytes] | UnpackedFile) -> bytes:
     """A file in pieces: the size that a reader is given would be set aside at once."""
     content = io.BytesIO()
     while piece := file.read(2**20):
