@@ -12,6 +12,7 @@ from evenshard.measure.hardware import (
     open_hardware,
     provenance_problem,
 )
+from evenshard.tracking.datasets.partition import Partition
 from evenshard.utils.errors import BadConfig
 
 H200 = HardwareName.of("simulated", "h200")
@@ -30,16 +31,33 @@ def test_a_name_in_every_spelling() -> None:
     assert (str(own), own.provenance) == ("simulated:profiles/my-gpu.v2.yaml", "simulated: my-gpu.v2")
 
 
-@pytest.mark.parametrize("text", ["tpu", "", "h200", "Simulated:h200", "cpux", "simulated h200"])
+@pytest.mark.parametrize("text", ["tpu", "", "h", "h2", "Simulated:h200", "cpux", "simulated h200"])
 def test_an_unknown_kind_lists_the_known_ones(text: str) -> None:
     with pytest.raises(BadConfig, match=f"hardware is '{text}'. Use one of auto, cpu, cuda, simulated:<profile>"):
         HardwareName.parse(text)
 
 
-@pytest.mark.parametrize("hardware", ["cuda: NVIDIA A100", "cpu:x", "simulated: h200", "auto:"])
+@pytest.mark.parametrize("hardware", ["cuda: NVIDIA A100", "cpu:x", "abacus"])
 def test_settings_name_no_real_device(hardware: str) -> None:
     with pytest.raises(BadConfig, match="Use one of auto"):
         MeasureConfig(hardware)
+
+
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [("h100", "simulated:h100"), (" H100", "simulated:h100"), ("A100", "simulated:a100_80gb")],
+)
+def test_a_profile_may_be_called_by_its_name_alone(short: str, full: str) -> None:
+    assert str(HardwareName.parse(short)) == MeasureConfig(short).hardware == full
+    with pytest.raises(BadConfig, match=f"Did you mean {short.strip().lower()}"):
+        HardwareName.parse(f"{short}x")
+
+
+def test_in_data_a_name_without_its_kind_is_of_a_real_device() -> None:
+    assert Partition.of("h100", "reference").is_simulated is False
+    assert Partition.of("simulated:h100", "reference").is_simulated
+    with pytest.raises(BadConfig, match="which is not hardware 'h100'"):
+        Partition.of("h100", "reference").require_hardware(["simulated: h100"])
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ NAMES = [
 POSITIONAL = {"tables": inspect.Parameter.empty, "num_devices": None, "memory_cap_gb": None}
 KEYWORDS = {
     "batch_size": 65_536,
-    "hardware": "simulated:h200",
+    "hardware": None,
     "model": None,
     "optimizer": "sgd",
     "near": None,

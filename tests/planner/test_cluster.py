@@ -120,7 +120,7 @@ def test_memory_of_hosts_that_makes_no_sense(host: dict[str, float], message: st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_devices": 16}, "16 devices are more than nvlink_h200 connects (8). Say how large a node is and what"),
+        ({"num_devices": 16}, "16 devices are more than nvlink_h100 connects (8). Say how large a node is and what"),
         ({"num_devices": 9, "hardware": "cuda"}, "9 devices are more than a node connects (8)."),
         ({"num_devices": 16, "devices_per_node": 8}, "there are 2 nodes and no link between them. Name it, such as --"),
         ({"nodes": 2}, "there are 2 nodes and no link between them."),
@@ -278,7 +278,7 @@ def test_a_placement_for_two_kinds_of_hosts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--devices", "16"], "16 devices are more than nvlink_h200 connects (8)."),
+        (["--devices", "16"], "16 devices are more than nvlink_h100 connects (8)."),
         (["--nodes", "2"], "there are 2 nodes and no link between them."),
         (["--nodes", "2", "--inter", "carrier_pigeon"], "inter: link is 'carrier_pigeon'."),
         (["--devices", "8", "--cluster", "cluster.yaml"], "cluster.yaml has 12 devices, num_devices is 8."),
@@ -309,5 +309,5 @@ def test_the_command_names_the_machine_first(tmp_path: Path, capsys: pytest.Capt
     flags = "--nodes 2 --devices-per-node 2 --intra h100_nvlink --inter ib_400g --batch-size 4096"
     assert main(["place", str(tables), *flags.split()]) == 0
     first = " ".join(capsys.readouterr().out.split())
-    assert first.startswith("2 nodes x 2 simulated:h200") and "link nvlink_h100 in a node, infiniband_ndr" in first
+    assert first.startswith("2 nodes x 2 simulated:h100") and "link nvlink_h100 in a node, infiniband_ndr" in first
     assert "batch 4,096, pipeline sparse_dist, optimizer sgd. 15 % of each device reserved, as TorchRec's" in first

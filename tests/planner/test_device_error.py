@@ -35,8 +35,8 @@ from support.request_builders import LITTLE, QUICK, request, untrained
 
 CONFIRMED, UNCONFIRMED = DeviceError(12.0, 40), DeviceError()
 WORDS = {
-    CONFIRMED: "simulated h200: 90 % of times within 12 %, by 40 held-out measurements",
-    UNCONFIRMED: "simulated h200: no measurement confirms this profile; a time may be a factor of 3.5 off",
+    CONFIRMED: "simulated h100: 90 % of times within 12 %, by 40 held-out measurements",
+    UNCONFIRMED: "simulated h100: no measurement confirms this profile; a time may be a factor of 3.5 off",
 }
 TABLES = """tables:
 - {name: clicks, num_rows: 2000000, embedding_dim: 128, pooling_factor: 20}
@@ -142,11 +142,12 @@ def test_explain_and_diff_say_it_too(capsys: pytest.CaptureFixture[str]) -> None
     model = replace(untrained(), trained_on=replace(untrained().trained_on, device_error=CONFIRMED))
     one = place_request(request(8, 16), model, PlaceConfig(QUICK, LITTLE))
     explanation = explain(one, model, "a")
-    assert explanation.device == WORDS[CONFIRMED]
+    of_model = WORDS[CONFIRMED].replace("h100", "h200")
+    assert explanation.device == of_model
     print_explanation(explanation)
-    assert WORDS[CONFIRMED] in " ".join(capsys.readouterr().out.split())
-    for judge in (model, None):
-        assert diff(one, one, judge).notes[-1] == f"{WORDS[CONFIRMED]}, for both placements alike"
+    assert of_model in " ".join(capsys.readouterr().out.split())
+    for judge, said in ((model, of_model), (None, WORDS[CONFIRMED])):
+        assert diff(one, one, judge).notes[-1] == f"{said}, for both placements alike"
     real = replace(one, device_error=None)
     assert diff(real, real).notes == ()
 

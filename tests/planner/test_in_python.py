@@ -36,7 +36,7 @@ MIXED = answer(
 def test_its_text_is_about_ten_lines() -> None:
     lines = repr(MIXED).splitlines()
     assert lines == brief_text(MIXED).splitlines() and 7 <= len(lines) <= 11
-    assert lines[0] == "PlacementAnswer: 3 tables on 2 x simulated:h200, batch 64"
+    assert lines[0] == "PlacementAnswer: 3 tables on 2 x simulated:h100, batch 64"
     assert lines[1].split(maxsplit=1)[1].startswith("4.00 ms of embedding work per step predicted (90 %: 3.60 to 4.40)")
     assert lines[2].endswith("2.00 to 4.00 ms, the slowest is device 0")
     # forward 1/4, backward 1/2, and three exchanges of 1/8, 1/16 and 1/16 of 4 ms
@@ -155,7 +155,7 @@ def test_assumptions_that_differ_in_numbers_alone_are_one_line() -> None:
         ([1], {}, "tables holds 1. Give a file"),
         ("mlperf_dlrm_v2", {"sharding_types": "row_wise"}, r"not a list of words. Put it in brackets: \['row_wise'\]"),
         ("mlperf_dlrm_v2", {"compute_kernels": "fused"}, "compute_kernels is 'fused', not a list"),
-        ("mlperf_dlrm_v2", {"hardware": "H100"}, "Did you mean simulated:h100"),
+        ("mlperf_dlrm_v2", {"hardware": "H100x"}, "Did you mean h100"),
     ],
 )
 def test_what_is_no_argument_is_said_in_a_line(tables: Any, asked: dict[str, Any], said: str) -> None:

@@ -170,7 +170,7 @@ def test_the_page_begins_with_what_the_times_are_of() -> None:
     one = answer(link="nvlink_h200", notes=("16 devices <are> priced.",))
     text = " ".join(Elements(page(one)).text.split())
     start = (
-        "on 2 devices 2 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 64, optimizer"
+        "on 2 devices 2 x simulated:h100 (a device model, not a GPU), link nvlink_h200 (modelled), batch 64, optimizer"
     )
     assert start in text
     assert 0 < text.index("16 devices <are> priced.") < text.index("4.00 ms of embedding work per step")
@@ -198,7 +198,7 @@ def test_rows_replicas_and_nodes() -> None:
     one = answer(totals_ms=(4, 3, 2, 1), parts=parts, asked=asked, link="nvlink_h200")
     text = " ".join(Elements(html := page(one)).text.split())
     for said in (
-        "2 nodes x 2 simulated:h200 (a device model, not a GPU), link nvlink_h200 in a node, infiniband_ndr between",
+        "2 nodes x 2 simulated:h100 (a device model, not a GPU), link nvlink_h200 in a node, infiniband_ndr between",
         "table_row_wise 1 table, rows over the 2 devices of a node: b on node 1",
         "data_parallel 1 table, 256 MB on every device: a",
         "b table_row_wise 1,048,576 64 0:64 2 parts of up to 524,288 rows, devices 2 to 3",

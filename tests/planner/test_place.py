@@ -229,13 +229,13 @@ def test_the_first_lines_say_what_is_priced_and_as_what(table_file: Path, capsys
     assert main(["place", str(table_file), *flags]) == 0
     head = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
     assert head.startswith(
-        "16 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 65,536, pipeline "
+        "16 x simulated:h100 (a device model, not a GPU), link nvlink_h100 (modelled), batch 65,536, pipeline "
     )
     assert "optimizer sgd. 2.00 GB of each device reserved, for what is not counted: CUDA context" in head
-    assert " simulated h200: " in head
+    assert " simulated h100: " in head
     assert " 16 devices are priced as if one node held them all" in head
     record = json.loads(out.read_text())
-    assert record["link"] == "nvlink_h200" and len(record["notes"]) == 1
+    assert record["link"] == "nvlink_h100" and len(record["notes"]) == 1
     assert main(["place", str(table_file), "--devices", "8", "--allow-column-split"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "are priced" not in shown and ", whole tables: " in shown
@@ -261,7 +261,7 @@ def test_the_first_lines_say_what_is_priced_and_as_what(table_file: Path, capsys
         (["TABLES", "--together", "user,item", "--apart", "user,item"], "together"),
         (["TABLES", "--devices", "2", "--apart", "user,item,query"], "apart"),
         (["TABLES", "--embedding-dim", "16"], "embedding_dim"),
-        (["TABLES", "--devices", "16"], "16 devices are more than nvlink_h200 connects (8)"),
+        (["TABLES", "--devices", "16"], "16 devices are more than nvlink_h100 connects (8)"),
         (["TABLES", "--sharding-types", "table_wise,by_hand"], "sharding_types names 'by_hand'"),
         (["TABLES", "--sharding-types", "row_wise", "--allow-column-split"], "allow_column_split is short for"),
     ],

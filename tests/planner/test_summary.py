@@ -112,13 +112,13 @@ def first_lines(monkeypatch: pytest.MonkeyPatch, **more: Any) -> str:
 def test_what_the_times_are_of_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"reserved_bytes": GB // 2, "optimizer": "adam"}
     assert first_lines(monkeypatch, asked=asked, link="nvlink_h200") == (
-        "2 x simulated:h200 (a device model, not a GPU), link nvlink_h200 (modelled), batch 64, optimizer adam. 512 MB "
+        "2 x simulated:h100 (a device model, not a GPU), link nvlink_h200 (modelled), batch 64, optimizer adam. 512 MB "
         f"of each device reserved, {UNCOUNTED}, the dense model (--dense-gb counts it). {UNNAMED}"
     )
     assert first_lines(monkeypatch, asked={"hardware": "cuda"}, link="nccl").startswith(
         "2 x cuda, link nccl (measured), batch 64, optimizer sgd. No memory reserved for what is not counted: CUDA"
     )
-    assert first_lines(monkeypatch).startswith("2 x simulated:h200 (a device model, not a GPU), batch 64,")
+    assert first_lines(monkeypatch).startswith("2 x simulated:h100 (a device model, not a GPU), batch 64,")
 
 
 def test_what_is_reserved_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,7 @@ def test_a_line_for_each_way_says_which_tables_and_where(monkeypatch: pytest.Mon
 
 def test_machine_and_links_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert printed(nodes(), monkeypatch, 200).startswith(
-        "2 nodes x 2 simulated:h200 (a device model, not a GPU), link nvlink_h100 in a node, infiniband_ndr between "
+        "2 nodes x 2 simulated:h100 (a device model, not a GPU), link nvlink_h100 in a node, infiniband_ndr between "
         "nodes (modelled), batch 64, optimizer sgd. No memory reserved"
     )
     pods = replace(nodes().request, machine=Machine(4, 1, 2, "nvlink_h100", "infiniband_ndr"))

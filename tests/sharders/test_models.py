@@ -321,7 +321,7 @@ def test_a_model_of_real_hardware_is_known_by_its_kind(folder: Path) -> None:
         load_model(folder, "cpu")
 
 
-@pytest.mark.parametrize("hardware", ["cpu", None, "h200", "simulated:", "simulated:b200"])
+@pytest.mark.parametrize("hardware", ["cpu", None, "simulated:", "b200", "simulated:b200"])
 def test_hardware_without_a_bundled_model_lists_those_that_have_one(hardware: str | None) -> None:
     with pytest.raises(BadConfig, match=r"no model for hardware .*make run.*--model work/round_3.*simulated:h200"):
         load_model(None, hardware)

@@ -64,9 +64,11 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
 def _contents(args: argparse.Namespace, answer: PlacementAnswer) -> str:
     """What goes into the file."""
     if args.format == "torchrec":
+        from evenshard.measure.hardware import HardwareName
         from evenshard.planner.torchrec.plan_file import plan_text
 
-        return plan_text(answer, args.local_world_size, "cpu" if args.hardware == "cpu" else "cuda")
+        is_cpu = HardwareName.parse(answer.request.hardware).is_cpu
+        return plan_text(answer, args.local_world_size, "cpu" if is_cpu else "cuda")
     if args.format == CONSTRAINTS:
         from evenshard.planner.torchrec.constraint_file import constraints_text
 

@@ -109,7 +109,7 @@ def save_placement(answer: PlacementAnswer, placement: Path, plan: Path, page: P
     for folder in (placement, plan):
         folder.mkdir(parents=True, exist_ok=True)
     save_answer(answer, placement / PLACEMENT)
-    is_cpu = HardwareName.parse(answer.request.hardware).kind.name == "cpu"
+    is_cpu = HardwareName.parse(answer.request.hardware).is_cpu
     save_page(answer, page)
     try:
         save_plan(answer, plan / PLAN, compute_device="cpu" if is_cpu else "cuda")

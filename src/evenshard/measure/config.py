@@ -15,7 +15,8 @@ class MeasureConfig:
     """How to measure.
 
     Attributes:
-        hardware: auto, cpu, cuda, or simulated:<profile> (a name in ``measure/profiles/`` or a YAML file).
+        hardware: auto, cpu, cuda, or simulated:<profile> (a name in ``measure/profiles/`` or a YAML file); h100 is
+            short for simulated:h100.
         link: the link model behind the all-to-all times: a name of ``measure/link.py``, a YAML file that
             ``evenshard calibrate-link`` wrote, or auto: a simulated device's own, else ethernet_25g.
         optimizer: sgd, rowwise_adagrad, adagrad or adam: the backward pass updates the weights with it. FBGEMM's CPU
@@ -57,8 +58,10 @@ class MeasureConfig:
         for name, least in _LEAST.items():
             if not getattr(self, name) >= least:
                 raise BadConfig(f"measure.{name} is {getattr(self, name)}. Make it at least {least}.")
-        if str(self.hardware_name) != self.hardware:  # a provenance may name another device than the one here
+        chosen = self.hardware_name
+        if chosen.kind.times == "measured" and chosen.device:  # it may be another device than the one here
             raise BadConfig(f"hardware is {brief(self.hardware)}. Use one of {CHOICES}.")
+        object.__setattr__(self, "hardware", str(chosen))
         if problem := optimizer_problem(self.optimizer):
             raise BadConfig(f"measure.{problem}. Choose one of these.")
         if self.noise and self.hardware_name.kind.times == "measured":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
+from evenshard.utils.messages import brief, did_you_mean
 
 if TYPE_CHECKING:
     from evenshard.measure.config import MeasureConfig
@@ -138,6 +138,8 @@ class Kind:
         return f"{self.name}:{self.device}" if self.device else self.name
 
 
+DEFAULT_HARDWARE = "simulated:h100"
+"""What placements are for where neither hardware nor a model is named; docs/decisions/0033-default-hardware.md."""
 AUTO = "auto"
 """CUDA where there is a GPU, else the CPU; as hardware that a model must be of: any."""
 KINDS = (
@@ -163,6 +165,9 @@ class HardwareName:
     "simulated: h200" in what was measured (``provenance``), and simulated-h200 in data/ (``folder``). Real hardware is
     asked for by its kind alone (cuda); what was measured on it also names the device ("cuda: NVIDIA H200").
 
+    Who asks for hardware may leave "simulated:" out of a profile that comes with evenshard, and call it by the name of
+    the GPU: h200 is simulated:h200, a100 simulated:a100_80gb. In data/ there are no short names: h200 is a real one.
+
     Attributes:
         kind: one of ``KINDS``, or that of ``AUTO``.
         device: the profile's name or YAML file of a simulated device, or what the driver calls a real one; "" for any.
@@ -178,22 +183,20 @@ class HardwareName:
 
     @staticmethod
     def parse(text: str) -> HardwareName:
-        """The name in any of its spellings.
+        """The name in any of its spellings, or a short one.
 
         Raises:
             BadConfig: if it is of no known kind.
         """
-        found = _name_in(text)
-        if found is None:
-            from evenshard.measure.profiles import profile_names
-
-            known = text.strip().lower() in profile_names()
-            meant = f" Did you mean simulated:{text.strip().lower()}?" if known else ""
-            raise BadConfig(f"hardware is {brief(text)}. Use one of {CHOICES}.{meant}")
-        return found
+        return _name_in(text) or _short_name(text)
 
     def __str__(self) -> str:
         return f"{self.kind.name}:{self.device}" if self.kind.device else self.kind.name
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether its devices are CPUs."""
+        return self.kind.name == "cpu"
 
     @property
     def provenance(self) -> str:
@@ -253,6 +256,19 @@ def provenance_problem(hardware: str) -> str | None:
 def _name_in(text: str) -> HardwareName | None:
     found = _SPELLING.fullmatch(text)
     return HardwareName.of(found[1], found[2] or "") if found is not None and found[1] in _KIND_OF else None
+
+
+def _short_name(text: str) -> HardwareName:
+    """A simulated device that is called by its profile alone."""
+    from evenshard.measure.profiles import SHORT_NAMES, profile_names
+
+    short = text.strip().lower()
+    profile = SHORT_NAMES.get(short, short)
+    if profile not in profile_names():
+        known = sorted({*profile_names(), *SHORT_NAMES})
+        meant = did_you_mean(short, [*known, *_KIND_OF])
+        raise BadConfig(f"hardware is {brief(text)}. Use one of {CHOICES}, or for short {', '.join(known)}.{meant}")
+    return HardwareName.of("simulated", profile)
 
 
 def folder_name(hardware: str) -> str:

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from evenshard.measure.evidence import DeviceError, Evidence
-from evenshard.measure.hardware import KINDS
+from evenshard.measure.hardware import DEFAULT_HARDWARE, KINDS
 from evenshard.measure.link import ALIASES, GPUS_OF_A_NODE, LINKS, Link, link, link_name
-from evenshard.measure.profiles import is_link_profile, profile_names, profile_path, sources_of
+from evenshard.measure.profiles import SHORT_NAMES, is_link_profile, profile_names, profile_path, sources_of
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, printable
@@ -93,6 +93,7 @@ def known_hardware(name: str) -> KnownHardware:
         BadFile: if the file is no profile.
     """
     bare = name.removeprefix("simulated:")
+    bare = SHORT_NAMES.get(bare, bare)
     if bare in LINKS or bare in ALIASES:
         return _link(link_name(bare))
     if bare in profile_names():
@@ -140,6 +141,7 @@ def unit_of(constant: str) -> str:
 def inventory() -> dict[str, Any]:
     """All of it, ready for JSON."""
     return {
+        "default": DEFAULT_HARDWARE,
         "kinds": [{"name": kind.name, "usage": kind.usage, "times": kind.times} for kind in KINDS],
         "devices": [asdict(one) for one in known_devices()],
         "links": [
@@ -171,6 +173,7 @@ def inventory_text() -> str:
     return "\n".join(
         [
             f"--hardware: {kinds}",
+            *textwrap.wrap(_DEFAULT, _width()),
             "",
             text_table(devices, "<><>>>><", width=_width()),
             "",
@@ -206,6 +209,11 @@ def hardware_text(one: KnownHardware) -> str:
     return "\n".join([*lines, f"{one.name}: {one.confirmation}."])
 
 
+_DEFAULT = (
+    f"Default: what the model was trained on (--model); without one, {DEFAULT_HARDWARE}. A simulated device needs no "
+    "more than its name: h100 is simulated:h100, "
+    f"{', '.join(f'{short} simulated:{own}' for short, own in SHORT_NAMES.items())}."
+)
 _EVIDENCE_HEADS = ("fitted", "held out", "median", "90 %", "measurements")
 
 

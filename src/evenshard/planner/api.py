@@ -41,7 +41,7 @@ def place(
     intra: str = "",
     inter: str = "",
     cluster: str | Path | None = None,
-    hardware: str = "simulated:h200",
+    hardware: str | None = None,
     model: "str | Path | PlacementModel | None" = None,
     batch_size: int = 65_536,
     optimizer: str = "sgd",
@@ -100,7 +100,8 @@ def place(
         intra: link within a host, such as nvlink_h100; where left out, that of the hardware.
         inter: link between hosts, such as ib_400g, one for each device; needed for more than one host.
         cluster: YAML file of hosts and links, in place of the arguments above; docs/place.md has its keys.
-        hardware: hardware that the answer is for: cpu, cuda, or simulated:<profile>, a device model.
+        hardware: hardware that the answer is for: cpu, cuda, or simulated:<profile>, a device model, which h100 is
+            short for; where left out, what the model was trained on, or simulated:h100.
         model: a round's folder such as work/round_3, here or on S3, an MLflow URI such as
             models:/evenshard-cost@champion, or a loaded model; where left out, the one that comes with evenshard for
             the hardware.
@@ -145,22 +146,22 @@ def place(
     from evenshard.planner.cluster import devices_of
     from evenshard.planner.device_memory import reserve_of
     from evenshard.planner.host_memory import HostMemory
-    from evenshard.planner.model import model_of
+    from evenshard.planner.model import model_of, named_with_hardware
     from evenshard.planner.place import PlaceConfig, place_request
     from evenshard.planner.pricing import measured_parts
     from evenshard.planner.request import PlacementRequest
     from evenshard.planner.rules import Rules
     from evenshard.sharders.convex_search.sharder import SearchConfig
-    from evenshard.sharders.models import PlacementModel
     from evenshard.utils.params import check_ranges
 
     check_ranges(batch_size=batch_size, dense_gb=dense_gb or 0.0, seed=seed)
     reserved_bytes, reserved_share = reserve_of(reserved_gb)
     check_ranges(default_pooling_factor=default_pooling_factor, num_measured=num_measured)
+    named, own_hardware = named_with_hardware(model, hardware)
     devices = devices_of(
         num_devices,
         memory_cap_gb,
-        hardware,
+        own_hardware,
         nodes=nodes,
         devices_per_node=devices_per_node,
         nodes_per_domain=nodes_per_domain,
@@ -169,6 +170,8 @@ def place(
         cluster=cluster,
         host=HostMemory(host_memory_gb, host_bandwidth_gb_s, ssd_gb, ssd_bandwidth_gb_s),
     )
+    loaded = named or model_of(None, devices.hardware)
+    loaded.require_hardware(devices.hardware)
     known = _tables(tables, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor, columns)
     request = PlacementRequest(
         tables=known.tables,
@@ -197,7 +200,6 @@ def place(
         training_pipeline=training_pipeline,
         compute_kernels=_words("compute_kernels", compute_kernels),
     )
-    loaded = model if isinstance(model, PlacementModel) else model_of(model, devices.hardware)
     config = PlaceConfig(SearchConfig(seed=seed), compare=tuple(compare), num_measured=num_measured)
     close_to = _near(near, max_move_gb)
     origin = str(tables) if isinstance(tables, str | Path) else None

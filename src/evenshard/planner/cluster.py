@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from evenshard.measure.hardware import HardwareName
+from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.measure.link import GPUS_OF_A_NODE, link, link_name
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import DeviceGroup, Machine
 from evenshard.planner.cluster_file import ClusterFile, load_cluster_file
 from evenshard.planner.device_memory import own_memory_gb, own_memory_note
 from evenshard.planner.host_memory import NO_HOST_MEMORY, HostMemory, not_twice
-from evenshard.planner.options import place_option
 from evenshard.planner.request import caps_of
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.params import check_ranges
@@ -59,11 +58,12 @@ def devices_of(
         BadConfig: if they contradict each other or make no machine.
         BadFile: if the cluster cannot be read.
     """
-    hardware = place_option("hardware").default if hardware is None else hardware
     given = {"nodes": nodes, "devices_per_node": devices_per_node}
     check_ranges(**{name: value for name, value in given.items() if value is not None})
     check_ranges(nodes_per_domain=nodes_per_domain, **({} if num_devices is None else {"num_devices": num_devices}))
+    hardware = None if hardware is None else str(HardwareName.parse(hardware))
     if cluster is None:
+        hardware = hardware or DEFAULT_HARDWARE
         chosen = _machine_of_flags(num_devices, hardware, nodes, devices_per_node, nodes_per_domain, intra, inter)
         return _with_memory(host.on(chosen), memory_cap_gb, [hardware] * chosen.num_devices)
     flags = {
@@ -103,10 +103,10 @@ def _with_memory(
 
 
 def _devices_of_file(
-    cluster: ClusterFile, memory_cap_gb: float | Sequence[float] | None, hardware: str, host: HostMemory
+    cluster: ClusterFile, memory_cap_gb: float | Sequence[float] | None, hardware: str | None, host: HostMemory
 ) -> MachineAndMemory:
-    kinds = [one.hardware or hardware for one in cluster.hosts]
-    if cluster.hosts[0].hardware and hardware not in (place_option("hardware").default, *kinds):
+    kinds = [str(HardwareName.parse(one.hardware or hardware or DEFAULT_HARDWARE)) for one in cluster.hosts]
+    if hardware is not None and hardware not in kinds:
         raise BadConfig(f"hardware is {kinds[0]} in the file, but {hardware} is asked for. Leave one of them out.")
     for kind in kinds:
         own_link(kind)
@@ -167,7 +167,7 @@ def _spans(hardware: str, intra: str) -> float:
     name = intra or own_link(hardware)
     if name:
         return link(name).spans
-    return math.inf if HardwareName.parse(hardware).kind.name == "cpu" else GPUS_OF_A_NODE
+    return math.inf if HardwareName.parse(hardware).is_cpu else GPUS_OF_A_NODE
 
 
 def own_link(hardware: str) -> str:

@@ -32,7 +32,7 @@ def own_memory_gb(hardware: str) -> float:
     name = HardwareName.parse(hardware)
     if name.kind.times == "simulated":
         return gpu_profile(name.device).memory_gb
-    if torch.cuda.is_available() and name.kind.name != "cpu":
+    if torch.cuda.is_available() and not name.is_cpu:
         devices = range(torch.cuda.device_count())
         return min(torch.cuda.get_device_properties(device).total_memory for device in devices) / BYTES_PER_GB
     if name.kind.name == "cuda":
@@ -42,7 +42,7 @@ def own_memory_gb(hardware: str) -> float:
 
 def own_memory_note(hardware: str) -> str | None:
     """What to know of ``own_memory_gb`` where nothing says it; None where something does."""
-    if HardwareName.parse(hardware).kind.name == "cpu":
+    if HardwareName.parse(hardware).is_cpu:
         return f"Memory is assumed: {CPU_MEMORY_GB:g} GB for each device, as nothing says what a CPU may take."
     return None
 

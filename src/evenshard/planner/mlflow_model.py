@@ -15,7 +15,7 @@ import pandas as pd
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
 
-from evenshard.measure.hardware import HardwareName
+from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import parts_on
 from evenshard.planner import api
@@ -62,8 +62,7 @@ class ServedModel(PythonModel):
 
     def _searched(self, tables: tuple[Table, ...], arguments: dict[str, Any]) -> tuple[TablePart, ...]:
         assert self._model is not None
-        hardware = HardwareName.parse(self._model.trained_on.hardware)
-        return api.place(tables, model=self._model, hardware=str(hardware), **arguments).parts
+        return api.place(tables, model=self._model, **arguments).parts
 
     def _rolled_out(
         self,
@@ -83,7 +82,7 @@ class ServedModel(PythonModel):
             if value != place_option(name).default:
                 raise BadConfig(f"evenshard-policy takes no {name}. Serve evenshard-cost, or leave {name} out.")
         if memory_cap_gb is None:  # a policy does not say what devices it is for
-            memory_cap_gb = own_memory_gb(place_option("hardware").default)
+            memory_cap_gb = own_memory_gb(DEFAULT_HARDWARE)
         check_ranges(dense_gb=dense_gb or 0.0)
         reserved_bytes, reserved_share = reserve_of(reserved_gb)
         request = PlacementRequest(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from evenshard.measure.hardware import HardwareName
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.sharders.models import PlacementModel, load_model
 from evenshard.tracking import REGISTERED_POLICY, ModelVersion, download_model, model_version, version_of_files
@@ -45,6 +46,26 @@ def model_of(where: str | Path | None, hardware: str | None = None) -> Placement
         with local(where) as folder:
             return replace(load_model(folder, hardware), source=str(where))
     return load_model(where, hardware)
+
+
+def named_with_hardware(
+    model: str | Path | PlacementModel | None, hardware: str | None
+) -> tuple[PlacementModel | None, str | None]:
+    """A model that may be named, and the hardware to place for: where none is named, what the model was trained on.
+
+    Returns:
+        None for what is named neither way.
+
+    Raises:
+        BadInput: as ``model_of``.
+    """
+    named = None if hardware is None else str(HardwareName.parse(hardware))
+    if model is None:
+        return None, named
+    loaded = model if isinstance(model, PlacementModel) else model_of(model, named)
+    if named is not None:
+        loaded.require_hardware(named)
+    return loaded, named or loaded.hardware
 
 
 def named_model(answer: PlacementAnswer) -> str:

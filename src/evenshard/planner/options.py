@@ -58,10 +58,15 @@ def place_option(name: str) -> Option:
     return next(option for option in place_options() if option.name == name)
 
 
-def option_field(name: str) -> Any:
-    """A field of a dataclass that keeps a knob; its default and its meaning are those of the argument."""
+def option_field(name: str, default: Any = None) -> Any:
+    """A field of a dataclass that keeps a knob; its default and its meaning are those of the argument.
+
+    Args:
+        default: where the argument has none of its own.
+    """
     option = place_option(name)
-    return field(default=option.default, metadata={"description": option.help})
+    own = default if option.default is None else option.default
+    return field(default=own, metadata={"description": option.help})
 
 
 def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:

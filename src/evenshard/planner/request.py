@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.constraints import Constraints
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import BATCHES, SampleMemory, sample_memory
@@ -62,7 +63,7 @@ class PlacementRequest:
     sharding_types: tuple[str, ...] = ()
     machine: Machine | None = None
     communication: Communication = field(default_factory=Communication)
-    hardware: str = option_field("hardware")
+    hardware: str = option_field("hardware", DEFAULT_HARDWARE)
     assumptions: tuple[Assumption, ...] = ()
     reserved_share: float = 0.0
     dense_bytes: int = 0

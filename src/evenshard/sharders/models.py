@@ -57,6 +57,19 @@ class PlacementModel:
     digest: str
     registered: Mapping[str, Any] | None = None
 
+    @property
+    def hardware(self) -> str:
+        """Hardware that it was trained on, as flags say it: cpu, cuda or simulated:<profile>."""
+        return str(HardwareName.parse(self.trained_on.hardware))
+
+    def require_hardware(self, hardware: str) -> None:
+        """Raises BadConfig if it was trained on other hardware than this, in any spelling."""
+        if not HardwareName.parse(hardware).has_measured(self.trained_on.hardware):
+            raise BadConfig(
+                f"{self.source}: this model was trained on {self.trained_on.hardware}, not on {hardware}. Name the "
+                f"other model, or leave the hardware out."
+            )
+
 
 def load_model(where: str | Path | None = None, hardware: str | None = None) -> PlacementModel:
     """The model in a folder, or the one that comes with the package.
@@ -70,16 +83,13 @@ def load_model(where: str | Path | None = None, hardware: str | None = None) -> 
         BadConfig: if no model comes with the package for this hardware, or the folder's is for another one.
         BadFile: if the folder is missing, torn, or holds something else.
     """
+    hardware = None if hardware is None else str(HardwareName.parse(hardware))
     if where is None or str(where).startswith(BUNDLED):
         folder = _bundled_folder(hardware if where is None else _simulated(str(where).removeprefix(BUNDLED)))
         model = _load(folder, BUNDLED + folder.name)
     else:
         model = _load(Path(where), str(where))
-    if not HardwareName.parse(hardware or AUTO).has_measured(model.trained_on.hardware):
-        raise BadConfig(
-            f"{where}: this model was trained on {model.trained_on.hardware}, not on {hardware}. Name the other model, "
-            f"or leave the hardware out."
-        )
+    model.require_hardware(hardware or AUTO)
     return model
 
 

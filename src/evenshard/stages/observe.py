@@ -160,7 +160,7 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
         caps_bytes=(observation.memory_bytes or _UNKNOWN_MEMORY,) * observation.world_size,
         batch_size=observation.batch_size,
         optimizer=observation.optimizer if observation.optimizer in NUMBERS else "sgd",
-        hardware=str(HardwareName.parse(model.trained_on.hardware)),
+        hardware=model.hardware,
     )
     known = bool(parts)
     costs, learned = part_costs(request, model), model.trained_on

@@ -15,7 +15,6 @@ named as the traffic of a table file.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -34,7 +33,7 @@ from evenshard.tables.table import WEIGHT_BITS, Table
 from evenshard.tables.traffic import TrafficTables, tables_from_traffic
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.extras import require_package
-from evenshard.utils.messages import brief, cut
+from evenshard.utils.messages import brief, did_you_mean
 from evenshard.utils.params import check_ranges
 
 BATCH_SUFFIXES = (".pt", ".pt.gz")
@@ -296,10 +295,9 @@ def _of_traffic(
 
 def _unknown(source: str | PathLike[str]) -> BadConfig:
     known = catalog_names()
-    close = difflib.get_close_matches(cut(str(source)), known, n=1)
-    hint = f"Did you mean {close[0]}? " if close else ""
+    meant = did_you_mean(str(source), known)
     kinds = f"a table file ({', '.join(TABLE_SUFFIXES)}), a DLRM batch file ({', '.join(BATCH_SUFFIXES)})"
     return BadConfig(
-        f"{brief(str(source))} is not a source of tables. {hint}Give {kinds}, a folder of traffic or one of "
+        f"{brief(str(source))} is not a source of tables.{meant} Give {kinds}, a folder of traffic or one of "
         f"{', '.join(known)}."
     )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 MAX_VALUE = 80  # characters of one value
@@ -37,6 +39,12 @@ def cut(text: str, most: int = MAX_VALUE) -> str:
         return text
     beginning, gap, _ = text[: most - 2].rpartition(" ")
     return (beginning if gap and len(beginning) >= most // 2 else text[: most - 3]).rstrip() + "..."
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The question that ends a message about an unknown word, with a space before it; empty where nothing is close."""
+    close = get_close_matches(cut(word), list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 def printable(text: str) -> str:

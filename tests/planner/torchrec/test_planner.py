@@ -380,10 +380,10 @@ def test_the_gpu_chooses_the_model(
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr("evenshard.planner.model.load_model", lambda *args: asked.append(args) or untrained())
     caplog.set_level(logging.WARNING)
-    assert chosen_model(None, None, "cuda")[1] == f"simulated:{profile or 'h200'}"
-    assert asked.pop() == (None, f"simulated:{profile or 'h200'}")
+    assert chosen_model(None, None, "cuda")[1] == f"simulated:{profile or 'h100'}"
+    assert asked.pop() == (None, f"simulated:{profile or 'h100'}")
     assert (f"no model is known for {name}" in caplog.text) == (profile is None)
-    assert chosen_model(None, None, "cpu")[1] == "simulated:h200"
+    assert chosen_model(None, None, "cpu")[1] == "simulated:h100"
 
 
 def test_a_model_knows_its_hardware() -> None:
@@ -391,7 +391,9 @@ def test_a_model_knows_its_hardware() -> None:
     assert chosen_model(known, None, "cpu") == (known, "simulated:h200")
     measured = replace(known, trained_on=replace(known.trained_on, hardware="cuda: NVIDIA H200"))
     assert chosen_model(measured, None, "cuda") == (measured, "cuda")
-    assert chosen_model(known, "cpu", "cuda") == (known, "cpu")
+    assert chosen_model(known, "h200", "cuda") == (known, "simulated:h200")
+    with pytest.raises(BadConfig, match="trained on simulated: h200, not on cpu"):
+        chosen_model(known, "cpu", "cuda")
     bundled, _ = chosen_model(None, "simulated:h200", "cuda")
     assert bundled.source == "bundled:h200"
     with pytest.raises(BadConfig, match="there is no model for hardware 'simulated:tpu'"):

@@ -131,7 +131,7 @@ def test_numbers_have_three_digits() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"hardware": []}, "no machine is named"),
+        ({"devices": []}, "no number of devices is given"),
         ({"hardware": ["h1"]}, "hardware is 'h1'"),
         ({"devices": [12]}, "12 devices do not fill nodes of 8"),
         ({"devices": [0]}, "num_devices"),

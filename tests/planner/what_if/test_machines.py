@@ -1,22 +1,12 @@
-"""Machines by short names, with hosts and links that are taken where none are named."""
+"""Machines with hosts and links that are taken where none are named."""
 
 from __future__ import annotations
 
 import pytest
 
 from evenshard.placement.machine import Machine
-from evenshard.planner.what_if.machines import HostShape, full_hardware_name, of_hardware, whole_machine
+from evenshard.planner.what_if.machines import HostShape, of_hardware, whole_machine
 from evenshard.utils.errors import BadConfig
-
-
-def test_a_short_name_is_the_profile_that_a_model_comes_for() -> None:
-    assert full_hardware_name("h100") == full_hardware_name("simulated: h100") == "simulated:h100"
-    assert full_hardware_name("A100") == "simulated:a100_80gb"
-    assert full_hardware_name("a100_40gb") == "simulated:a100_40gb"
-    assert full_hardware_name("cpu") == "cpu"
-    for name in ("", "h", "tpu"):
-        with pytest.raises(BadConfig, match="hardware is"):
-            full_hardware_name(name)
 
 
 def test_hosts_and_links_that_are_not_named() -> None:

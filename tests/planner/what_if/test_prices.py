@@ -35,7 +35,7 @@ def test_the_example_says_that_its_prices_are_examples() -> None:
         ("hardware: {h100: {per_hour: 3}}", "'per_hour' is unknown"),
         ("hardware: {h100: {per_device_hour: -1}}", "per_device_hour is -1"),
         ("hardware: {h100: {per_device_hour: .nan}}", "per_device_hour is nan"),
-        ("hardware: {h1000: {per_device_hour: 1}}", "Use cpu, cuda"),
+        ("hardware: {h1000: {per_device_hour: 1}}", "Use one of auto, cpu, cuda"),
         ("hardware: {h100: {per_device_hour: 1}, 'simulated:h100': {per_device_hour: 2}}", "are the same"),
         ("[", "not a price file"),
     ],

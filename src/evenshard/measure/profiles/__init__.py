@@ -30,6 +30,8 @@ _OTHER_VERSION = (
 )
 _HEADER = "# A simulated device or a link; what its constants mean stands in evenshard/measure/, where they are read\n"
 
+SHORT_NAMES = {"a100": "a100_80gb"}
+"""Profiles whose GPU is called otherwise where its memory goes without saying."""
 _PROFILE_OF_GPU = {
     r"\bB200\b": "b200",
     r"\bH200\b": "h200",

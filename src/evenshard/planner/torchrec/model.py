@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from evenshard.measure.hardware import HardwareName
+from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.measure.profiles import profile_of_gpu
-from evenshard.planner.model import model_of
-from evenshard.planner.options import place_option
+from evenshard.planner.model import model_of, named_with_hardware
 from evenshard.sharders.models import PlacementModel
-
-DEFAULT_HARDWARE: str = place_option("hardware").default
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +26,9 @@ def chosen_model(
     Raises:
         BadInput: if there is no such model, or it is of other hardware.
     """
-    if hardware is None and where is None:
-        hardware = _hardware_here(compute_device)
-    model = where if isinstance(where, PlacementModel) else model_of(where, hardware)
-    return model, hardware or str(HardwareName.parse(model.trained_on.hardware))
+    model, own = named_with_hardware(where, hardware)
+    own = own or _hardware_here(compute_device)
+    return model or model_of(None, own), own
 
 
 def _hardware_here(compute_device: str) -> str:

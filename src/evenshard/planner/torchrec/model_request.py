@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -22,7 +23,6 @@ from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.constraints import constrained
 from evenshard.planner.torchrec.entries import DENSE_KERNEL
 from evenshard.planner.torchrec.machine import TorchRecMachine
-from evenshard.planner.torchrec.model import DEFAULT_HARDWARE
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables, other_tables_in
 from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE
 from evenshard.planner.torchrec.tables import table_set_of

@@ -167,8 +167,8 @@ class EvenshardPlanner:
             allow_column_split: short for sharding_types table_wise and column_wise.
             intra, inter: links within a node and between nodes, as ``evenshard hardware`` lists them. Several nodes
                 need one between them; a topology's has its bandwidth.
-            hardware: hardware to place for, such as simulated:h200. Default: the model's, or that of this process' GPU,
-                or simulated:h200.
+            hardware: hardware to place for, such as h200, which is simulated:h200. Where left out: the model's, or that
+                of this process' GPU, or simulated:h100.
             model: model as in ``evenshard.place``.
             seed: seed of the search.
 

@@ -44,7 +44,7 @@ SHARED_KNOBS = (
 
 def what_if(
     tables: Any,
-    hardware: Sequence[str] = ("h100",),
+    hardware: Sequence[str] = (),
     devices: Sequence[int] = (8,),
     *,
     price: "str | Path | Prices | None" = None,
@@ -71,7 +71,8 @@ def what_if(
 
     Args:
         tables: as for ``evenshard.place``.
-        hardware: kinds of hardware; h100 is short for simulated:h100, a device model.
+        hardware: kinds of hardware; h100 is short for simulated:h100, a device model. Where left out, what the model
+            was trained on, or simulated:h100.
         devices: numbers of devices.
         price: prices by the hour, for the cost of samples: a YAML file, or ``Prices``.
         batch_size: samples of a step over all devices together, the same on every machine; 65,536 where neither this
@@ -101,9 +102,10 @@ def what_if(
     Raises:
         BadInput: if an argument cannot be used; the message says what to do.
     """
+    from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
     from evenshard.planner.api import dense_bytes_of
-    from evenshard.planner.model import model_of
-    from evenshard.planner.what_if.machines import HostShape, full_hardware_name, of_hardware, whole_machine
+    from evenshard.planner.model import model_of, named_with_hardware
+    from evenshard.planner.what_if.machines import HostShape, of_hardware, whole_machine
     from evenshard.planner.what_if.prices import load_prices
     from evenshard.planner.what_if.question import Question, sizes_of
     from evenshard.planner.what_if.result import WhatIfAnswer
@@ -113,8 +115,8 @@ def what_if(
 
     if unknown := next((name for name in knobs if name not in SHARED_KNOBS), None):
         raise BadConfig(f"{unknown} is not an argument of what_if, nor one of place that applies to every machine.")
-    if not hardware or not devices:
-        raise BadConfig("no machine is named. Name hardware, such as h100, and numbers of devices, such as 8.")
+    if not devices:
+        raise BadConfig("no number of devices is given. Give some, such as 8.")
     if batch_size is not None and batch_per_device is not None:
         raise BadConfig("batch_size is of all devices together, batch_per_device of each. Give one of the two.")
     check_ranges(sync_every=sync_every, overlap=overlap)
@@ -123,7 +125,9 @@ def what_if(
     check_ranges(**({} if max_step_ms is None else {"max_step_ms": max_step_ms}))
     if max_step_ms is not None and price is None:
         raise BadConfig(f"max_step_ms is {max_step_ms:g}, but without prices no machine is the cheapest. Add price.")
-    names = tuple(dict.fromkeys(full_hardware_name(name) for name in hardware))
+    if not hardware and not isinstance(model, Mapping):
+        hardware = (named_with_hardware(model, None)[1] or DEFAULT_HARDWARE,)
+    names = tuple(dict.fromkeys(str(HardwareName.parse(name)) for name in hardware or model or ()))
     dense = of_hardware("dense_ms", dense_ms, names)
     if lacking := [name for name in names if name not in dense]:
         raise BadConfig(f"dense_ms names no time for {lacking[0]}. Add it: {lacking[0]}=12.")

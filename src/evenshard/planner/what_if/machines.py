@@ -1,4 +1,4 @@
-"""The machines that a question is about: short names of hardware, and what is taken for links and hosts not named."""
+"""The machines that a question is about: what is taken for links and hosts not named."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from evenshard.measure.hardware import HardwareName, names_in
+from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import GPUS_OF_A_NODE, LINKS, link_name
-from evenshard.measure.profiles import profile_names
 from evenshard.placement.machine import Machine
 from evenshard.planner.cluster import own_link
-from evenshard.sharders.models import bundled_models
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 from evenshard.utils.params import check_ranges
 
 _Value = TypeVar("_Value")
-SIMULATED = "simulated"
 USUAL_LINKS = {
     "nvlink_h100": "infiniband_ndr",
     "nvlink_h200": "infiniband_ndr",
@@ -33,28 +30,6 @@ OTHER_LINK = "ethernet_25g"
 """Of hosts whose own link is none of these."""
 
 
-def full_hardware_name(name: str) -> str:
-    """The name of hardware that may be called by its profile alone: h100 is simulated:h100, a100 simulated:a100_80gb.
-
-    A short name is a profile, or the start of the one profile whose model comes with evenshard.
-
-    Raises:
-        BadConfig: if there is none.
-    """
-    if names_in(name):
-        return str(HardwareName.parse(name))
-    short = name.strip().lower()
-    if short in profile_names():
-        return f"{SIMULATED}:{short}"
-    longer = [one for one in bundled_models() if one.startswith(f"{short}_")]
-    if not short or len(longer) != 1:
-        raise BadConfig(
-            f"hardware is {brief(name)}. Use cpu, cuda, simulated:<profile>, or short one of "
-            f"{', '.join(bundled_models())}."
-        )
-    return f"{SIMULATED}:{longer[0]}"
-
-
 def of_hardware(what: str, value: _Value | Mapping[str, _Value], hardware: Sequence[str]) -> dict[str, _Value]:
     """A value of each kind of hardware, from one for all or one for each.
 
@@ -67,7 +42,7 @@ def of_hardware(what: str, value: _Value | Mapping[str, _Value], hardware: Seque
     """
     if not isinstance(value, Mapping):
         return {one: value for one in hardware}
-    named = {full_hardware_name(name): own for name, own in value.items()}
+    named = {str(HardwareName.parse(name)): own for name, own in value.items()}
     unknown = next((name for name in named if name not in hardware), None)
     if unknown is not None:
         raise BadConfig(f"{what} names {brief(unknown)}, which is none of {', '.join(hardware)}. Leave it out.")

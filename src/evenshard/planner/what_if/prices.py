@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from evenshard.planner.what_if.machines import full_hardware_name
+from evenshard.measure.hardware import HardwareName
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.limits import Range, read_text
 from evenshard.utils.messages import brief
@@ -65,7 +65,7 @@ class Prices:
 
     def price_of(self, hardware: str) -> HardwarePrice | None:
         """The price of some hardware by its full name; None where there is none."""
-        return next((price for name, price in self.hardware.items() if full_hardware_name(name) == hardware), None)
+        return next((price for name, price in self.hardware.items() if str(HardwareName.parse(name)) == hardware), None)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def load_prices(path: str | Path) -> Prices:
     seen: dict[str, str] = {}
     for name, price in found.hardware.items():
         try:
-            full = full_hardware_name(name)
+            full = str(HardwareName.parse(name))
         except BadConfig as error:
             raise BadFile(path, f"hardware: {str(error).rstrip('.')}", "Correct the name.") from None
         if full in seen:

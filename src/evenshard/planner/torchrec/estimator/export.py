@@ -7,7 +7,7 @@ from typing import Any
 
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import GPUS_OF_A_NODE
-from evenshard.planner.model import model_of
+from evenshard.planner.model import named_with_hardware
 from evenshard.planner.torchrec.estimator.examples import FittedMachine
 from evenshard.planner.torchrec.estimator.files import check_estimator_path, save_estimator
 from evenshard.planner.torchrec.estimator.fit import NODES, fit_estimator
@@ -79,11 +79,9 @@ def machine_to_fit(
     Raises:
         BadInput: if something is unknown.
     """
-    loaded = model if model is None or isinstance(model, PlacementModel) else model_of(model, hardware)
+    loaded, hardware = named_with_hardware(model, hardware)
     if hardware is None:
-        if loaded is None:
-            raise BadConfig("neither --hardware nor --model is given. Name one, such as --hardware simulated:h100.")
-        hardware = str(HardwareName.parse(loaded.trained_on.hardware))
+        raise BadConfig("neither --hardware nor --model is given. Name one, such as --hardware simulated:h100.")
     simulated = HardwareName.parse(hardware).kind.times == "simulated"
     if loaded is None and not simulated:
         raise BadConfig(

@@ -1,0 +1,86 @@
+"""The hardware of an answer where none is named: the model's own, else one default, the same for every way to ask."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+import evenshard
+from evenshard.cli import main
+from evenshard.measure.hardware import DEFAULT_HARDWARE
+from evenshard.measure.inventory import inventory, inventory_text
+from evenshard.planner.cluster import devices_of
+from evenshard.planner.torchrec.model import chosen_model
+from evenshard.planner.what_if.api import what_if
+from evenshard.sharders.models import load_model, save_model
+from evenshard.utils.errors import BadConfig, BadFile
+
+TABLES = [{"name": name, "num_rows": 10_000, "embedding_dim": 16, "pooling_factor": 3} for name in "abcd"]
+
+
+@pytest.fixture
+def cpu_model(tmp_path: Path) -> Path:
+    """A model of this machine's CPU, as `make run` leaves one in work/round_3."""
+    bundled = load_model(None, "simulated:rtx_2080_ti")
+    seen = replace(bundled.trained_on, hardware="cpu: AMD EPYC (1 thread)", device_error=None, link="ethernet_25g")
+    folder = tmp_path / "work" / "round_3"
+    folder.parent.mkdir()
+    save_model(folder, bundled.cost_model, seen)
+    return folder
+
+
+def test_one_default_for_every_way_to_ask() -> None:
+    assert evenshard.place(TABLES, 2).request.hardware == DEFAULT_HARDWARE == devices_of(2).hardware
+    assert what_if(TABLES, devices=(2,)).options[0].hardware == DEFAULT_HARDWARE
+    assert chosen_model(None, None, "cpu")[1] == DEFAULT_HARDWARE
+    assert inventory()["default"] == DEFAULT_HARDWARE
+    assert f"without one, {DEFAULT_HARDWARE}" in " ".join(inventory_text().split())
+    assert inspect.signature(evenshard.place).parameters["hardware"].default is None
+
+
+def test_a_model_is_placed_with_on_its_own_hardware(
+    cpu_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tables.json").write_text(json.dumps(TABLES))
+    flags = ["tables.json", "--devices", "2", "--model", str(cpu_model)]
+    assert main(["place", *flags, "-o", "placement.json"]) == 0
+    assert " ".join(capsys.readouterr().out.split()).startswith("2 x cpu, link ethernet_25g (modelled)")
+    assert main(["place", *flags, "-o", "plan.json", "--format", "torchrec"]) == 0
+    assert '"cpu"' in Path("plan.json").read_text() and "cuda" not in Path("plan.json").read_text()
+    assert what_if(TABLES, devices=(2,), model=str(cpu_model)).options[0].hardware == "cpu"
+    assert what_if(TABLES, devices=(2,), model={"cpu": str(cpu_model)}).options[0].hardware == "cpu"
+    assert chosen_model(cpu_model, None, "cuda")[1] == "cpu"
+
+
+def test_a_loaded_model_of_other_hardware_is_refused(cpu_model: Path) -> None:
+    loaded = load_model(cpu_model)
+    assert evenshard.place(TABLES, 2, model=loaded).request.hardware == "cpu"
+    with pytest.raises(BadConfig, match=r"trained on cpu: AMD EPYC .*, not on simulated:h100"):
+        evenshard.place(TABLES, 2, model=loaded, hardware="h100")
+
+
+def test_a_short_name_is_the_same_in_flags_and_files(tmp_path: Path) -> None:
+    full = evenshard.place(TABLES, 2, hardware="simulated:a100_80gb")
+    assert evenshard.place(TABLES, 2, hardware="a100") == full
+    cluster = tmp_path / "cluster.yaml"
+    hosts = [{"devices": 2, "hardware": "h100"}, {"devices": 2, "hardware": "a100"}]
+    cluster.write_text(yaml.safe_dump({"hosts": hosts, "inter": "ib_200g"}))
+    found = devices_of(cluster=cluster)
+    assert [group.hardware for group in found.machine.groups] == ["simulated:h100", "simulated:a100_80gb"]
+    assert devices_of(hardware="h100", cluster=cluster) == found
+    with pytest.raises(BadFile, match="but cpu is asked for"):
+        devices_of(hardware="cpu", cluster=cluster)
+
+
+def test_a_model_of_another_kind_than_the_first_hosts_of_a_file_is_refused(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    hosts = [{"devices": 2, "hardware": "h100"}, {"devices": 2, "hardware": "a100"}]
+    cluster.write_text(yaml.safe_dump({"hosts": hosts, "inter": "ib_200g"}))
+    with pytest.raises(BadConfig, match="trained on simulated: a100_80gb, not on simulated:h100"):
+        evenshard.place(TABLES, cluster=cluster, model="bundled:a100_80gb")
