@@ -15,7 +15,7 @@ from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.rivals import FULL_SPACE
 from evenshard.planner.rules import Rules
-from evenshard.planner.summary import print_answer, shown_devices
+from evenshard.planner.summary import EIGHTHS, FULL, print_answer, shown_devices
 from evenshard.sharders.catalog import label_of
 from evenshard.tables.assumptions import Assumption
 from evenshard.utils.units import ms_text, size_text
@@ -58,6 +58,23 @@ def test_the_slowest_device_is_marked_and_its_bar_is_twice_as_long(monkeypatch: 
     assert row(text, 0)[-1] == "*"
     assert len(row(text, 0)[-2]) == 40
     assert len(row(text, 1)[-1]) == 20
+
+
+def test_narrow_bars_differ_by_eighths_of_a_character_and_bars_that_would_look_the_same_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    near = answer(totals_ms=(4.0, 3.8))
+    text = printed(near, monkeypatch, width=80)
+    wide, narrow = row(text, 0)[-2], row(text, 1)[-1]
+    assert set(wide) == {FULL} and narrow == FULL * (len(wide) - 1) + EIGHTHS[round(8 * (1 - 0.05 * len(wide)))]
+    for bars in (printed(near, monkeypatch, 80, "ascii"), printed(answer(totals_ms=(4.0, 3.999)), monkeypatch, 80)):
+        assert row(bars, 0)[-2:] == ["4.00", "*"] and "#" not in bars and FULL not in bars
+
+
+def test_warnings_stand_above_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = printed(answer(warnings=("8 devices are more than 4",)), monkeypatch, 120).splitlines()
+    above = lines.index("Warning: 8 devices are more than 4: the prediction is a guess.")
+    assert above < next(number for number, line in enumerate(lines) if line.startswith("device"))
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -106,7 +123,9 @@ UNNAMED = "No training pipeline is named: of tables, weights and optimizer state
 
 
 def first_lines(monkeypatch: pytest.MonkeyPatch, **more: Any) -> str:
-    return printed(answer(**more), monkeypatch, 120).split("\n\n")[0].replace("\n", " ")
+    """Those above the warnings."""
+    head = printed(answer(**more), monkeypatch, 120).split("\n\n")[0].replace("\n", " ")
+    return head.partition(" Warning: ")[0]
 
 
 def test_what_the_times_are_of_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,8 +205,8 @@ def test_where_tables_are_kept_is_said_where_some_are_not_in_device_memory(monke
 
 def test_a_brimful_device_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(offloaded(reserved_share=0.21), monkeypatch, 200)
-    assert "warning  Device 0 is filled to 95 % of what the reserve leaves. A batch with more lookups" in text
-    assert "warning" not in printed(offloaded(reserved_share=0.15), monkeypatch, 200)
+    assert "Warning: Device 0 is filled to 95 % of what the reserve leaves. A batch with more lookups" in text
+    assert "Warning" not in printed(offloaded(reserved_share=0.15), monkeypatch, 200)
 
 
 WHOLE, CUTTING = Rival("lookup_greedy", 6.0), Rival(FULL_SPACE, 4.1)

@@ -27,6 +27,7 @@ _STYLES = ("magenta", "blue", "cyan", "yellow", "red")
 """Of the five times in a bar, in the order of a step."""
 LEAST_BAR, MOST_BAR = 4, 40
 FULL, FULL_ASCII = "█", "#"
+EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 SLOWEST, LEGEND = " *", "* slowest"
 _HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "exchange", "backward", "ms")
 """An exchange is those of inputs, outputs and gradients together."""
@@ -58,6 +59,8 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
         _print_text(console, f"{printable(highlights.device_error_text(answer))}.", style)
     for note in answer.notes:
         _print_text(console, printable(note), "bold yellow")
+    for warning in _warnings(answer):
+        _print_text(console, f"Warning: {printable(warning)}", "bold yellow")
     console.print()
     _print_text(console, f"{highlights.step_headline(answer)}.", "bold")
     _print_text(console, " ".join(line for line in (f"{compared}." if compared else "", not_compared) if line))
@@ -74,6 +77,13 @@ def _print_text(console: Console, text: str, style: str = "", word: str = "", wo
     for number, line in enumerate(Text(text, style).wrap(console, max(console.width - indent, 20)) if text else ()):
         line.rstrip()
         console.print(Text.assemble((f"{'' if number else word:{indent}}", word_style), line), soft_wrap=True)
+
+
+def _warnings(answer: PlacementAnswer) -> Iterator[str]:
+    """What may make the answer useless: memory that is full to the brim, and a request unlike the training data."""
+    yield from answer.memory_warnings
+    for warning in answer.warnings:
+        yield f"{warning}: the prediction is a guess."
 
 
 # Devices --------------------------------------------------------------------------------------------------------------
@@ -97,16 +107,16 @@ def _devices(answer: PlacementAnswer, console: Console) -> Grid:
     if _left(console.width, heads, lines.values()) < LEAST_BAR:
         for line in (heads, *lines.values()):
             del line[FULLNESS]
-    bar_width = min(max(_left(console.width, heads, lines.values()), 0), MOST_BAR)
+    left = max(_left(console.width, heads, lines.values()), 0)
+    bars = _bars(answer, list(lines), min(left, MOST_BAR), console.options.ascii_only)
     grid = plain_grid(*heads)
-    grid.add_column(LEGEND if bar_width + len(SLOWEST) >= len(LEGEND) and answer.num_devices > 1 else "", no_wrap=True)
+    grid.add_column(LEGEND if left + len(SLOWEST) >= len(LEGEND) and answer.num_devices > 1 else "", no_wrap=True)
     marked = highlights.slowest_device(answer)
     for number, (device, line) in enumerate(lines.items()):
         if number == len(slowest):
             grid.add_row()
-        bar = _bar(answer, device, bar_width if bar_width >= LEAST_BAR else 0, console.options.ascii_only)
         is_slowest = device == marked and answer.num_devices > 1
-        grid.add_row(*line, bar.append(SLOWEST if is_slowest else ""), style="bold" if is_slowest else None)
+        grid.add_row(*line, bars[device].append(SLOWEST if is_slowest else ""), style="bold" if is_slowest else None)
     return grid
 
 
@@ -132,19 +142,31 @@ def _left(width: int, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> i
     return width - sum(max(len(cell) for cell in column) + 2 for column in columns) - len(SLOWEST)
 
 
+def _bars(answer: PlacementAnswer, devices: Sequence[int], width: int, ascii_only: bool) -> dict[int, Text]:
+    """The bars of devices; empty ones where there is no space for them, or where they would all look the same."""
+    bars = {device: _bar(answer, device, width, ascii_only) for device in devices}
+    if width < LEAST_BAR or len({bar.plain for bar in bars.values()}) < 2:
+        return {device: Text() for device in devices}
+    return bars
+
+
 def _bar(answer: PlacementAnswer, device: int, width: int, ascii_only: bool) -> Text:
     """A device's five times; the slowest device's are ``width`` wide.
 
-    Rounding goes by the running total, so that short times are as long as they are together.
+    Rounding goes by the running total, so that short times are as long as they are together. The last character fills
+    eighths, so that a narrow bar shows what differs by some percent.
     """
     longest_ms = max(other.predicted_total_ms for other in answer.devices)
-    bar, total_ms, drawn = Text(), 0.0, 0
-    for time_ms, style in zip(highlights.predicted_step_times(answer.devices[device]), _STYLES, strict=True):
+    times = highlights.predicted_step_times(answer.devices[device])
+    share = sum(times) / longest_ms if longest_ms > 0 else 0.0
+    whole, eighths = (round(share * width), 0) if ascii_only else divmod(round(share * width * 8), 8)
+    full, bar, total_ms, drawn = FULL_ASCII if ascii_only else FULL, Text(), 0.0, 0
+    for time_ms, style in zip(times, _STYLES, strict=True):
         total_ms += time_ms
-        stop = round(total_ms / longest_ms * width) if longest_ms > 0 else 0
-        bar.append((FULL_ASCII if ascii_only else FULL) * (stop - drawn), style)
+        stop = min(round(total_ms / longest_ms * width), whole) if longest_ms > 0 else 0
+        bar.append(full * (stop - drawn), style)
         drawn = stop
-    return bar
+    return bar.append(full * (whole - drawn) + EIGHTHS[eighths], _STYLES[-1])
 
 
 def _memory_unit(answer: PlacementAnswer) -> tuple[str, int]:
@@ -221,7 +243,3 @@ def _troubles(answer: PlacementAnswer) -> Iterator[Line]:
     for group in highlights.assumed_groups(answer):
         count, names = len(group.tables), highlights.names_text(group.tables)
         yield "assumed", f"{group.column} of {count:,} table{'s' * (count > 1)}: {group.text} ({names})", "dim"
-    for warning in answer.memory_warnings:
-        yield "warning", warning, "bold yellow"
-    for warning in answer.warnings:
-        yield "warning", f"{printable(warning)}: the prediction is a guess.", "bold yellow"
