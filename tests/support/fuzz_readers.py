@@ -29,6 +29,7 @@ from evenshard.utils.errors import EvenshardError
 from support.answer_builders import answer
 from support.builders import PROVENANCE, cost, some_tables, table, task
 from support.checkpoint_builders import checkpoint_metadata, write_checkpoint
+from support.estimator_builders import FIT
 from support.mutations import (
     damaged_bytes,
     mutated_csv,
@@ -361,6 +362,23 @@ def _read_checkpoint(path: Path) -> None:
         assert files <= {"checkpoint", "old.json", "new.json", "out", ".metadata", "__0_0.distcp"}, files
 
 
+@cache
+def _estimator() -> Any:
+    from evenshard.planner.torchrec.estimator.files import save_estimator
+
+    path = _made() / "estimator.json"
+    save_estimator(FIT, path)
+    return json.loads(path.read_text())
+
+
+def _read_estimator(path: Path) -> None:
+    from torchrec.distributed.planner.types import Topology
+
+    from evenshard.planner.torchrec.estimator import load_estimator
+
+    load_estimator(path, Topology(4, "cuda"))
+
+
 def _read_manifest(path: Path) -> None:
     from evenshard.utils.s3.transfer import Manifest
 
@@ -442,6 +460,7 @@ READERS: dict[str, Reader] = {
         _read_checkpoint,
         lambda: _made() / "saved",
     ),
+    "estimator": Reader("e.json", lambda rng: mutated_json(_estimator(), rng), _read_estimator),
     "manifest": Reader("manifest.json", lambda rng: mutated_json(_manifest(), rng), _read_manifest),
     "trace": Reader("trace.json", lambda rng: mutated_json(_trace(), rng), lambda path: observe([path])),
     "address": Reader("address", lambda rng: damaged_bytes(rng.choice(ADDRESSES).encode(), rng), _read_address),

@@ -148,13 +148,15 @@ def _metadata(found: Any, files: Mapping[str, int]) -> Metadata:
     there = {(index.fqn, tuple(index.offset or ())) for index in stored}
     for name, one in values.items():
         offsets = [tuple(chunk.offsets) for chunk in getattr(one, "chunks", ())]
-        if lacking := next((offset for offset in offsets if (name, offset) not in there), None):
-            raise ValueError(f"does not say where the chunk of {brief(name)} at {lacking} is")
+        lacking = [offset for offset in offsets if (name, offset) not in there]
+        if lacking:
+            raise ValueError(f"does not say where the chunk of {brief(name)} at {lacking[0]} is")
     keys = said["planner_data"]
     if not keys or not all(map(_is_key, keys.values())) or len(set(keys.values())) < len(keys):
         raise ValueError("does not say where values stood in the saved state")
-    if unknown := next((name for name in keys if name not in values or name not in {fqn for fqn, _ in there}), None):
-        raise ValueError(f"does not say what and where {brief(unknown)} is")
+    unknown = keys.keys() - (values.keys() & {fqn for fqn, _ in there})
+    if unknown:
+        raise ValueError(f"does not say what and where {brief(min(unknown, key=repr))} is")
     return Metadata(values, keys, stored, _storage_meta(said["storage_meta"]), said["version"])
 
 

@@ -169,7 +169,7 @@ def test_bad_input(tmp_path: Path, name: str, more: dict[str, Any], problem: str
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("content", ["[]", "{", '{"schema_version": 2}', '{"schema_version": 1}'])
+@pytest.mark.parametrize("content", ["[]", "{", '{"schema_version": 1}', '{"schema_version": 2}'])
 def test_bad_files(tmp_path: Path, content: str) -> None:
     path = tmp_path / "estimator.json"
     path.write_text(content)

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.planner.file import read_json
+from evenshard.planner.file import read_json, validate_record
 from evenshard.planner.torchrec.estimator import formula
+from evenshard.planner.torchrec.estimator.record import SCHEMA_VERSION, Estimator, EstimatorFile
 from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
     from evenshard.planner.torchrec.estimator.perf_config import FittedEstimator
 
-_SCHEMA_VERSION = 1
 _SUFFIXES = (".py", ".json")
 _WHAT = "an estimator"
 _REMEDY = "Write it again with `evenshard export-estimator ... -o estimator.json`."
-_KEYS = ("hardware", "distinct_share", "new_share", "l2_bytes", "host_gb_s", "intra", "inter", "exchange", "compute")
+_TEXTS = ("command", "fitted_to", "hardware")
+"""They name folders and files of the user, whatever characters those have."""
 _MODULES = ("formula", "search", "partitioner", "perf_config")
 """Of this package, that a .py file holds, in this order."""
 _FACTORY = ("torchrec.distributed.planner.estimator.estimator", "EmbeddingPerfEstimatorFactory")
@@ -73,7 +74,7 @@ def save_estimator(fit: dict[str, Any], path: str | Path, command: str = "") -> 
     """Writes an estimator as a whole or not at all. TorchRec is not needed.
 
     Args:
-        fit: of ``fit_estimator``.
+        fit: of ``fit_estimator``, with ``fitted_to``.
         path: a .py file, which needs no evenshard, or a .json file for ``load_estimator``.
         command: that made it, for the file to say.
 
@@ -81,8 +82,12 @@ def save_estimator(fit: dict[str, Any], path: str | Path, command: str = "") -> 
         BadConfig: if the path ends in something else.
     """
     check_estimator_path(path)
-    record = {"schema_version": _SCHEMA_VERSION, "evenshard": __version__, "command": printable(command), **fit}
-    text = json.dumps(record, indent=1) + "\n" if Path(path).suffix == ".json" else python_source(record)
+    said = {"schema_version": SCHEMA_VERSION, "evenshard": __version__, "command": command, **fit}
+    said |= {name: printable(str(said[name])) for name in _TEXTS}
+    estimator = Estimator.model_validate(said)
+    record = estimator.model_dump()
+    in_json = Path(path).suffix == ".json"
+    text = json.dumps({**record, "sha256": estimator.digest()}, indent=1) + "\n" if in_json else python_source(record)
     with atomic_path(Path(path)) as draft:
         draft.write_text(text, encoding="utf-8")
 
@@ -102,15 +107,13 @@ def load_estimator(
         MissingPackage: if TorchRec is not installed.
     """
     require_torchrec()
-    record = read_json(path, _WHAT, _REMEDY)
-    if not isinstance(record, dict) or record.get("schema_version") != _SCHEMA_VERSION:
-        raise BadFile(path, f"is not an estimator file of schema_version {_SCHEMA_VERSION}", _REMEDY)
-    missing = [key for key in _KEYS if key not in record]
-    if missing:
-        raise BadFile(path, f"lacks {missing[0]}", _REMEDY)
+    content = read_json(path, _WHAT, _REMEDY)
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+        raise BadFile(path, f"is not an estimator file of schema_version {SCHEMA_VERSION}", _REMEDY)
+    record = validate_record(EstimatorFile, content, path, _WHAT, _REMEDY)
     from evenshard.planner.torchrec.estimator.perf_config import fitted_estimator
 
-    return fitted_estimator(record, topology, constraints)
+    return fitted_estimator(record.model_dump(exclude={"sha256"}), topology, constraints)
 
 
 def python_source(record: dict[str, Any]) -> str:
@@ -127,20 +130,20 @@ def python_source(record: dict[str, Any]) -> str:
 def _docstring(record: dict[str, Any], name: str) -> str:
     error = record["error"]
     lines = (
-        f'"""Times of shards on {record["hardware"]}, for the planner of TorchRec 1.8.',
+        f"Times of shards on {record['hardware']}, for the planner of TorchRec 1.8.",
         "",
         f"Fitted by evenshard {record['evenshard']} to {record['fitted_to']}.",
         f"Ratings of {error['placements']} random placements of {error['sets_of_tables']} other sets of tables:",
         f"{error['median_percent']} % off in the median, {error['p90_percent']} % at the 90th percentile, rank "
         f"correlation {error['mean_rank_correlation']} within a set.",
         f"Command: {record['command'] or '(from Python)'}",
-        _HOW,
-        f"EmbeddingPerfEstimatorFactory knows it as {name!r}, too, with a fixed guess of how many tables share a",
-        "kernel call.",
-        '"""',
-        "",
     )
-    return "\n".join(lines)
+    # Names of hardware, folders and models stand in it: text of others, which must not end the literal it stands in.
+    said = "\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
+    return (
+        f'"""{said}\n{_HOW}\nEmbeddingPerfEstimatorFactory knows it as {name!r}, too, with a fixed guess of how many '
+        'tables share a\nkernel call.\n"""\n'
+    )
 
 
 def _without_docstring(source: str) -> str:
