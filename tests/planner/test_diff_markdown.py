@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,11 +55,51 @@ def test_tables_that_came_and_went_and_warnings_are_named() -> None:
     assert "> [!WARNING]\n> num&#95;rows: &#42;far&#42; outside" in text
 
 
-def test_names_are_no_markdown_and_titles_end_no_comment() -> None:
-    assert marker("x --> y") == "<!-- evenshard placement of x - -> y -->"
-    assert escaped("@all <b> `x`") == "&#64;all &#60;b&#62; &#96;x&#96;"
+def resolved(text: str) -> str:
+    """Markdown as GitHub looks for mentions in it: without code, entities resolved."""
+    return html.unescape(re.sub(r"<code>.*?</code>|`[^`]*`|<!--.*?-->", "", text))
+
+
+NAMES = [
+    "a--->@everyone.csv",
+    "-->",
+    "--!>",
+    "->",
+    "x-",
+    "`@everyone`",
+    "x\\|@everyone|",
+    "|@a",
+    "\\`@a",
+    "<!-- @a -->",
+    "</code>@a",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_ends_the_marker_or_mentions_anybody(name: str) -> None:
+    first = marker(name)
+    assert first.startswith("<!-- ") and first.index("--", 4) == len(first) - 3 and first.endswith(" -->")
+    old, new = (
+        replace(answered(asked({name: 5.0}, 2), (device,)), warnings=(f"{name}: #1 of @all",)) for device in (0, 1)
+    )
+    text = shown(old, new, name)
+    assert "evenshard: " in resolved(text)
+    assert not re.search(r"@\w|#\d", resolved(text))
+    row = next(line for line in text.splitlines() if "0:10" in line)
+    cells = re.sub(r"\\\\.", "", row)  # a backslash takes the next sign with it, before cells are cut
+    assert cells.count("|") == 7
+
+
+def test_marks_differ_where_titles_do() -> None:
+    titles = [*NAMES, "a-->@everyone.csv", "a- -->", "tables_v2.yaml", "a b.csv", "&#45;&#45;"]
+    assert len({marker(one) for one in titles}) == len(titles)
+    assert marker("my-tables_v2.yaml") == "<!-- evenshard placement of my-tables_v2.yaml -->"
+
+
+def test_names_and_sentences_are_no_markdown() -> None:
+    assert escaped("@all <b> `x`") == "&#64;&#8203;all &#60;b&#62; &#96;x&#96;"
     old, new = answered(asked({"a|`@x`": 5.0}, 2), (0,)), answered(asked({"a|`@x`": 5.0}, 2), (1,))
-    assert "| `a\\|'@x'` | 0:10 |" in shown(old, new)
+    assert "| <code>&#97;&#124;&#96;&#64;&#120;&#96;</code> | 0:10 |" in shown(old, new)
 
 
 def test_many_moves_stay_within_what_a_comment_may_have() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from evenshard.planner.answer import PlacementAnswer
@@ -17,11 +18,14 @@ from evenshard.utils.units import bytes_to_gb, ms_text, pct_text, size_text
 _MAX_LINES = 20
 """Moves that are listed, the largest ones: GitHub takes 65,536 characters for a comment."""
 _MAX_NAMES = 20
+_NOTHING = "&#8203;"
+"""A space without a width: GitHub looks for @name and #17 after it has resolved entities."""
 
 
 def marker(title: str) -> str:
-    """The first line of a comment, by which it is found again: the same for the same title."""
-    return f"<!-- evenshard placement of {printable(title).replace('--', '- -')} -->"
+    """The first line of a comment, by which it is found again: the same for the same title, which cannot end it."""
+    said = re.sub("--+|[<>&@]", lambda found: _entities(found[0]), printable(title))
+    return f"<!-- evenshard placement of {said} -->"
 
 
 def difference_markdown(
@@ -132,9 +136,18 @@ def _names(names: Sequence[str]) -> str:
 
 def code(text: str) -> str:
     """A name as code: nothing in it is Markdown, a mention or a cell."""
-    return f"`{printable(text).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+    shown = printable(text)
+    if shown == shown.strip() != "" and not set(shown) & set("`|\\"):
+        return f"`{shown}`"
+    return f"<code>{_entities(shown)}</code>"  # what would end a code span or a cell
 
 
 def escaped(text: str) -> str:
-    """A sentence in which nothing is Markdown or HTML."""
-    return "".join(f"&#{ord(sign)};" if sign in "\\`*_<>|[]@#" else sign for sign in printable(text))
+    """A sentence in which nothing is Markdown or HTML, nor a mention of somebody or of an issue."""
+    return "".join(
+        _entities(sign) + _NOTHING * (sign in "@#") if sign in "\\`*_<>|[]@#&" else sign for sign in printable(text)
+    )
+
+
+def _entities(text: str) -> str:
+    return "".join(f"&#{ord(sign)};" for sign in text)
