@@ -72,8 +72,10 @@ KEYWORDS = {
     "traffic": None,
     "embedding_dim": None,
     "weight_bits": None,
+    "pooling_factors": None,
     "default_pooling_factor": 1.0,
     "columns": None,
+    "constraints": None,
     "compare": (),
     "num_measured": 0,
     "seed": 0,
@@ -122,7 +124,7 @@ PROPERTIES = [
     "uncertainty_ms",
     "used_bytes",
 ]
-NO_FLAG = {"tables", "compare", "progress"}
+NO_FLAG = {"tables", "compare", "constraints", "progress"}
 UNUSED = {"pandas", "pyarrow", "scipy", "ortools", "matplotlib", "mlflow", "dvc", "torchrec", "fbgemm_gpu", "jinja2"}
 """By a small request: imports are most of what it waits for."""
 HEAVY = {*UNUSED, "torch", "numpy", "pydantic", "rich", "yaml"}
@@ -165,6 +167,7 @@ FLAGS = [
     ("--embedding-dim 64", "embedding_dim", 64),
     ("--weight-bits 16", "weight_bits", 16),
     ("--default-pooling-factor 2.5", "default_pooling_factor", 2.5),
+    ("--pooling-factors a=2.5 --pooling-factors b=1,2", "pooling_factors", {"a": 2.5, "b": [1.0, 2.0]}),
     ("--columns a=num_rows --columns ts=", "columns", {"a": "num_rows", "ts": ""}),
     ("--measure 5", "num_measured", 5),
     ("--seed 9", "seed", 9),
@@ -256,6 +259,7 @@ def test_the_command_has_the_defaults_of_python(monkeypatch: pytest.MonkeyPatch)
     found = called(monkeypatch)
     assert found.pop("tables") == "tables.yaml"
     assert found.pop("compare") == HEURISTICS  # for the summary
+    assert found.pop("constraints") is None  # of a model in Python
     assert found.pop("progress") is None  # stderr is not a terminal
     expected = {name: value for name, value in {**POSITIONAL, **KEYWORDS}.items() if name not in NO_FLAG}
     assert {name: value or None for name, value in found.items()} == {

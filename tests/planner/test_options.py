@@ -101,7 +101,9 @@ def test_it_is_in_the_schema_of_a_request_that_keeps_it(received: dict[str, Any]
 def test_every_knob_has_a_meaning_and_a_kind_that_can_be_a_flag() -> None:
     known = place_options()
     assert [option.name for option in known if not option.help] == []
-    assert [option.name for option in known if isinstance(option.kind, str)] == ["model"], "quoted types are not read"
+    assert [option.name for option in known if isinstance(option.kind, str)] == ["model", "constraints"], (
+        "quoted types are not read"
+    )
     assert len({option.help for option in known}) == len(known) == len(inspect.signature(PLACE).parameters) - 2
     assert "progress" not in {option.name for option in known}, "a function is no knob"
 

@@ -13,6 +13,7 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.storage import Storage
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer, Rival
+from evenshard.planner.page.page import page
 from evenshard.planner.rivals import FULL_SPACE
 from evenshard.planner.rules import Rules
 from evenshard.planner.summary import EIGHTHS, FULL, print_answer, shown_devices
@@ -334,10 +335,23 @@ def test_where_tables_are_whole_no_line_says_so_and_the_bound_is_explained(monke
 
 
 def test_assumptions_are_counted_and_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assumed = tuple(Assumption(f"t{number}", "pooling_factor", "1, the default") for number in range(2000))
+    assumed = tuple(Assumption(f"t{number}", "weight_bits", "32, the default") for number in range(2000))
     text = printed(answer(asked={"assumptions": assumed}), monkeypatch, 120)
-    assert "pooling_factor of 2,000 tables: 1, the default (t0, t1, t2 and 1,997 more)" in text
+    assert "weight_bits of 2,000 tables: 32, the default (t0, t1, t2 and 1,997 more)" in text
     assert len(text.splitlines()) < 15
+
+
+def test_assumed_lookups_are_a_warning_above_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all times follow is said before them, once, with how to tell it; in Python, the page and the card too."""
+    assumed = tuple(Assumption(f"t{number}", "pooling_factor", "1, the default") for number in range(2000))
+    unknown = answer(asked={"assumptions": assumed})
+    text = printed(unknown, monkeypatch, 500)
+    said = "The lookups per sample of 2,000 tables (t0, t1, t2 and 1,997 more) are assumed: 1, the default. Times"
+    assert text.count(said) == 1 and text.index(said) < text.index("\ndevice ")
+    assert "give pooling_factors={'t0': 37.5} (--pooling-factors t0=37.5), or traffic." in text
+    assert "pooling_factor of" not in text, "it is not said again below"
+    assert all(said.split(":")[0] in shown for shown in (repr(unknown), unknown._repr_html_(), page(unknown)))
+    assert "lookups per sample" not in printed(answer(), monkeypatch, 500)
 
 
 def test_names_steer_no_terminal_and_mean_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,12 @@ def _table_number(text: str) -> Mapping[str, int]:
     return {name: int(number(value, int))}
 
 
+def _lookups(text: str) -> Mapping[str, float | Sequence[float]]:
+    name, value = _of_table(text, "X[,X]")
+    numbers = _numbers(value)
+    return {name: numbers[0] if len(numbers) == 1 else numbers}
+
+
 def _of_table(text: str, form: str) -> tuple[str, str]:
     name, equals, value = text.rpartition("=")
     if not (name and equals):
@@ -88,6 +94,7 @@ _KINDS: Mapping[Any, Mapping[str, Any]] = {
     str | Path: PATH,
     float | Sequence[float]: {"type": _numbers, "metavar": "GB[,GB...]"},
     Mapping[str, int | Sequence[int]]: {"type": _table_ids, "metavar": "TABLE=N[,N]", **REPEATED},
+    Mapping[str, float | Sequence[float]]: {"type": _lookups, "metavar": "TABLE=X[,X]", "action": _Joined},
     Mapping[str, str]: {"type": _columns, "metavar": "THEIRS=OURS[,THEIRS=OURS]", "action": _Joined},
     Mapping[str, str | Sequence[str]]: {"type": _table_words, "metavar": "TABLE=NAME[,NAME]", **REPEATED},
     Mapping[str, int]: {"type": _table_number, "metavar": "TABLE=N", **REPEATED},

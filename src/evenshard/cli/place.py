@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from evenshard.planner.rules import Rules
 
 CONSTRAINTS = "torchrec-constraints"
-NO_FLAG = {"compare"}
-"""The command compares with the rules of thumb, and for a report with TorchRec's planner."""
+NO_FLAG = {"compare", "constraints"}
+"""The command compares with the rules of thumb, and for a report with TorchRec's planner; constraints are a model's."""
 
 
 def _place(args: argparse.Namespace) -> Mapping[str, Any]:

@@ -27,8 +27,9 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.params import section
 from evenshard.utils.s3 import local
 
-NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "cluster", "near"}
-"""Model and plan in use are inputs of the task, traffic comes as tables, a pod has nothing to measure on, no files."""
+NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "cluster", "near", "constraints"}
+"""Model and plan in use are inputs of the task, traffic comes as tables, a pod has nothing to measure on, no files, and
+no model of TorchRec's."""
 NO_PLAN = "no_plan.txt"
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchrec.distributed.planner.types import ParameterConstraints
+
     from evenshard.planner.answer import PlacementAnswer
     from evenshard.planner.near import Near
+    from evenshard.planner.request import PlacementRequest
     from evenshard.planner.torchrec.modules import Collections
     from evenshard.sharders.models import PlacementModel
     from evenshard.tables.sources import TableSet
@@ -48,8 +51,10 @@ def place(
     weight_bits: int | None = None,
     traffic: str | Path | None = None,
     embedding_dim: int | None = None,
+    pooling_factors: Mapping[str, float | Sequence[float]] | None = None,
     default_pooling_factor: float = 1.0,
     columns: Mapping[str, str] | None = None,
+    constraints: "Mapping[str, ParameterConstraints] | None" = None,
     communication: Sequence[str] = (),
     sharding_types: Sequence[str] = (),
     allow_column_split: bool = False,
@@ -110,9 +115,13 @@ def place(
         weight_bits: 4, 8, 16 or 32 bits for the weights of all tables; where left out, each table's own.
         traffic: a sample of lookups with the pooling factors and histograms of the tables of a file or public set.
         embedding_dim: dim of all tables, where the tables are a sample of traffic.
+        pooling_factors: mean lookups per sample of a table, or of a feature: a number, or a list with one for each
+            feature of the table; in place of what its source says, or traffic counts.
         default_pooling_factor: lookups per sample of a table that has no pooling factor; reported as assumed.
         columns: columns of the tables or of the traffic that are called otherwise, each with the column of a table file
             (hash_size=num_rows) or the feature that it is; empty (ts=) to leave it out.
+        constraints: TorchRec's, by the tables of a model: they bound types, kernels and widths of parts, and tell
+            pooling factors that are named nowhere else; a note names what of them changes nothing.
         communication: data types in which embeddings and their gradients travel (TorchRec: qcomms), such as fp16, or
             fp16 and bf16 for the two ways; fp32 where left out.
         sharding_types: the ways in which tables may be sharded, by TorchRec's words; all seven where left out.
@@ -152,6 +161,7 @@ def place(
     from evenshard.planner.request import PlacementRequest
     from evenshard.planner.rules import Rules
     from evenshard.sharders.convex_search.sharder import SearchConfig
+    from evenshard.tables.named_lookups import with_pooling_factors
     from evenshard.utils.params import check_ranges
 
     check_ranges(batch_size=batch_size, dense_gb=dense_gb or 0.0, seed=seed)
@@ -173,6 +183,7 @@ def place(
     loaded = named or model_of(None, devices.hardware)
     loaded.require_hardware(devices.hardware)
     known = _tables(tables, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor, columns)
+    known = with_pooling_factors(known, pooling_factors)
     request = PlacementRequest(
         tables=known.tables,
         caps_bytes=devices.caps_bytes,
@@ -200,12 +211,32 @@ def place(
         training_pipeline=training_pipeline,
         compute_kernels=_words("compute_kernels", compute_kernels),
     )
+    if constraints is not None:
+        request, unused = _constrained(request, tables, constraints)
+        known = replace(known, notes=(*known.notes, *unused))
     config = PlaceConfig(SearchConfig(seed=seed), compare=tuple(compare), num_measured=num_measured)
     close_to = _near(near, max_move_gb)
     origin = str(tables) if isinstance(tables, str | Path) else None
     with measured_parts(request, loaded, VISITS) if num_measured else nullcontext() as measure:
         answer = place_request(request, loaded, config, measure, origin, progress, close_to)
     return replace(answer, notes=(*answer.notes, *devices.notes, *known.notes))
+
+
+def _constrained(
+    request: "PlacementRequest", tables: Any, constraints: "Mapping[str, ParameterConstraints]"
+) -> "tuple[PlacementRequest, tuple[str, ...]]":
+    """The request under TorchRec's constraints, and what of these changes nothing."""
+    from evenshard.planner.torchrec.constrained_request import constrained_request
+    from evenshard.tables.table import Table
+    from evenshard.utils.errors import BadConfig
+
+    records = isinstance(tables, Sequence) and any(isinstance(one, Mapping | Table) for one in tables)
+    if isinstance(tables, str | Path) or hasattr(tables, "to_dict") or records:
+        raise BadConfig(
+            "constraints are of the tables of a TorchRec model. For these tables, give table_types, table_kernels, "
+            "min_columns and pooling_factors."
+        )
+    return constrained_request(request, tables, constraints)
 
 
 def _near(near: str | Path | None, max_move_gb: float | None) -> "Near | None":

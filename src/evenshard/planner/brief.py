@@ -42,7 +42,7 @@ def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
         yield "kept", ", ".join(f"{count:,} {kernel}" for kernel, count in kernels.most_common())
     if (rival := highlights.best_rival(answer)) is not None and rival.predicted_ms is not None:
         yield "others", f"the best of them, {label_of(rival.sharder)}: {ms_text(rival.predicted_ms)} ms"
-    warnings = [*answer.memory_warnings, *answer.warnings]
+    warnings = [*highlights.assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings]
     counts = {"note": len(answer.notes), "assumption": len(highlights.assumed_groups(answer)), "warning": len(warnings)}
     said = ", ".join(f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count)
     yield "more", f".summary(), .to_frame(), .save_report(path){f'; {said}' if said else ''}"

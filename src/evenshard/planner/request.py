@@ -107,7 +107,7 @@ class PlacementRequest:
         if problem := self.rules.problem((table.name for table in self.tables), self.nodes):
             raise BadConfig(problem)
         for kernel in (*self.compute_kernels, *(one for own in self.rules.table_kernels.values() for one in own)):
-            if problem := _memory_problem(kernel, self.nodes):
+            if problem := memory_problem(kernel, self.nodes):
                 raise BadConfig(problem)
 
     @property
@@ -186,7 +186,7 @@ class PlacementRequest:
         return PlacementTask(TASK_ID, self.tables, self.num_devices, max(rooms), self.batch_size, constraints)
 
 
-def _memory_problem(kernel: str, machine: Machine) -> str | None:
+def memory_problem(kernel: str, machine: Machine) -> str | None:
     """Says in one sentence that a kernel that is named keeps weights where the machine has no memory for them."""
     if kernel in HOST_KERNELS and not machine.host_bytes:
         return f"{kernel} keeps weights in host memory, of which there is none for tables. Give host_memory_gb."

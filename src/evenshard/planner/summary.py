@@ -57,7 +57,7 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     if answer.device_error is not None:
         style = "dim" if answer.device_error.is_confirmed else "bold yellow"
         _print_text(console, f"{printable(highlights.device_error_text(answer))}.", style)
-    for note in answer.notes:
+    for note in (*highlights.assumed_lookups_texts(answer), *answer.notes):
         _print_text(console, printable(note), "bold yellow")
     for warning in _warnings(answer):
         _print_text(console, f"Warning: {printable(warning)}", "bold yellow")
@@ -240,6 +240,6 @@ def _troubles(answer: PlacementAnswer) -> Iterator[Line]:
         yield "note", printable(line), "green"
     for one in highlights.badly_served(answer)[:_MAX_BADLY_SERVED]:
         yield "note", highlights.badly_served_text(answer, one), "green"
-    for group in highlights.assumed_groups(answer):
+    for group in (one for one in highlights.assumed_groups(answer) if one.column != highlights.LOOKUPS):
         count, names = len(group.tables), highlights.names_text(group.tables)
         yield "assumed", f"{group.column} of {count:,} table{'s' * (count > 1)}: {group.text} ({names})", "dim"

@@ -25,6 +25,11 @@ def assumed_reuse_bins(table_name: str) -> Assumption:
     return Assumption(table_name, "reuse_bins", "the DLRM 2021 histogram, moved to what rows and lookups allow")
 
 
+def assumed_even_lookups(table_name: str, num_features: int) -> Assumption:
+    """The lookups of each feature of a table, where only those of all of them together are known."""
+    return Assumption(table_name, "feature_pooling_factors", f"pooling_factor, evenly over its {num_features} features")
+
+
 def assumed_weight_bits(table_name: str, weight_bits: int) -> Assumption:
     """The precision of a table whose source states none."""
     return Assumption(table_name, "weight_bits", f"{weight_bits}, the default")

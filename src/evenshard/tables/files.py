@@ -19,7 +19,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from evenshard.tables.assumptions import Assumption, assumed_reuse_bins, assumed_weight_bits
+from evenshard.tables.assumptions import Assumption, assumed_even_lookups, assumed_reuse_bins, assumed_weight_bits
 from evenshard.tables.columns import COLUMN_ALIASES, ColumnNames
 from evenshard.tables.formats import format_of
 from evenshard.tables.records import (
@@ -288,8 +288,7 @@ def _assumed(record: RawTable, names: ColumnNames, table: Table) -> Iterator[Ass
         each = table.pooling_factor / table.num_features
         yield Assumption(table.name, "pooling_factor", f"{each:g}{several}, the default, since the file gives none")
     elif several and "feature_pooling_factors" in lacks:
-        text = f"pooling_factor, evenly over its {table.num_features} features"
-        yield Assumption(table.name, "feature_pooling_factors", text)
+        yield assumed_even_lookups(table.name, table.num_features)
     if table.reuse_bins is None:
         yield assumed_reuse_bins(table.name)
     if {"weight_bits", "data_type"} <= lacks:

@@ -291,7 +291,8 @@ def test_it_answers_as_evenshard_place_does(caplog: pytest.LogCaptureFixture) ->
     }
     planner = EvenshardPlanner(**settings, **asked)
     plan = planner.plan(model)
-    note, warning = (one.getMessage() for one in caplog.records if one.name.startswith("evenshard"))
+    lookups, note, warning = (one.getMessage() for one in caplog.records if one.name.startswith("evenshard"))
+    assert lookups.startswith("The lookups per sample of 4 tables (user.ebc.id, wide, item.id and 1 more) are assumed")
     assert note.startswith("The interval is ")
     assert warning.startswith("2 tables have a larger dim than the 8")
     tables = tables_of(model, {"clicks": 7.5})

@@ -27,7 +27,9 @@ from evenshard.planner.highlights.names import names_text
 from evenshard.planner.highlights.near import near_texts
 from evenshard.planner.highlights.placed import costliest, placed_parts, sharded_tables
 from evenshard.planner.highlights.setting import (
+    LOOKUPS,
     assumed_groups,
+    assumed_lookups_texts,
     device_error_text,
     link_text,
     machine_text,
@@ -48,9 +50,11 @@ from evenshard.planner.highlights.ways import sharding_texts, where_text
 
 __all__ = [
     "EMBEDDING_WORK",
+    "LOOKUPS",
     "STEP_PARTS",
     "advice",
     "assumed_groups",
+    "assumed_lookups_texts",
     "badly_served",
     "badly_served_text",
     "best_rival",

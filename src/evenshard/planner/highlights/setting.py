@@ -11,11 +11,16 @@ from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.link import is_modelled
 from evenshard.placement.sharding import TABLE_WISE, Communication
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.highlights.names import names_text
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption
 from evenshard.utils.messages import printable
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
+
+
+LOOKUPS = "pooling_factor"
+"""Column of the assumption that stands above all others, as times follow it."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,20 @@ def assumed_groups(answer: PlacementAnswer) -> tuple[AssumedGroup, ...]:
         AssumedGroup(column, _with_ranges([one.text for one in alike]), tuple(one.table for one in alike))
         for (column, _), alike in found.items()
     )
+
+
+def assumed_lookups_texts(answer: PlacementAnswer) -> list[str]:
+    """That lookups are assumed, of which tables, and how to tell them; none where all are known."""
+    groups = [group for group in assumed_groups(answer) if group.column == LOOKUPS]
+    tables = tuple(name for group in groups for name in group.tables)
+    if not tables:
+        return []
+    which = f"{len(tables):,} table{'s' * (len(tables) > 1)} ({names_text(tables)})"
+    said, name = "; ".join(dict.fromkeys(group.text for group in groups)), printable(tables[0])
+    return [
+        f"The lookups per sample of {which} are assumed: {said}. Times and memory grow with them: give "
+        f"pooling_factors={{{name!r}: 37.5}} (--pooling-factors {name}=37.5), or traffic."
+    ]
 
 
 def _with_ranges(texts: Sequence[str]) -> str:

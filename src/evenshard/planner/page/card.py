@@ -41,5 +41,5 @@ def card(answer: PlacementAnswer) -> str:
         legend=list(zip(highlights.STEP_PARTS, COLOURS, strict=True)),
         ways=highlights.sharding_texts(answer),
         notes=[*answer.notes, *highlights.advice(answer)],
-        warnings=[*answer.memory_warnings, *answer.warnings],
+        warnings=[*highlights.assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings],
     )

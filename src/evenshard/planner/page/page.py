@@ -153,6 +153,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "parts": parts,
         "open_list": len(parts) <= MAX_OPEN,
         "assumed": highlights.assumed_groups(answer),
+        "notes": (*highlights.assumed_lookups_texts(answer), *answer.notes),
         "listed": _LISTED,
         "asked": _asked(answer),
         "made_by": _made_by(answer),

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from itertools import accumulate
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.placement.storage import COMPUTE_KERNELS
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.entries import DENSE_KERNEL, FUSED_KERNEL
-from evenshard.planner.torchrec.modules import LocatedTable
+from evenshard.planner.torchrec.modules import LocatedTable, located_tables, other_tables_in
 from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE
 from evenshard.planner.torchrec.poolings import with_bags
 from evenshard.tables.cache import LOAD_FACTORS
@@ -24,6 +25,8 @@ from evenshard.utils.messages import brief, cut
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ShardingPlan
+
+    from evenshard.planner.torchrec.modules import Collections
 
 USED = (
     "sharding_types",
@@ -63,6 +66,48 @@ class Constrained:
     notes: tuple[str, ...]
 
 
+def constrained_model(
+    collections: Collections,
+    constraints: Mapping[str, ParameterConstraints],
+    known: TableSet,
+    types: Sequence[str],
+    compute_device: str,
+    kernels: Sequence[str],
+    batch_size: float,
+    sharders: Sequence[Any] | None = None,
+) -> Constrained:
+    """The tables of a model and their rules, as ``constrained`` makes them; tables left to TorchRec are left aside.
+
+    Args:
+        collections: as ``tables_of`` takes them.
+        constraints: by the names of tables, as TorchRec's planner takes them.
+        known: the tables of the model.
+        types, compute_device, kernels, batch_size: as for ``constrained``.
+        sharders: sharders of modules; TorchRec's default ones where left out.
+
+    Raises:
+        BadConfig: if a constraint asks for what evenshard does not place, or is not one.
+    """
+    from torch import nn
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    if not isinstance(constraints, Mapping):
+        raise BadConfig(f"constraints is {brief(constraints)}. {_CONSTRAINTS_ARE}")
+    wrong = next((name for name, one in constraints.items() if not isinstance(one, ParameterConstraints)), None)
+    if wrong is not None:
+        raise BadConfig(f"constraints of table {brief(wrong)} are {brief(constraints[wrong])}. {_CONSTRAINTS_ARE}")
+    located = located_tables(collections, sharders)
+    names = {name for one in located for name in (one.name, one.config.name)}
+    others: set[str] = set()
+    if isinstance(collections, nn.Module):
+        others = {name.rpartition(".")[2] for name, _ in other_tables_in(collections, sharders)} - names
+    own = {name: one for name, one in constraints.items() if name not in others}
+    return constrained(own, known, located, types, compute_device, kernels, batch_size)
+
+
+_CONSTRAINTS_ARE = "Give TorchRec's, by table: {'clicks': ParameterConstraints(pooling_factors=[37.5])}."
+
+
 def constrained(
     constraints: Mapping[str, ParameterConstraints],
     known: TableSet,
@@ -70,7 +115,7 @@ def constrained(
     types: Sequence[str],
     compute_device: str,
     kernels: Sequence[str] = COMPUTE_KERNELS,
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: float = DEFAULT_BATCH_SIZE,
 ) -> Constrained:
     """The tables of a model and their rules, by constraints.
 
@@ -124,7 +169,7 @@ def constrained(
     assumptions = (one for one in known.assumptions if one.column != "pooling_factor" or one.table in assumed)
     unused = cut(", ".join(_unused(constraints)), 400)
     return Constrained(
-        TableSet(tuple(tables), tuple(assumptions)),
+        replace(known, tables=tuple(tables), assumptions=tuple(assumptions)),
         Rules.of(table_types=table_types, min_columns=min_columns, table_kernels=table_kernels),
         found_lookups,
         (
@@ -150,12 +195,12 @@ def _lookups(name: str, own: ParameterConstraints, features: Sequence[str]) -> t
             f"constraints of table {brief(name)}: feature_names are {brief(own.feature_names)}, the table's are "
             f"{brief(list(features))}. Correct them."
         )
-    if _is_default(_field(own, "pooling_factors"), own):
+    if is_default(_field(own, "pooling_factors"), own):
         return None
     return _of_features(name, own, features, "pooling_factors")
 
 
-def _bags(name: str, own: ParameterConstraints, features: Sequence[str], batch_size: int) -> tuple[float, ...]:
+def _bags(name: str, own: ParameterConstraints, features: Sequence[str], batch_size: float) -> tuple[float, ...]:
     """Bags per sample of each of the table's features: its poolings, in as many samples as its batch has."""
     bags = (1.0,) * len(features)
     if own.num_poolings:
@@ -173,6 +218,11 @@ def _of_features(name: str, own: ParameterConstraints, features: Sequence[str], 
         BadConfig: if they are not one finite number from 0 on for each.
     """
     values = getattr(own, column)
+    if not isinstance(values, Sequence) or not all(isinstance(one, Real) for one in values):
+        raise BadConfig(
+            f"constraints of table {brief(name)}: {column} are {brief(values)}. Give a list with a number for each "
+            f"feature."
+        )
     if len(values) != len(features):
         raise BadConfig(
             f"constraints of table {brief(name)}: there are {len(values)} {column} for {len(features)} features. "
@@ -236,7 +286,7 @@ def _unused(constraints: Mapping[str, ParameterConstraints]) -> Iterator[str]:
     tables_of: dict[str, list[str]] = {}
     for name, own in constraints.items():
         for one in fields(own):
-            if one.name not in (*USED, *CARRIED, *OF_KERNELS) and not _is_default(one, own):
+            if one.name not in (*USED, *CARRIED, *OF_KERNELS) and not is_default(one, own):
                 tables_of.setdefault(one.name, []).append(name)
     for field_name, names in tables_of.items():
         yield f"{field_name} ({cut(', '.join(names), 40)})"
@@ -246,7 +296,7 @@ def _field(own: ParameterConstraints, name: str) -> Field[Any]:
     return next(one for one in fields(own) if one.name == name)
 
 
-def _is_default(one: Field[Any], own: Any) -> bool:
+def is_default(one: Field[Any], own: Any) -> bool:
     default = one.default if one.default_factory is MISSING else one.default_factory()
     return bool(getattr(own, one.name) == default)
 
@@ -273,7 +323,7 @@ def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraint
                 given, ours = getattr(own, word, None), getattr(entry, word)
                 if ours is not None and given is not None:
                     setattr(entry, word, _with_own_sizes(given, ours))
-                for left in _left_aside(word, given, is_kept=ours is not None):
+                for left in left_aside(word, given, is_kept=ours is not None):
                     unused.setdefault(left, []).append(name)
     text = cut(", ".join(f"{word} ({cut(', '.join(names), 40)})" for word, names in unused.items()), 400)
     return (_unused_note(text),) if unused else ()
@@ -289,13 +339,13 @@ def _with_own_sizes(given: Any, ours: Any) -> Any:
     return replace(ours, **{name: value for name, value in said.items() if value is not None})
 
 
-def _left_aside(word: str, given: Any, *, is_kept: bool) -> Iterator[str]:
+def left_aside(word: str, given: Any, *, is_kept: bool) -> Iterator[str]:
     """What of a constraint for kernels is not in the plan: all of it where the table has no such kernel, or sizes."""
     if given is None:
         return
     if not is_kept:
         said = (one for one in fields(given) if one.name != "stats")  # which counts in the search
-        if not all(_is_default(one, given) for one in said):
+        if not all(is_default(one, given) for one in said):
             yield word
         return
     for size in _SIZES:

@@ -14,7 +14,7 @@ from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import check_placement, parts_on
 from evenshard.placement.sharding import part_bytes, used_bytes, used_host_bytes
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.highlights import EMBEDDING_WORK
+from evenshard.planner.highlights import EMBEDDING_WORK, assumed_lookups_texts
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.compare import predicted
@@ -188,7 +188,8 @@ class ModelPlanner:
             result.num_found += 1
 
         result.answer = place_request(replace(request, hardware=hardware), model, config, progress=count)
-        for line in (*result.answer.notes, *result.answer.warnings):
+        lookups = assumed_lookups_texts(result.answer)
+        for line in (*lookups, *result.answer.notes, *result.answer.warnings):
             log.warning("%s", line)
         if limit_s is not None and time.monotonic() - started >= limit_s:
             result.say(f"The search ended after timeout_seconds={limit_s}: this is the best plan until then.")

@@ -20,10 +20,10 @@ from evenshard.placement.sharding import (
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.planner.torchrec.constraints import constrained
+from evenshard.planner.torchrec.constraints import constrained_model
 from evenshard.planner.torchrec.entries import DENSE_KERNEL
 from evenshard.planner.torchrec.machine import TorchRecMachine
-from evenshard.planner.torchrec.modules import LocatedTable, located_tables, other_tables_in
+from evenshard.planner.torchrec.modules import LocatedTable, located_tables
 from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE
 from evenshard.planner.torchrec.tables import table_set_of
 from evenshard.planner.torchrec.trainable import leaves_a_rank_empty
@@ -56,7 +56,7 @@ class RequestSettings:
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE
-    pooling_factors: Mapping[str, float] | None = None
+    pooling_factors: Mapping[str, float | Sequence[float]] | None = None
     default_pooling_factor: float = 1.0
     optimizer: str = "sgd"
     rules: Rules = field(default_factory=Rules)
@@ -124,18 +124,17 @@ def request_of(
     if machine.nodes_per_domain > 1 and set(types) == set(SHARDING_TYPES):
         types = tuple(way for way in types if way not in ROWS_IN_NODE)
     located = located_tables(module, sharders)
-    names = {name for one in located for name in (one.name, one.config.name)}
-    others = {name.rpartition(".")[2] for name, _ in other_tables_in(module, sharders)} - names
-    own = {name: one for name, one in constraints.items() if name not in others}
     available = _available_kernels(machine, settings.is_whole)
-    found = constrained(own, known, located, types, machine.compute_device, available, settings.batch_size)
+    found = constrained_model(
+        module, constraints, known, types, machine.compute_device, available, settings.batch_size, sharders
+    )
     rules = settings.rules + found.rules
     on_cpu = _types_on_cpu(found.known, rules, types, machine)
     rules = replace(rules, table_types={**rules.table_types, **on_cpu})
     ways = _ways_of_sharders(module, sharders, located, machine.compute_device)
     for more in (ways, _ways_of_enumerator(enumerator, module, sharders)):
         rules = _within(rules, more, located, types, settings.kernels or available)
-    rules, written = _whole_where_too_narrow(rules, found.known, types)
+    rules, written = whole_where_too_narrow(rules, found.known, types)
     request = PlacementRequest(
         tables=found.known.tables,
         caps_bytes=machine.caps_bytes,
@@ -191,7 +190,7 @@ def _types_on_cpu(
     return table_types
 
 
-def _whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) -> tuple[Rules, dict[str, str]]:
+def whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) -> tuple[Rules, dict[str, str]]:
     """Tables that may only be cut by columns, and are too narrow for it, may stay whole: TorchRec's one shard.
 
     Returns:

@@ -98,7 +98,7 @@ class EvenshardPlanner:
         ssd_gb: float | None = None,
         ssd_bandwidth_gb_s: float | None = None,
         compute_kernels: Sequence[str] = (),
-        pooling_factors: Mapping[str, float] | None = None,
+        pooling_factors: Mapping[str, float | Sequence[float]] | None = None,
         default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
         optimizer: str = "sgd",
         pinned: Mapping[str, int | Sequence[int]] | None = None,
@@ -247,7 +247,7 @@ class EvenshardPlanner:
             own = ("", "") if topology is None else links_of_topology(topology)
             settings = RequestSettings(
                 batch_size=batch_size,
-                pooling_factors=dict(pooling_factors or {}),
+                pooling_factors=pooling_factors,
                 default_pooling_factor=default_pooling_factor,
                 optimizer=optimizer,
                 rules=rules,

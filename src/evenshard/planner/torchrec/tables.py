@@ -9,6 +9,7 @@ from evenshard.planner.options import place_option
 from evenshard.planner.torchrec.config_fields import unused_settings
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables, other_tables_in
 from evenshard.tables.assumptions import Assumption
+from evenshard.tables.named_lookups import with_pooling_factors
 from evenshard.tables.sources import TableSet
 from evenshard.tables.table import DATA_TYPES, SEQUENCE, USUAL_DATA_TYPES, Table
 from evenshard.tables.torchrec_configs import DATA_TYPE_OF
@@ -26,7 +27,7 @@ LEFT_TO_TORCHREC = "module"
 
 def tables_of(
     collections: Collections,
-    pooling_factors: Mapping[str, float] | None = None,
+    pooling_factors: Mapping[str, float | Sequence[float]] | None = None,
     default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
     sharders: Sequence[Any] | None = None,
 ) -> tuple[Table, ...]:
@@ -37,9 +38,7 @@ def tables_of(
     Args:
         collections: a model (or one collection), collections by their path in a model, a list of collections, or a list
             of ``EmbeddingBagConfig`` or ``EmbeddingConfig``.
-        pooling_factors: mean lookups per sample, by table or by feature. A name of a table means all its features
-            together, each with as many as the others; other names are features, and so is a table's name that is a
-            feature's too, where others of the table are named.
+        pooling_factors: mean lookups per sample, by table or by feature; see ``with_pooling_factors``.
         default_pooling_factor: pooling factor of each feature that is not named.
         sharders: sharders of modules, which say whether sequences are deduplicated; TorchRec's default ones where left
             out.
@@ -52,7 +51,7 @@ def tables_of(
 
 def table_set_of(
     collections: Collections,
-    pooling_factors: Mapping[str, float] | None = None,
+    pooling_factors: Mapping[str, float | Sequence[float]] | None = None,
     default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
     sharders: Sequence[Any] | None = None,
 ) -> TableSet:
@@ -62,20 +61,15 @@ def table_set_of(
         raise BadConfig(
             "there is no EmbeddingBagCollection or EmbeddingCollection with tables. Give a model before it is sharded."
         )
-    given = dict(pooling_factors or {})
-    known = {one.name for one in located} | {feature for one in located for feature in one.features}
-    unknown = next((name for name in given if name not in known), None)
-    if unknown is not None:
-        raise BadConfig(
-            f"pooling_factors names {brief(unknown)}, which is neither a table nor a feature. Correct its name."
-        )
-    names, deduplicates = {one.name for one in located}, _deduplicates(sharders)
-    tables = tuple(
-        _table(one, _feature_lookups(one, given, names, default_pooling_factor), deduplicates) for one in located
-    )
-    assumed = list(_assumed_pooling(located, given, default_pooling_factor))
-    assumed = [*assumed, *TableSet.of(tables).assumptions, *unused_settings(located)]
-    return TableSet(tables, (*assumed, *_left_to_torchrec(collections, sharders)))
+    deduplicates = _deduplicates(sharders)
+    tables = tuple(_table(one, default_pooling_factor, deduplicates) for one in located)
+    which = " that is not named" if pooling_factors else ""
+    text = f"{default_pooling_factor:g} for each feature{which}, the default"
+    known = TableSet(tables, tuple(Assumption(table.name, "pooling_factor", text) for table in tables))
+    known = with_pooling_factors(known, pooling_factors)
+    tables, assumed = known.tables, known.assumptions
+    unknown = (*TableSet.of(tables).assumptions, *unused_settings(located))
+    return TableSet(tables, (*assumed, *unknown, *_left_to_torchrec(collections, sharders)))
 
 
 def _left_to_torchrec(collections: Collections, sharders: Sequence[Any] | None) -> Iterator[Assumption]:
@@ -87,11 +81,12 @@ def _left_to_torchrec(collections: Collections, sharders: Sequence[Any] | None) 
             yield Assumption(name, LEFT_TO_TORCHREC, f"{type(module).__name__}, which is left to TorchRec")
 
 
-def _table(one: LocatedTable, lookups: tuple[float, ...], deduplicates: bool) -> Table:
+def _table(one: LocatedTable, default: float, deduplicates: bool) -> Table:
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
     config = one.config
+    lookups = (default,) * len(one.features)
     data_type = DATA_TYPE_OF.get(config.data_type.value, config.data_type.value.lower())
     if data_type not in DATA_TYPES:
         raise BadConfig(
@@ -125,39 +120,3 @@ def _deduplicates(sharders: Sequence[Any] | None) -> bool:
 
     own = [one for one in sharders or () if isinstance(one, EmbeddingCollectionSharder)]
     return get_ec_index_dedup() or any(getattr(one, "_use_index_dedup", False) for one in own)
-
-
-def _feature_lookups(
-    one: LocatedTable, given: Mapping[str, float], tables: set[str], default: float
-) -> tuple[float, ...]:
-    """Lookups per sample of each feature of a table."""
-    if _is_named_whole(one, given):
-        return (given[one.name] / len(one.features),) * len(one.features)
-    others = tables - {one.name}
-    meant_for_others = next((name for name in one.features if name in given and name in others), None)
-    if meant_for_others is not None:
-        raise BadConfig(
-            f"pooling_factors names {brief(meant_for_others)}, which is a table, and a feature of table "
-            f"{brief(one.name)}. Name table {brief(one.name)} too."
-        )
-    return tuple(given.get(feature, default) for feature in one.features)
-
-
-def _is_named_whole(one: LocatedTable, given: Mapping[str, float]) -> bool:
-    """Whether the name of a table means all its features; beside others of them, it is the feature of that name."""
-    features = set(one.features)
-    return one.name in given and not (one.name in features and (features - {one.name}) & given.keys())
-
-
-def _assumed_pooling(
-    located: Sequence[LocatedTable], given: Mapping[str, float], default: float
-) -> Iterator[Assumption]:
-    """Lookups that are not given."""
-    which = " that is not named" if given else ""
-    for one in located:
-        if _is_named_whole(one, given):
-            if len(one.features) > 1:
-                text = f"pooling_factor, evenly over its {len(one.features)} features"
-                yield Assumption(one.name, "feature_pooling_factors", text)
-        elif any(feature not in given for feature in one.features):
-            yield Assumption(one.name, "pooling_factor", f"{default:g} for each feature{which}, the default")

@@ -27,6 +27,7 @@ SHARED_KNOBS = (
     "weight_bits",
     "traffic",
     "embedding_dim",
+    "pooling_factors",
     "default_pooling_factor",
     "columns",
     "communication",
