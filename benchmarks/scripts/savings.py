@@ -2,9 +2,10 @@
 
 python -m benchmarks.scripts.savings --first 300 --count 6
 
-The tables are random, and no training has seen them. They are placed, drift as in benchmarks.scripts.near, and are placed again:
-near the old placement, within a tenth of all bytes and free. From the old one and the free one, 1 to all tables move at
-random, too. Each pair is predicted and simulated (of the same profile, so that the error of a device is left aside).
+The tables are random, and no training has seen them. They are placed, drift as in benchmarks.scripts.near, and are
+placed again: near the old placement, within a tenth of all bytes and free. From the old one and the free one, 1 to all
+tables move at random, too. Each pair is predicted and simulated (of the same profile, so that the error of a device is
+left aside).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_nothing_moves_from_an_answer_to_itself() -> None:
     assert (difference.traffic.pairs, difference.traffic.devices, difference.traffic.seconds) == ((), (), 0)
     assert difference.renaming is None and difference.notes == ()
     assert difference.times.saves_ms == 0
-    assert "as long as before" in said(difference) and "Nothing moves." in said(difference)
+    assert "as long as before" in said(difference) and "Nothing moves: the two placements are equal" in said(difference)
 
 
 def test_what_to_know_about_the_new_answer_is_told() -> None:

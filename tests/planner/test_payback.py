@@ -17,7 +17,7 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.diff import diff
 from evenshard.planner.diff.difference import Difference
-from evenshard.planner.diff.payback import payback
+from evenshard.planner.diff.payback import Payback, payback
 from evenshard.planner.diff.renamed import renamed
 from evenshard.planner.diff.text import payback_lines
 from evenshard.planner.file import load_answer, save_answer
@@ -32,6 +32,14 @@ LINK = 320 / BYTES_PER_GB
 """GB per second with which a table takes a second."""
 
 
+def paid_back(
+    difference: Difference, new: PlacementAnswer, steps: int, link_gb_s: float, restart_minutes: float = 0.0
+) -> Payback:
+    found = payback(difference, new, steps, link_gb_s=link_gb_s, restart_minutes=restart_minutes)
+    assert found is not None
+    return found
+
+
 def saving(low_ms: float, ms: float, high_ms: float) -> tuple[Difference, PlacementAnswer]:
     """A move of a table of 320 bytes that saves so much of each step."""
     old, new = answered(asked(THREE, 2), (0, 0, 1)), answered(asked(THREE, 2), (0, 1, 1))
@@ -41,7 +49,7 @@ def saving(low_ms: float, ms: float, high_ms: float) -> tuple[Difference, Placem
 
 
 def test_a_move_pays_back_where_the_steps_have_saved_what_it_took() -> None:
-    paid = payback(*saving(1.0, 2.0, 4.0), steps=1000, link_gb_s=LINK, restart_minutes=0.05)
+    paid = paid_back(*saving(1.0, 2.0, 4.0), steps=1000, link_gb_s=LINK, restart_minutes=0.05)
     assert (paid.transfer_seconds, paid.restart_seconds) == (pytest.approx(1), 3)
     assert paid.break_even_steps == pytest.approx(4000 / 2)
     assert (paid.soonest_steps, paid.latest_steps) == (pytest.approx(1000), pytest.approx(4000))
@@ -51,18 +59,18 @@ def test_a_move_pays_back_where_the_steps_have_saved_what_it_took() -> None:
     assert "Pays back after 2,000 steps (90 %: 1,000 to 4,000)." in text
     assert "the move takes 4 s over 2.98e-07 GB/s, 3 s of it a restart." in text
     assert "After 1,000 steps: 2 s LOST" in text
-    text = " ".join(payback_lines(payback(*saving(1.0, 2.0, 4.0), steps=10_000, link_gb_s=LINK)))
+    text = " ".join(payback_lines(paid_back(*saving(1.0, 2.0, 4.0), steps=10_000, link_gb_s=LINK)))
     assert "After 10,000 steps: 19 s saved (90 %: 9 s to 39 s)." in text
     quick = replace(paid, break_even_steps=0.4, soonest_steps=0.2, latest_steps=0.8)  # no step is a part of one
     assert "Pays back after 1 step (90 %: 1 to 1)." in " ".join(payback_lines(quick))
 
 
 def test_an_interval_with_0_may_never_pay_back_and_a_slower_placement_does_not() -> None:
-    paid = payback(*saving(-1.0, 2.0, 4.0), steps=1000, link_gb_s=LINK)
+    paid = paid_back(*saving(-1.0, 2.0, 4.0), steps=1000, link_gb_s=LINK)
     assert paid.break_even_steps == pytest.approx(500) and paid.latest_steps is None
     assert paid.gained_low_seconds == pytest.approx(-2)
     assert "perhaps never: the interval of the saving includes 0" in " ".join(payback_lines(paid))
-    paid = payback(*saving(-3.0, -2.0, -1.0), steps=1000, link_gb_s=LINK)
+    paid = paid_back(*saving(-3.0, -2.0, -1.0), steps=1000, link_gb_s=LINK)
     assert paid.break_even_steps is paid.soonest_steps is paid.latest_steps is None
     assert "The new placement is slower: the move does not pay back." in " ".join(payback_lines(paid))
     assert "saves -2.00 ms (90 %: -3.00 to -1.00)" in " ".join(payback_lines(paid))
@@ -103,7 +111,7 @@ def test_bytes_go_over_the_link_of_the_machine(nodes: int) -> None:
     old, new = answered(request, (0, 0, 1)), answered(request, (0, 3, 1))
     paid = payback(diff(old, new, additive()), new, 10, additive())
     name = "nvlink_h100" if nodes == 1 else "infiniband_ndr"
-    assert paid.link == name
+    assert paid is not None and paid.link == name
     assert paid.transfer_seconds == pytest.approx(float(LINKS[name].bytes_ms(320, 320, 320)) / 1000) != 0
     with pytest.raises(BadConfig, match="--link-gb-s"):
         payback(diff(old, new), new, 10)
@@ -113,6 +121,31 @@ def test_placements_of_other_tables_do_not_say_what_a_step_saves() -> None:
     old, new = answered(asked({"a": 5.0}, 2), (0,)), answered(asked(THREE, 2), (0, 1, 1))
     with pytest.raises(BadConfig, match=r"2 of their tables, such as 'b'.*--near OLD --max-move-gb 0"):
         payback(diff(old, new), new, 10, link_gb_s=1)
+
+
+@pytest.mark.parametrize("form", ["text", "--markdown", "--json"])
+def test_equal_placements_have_no_move_to_pay_back(form: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = str(files / "old.json")
+    words = ["diff", same, same, "--steps", "100", "--restart-minutes", "10", *([form] if form != "text" else [])]
+    assert main(words) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    if form == "--json":
+        found = json.loads(printed)
+        assert found["equal"] is True and found["payback"] is None and found["moves"] == []
+    else:
+        assert "Nothing moves: the two placements are equal, so there is no move to pay back." in printed
+        assert "does not pay back" not in printed and "restart" not in printed and "LOST" not in printed
+
+
+def test_placements_are_equal_only_where_nothing_at_all_differs() -> None:
+    old = answered(asked(THREE, 2), (0, 0, 1))
+    assert diff(old, old).equal
+    replicas = [replace(part, devices=(0, 1)) if part.table == "c" else part for part in old.parts]
+    replicated = answered(asked(THREE, 2), (), parts=replicas)
+    assert diff(replicated, old).moves == () and not diff(replicated, old).equal, "c loses a replica and moves nowhere"
+    assert not diff(old, answered(asked(THREE, 3), (0, 0, 1))).equal, "another machine"
+    assert not diff(old, answered(asked({**THREE, "d": 1.0}, 2), (0, 0, 1, 1))).equal, "another table"
+    assert paid_back(diff(replicated, old), old, 10, link_gb_s=1, restart_minutes=1).restart_seconds == 60
 
 
 # Renamed -------------------------------------------------------------------------------------------------------------

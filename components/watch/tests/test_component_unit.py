@@ -47,6 +47,21 @@ def test_a_job_that_ends_soon_stays(tmp_path: Path, made: Artifacts) -> None:
     assert "Stay: a move would not surely pay over 10 steps." in Path(outputs["summary"].path).read_text()
 
 
+def test_a_job_whose_placement_is_the_best_has_no_move_to_pay_back(tmp_path: Path, made: Artifacts) -> None:
+    traced_job(tmp_path)
+    first = made(*OUTPUTS)
+    assert watch.python_func(request={"steps": 10**7, "restart_minutes": 1.0}, **inputs(tmp_path), **first)
+    moved = Path(first["placement"].path, "placement.json").read_bytes()
+    (tmp_path / "in_use/placement.json").write_bytes(moved)
+    again = made(*OUTPUTS)
+    assert not watch.python_func(request={"steps": 10**7, "restart_minutes": 1.0}, **inputs(tmp_path), **again)
+    text = Path(again["summary"].path).read_text()
+    assert "Stay: no better placement was found." in text and "the two placements are equal" in text
+    assert "restart" not in text and "pay back after" not in text
+    assert json.loads(Path(again["observation"].path, "observation.json").read_text())["payback"] is None
+    assert again["metrics"].metadata["gained_seconds"] == 0.0
+
+
 def test_there_must_be_something_to_watch(made: Artifacts) -> None:
     with pytest.raises(BadConfig, match="the address of traces is empty"):
         watch.python_func(request={}, **made(*OUTPUTS))

@@ -88,7 +88,8 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.renamed is not None:
         _write_renamed(args, new, difference, model)
     if args.json:
-        print(json.dumps(asdict(difference) | ({} if paid is None else {"payback": asdict(paid)}), indent=1))
+        asked = {} if args.steps is None else {"payback": None if paid is None else asdict(paid)}
+        print(json.dumps(asdict(difference) | asked, indent=1))
     elif args.markdown:
         print(difference_markdown(difference, old, new, args.title, paid), end="")
     else:

@@ -43,9 +43,9 @@ def watched_metrics(watched: Watched) -> dict[str, float | None]:
     return {
         "observed_ms": watched.comparison.observed_ms,
         "predicted_ms": watched.comparison.predicted_ms,
-        "saves_ms": watched.paid.saves_ms,
-        "break_even_steps": watched.paid.break_even_steps,
-        "gained_seconds": watched.paid.gained_seconds,
+        "saves_ms": watched.difference.times.saves_ms,
+        "break_even_steps": None if watched.paid is None else watched.paid.break_even_steps,
+        "gained_seconds": 0.0 if watched.paid is None else watched.paid.gained_seconds,
         "pays": float(watched.pays),
     }
 
@@ -82,7 +82,7 @@ def watch_training(
     content = {
         **asdict(found.observation),
         "comparison": asdict(found.comparison),
-        "payback": asdict(found.paid),
+        "payback": None if found.paid is None else asdict(found.paid),
         "pays": found.pays,
     }
     (outputs.observation / "observation.json").write_text(json.dumps(finite(content), indent=1) + "\n")

@@ -306,6 +306,8 @@ def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlaceme
         raise BadConfig(f"costs need the traces of all {observation.world_size} ranks; missing: {missing}. Give them.")
     if observation.world_size > 1 and any(one.waiting_ms is None for one in observation.ranks):
         raise BadConfig("the ranks have recorded different collectives. Record all of them with one schedule.")
+    if observation.unseen:
+        raise BadConfig(f"costs need all of a step; the traces do not show {', '.join(observation.unseen)}.")
     by_name = {table.name: table for table in placed.request.tables}
     for table in placed.request.tables:
         of_table = [part for part in placed.parts if part.table == table.name]
@@ -348,12 +350,14 @@ def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlaceme
 
 
 def _device_cost(rank: RankTimes) -> DeviceCost:
+    """The times of a rank whose passes were seen; a training of one rank has no exchanges."""
+    waiting = rank.waiting_ms or {}
     return DeviceCost(
         fwd_compute_ms=rank.forward_ms,
-        fwd_all_to_all_ms=rank.exchange_ms["forward"],
-        bwd_all_to_all_ms=rank.exchange_ms["backward"],
+        fwd_all_to_all_ms=rank.exchange_ms["forward"] or 0.0,
+        bwd_all_to_all_ms=rank.exchange_ms["backward"] or 0.0,
         bwd_compute_ms=rank.backward_ms,
         fwd_compute_spread_ms=rank.forward_spread_ms,
         bwd_compute_spread_ms=rank.backward_spread_ms,
-        fwd_wait_ms=rank.waiting_ms["forward"] if rank.waiting_ms is not None else 0.0,
+        fwd_wait_ms=waiting.get("forward") or 0.0,
     )

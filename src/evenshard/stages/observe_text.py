@@ -9,6 +9,7 @@ from evenshard.stages.observe import ObservedAndPredicted
 from evenshard.utils.messages import printable
 from evenshard.utils.text_table import text_table
 
+NOT_SEEN = "not seen"
 _HEADS = ["rank", "forward", "forward all-to-all", "backward all-to-all", "backward"]
 
 
@@ -19,7 +20,8 @@ def observation_text(observation: ObservedTraining, comparison: ObservedAndPredi
     if (balance := observation.balance) is not None:
         lines.append(
             f"Balance alone saves at most {_share(balance.total_ms, observation.step_ms)} of a step: forward "
-            f"{balance.forward_ms:.3f}, backward {balance.backward_ms:.3f}, all-to-alls {balance.exchanges_ms:.3f} ms."
+            f"{_time(balance.forward_ms)}, backward {_time(balance.backward_ms)}, all-to-alls "
+            f"{_time(balance.exchanges_ms)}."
         )
     lines += [f"Note: {note}" for note in observation.notes]
     if comparison is not None:
@@ -53,18 +55,20 @@ def _row(rank: RankTimes) -> list[str]:
         rank.exchange_ms["input"],
         rank.exchange_ms["other"],
     )
-    waiting = rank.all_waiting_ms
     cells = [_share(one, rank.step_ms) for one in times]
-    return [
-        str(rank.rank),
-        *cells,
-        "in them" if waiting is None else _share(waiting, rank.step_ms),
-        f"{rank.step_ms:.2f}",
-    ]
+    if rank.num_tables == 0:
+        cells[0] = cells[3] = "none"
+    with_waiting = rank.waiting_ms is None and any(one is not None for one in rank.exchange_ms.values())
+    waiting = "in them" if with_waiting else _share(rank.all_waiting_ms, rank.step_ms)
+    return [str(rank.rank), *cells, waiting, f"{rank.step_ms:.2f}"]
 
 
-def _share(time_ms: float, step_ms: float) -> str:
-    return f"{time_ms:.3f} ({time_ms / step_ms:.1%})"
+def _share(time_ms: float | None, step_ms: float) -> str:
+    return NOT_SEEN if time_ms is None else f"{time_ms:.3f} ({time_ms / step_ms:.1%})"
+
+
+def _time(time_ms: float | None) -> str:
+    return NOT_SEEN if time_ms is None else f"{time_ms:.3f} ms"
 
 
 def _waits(observation: ObservedTraining) -> list[str]:
@@ -73,11 +77,11 @@ def _waits(observation: ObservedTraining) -> list[str]:
     if last is None:
         return []
     others = fmean(ms for rank, ms in waiting.items() if rank != last)
-    slowest = max(observation.ranks, key=lambda one: one.forward_ms + one.backward_ms)
+    slowest = max(observation.ranks, key=lambda one: one.compute_ms)
     return [
         f"The step waits for rank {last}: it waits {waiting[last]:.3f} ms itself, the others {others:.3f} ms on "
         f"average. The slowest embedding tables are those of rank {slowest.rank}: forward and backward take "
-        f"{slowest.forward_ms + slowest.backward_ms:.3f} ms."
+        f"{slowest.compute_ms:.3f} ms."
     ]
 
 
@@ -85,13 +89,15 @@ def _compared(observation: ObservedTraining, comparison: ObservedAndPredicted) -
     observed, predicted = comparison.observed_ms, comparison.predicted_ms
     interval = f"90 %: {comparison.low_ms:.3f} to {comparison.high_ms:.3f}"
     of_device = [f"{comparison.device}."] if comparison.device else []
+    unseen = f", without {', '.join(observation.unseen)}, which the traces do not show" if observation.unseen else ""
     if comparison.devices is None:
         return [
-            f"The slowest rank's embedding tables take {observed:.3f} ms. Placed by evenshard, those of "
+            f"The slowest rank's embedding tables take {observed:.3f} ms{unseen}. Placed by evenshard, those of "
             f"{comparison.source} are predicted to take {predicted:.3f} ms ({interval}) by {comparison.predicted_by}.",
             *of_device,
         ]
-    inside = "inside" if comparison.low_ms <= observed <= comparison.high_ms else "outside"
+    inside = "inside the interval" if comparison.low_ms <= observed <= comparison.high_ms else "outside the interval"
+    verdict = f"not to be compared{unseen}" if unseen else inside
     rows = [[*_HEADS, "together"]]
     for one in observation.ranks:
         device = comparison.devices[one.rank]
@@ -102,11 +108,15 @@ def _compared(observation: ObservedTraining, comparison: ObservedAndPredicted) -
             (one.backward_ms, device.predicted_bwd_compute_ms),
             (one.embedding_ms, device.predicted_total_ms),
         )
-        rows.append([str(one.rank), *(f"{seen:.3f} / {expected:.3f}" for seen, expected in pairs)])
+        rows.append([str(one.rank), *(_pair(seen, expected) for seen, expected in pairs)])
     return [
         f"Observed / predicted for {comparison.source} by {comparison.predicted_by}, ms:",
         text_table(rows, ">", "  "),
-        f"The slowest rank takes {observed:.3f} ms, {predicted:.3f} predicted ({interval}): {inside} the interval.",
+        f"The slowest rank takes {observed:.3f} ms, {predicted:.3f} predicted ({interval}): {verdict}.",
         *of_device,
         *(f"Note: {note}" for note in comparison.notes),
     ]
+
+
+def _pair(seen_ms: float | None, expected_ms: float) -> str:
+    return f"{NOT_SEEN if seen_ms is None else f'{seen_ms:.3f}'} / {expected_ms:.3f}"

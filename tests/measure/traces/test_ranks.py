@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evenshard.measure.traces.collectives import CollectiveKind, collectives
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.measure.traces.ranks import observe
+from evenshard.stages.observe_text import observation_text
 from evenshard.utils.errors import BadFile, BadInput
-from support.trace_builders import AUTOGRAD, LOOKUP_KERNEL, MAIN, NCCL_KERNEL, TraceBuilder, step
+from support.trace_builders import AUTOGRAD, GRADIENT_KERNEL, LOOKUP_KERNEL, MAIN, NCCL_KERNEL, TraceBuilder, step
 from support.truth import truth_file
 
 KIND_OF_OPERATOR: dict[str, CollectiveKind] = {
@@ -41,8 +44,8 @@ def test_the_last_to_arrive_does_not_wait_and_the_others_wait_for_it(tmp_path: P
     assert [one.backward_ms for one in found.ranks] == pytest.approx([0.2, 0.4, 0.6])
     assert found.waits_for == 1 and found.step_ms == 2.0
     for one, waits in zip(found.ranks, (0.3, 0.0, 0.2), strict=True):
-        assert one.exchange_ms == pytest.approx({"forward": 0.05, "backward": 0.03, "input": 0.005, "other": 0.0})
-        assert one.waiting_ms == pytest.approx({"forward": waits, "backward": waits, "input": 0.0, "other": 0.0})
+        assert one.exchange_ms == pytest.approx({"forward": 0.05, "backward": 0.03, "input": 0.005, "other": None})
+        assert one.waiting_ms == pytest.approx({"forward": waits, "backward": waits, "input": 0.0, "other": None})
     assert found.slowest.rank == 2 and found.slowest.embedding_ms == pytest.approx(0.3 + 0.05 + 0.03 + 0.6)
     assert found.balance is not None
     assert found.balance.forward_ms == pytest.approx(0.1)  # 0.3 above the mean of 0.2
@@ -124,6 +127,71 @@ def test_a_rank_without_tables_waits_like_the_others(tmp_path: Path) -> None:
         idle.exchange("All2All_Pooled_WaitBackward", at + 700, at + 900, 400, AUTOGRAD)
     found = observe([first, idle.save(tmp_path / "idle.json")])
     assert found.ranks[1].forward_ms == 0 and found.ranks[1].num_tables == 0 and found.waits_for == 0
+
+
+def without_kernels(folder: Path, **changes: Any) -> Path:
+    """A training on a GPU as a profiler with ``activities=[ProfilerActivity.CPU]`` writes it."""
+    trace = TraceBuilder()
+    step(trace, 5, 0, 100, 200)
+    trace.events = [event for event in trace.events if event["cat"] not in ("kernel", "cuda_runtime")]
+    path = folder / "trace.json"
+    path.write_text(json.dumps({**trace.document(), **changes}))
+    return path
+
+
+def test_a_training_on_a_gpu_whose_kernels_were_not_recorded_is_not_one_on_the_cpu(tmp_path: Path) -> None:
+    hints = {"backend": "", "rank": 0, "world_size": 1}
+    for changes, gpu in (
+        ({}, "NVIDIA H200"),
+        ({"deviceProperties": []}, "unknown GPU"),  # NCCL says so
+        ({"distributedInfo": hints}, "NVIDIA H200"),  # the machine has GPUs, and no operator is one of the CPU
+    ):
+        with pytest.raises(BadFile, match=rf"on a GPU \({gpu}\), and it has no kernels.*ProfilerActivity.CUDA"):
+            observe([without_kernels(tmp_path, **changes)])
+
+
+def test_a_training_on_the_cpu_of_a_machine_with_gpus_is_one_on_the_cpu(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    trace.step(5, 0, 2000)
+    trace.lookup(100)
+    trace.op("fbgemm::split_embedding_codegen_forward_cpu", 101, 5)
+    document = {**trace.document(), "distributedInfo": {"backend": "gloo", "rank": 0, "world_size": 1}}
+    (tmp_path / "trace.json").write_text(json.dumps(document))
+    found = observe([tmp_path / "trace.json"])
+    assert found.ranks[0].gpu == "" and "A training on the CPU" in found.notes[-1]
+
+
+def test_what_a_trace_does_not_show_is_not_zero(tmp_path: Path) -> None:
+    """A step of one rank without a backward pass and without collectives."""
+    trace = TraceBuilder()
+    trace.step(5, 0, 2000)
+    trace.lookup(100)
+    trace.kernel(LOOKUP_KERNEL, 105, 200, 300)
+    found = observe([trace.save(tmp_path / "trace.json")])
+    (only,) = found.ranks
+    assert (only.forward_ms, only.backward_ms) == (0.3, None) and set(only.exchange_ms.values()) == {None}
+    assert only.embedding_ms == 0.3 and only.all_waiting_ms is None
+    assert found.unseen == ("rank 0's backward",), "one rank exchanges nothing"
+    row = observation_text(found, None).splitlines()[2]
+    assert "0.000" not in row and row.count("not seen") == 6
+
+
+def test_ranks_whose_exchanges_were_not_seen_have_no_balance_of_exchanges(tmp_path: Path) -> None:
+    paths = []
+    for rank in range(2):
+        trace = TraceBuilder(rank, 2)
+        trace.step(5, 0, 2000)
+        trace.lookup(100)
+        trace.kernel(LOOKUP_KERNEL, 105, 200, 300)
+        trace.backward(800, 5)
+        trace.kernel(GRADIENT_KERNEL, 805, 1400, 200, AUTOGRAD)
+        paths.append(trace.save(tmp_path / f"rank{rank}.json"))
+    found = observe(paths)
+    assert found.balance is not None and found.balance.exchanges_ms is None and found.balance.forward_ms == 0
+    assert found.unseen == tuple(
+        f"rank {rank}'s {kind} all-to-all" for rank in (0, 1) for kind in ("forward", "backward")
+    )
+    assert "all-to-alls not seen." in observation_text(found, None)
 
 
 def test_each_all_to_all_is_known_by_what_started_it(tmp_path: Path) -> None:

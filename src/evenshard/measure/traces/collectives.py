@@ -73,15 +73,17 @@ def _kind(op: Op) -> CollectiveKind:
 
 @dataclass(frozen=True)
 class StepCollectives:
-    """What the collectives of a training step took on one rank, microseconds by kind.
+    """What the collectives of a training step took on one rank, microseconds by kind; 0 where it ran none.
 
     Attributes:
         exchange_us: without waiting where several ranks tell it apart, else with it.
         waiting_us: waiting for the last rank to arrive; None where one rank alone is known.
+        kinds: those that the rank ran.
     """
 
     exchange_us: Mapping[CollectiveKind, float]
     waiting_us: Mapping[CollectiveKind, float] | None
+    kinds: frozenset[CollectiveKind]
 
 
 def apart_from_waiting(
@@ -109,7 +111,8 @@ def apart_from_waiting(
             apart = len(of_ranks) > 1 and None not in least.values()
             own = {kind: total[rank][kind] if (own := least[kind]) is None else own for kind in COLLECTIVES}
             waiting = {kind: total[rank][kind] - own[kind] for kind in COLLECTIVES}
-            result[rank][step] = StepCollectives(own, waiting if apart else None)
+            kinds = frozenset(kind for kind in COLLECTIVES if groups[rank, step, kind])
+            result[rank][step] = StepCollectives(own, waiting if apart else None, kinds)
     return result
 
 

@@ -9,7 +9,7 @@ import re
 import tarfile
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +28,9 @@ MAX_TRACE_BYTES = 4 * 2**30
 _OPS = {"cpu_op", "operator", "user_annotation"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime"}
 _ON_GPU = {"kernel", "gpu_memset", "memset", "gpu_memcpy", "memcpy"}
+_KERNEL_LAUNCH = re.compile(r"(?:cuda|hip|cu)Launch\w*Kernel")
+_NCCL = re.compile(r"nccl:")
+_FUSED_ON_CPU = re.compile(r"fbgemm::\w*codegen\w*_cpu")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
@@ -93,7 +96,7 @@ class Trace:
     Attributes:
         source: its file, with the member of an archive behind it.
         rank: of ``world_size`` processes; 0 of 1 where the trace does not say.
-        gpu: name of the rank's GPU; "" for a training on the CPU.
+        gpu: name of the rank's GPU; "" for a training on the CPU. A training on a GPU may have left no ``gpu_work``.
         memory_bytes: memory of that GPU; 0 where the trace does not say.
         backend: of its process group, such as "nccl"; "" where the trace does not say.
         started_at: begin of its first operator, seconds since 1970 UTC.
@@ -251,10 +254,9 @@ def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, 
     ]
     ops = sorted((op for of_thread in threads.values() for op in of_thread), key=lambda op: op.start_us)
     steps = {int(found[1]): op for op in ops if op.duration_us > 0 and (found := _STEP.match(op.name))}
-    devices = [event["args"]["device"] for event in on_gpu if "device" in event.get("args", {})]
-    properties = {one.get("id"): one for one in document.get("deviceProperties") or ()}
-    gpu = properties.get(devices[0], {"name": "unknown GPU"}) if devices else {}
     info = document.get("distributedInfo") or {}
+    names = [*(op.name for op in ops), *(str(event["name"]) for event in launches.values())]
+    gpu = _gpu(document.get("deviceProperties") or (), on_gpu, names, str(info.get("backend", "")))
     rank, world_size = int(info.get("rank", 0)), int(info.get("world_size", 1))
     if not 0 <= rank < world_size or RANGES["num_devices"].problem(world_size):
         raise ValueError(f"rank {rank} of {world_size}")
@@ -271,6 +273,30 @@ def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, 
         ops=tuple(ops),
         gpu_work=tuple(sorted(work, key=lambda one: one.start_us)),
     )
+
+
+def _gpu(
+    properties: Sequence[Mapping[str, Any]], on_gpu: Sequence[Mapping[str, Any]], names: Sequence[str], backend: str
+) -> Mapping[str, Any]:
+    """Properties of the rank's GPU; none for a training on the CPU.
+
+    A trace without ``ProfilerActivity.CUDA`` has no work of the GPU. What tells its training from one on the CPU are
+    its collectives, its launches of kernels, or its machine's GPUs where the fused operators are not those of the CPU.
+
+    Args:
+        properties: of the machine's GPUs.
+        on_gpu: work on the GPU.
+        names: of operators and of launches.
+        backend: of the process group.
+    """
+    unknown = {"name": "unknown GPU"}
+    devices = [event["args"]["device"] for event in on_gpu if "device" in event.get("args", {})]
+    if devices:
+        return {one.get("id"): one for one in properties}.get(devices[0], unknown)
+    used = backend == "nccl" or any(_NCCL.match(name) or _KERNEL_LAUNCH.match(name) for name in names)
+    if used or (properties and not any(map(_FUSED_ON_CPU.match, names))):
+        return properties[0] if properties else unknown
+    return {}
 
 
 def _nested(thread: object, events: list[dict[str, Any]]) -> list[Op]:

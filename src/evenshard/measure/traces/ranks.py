@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -21,6 +21,7 @@ from evenshard.measure.traces.kineto import HOW_TO_RECORD, Trace, read_traces
 from evenshard.utils.errors import BadFile, BadInput
 
 _US_PER_MS = 1000.0
+_OF_EMBEDDINGS: tuple[CollectiveKind, ...] = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,10 @@ class RankTimes:
     end; on the CPU they are the times of their operators. Modules whose weights an optimizer outside of FBGEMM updates
     (data parallel tables) are left out.
 
+    What the trace does not show is None: a pass of the fused modules, or a kind of collective.
+
     Attributes:
+        forward_ms, backward_ms: of the fused modules; 0 on a rank without any.
         exchange_ms: collectives by kind, without the waiting where that is known.
         waiting_ms: in each kind of collective, for the last rank to arrive; None where this cannot be told apart.
         num_tables, batch_size, sum_of_dims: of its fused modules together; None in a trace without shapes.
@@ -41,44 +45,53 @@ class RankTimes:
     gpu: str
     num_steps: int
     step_ms: float
-    forward_ms: float
-    backward_ms: float
+    forward_ms: float | None
+    backward_ms: float | None
     forward_spread_ms: float
     backward_spread_ms: float
-    exchange_ms: Mapping[CollectiveKind, float]
-    waiting_ms: Mapping[CollectiveKind, float] | None
+    exchange_ms: Mapping[CollectiveKind, float | None]
+    waiting_ms: Mapping[CollectiveKind, float | None] | None
     num_tables: int | None
     batch_size: int | None
     sum_of_dims: int | None
 
     @property
     def embedding_ms(self) -> float:
-        """Forward, both all-to-alls of embeddings, and backward: what evenshard predicts."""
-        return self.forward_ms + self.exchange_ms["forward"] + self.exchange_ms["backward"] + self.backward_ms
+        """Forward, both all-to-alls of embeddings, and backward, as far as they were seen: what evenshard predicts."""
+        return _seen_ms((self.compute_ms, *(self.exchange_ms[kind] for kind in _OF_EMBEDDINGS)))
+
+    @property
+    def compute_ms(self) -> float:
+        """Forward and backward, as far as they were seen."""
+        return _seen_ms((self.forward_ms, self.backward_ms))
 
     @property
     def all_waiting_ms(self) -> float | None:
-        """Its waiting in all collectives."""
-        return None if self.waiting_ms is None else sum(self.waiting_ms.values())
+        """Its waiting in all collectives; None where it is not known, or none was seen."""
+        if self.waiting_ms is None or all(one is None for one in self.waiting_ms.values()):
+            return None
+        return _seen_ms(self.waiting_ms.values())
 
 
 @dataclass(frozen=True)
 class Balance:
     """What a step would save at most if the embedding tables were spread evenly, ms.
 
+    What the traces do not show is None.
+
     Attributes:
         forward_ms, backward_ms: what the slowest rank takes above the mean.
-        exchanges_ms: what both all-to-alls take for the widest rank above the mean; 0 where no trace has shapes.
+        exchanges_ms: what both all-to-alls take for the widest rank above the mean; None without shapes, too.
     """
 
-    forward_ms: float
-    backward_ms: float
-    exchanges_ms: float
+    forward_ms: float | None
+    backward_ms: float | None
+    exchanges_ms: float | None
 
     @property
     def total_ms(self) -> float:
-        """The three together."""
-        return self.forward_ms + self.backward_ms + self.exchanges_ms
+        """The three together, as far as they were seen."""
+        return _seen_ms((self.forward_ms, self.backward_ms, self.exchanges_ms))
 
 
 @dataclass(frozen=True)
@@ -118,6 +131,17 @@ class ObservedTraining:
     def slowest(self) -> RankTimes:
         """The rank whose embedding tables take longest."""
         return max(self.ranks, key=lambda one: one.embedding_ms)
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """What evenshard predicts and a rank's trace does not show, such as "rank 0's backward"."""
+        found = []
+        for one in self.ranks:
+            times = [("forward", one.forward_ms), ("backward", one.backward_ms)]
+            if self.world_size > 1:
+                times += [(f"{kind} all-to-all", one.exchange_ms[kind]) for kind in _OF_EMBEDDINGS]
+            found += [f"rank {one.rank}'s {name}" for name, time_ms in times if time_ms is None]
+        return tuple(found)
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
@@ -187,6 +211,10 @@ def training_ranks(paths: Sequence[Path]) -> list[TracedRank]:
         if not trace.steps:
             problem = "it has no training step (ProfilerStep#...)"
             raise BadFile(trace.source, problem, f"Call prof.step() after each step. {HOW_TO_RECORD}.")
+        if trace.gpu and not trace.gpu_work:
+            problem = f"its training is on a GPU ({trace.gpu}), and it has no kernels"
+            what = "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], the default of torch.profiler"
+            raise BadFile(trace.source, problem, f"{what}. {HOW_TO_RECORD}.")
         if trace.rank in by_rank:
             problem = f"it is of rank {trace.rank}, as {by_rank[trace.rank].trace.source} is"
             raise BadFile(trace.source, problem, "Give one trace of each rank of one training.")
@@ -203,8 +231,14 @@ def _rank(traced: TracedRank, shared: Mapping[int, StepCollectives], steps: Sequ
     trace, calls = traced.trace, traced.placed_calls
     forward = _per_step(calls, steps, "forward")
     backward = _per_step(calls, steps, "backward")
-    exchange = {kind: median(shared[step].exchange_us[kind] for step in steps) / _US_PER_MS for kind in COLLECTIVES}
+    seen = {kind for step in steps for kind in shared[step].kinds}
     waits = [waits for step in steps if (waits := shared[step].waiting_us) is not None]
+
+    def by_kind(of_steps: Sequence[Mapping[CollectiveKind, float]]) -> dict[CollectiveKind, float | None]:
+        return {
+            kind: median(one[kind] for one in of_steps) / _US_PER_MS if kind in seen else None for kind in COLLECTIVES
+        }
+
     last = [call for call in calls if call.step == steps[-1]]
     batches = {call.batch_size for call in last}
     return RankTimes(
@@ -212,12 +246,12 @@ def _rank(traced: TracedRank, shared: Mapping[int, StepCollectives], steps: Sequ
         gpu=trace.gpu,
         num_steps=len(steps),
         step_ms=median(end - start for number, start, end in trace.steps if number in set(steps)) / _US_PER_MS,
-        forward_ms=median(forward),
-        backward_ms=median(backward),
+        forward_ms=_median_seen(forward, calls),
+        backward_ms=_median_seen(backward, calls),
         forward_spread_ms=interquartile_range(forward),
         backward_spread_ms=interquartile_range(backward),
-        exchange_ms=exchange,
-        waiting_ms={kind: median(one[kind] for one in waits) / _US_PER_MS for kind in COLLECTIVES} if waits else None,
+        exchange_ms=by_kind([shared[step].exchange_us for step in steps]),
+        waiting_ms=by_kind(waits) if waits else None,
         num_tables=_sum([call.num_tables for call in last]),
         batch_size=batches.pop() if len(batches) == 1 else None,
         sum_of_dims=_sum([call.sum_of_dims for call in last]),
@@ -234,22 +268,39 @@ def _per_step(calls: Sequence[FusedCall], steps: Sequence[int], which: str) -> l
     return list(spans.values())
 
 
+def _median_seen(of_steps: Sequence[float], calls: Sequence[FusedCall]) -> float | None:
+    """The median; None where calls have left no time in any step."""
+    return None if calls and not any(of_steps) else median(of_steps)
+
+
+def _seen_ms(times: Iterable[float | None]) -> float:
+    return sum(one for one in times if one is not None)
+
+
 def _sum(numbers: Sequence[int | None]) -> int | None:
     known = [one for one in numbers if one is not None]
     return sum(known) if len(known) == len(numbers) else None
 
 
 def _balance(ranks: Sequence[RankTimes], traced: Sequence[TracedRank], steps: Sequence[int]) -> Balance:
-    def above_mean(which: str) -> float:
+    def above_mean(which: str, seen: Sequence[float | None]) -> float | None:
+        if None in seen:
+            return None
         of_ranks = [_per_step(one.placed_calls, steps, which) for one in traced]
         above: list[float] = [max(of_step) - fmean(of_step) for of_step in zip(*of_ranks, strict=True)]
         return median(above)
 
     dims = [one.sum_of_dims for one in ranks if one.sum_of_dims is not None]
-    widest = max(dims, default=0)
-    share = 1 - fmean(dims) / widest if widest and len(dims) == len(ranks) else 0.0
-    exchanges = ranks[0].exchange_ms["forward"] + ranks[0].exchange_ms["backward"]
-    return Balance(above_mean("forward"), above_mean("backward"), share * exchanges)
+    exchanges = [ms for kind in _OF_EMBEDDINGS if (ms := ranks[0].exchange_ms[kind]) is not None]
+    exchanges_ms = None
+    if exchanges and len(dims) == len(ranks):
+        widest = max(dims)
+        exchanges_ms = (1 - fmean(dims) / widest if widest else 0.0) * sum(exchanges)
+    return Balance(
+        above_mean("forward", [one.forward_ms for one in ranks]),
+        above_mean("backward", [one.backward_ms for one in ranks]),
+        exchanges_ms,
+    )
 
 
 def _notes(traces: Sequence[Trace], ranks: Sequence[RankTimes]) -> list[str]:

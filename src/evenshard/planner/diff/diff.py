@@ -66,6 +66,7 @@ def diff(
     if old.request.optimizer != new.request.optimizer:
         notes = (*notes, f"{old.request.optimizer} became {new.request.optimizer}: no optimizer state is counted")
     return Difference(
+        equal=same_tables and old.request.nodes == new.request.nodes and set(old.parts) == set(new.parts),
         old_num_devices=old.num_devices,
         new_num_devices=new.num_devices,
         moves=moves,

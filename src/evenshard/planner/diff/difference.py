@@ -128,6 +128,7 @@ class Difference:
     """Between an old answer and a new one.
 
     Attributes:
+        equal: whether both place the same tables in the same way on the same machine, so that there is no move to make.
         old_num_devices, new_num_devices: devices of the two answers.
         moves: pieces that go to another device, in the order of the new answer's tables.
         kept_bytes: bytes that stay, weights and optimizer state.
@@ -141,6 +142,7 @@ class Difference:
         notes: notes on the comparison; a clause each.
     """
 
+    equal: bool
     old_num_devices: int
     new_num_devices: int
     moves: tuple[PartMove, ...]

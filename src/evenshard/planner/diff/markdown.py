@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.difference import Difference, PartMove
 from evenshard.planner.diff.payback import Payback
-from evenshard.planner.diff.text import payback_lines
+from evenshard.planner.diff.text import EQUAL, payback_lines
 from evenshard.planner.diff.times import OWN_FIGURES
 from evenshard.planner.highlights import fullest_device
 from evenshard.sharders.convex_search.cost_model import ROUNDING
@@ -49,7 +49,9 @@ def difference_markdown(
     warnings = [*new.memory_warnings, *new.warnings]
     if warnings:
         lines += ["", "> [!WARNING]", *(f"> {escaped(one)}  " for one in warnings)]
-    if paid is not None:
+    if difference.equal:
+        lines += ["", EQUAL]
+    elif paid is not None:
         lines += ["", *(escaped(line) for line in payback_lines(paid))]
     tables = list(_tables(difference))
     if tables:

@@ -52,8 +52,8 @@ def payback(
     model: PlacementModel | None = None,
     link_gb_s: float | None = None,
     restart_minutes: float = 0.0,
-) -> Payback:
-    """What a move brings over so many steps.
+) -> Payback | None:
+    """What a move brings over so many steps; None where the two placements are equal, so that no move is made.
 
     Args:
         difference: between the two answers.
@@ -65,6 +65,8 @@ def payback(
     Raises:
         BadConfig: if no link is known, or the two answers are of other tables, so that no saving is.
     """
+    if difference.equal:
+        return None
     others = [*difference.added, *difference.removed, *(one.table for one in difference.changed)]
     if others:
         raise BadConfig(

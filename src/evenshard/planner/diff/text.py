@@ -17,6 +17,7 @@ from evenshard.utils.messages import printable
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 
 _NARROWEST = 80
+EQUAL = "Nothing moves: the two placements are equal, so there is no move to pay back."
 _MAX_LINES = 32
 """Moves and devices that are shown where there are more, the largest ones."""
 
@@ -62,7 +63,9 @@ def _times(difference: Difference) -> str:
 def _bytes(difference: Difference) -> Iterator[str]:
     if difference.old_num_devices != difference.new_num_devices:
         yield f"{difference.old_num_devices} devices became {difference.new_num_devices}."
-    if not difference.moves:
+    if difference.equal:
+        yield EQUAL
+    elif not difference.moves:
         yield "Nothing moves to other devices." if difference.rekept else "Nothing moves."
     else:
         tables = len({move.table for move in difference.moves})

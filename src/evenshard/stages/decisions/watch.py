@@ -64,7 +64,8 @@ class Watched:
         scale: what the slowest rank takes, over what was predicted.
         old, new: the placement in use, and the best that was found, its devices named so that least moves.
         difference: between the two, with the times of a step scaled to what was observed.
-        paid: when the move pays back.
+        steps: training steps that are still to come.
+        paid: when the move pays back; None where the best placement is the one in use.
         pays: whether to make it.
         costs_problem: why there is no cost dataset; empty where there is one.
     """
@@ -75,7 +76,8 @@ class Watched:
     old: PlacementAnswer
     new: PlacementAnswer
     difference: Difference
-    paid: Payback
+    steps: int
+    paid: Payback | None
     pays: bool
     costs_problem: str = ""
 
@@ -110,6 +112,11 @@ def watch(
     """
     old = load_answer(in_use)
     observation, comparison, problem = _observed(traces, in_use, costs)
+    if observation.unseen:
+        raise BadConfig(
+            f"the traces do not show {', '.join(observation.unseen)}, so that what a move would save cannot be scaled "
+            f"to what the training takes. Record whole training steps: `evenshard observe -h`."
+        )
     scale = comparison.observed_ms / comparison.predicted_ms if comparison.predicted_ms > 0 else 1.0
     today = tables or TableSet(old.request.tables, old.request.assumptions)
     new = replan(old, today, model, old.request.batch_size, search, config.link_gb_s).answer
@@ -119,9 +126,9 @@ def watch(
         difference = diff(old, new, model, config.link_gb_s)
     difference = _scaled(difference, scale)
     paid = payback(difference, new, config.steps, model, config.link_gb_s, config.restart_minutes)
-    gained = paid.gained_low_seconds if config.surely else paid.gained_seconds
-    pays = gained > 0 and bool(difference.moves)
-    return Watched(observation, comparison, scale, old, new, difference, paid, pays, problem)
+    pays = paid is not None and (paid.gained_low_seconds if config.surely else paid.gained_seconds) > 0
+    pays = pays and bool(difference.moves)
+    return Watched(observation, comparison, scale, old, new, difference, config.steps, paid, pays, problem)
 
 
 def traces_in(path: Path) -> tuple[Path, ...]:

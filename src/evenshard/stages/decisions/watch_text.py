@@ -14,10 +14,10 @@ from evenshard.utils.messages import printable
 def verdict_text(watched: Watched) -> str:
     """Whether to move, in one line."""
     if watched.pays:
-        return f"Replan: the new placement pays over {watched.paid.steps:,} steps."
+        return f"Replan: the new placement pays over {watched.steps:,} steps."
     if not watched.difference.moves:
         return "Stay: no better placement was found."
-    return f"Stay: a move would not surely pay over {watched.paid.steps:,} steps."
+    return f"Stay: a move would not surely pay over {watched.steps:,} steps."
 
 
 def print_watched(watched: Watched, file: TextIO | None = None) -> None:
