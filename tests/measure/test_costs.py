@@ -10,14 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.measure import costs
 from evenshard.measure.costs import (
     CONTROL,
+    LAST_MOMENT,
     MOST_MS,
     OUT_OF_MEMORY,
     DeviceCost,
     PlacementCost,
     combine_visits,
     interquartile_range,
+    moment_problem,
+    time_problem,
 )
 from evenshard.utils.errors import MeasurementFailed
 from support.builders import PROVENANCE, cost, device_costs, measured, some_tables, task
@@ -78,8 +82,25 @@ def test_a_whole_and_its_parts_are_not_both_given(change: dict[str, Any], why: s
         PlacementCost((replace(DeviceCost.of_total(5.0), **change),), "modelled")
 
 
+def test_a_part_without_the_other_leaves_the_whole() -> None:
+    for half in ({"fwd_compute_ms": 1.0}, {"bwd_compute_ms": 1.0}):
+        device = replace(DeviceCost.of_total(5.0), **half)
+        assert device.compute_ms == device.total_ms == 5.0 and all(map(math.isnan, device.split_ms))
+
+
 def test_times_at_the_limits_are_costs() -> None:
     assert PlacementCost((DeviceCost(0.0, MOST_MS, MOST_MS, MOST_MS), DeviceCost(1, 2, 3, 4)), "modelled").fits
+    assert time_problem("it", 0) is time_problem("it", MOST_MS) is time_problem("it", 0.5) is None
+    assert moment_problem("it", 0.0) is moment_problem("it", LAST_MOMENT) is None
+    more = math.nextafter(LAST_MOMENT, math.inf)
+    assert moment_problem("it", more) == f"it is {more}, not a moment in seconds from 1970 to the year 9999"
+
+
+def test_the_times_of_a_cost_without_a_problem_are_not_gone_through_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cost dataset has hundreds of thousands of them."""
+    monkeypatch.setattr(costs, "time_problem", lambda name, value: pytest.fail(f"{name} was judged by itself"))
+    for device in (DeviceCost(0.0, MOST_MS, 0.0, 0.0), DeviceCost(0.5, 0.0, 0.0, 1.0, fwd_wait_ms=3.0)):
+        assert device.problem() is None
 
 
 @pytest.mark.parametrize(

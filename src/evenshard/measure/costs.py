@@ -131,8 +131,6 @@ def moment_problem(name: str, value: object) -> str | None:
 
 
 def _number_problem(name: str, value: object, most: float, what: str) -> str | None:
-    if type(value) is float and 0 <= value <= most:
-        return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         return f"{name} is {brief(value)}, not {what.format(most)}"
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -26,7 +26,7 @@ from evenshard.measure.simulated.device_model import (
 )
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, RATES, GpuProfile, gpu_profile
 from evenshard.measure.simulated.l2_cache import missed_bytes
-from evenshard.measure.simulated.shard_work import ShardWork, WorkCounter, sector_bytes
+from evenshard.measure.simulated.shard_work import NUM_WORK_COLUMNS, ShardWork, WorkCounter, sector_bytes
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.reuse import NUM_REUSE_BINS
@@ -145,6 +145,34 @@ def test_a_second_table_raises_the_misses_of_the_first_when_their_bags_are_in_fl
     assert apart == pytest.approx(2 * 51200 * 512) and shared > 1.2 * apart
     apart, shared = misses(BATCH, 400.0 / 256)
     assert apart < shared < 1.1 * apart
+
+
+@pytest.mark.parametrize(("in_flight", "share"), [(0.5, 0.25), (1.5, 0.75), (4.0, 1.0)])
+def test_misses_lie_between_those_apart_and_those_together_by_how_many_other_tables_are_in_flight(
+    in_flight: float, share: float
+) -> None:
+    """Three tables, each of which fits the L2 that all of them do not fit: at most two others run beside each."""
+    batch = 256
+    gpu = replace(IDEAL, l2_mb=10.0, num_sms=1.0, warps_per_sm=in_flight * batch)
+    tables = [Table(name, 10**6, 128, 100.0, all_in_bin(1), 32) for name in "abc"]
+    alone = work_of(tables[0], batch_size=batch, profile=gpu)
+    unique, lookups = alone.unique_bytes[0], alone.row_bytes[0]
+    assert unique < gpu.l2_bytes < 3 * unique and alone.row_miss_bytes[0] == unique
+    count = alone.lookups[0] / alone.uniques[0]
+    together = missed([3 * unique], [count], gpu.l2_bytes)
+    assert together > 1.2 * 3 * unique and 3 * lookups == pytest.approx(3 * unique * count)
+    misses = work_of(*tables, batch_size=batch, profile=gpu).row_miss_bytes[0]
+    assert misses == pytest.approx(3 * unique + share * (together - 3 * unique))
+
+
+def test_sharing_the_l2_never_takes_misses_away() -> None:
+    """Rows that are read once miss as often together as apart; what all miss apart is not less together."""
+    counter = WorkCounter(replace(IDEAL, l2_mb=0.01, warps_per_sm=1e9))
+    sums_NC = counter.columns([replace(SMALL, name=name) for name in "ab"], SMALL_BATCH).sum(axis=0)[None]
+    apart = counter.work_of_sums(sums_NC[:, :NUM_WORK_COLUMNS]).row_miss_bytes[0]
+    assert counter.work_of_sums(sums_NC).row_miss_bytes[0] == apart == 2 * 128 * 32
+    sums_NC[:, [field.name for field in fields(ShardWork)].index("row_miss_bytes")] *= 2
+    assert counter.work_of_sums(sums_NC).row_miss_bytes[0] == 2 * apart
 
 
 def test_a_larger_l2_misses_less() -> None:
