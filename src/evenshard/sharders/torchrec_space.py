@@ -290,8 +290,9 @@ class TorchRecPlanner:
         key = (name, rows, columns)
         if key not in self._known_bytes:
             table = self._task.tables[self._position[name]]
-            part = replace(table, num_rows=rows, embedding_dim=columns, row_shares=None, miss_ratios=None)
-            self._known_bytes[key] = self._size_of(part)
+            if (rows, columns) != (table.num_rows, table.embedding_dim):  # what was counted in rows is of all of them
+                table = replace(table, num_rows=rows, embedding_dim=columns, row_shares=None, miss_ratios=None)
+            self._known_bytes[key] = self._size_of(table)
         return self._known_bytes[key]
 
     def _weights_and_state(self, part: Table) -> int:
