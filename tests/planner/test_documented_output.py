@@ -26,3 +26,15 @@ def test_an_answer_in_python(
     names = {"answer": evenshard.place([{"name": "a", "rows": 500_000, "dim": 16, "pooling": 4}], num_devices=2)}
     exec(snippet(PAGE, "answer.to_frame()"), names)
     assert "ms of embedding work per step predicted" in capsys.readouterr().out and Path("placement.html").exists()
+
+
+def test_torchrec_may_be_faster_and_its_settings_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torchrec", reason="TorchRec is not installed", exc_type=ImportError)
+    monkeypatch.chdir(tmp_path)
+    page = "docs/search.md"
+    assert main(command(page, "evenshard place criteo_1tb --devices 8")) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    shown = snippet(page, "The best of 8 others").partition("\n\n")[2]
+    assert "faster" in shown and " ".join(shown.partition("...")[0].split()) in said

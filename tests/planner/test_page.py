@@ -182,7 +182,10 @@ def test_torchrec_may_cut_too_and_that_is_said() -> None:
     one = answer(comparison=(Rival("random", 9.0), Rival(FULL_SPACE, 4.5)), asked=every_way)
     text = " ".join(Elements(page(one)).text.split())
     assert f"best of the others {label_of(FULL_SPACE)}: 12 % slower" in text
-    assert "place whole tables, except TorchRec's planner with every sharding type, which is the best of" in text
+    assert "place whole tables, except TorchRec's planner with every sharding type, of which the best plan" in text
+    asked_with = replace(one, comparison=(Rival(FULL_SPACE, 4.5, None, "", "with <this>; of 10 plans"),))
+    said = " ".join(Elements(page(asked_with)).text.split())
+    assert f"{label_of(FULL_SPACE)}: with <this>; of 10 plans." in said
     assert "not compared" not in text
     whole = " ".join(Elements(page(answer(comparison=(Rival("random", 9.0),), asked=every_way))).text.split())
     assert "random, whole tables: 125 % slower" in whole and "in every way too, was not compared: add" in whole

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.machine import Machine
@@ -17,8 +18,17 @@ from evenshard.planner.pricing import PartsMeasurer, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, TORCHREC, rivals
 from evenshard.planner.rules import Rules
+from evenshard.planner.torchrec.plans import shards_of
+from evenshard.sharders.models import load_model
 from support.builders import table
 from support.request_builders import ROOM, untrained
+
+pytest.importorskip("torchrec", reason="TorchRec is not installed", exc_type=ImportError)
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 COSTLY = (table("costly", 100_000, 64, 100.0), *(table(name, 100_000, 64, 1.0) for name in "abc"))
 
@@ -50,24 +60,62 @@ def test_the_best_of_torchrecs_plans_is_its_answer_and_its_setting_is_named(monk
     for width in (64, 32, 16):
         monkeypatch.setattr(module, "TORCHREC_MIN_PARTITIONS", (width,))
         each.append(found(of_columns, FULL_SPACE)[0])
-    assert [one.setting for one in each] == [f"min_partition {width}, by storage" for width in (64, 32, 16)]
+        assert f"of 3 plans: min_partition {width}; and as it comes, with its own bandwidths" in each[-1].setting
+    assert [one.setting.partition(";")[0] for one in each] == [
+        f"min_partition {width}, by storage" for width in (64, 32, 16)
+    ]
     monkeypatch.setattr(module, "TORCHREC_MIN_PARTITIONS", (64, 32, 16))
-    assert found(of_columns, FULL_SPACE)[0] == min(each, key=lambda one: one.predicted_ms or 0.0)
+    (best,), expected = found(of_columns, FULL_SPACE), min(each, key=lambda one: one.predicted_ms or 0.0)
+    assert best.predicted_ms == expected.predicted_ms
+    assert best.setting.startswith(expected.setting.partition(";")[0])
+    assert "of 5 plans: min_partition 64, 32, 16; and as it comes, with its own bandwidths" in best.setting
+
+
+SMALL_AND_LARGE = ((2**21, 64, 1.0), (2**21, 64, 8.0), (2**8, 128, 1.0), (2**12, 64, 20.0))
+BY_ROWS = ((2**14, 128, 1.0), (2**16, 128, 8.0), (2**17, 64, 1.0), (2**18, 64, 20.0), (2**17, 64, 1.0))
+
+
+@pytest.mark.filterwarnings("ignore:HeuristicalStorageReservation")
+@pytest.mark.parametrize(
+    ("shapes", "devices", "types"), [(SMALL_AND_LARGE, 2, ()), (BY_ROWS, 4, ("row_wise", "data_parallel"))]
+)
+def test_torchrecs_plan_without_settings_is_never_better_than_its_answer_here(
+    shapes: Sequence[tuple[int, int, float]], devices: int, types: tuple[str, ...]
+) -> None:
+    """Replicas, and bandwidths that it was told, made it up to 80 % slower than it is."""
+    tables = tuple(table(f"t{number}", *shape) for number, shape in enumerate(shapes))
+    request = asked(tables=tables, caps_bytes=(64 * 2**30,) * devices, sharding_types=types)
+    costs = part_costs(request, load_model(hardware="simulated:h200"))
+    configs = [
+        EmbeddingBagConfig(
+            name=one.name, feature_names=[one.name], num_embeddings=one.num_rows, embedding_dim=one.embedding_dim
+        )
+        for one in tables
+    ]
+    model = torch.nn.ModuleDict({"tables": EmbeddingBagCollection(device=torch.device("meta"), tables=configs)})
+    constraints = {one.name: ParameterConstraints(sharding_types=list(types)) for one in tables} if types else None
+    topology = Topology(world_size=devices, local_world_size=devices, compute_device="cuda", hbm_cap=80 * 2**30)
+    planner = EmbeddingShardingPlanner(topology, batch_size=65_536 // devices, constraints=constraints)
+    plan = planner.plan(model, [EmbeddingBagCollectionSharder()])
+    without_settings = costs.predict(shards_of(plan, tables)).predicted_ms
+    (rival,) = rivals(request, costs, [FULL_SPACE])
+    assert rival.predicted_ms is not None and rival.predicted_ms <= 1.001 * without_settings
 
 
 def test_a_grid_is_asked_for_where_there_are_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[bool] = []
+    plans: list[tuple[bool, bool, bool]] = []
 
     class Planner(module.TorchRecPlanner):
         def plan(self, setting, widths=None):  # type: ignore[no-untyped-def]
-            plans.append(setting.grid_shard)
+            plans.append((setting.grid_shard, setting.replicas, setting.lookups))
             return super().plan(setting, widths)
 
     monkeypatch.setattr(module, "TorchRecPlanner", Planner)
     monkeypatch.setattr(module, "TORCHREC_MIN_PARTITIONS", (16,))
     found(asked(), FULL_SPACE)
     found(asked(machine=Machine(4, 2, inter="infiniband_ndr")), FULL_SPACE)
-    assert plans == [False, False, True]
+    one_node = [(False, True, True), (False, False, True), (False, True, True), (False, True, False)]
+    assert plans == [*one_node, one_node[0], (True, True, True), *one_node[1:]]
 
 
 def test_tables_that_stay_together_stay_whole_and_what_breaks_a_rule_is_said() -> None:
@@ -92,7 +140,7 @@ def test_plans_are_measured_as_they_are() -> None:
 
 def test_what_torchrec_cannot_place_in_any_way_has_no_time() -> None:
     (one,) = found(asked(caps_bytes=(25 * 2**20,) * 2), FULL_SPACE)
-    assert one.predicted_ms is None and "TorchRec's planner found no plan in any of 4 settings" in one.note
+    assert one.predicted_ms is None and "TorchRec's planner found no plan in any of 10 settings" in one.note
 
 
 def test_where_tables_do_not_fit_torchrec_has_caches_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +149,8 @@ def test_where_tables_do_not_fit_torchrec_has_caches_too(monkeypatch: pytest.Mon
     (one,) = found(small, FULL_SPACE)
     assert one.predicted_ms is not None and one.predicted_ms > 0
     assert one.setting.startswith("load factor ") and one.note == ""
+    assert "with caches and UVM, load factors 0.02, every sharding type" in one.setting
     (none,) = found(asked(caps_bytes=(20 * 2**20,) * 4), FULL_SPACE)
-    assert none.predicted_ms is None and "in any of 4 settings" in none.note
+    assert none.predicted_ms is None and "in any of 10 settings" in none.note
     in_device_memory = replace(small, compute_kernels=("fused",))
-    assert "in any of 4 settings" in found(in_device_memory, FULL_SPACE)[0].note
+    assert "in any of 10 settings" in found(in_device_memory, FULL_SPACE)[0].note

@@ -240,6 +240,12 @@ def test_whole_tables_are_beside_cut_ones(
     assert line.lower() == words.lower()
 
 
+def test_with_which_settings_torchrec_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    rival = Rival(FULL_SPACE, 4.1, None, "", "min_partition 32, no replicas; the best by this model of 10 plans")
+    text = printed(answer(comparison=(WHOLE, rival), asked=EVERY_WAY), monkeypatch, 200)
+    assert f"\n{label_of(FULL_SPACE)}: min_partition 32, no replicas; the best by this model of 10 plans.\n" in text
+
+
 def test_why_torchrec_was_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     one = answer(comparison=(WHOLE,))
     assert "TorchRec's planner was not compared: it is not there." in shown_with(one, "it is not there.", monkeypatch)

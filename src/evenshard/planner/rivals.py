@@ -1,20 +1,28 @@
 """Rival placements of the same tables: rules of thumb and TorchRec's planner, compared by the same model.
 
 Rules of thumb place whole tables; TorchRec's planner is asked for whole tables, in two orders, and where the request
-allows more, for every way that is allowed, and with caches and UVM where nothing else fits. A rival that knows nothing
-of a rule may break it, and is then marked.
+allows more, for every way that is allowed, and with caches and UVM where nothing else fits. The best of its plans by
+that model is its answer; among them is the plan that it makes without any setting. A rival that knows nothing of a rule
+may break it, and is then marked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import parts_on
-from evenshard.placement.sharding import GRID_SHARD, TABLE_WISE, ShardingTask, broken_rule, parts_by_table
+from evenshard.placement.sharding import (
+    DATA_PARALLEL,
+    GRID_SHARD,
+    TABLE_WISE,
+    ShardingTask,
+    broken_rule,
+    parts_by_table,
+)
 from evenshard.placement.storage import FUSED
 from evenshard.planner.answer import Rival
 from evenshard.planner.pricing import PartsMeasurer
@@ -22,7 +30,7 @@ from evenshard.planner.request import TASK_ID, PlacementRequest
 from evenshard.sharders.catalog import SHARDERS, Resources, sharder
 from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.torchrec_offload import OUR_MEMORY, TorchRecOffloadPlanner, offload_settings
-from evenshard.sharders.torchrec_planner import bandwidths_of
+from evenshard.sharders.torchrec_planner import Bandwidths, bandwidths_of
 from evenshard.sharders.torchrec_space import PlannerSetting, TorchRecPlanner
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
@@ -33,6 +41,8 @@ FULL_SPACE = next(one.name for one in SHARDERS if one.is_full_space)
 TORCHREC = tuple(one.name for one in SHARDERS if one.package == "torchrec" and not one.is_full_space)
 TORCHREC_MIN_PARTITIONS = (None, 16, 32, 64)
 """Columns of the narrowest part, which TorchRec has to be given; None leaves its own. The best plan is its answer."""
+PLAIN = (PlannerSetting(), PlannerSetting(lookups=False))
+"""TorchRec as it comes: these are asked with its own bandwidths, and the last one without constraints but of types."""
 MOST_SHARDS = 2_000
 """Tables times devices that it is asked for: it takes seconds for 26 x 16 and minutes for 400 x 8."""
 OFFLOAD_SETTINGS = offload_settings((0.02, 0.1), (None, 32), ("", "row_wise"), (OUR_MEMORY,))
@@ -66,7 +76,7 @@ def rivals(
         if name == FULL_SPACE and not asked_full_space(request):
             continue
         try:
-            candidates = list(_full_space(request, costs.links) if name == FULL_SPACE else _whole(name, request))
+            candidates, asked = _full_space(request, costs.links) if name == FULL_SPACE else (_whole(name, request), "")
         except InfeasibleTask as error:
             found.append(Rival(name, None, None, str(error).removeprefix(f"{TASK_ID}: ")))
             continue
@@ -75,6 +85,8 @@ def rivals(
             broken = broken_rule(costs.task, parts_by_table(costs.task, parts)) or ""
             priced.append((bool(broken), costs.predict(parts).predicted_ms, broken, setting, parts))
         _, predicted_ms, broken, setting, best = min(priced, key=lambda one: one[:2])
+        if asked:
+            setting = f"{setting}; the best by this model of {len(candidates)} plans: {asked}"
         measured_ms = None if measure is None else measure(costs.task, [best])[0].max_device_ms
         found.append(Rival(name, predicted_ms, measured_ms, broken, setting))
     return tuple(found)
@@ -85,12 +97,13 @@ def asked_full_space(request: PlacementRequest) -> bool:
     return set(request.types) != {TABLE_WISE} and len(request.tables) * request.num_devices <= MOST_SHARDS
 
 
-def _whole(name: str, request: PlacementRequest) -> Iterator[Candidate]:
-    yield "", parts_on(whole_tables(request.tables), sharder(name, _resources(request)).place(request.task()))
+def _whole(name: str, request: PlacementRequest) -> list[Candidate]:
+    parts = parts_on(whole_tables(request.tables), sharder(name, _resources(request)).place(request.task()))
+    return [("", parts)]
 
 
-def _full_space(request: PlacementRequest, links: Links) -> list[Candidate]:
-    """TorchRec's plans.
+def _full_space(request: PlacementRequest, links: Links) -> tuple[list[Candidate], str]:
+    """TorchRec's plans, and what it was asked with, in words.
 
     Raises:
         InfeasibleTask: if it finds none.
@@ -101,24 +114,53 @@ def _full_space(request: PlacementRequest, links: Links) -> list[Candidate]:
         intra_node_gb_s=links.intra.even_gb_s(machine.domain_size),
         inter_node_gb_s=links.widest.even_gb_s(machine.num_devices),
     )
-    planner = TorchRecPlanner(task, bandwidths, _TIMEOUT_S)
-    chosen: list[PlannerSetting] = [
-        PlannerSetting(columns, grid_shard=grid)
-        for grid in ((False, True) if machine.num_nodes > 1 and GRID_SHARD in request.types else (False,))
-        for columns in TORCHREC_MIN_PARTITIONS
-    ]
-    found = [(str(plan.setting), plan.parts) for plan in planner.plans(chosen)]
+    chosen = _settings(request)
+    found = [(str(plan.setting), plan.parts) for plan in TorchRecPlanner(task, bandwidths, _TIMEOUT_S).plans(chosen)]
+    plain = TorchRecPlanner(task, Bandwidths(), _TIMEOUT_S).plans(PLAIN)
+    found += [(f"{plan.setting}, its own bandwidths", plan.parts) for plan in plain]
+    chosen, asked = [*chosen, *PLAIN], _asked_text(chosen)
     if not found and _may_offload(task):
         from evenshard.planner.torchrec.cache_statistics import TableStatistics  # which imports TorchRec
 
-        planner = TorchRecOffloadPlanner(
+        offloads = TorchRecOffloadPlanner(
             task, bandwidths, lambda table: TableStatistics(table, task.batch_size), _TIMEOUT_S
         )
-        chosen += OFFLOAD_SETTINGS
-        found = [(str(plan.setting), plan.parts) for plan in planner.plans(OFFLOAD_SETTINGS)]
+        chosen, asked = [*chosen, *OFFLOAD_SETTINGS], _offload_text()
+        found = [(str(plan.setting), plan.parts) for plan in offloads.plans(OFFLOAD_SETTINGS)]
     if not found:
         raise InfeasibleTask(f"TorchRec's planner found no plan in any of {len(chosen)} settings")
+    return found, asked
+
+
+def _settings(request: PlacementRequest) -> list[PlannerSetting]:
+    """What it is asked with where it is told bandwidths and lookups."""
+    grids = (False, True) if request.nodes.num_nodes > 1 and GRID_SHARD in request.types else (False,)
+    found = [PlannerSetting(columns, grid_shard=grid) for grid in grids for columns in TORCHREC_MIN_PARTITIONS]
+    if DATA_PARALLEL in request.types:
+        found += [PlannerSetting(columns, replicas=False) for columns in TORCHREC_MIN_PARTITIONS]
     return found
+
+
+def _asked_text(chosen: Sequence[PlannerSetting]) -> str:
+    """Settings where it is told bandwidths and lookups, and what it is asked besides, in words."""
+    widths = dict.fromkeys("its own" if one.min_partition is None else str(one.min_partition) for one in chosen)
+    ways = [f"min_partition {', '.join(widths)}"]
+    ways += ["with replicas and without"] if not all(one.replicas for one in chosen) else []
+    ways += ["with grid_shard and without"] if any(one.grid_shard for one in chosen) else []
+    return (
+        f"{', '.join(ways)}; and as it comes, with its own bandwidths, told pooling factors or not; its default "
+        f"proposers, {_TIMEOUT_S} s each"
+    )
+
+
+def _offload_text() -> str:
+    """What it is asked with where tables do not fit, in words."""
+    factors = dict.fromkeys(f"{one.load_factor:g}" for one in OFFLOAD_SETTINGS)
+    ways = dict.fromkeys(one.only or "every sharding type" for one in OFFLOAD_SETTINGS)
+    return (
+        f"with caches and UVM, load factors {', '.join(factors)}, {' or '.join(ways)}, replicas allowed; its scale-up or "
+        f"all its proposers, {_TIMEOUT_S} s each"
+    )
 
 
 def _may_offload(task: ShardingTask) -> bool:

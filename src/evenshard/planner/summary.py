@@ -64,6 +64,8 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     console.print()
     _print_text(console, f"{highlights.step_headline(answer)}.", "bold")
     _print_text(console, " ".join(line for line in (f"{compared}." if compared else "", not_compared) if line))
+    if asked := highlights.asked_text(answer):
+        _print_text(console, f"{printable(asked)}.", "dim")
     console.print()
     print_whole(console, _devices(answer, console))
     console.print()

@@ -1,9 +1,10 @@
 """TorchRec's ``EmbeddingShardingPlanner`` with free hands: all seven sharding types, on fused kernels.
 
 ``SETTINGS`` are what its users can choose: the narrowest part (``min_partition``), the order of its greedy
-partitioner, and whether it may use grid_shard, which it only does where it is named. Its default proposers are asked
-each time; its dynamic programme minimizes the sum over all devices and was never better. It gets the pooling factors,
-data types, weighted features, batch size of a device, nodes and bandwidths, as in ``torchrec_planner``.
+partitioner, whether it may replicate tables, and whether it may use grid_shard, which it only does where it is named.
+Its default proposers are asked each time; its dynamic programme minimizes the sum over all devices and was never
+better. It gets the pooling factors (unless a setting leaves them out), data types, weighted features, batch size of a
+device, nodes and bandwidths, as in ``torchrec_planner``.
 
 Memory: both sides keep the same rule, and TorchRec its own count for the order of the tables: see
 ``torchrec_planner``. Where it puts two shards of a table on one device, they are merged into one wider part, which is
@@ -17,7 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -68,20 +69,30 @@ class PlannerSetting:
         min_partition: columns of the narrowest part; None for TorchRec's own.
         sort_by: order of its partitioner, one of ``ORDERS``.
         grid_shard: whether it may use grid_shard.
+        replicas: whether it may use data_parallel where the task allows another type, too.
+        lookups: whether it is told pooling factors; without constraints it takes each to be 1.
     """
 
     min_partition: int | None = None
     sort_by: str = "storage"
     grid_shard: bool = False
+    replicas: bool = field(default=True, kw_only=True)
+    lookups: bool = field(default=True, kw_only=True)
 
     def __str__(self) -> str:
         width = "default min_partition" if self.min_partition is None else f"min_partition {self.min_partition}"
         grid = ", grid_shard" if self.grid_shard else ""
-        return f"{width}, by {self.sort_by}{grid}"
+        replicas = "" if self.replicas else ", no replicas"
+        lookups = "" if self.lookups else ", no pooling factors"
+        return f"{width}, by {self.sort_by}{grid}{replicas}{lookups}"
 
 
 SETTINGS = tuple(
-    PlannerSetting(width, order, grid) for order in ORDERS for grid in (False, True) for width in MIN_PARTITIONS
+    PlannerSetting(width, order, grid, replicas=replicas)
+    for order in ORDERS
+    for grid in (False, True)
+    for replicas in (True, False)
+    for width in MIN_PARTITIONS
 )
 """TorchRec's own setting first."""
 
@@ -250,12 +261,13 @@ class TorchRecPlanner:
         for name, position in self._position.items():
             table = self._task.tables[position]
             able = [way for way in SHARDING_TYPES if way in self._task.types[position]]
-            allowed = [way for way in able if setting.grid_shard or way != GRID_SHARD] or able
+            left_out = {*(() if setting.grid_shard else (GRID_SHARD,)), *(() if setting.replicas else (DATA_PARALLEL,))}
+            allowed = [way for way in able if way not in left_out] or able
             found[name] = ParameterConstraints(
                 sharding_types=allowed,
                 compute_kernels=["fused", "dense"],  # dense is for replicas
                 min_partition=widths.get(table.name, setting.min_partition),
-                pooling_factors=list(table.feature_lookups),
+                pooling_factors=list(table.feature_lookups) if setting.lookups else [1.0] * table.num_features,
                 is_weighted=table.is_weighted,
             )
         return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from evenshard.planner.highlights.advice import advice
 from evenshard.planner.highlights.comparison import (
+    asked_text,
     best_rival,
     not_compared_text,
     rival_difference,
@@ -53,6 +54,7 @@ __all__ = [
     "LOOKUPS",
     "STEP_PARTS",
     "advice",
+    "asked_text",
     "assumed_groups",
     "assumed_lookups_texts",
     "badly_served",

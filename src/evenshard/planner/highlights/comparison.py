@@ -63,6 +63,13 @@ def rival_text(answer: PlacementAnswer) -> str | None:
     return text if _no_rival_cuts(answer) else f"{text}, {rival_difference(answer, rival)}"
 
 
+def asked_text(answer: PlacementAnswer) -> str:
+    """What TorchRec's planner was asked with where it might shard tables in every way; empty where it was not."""
+    settings = (one.setting for one in answer.comparison if one.sharder == FULL_SPACE)
+    setting = next(settings, "")
+    return f"{label_of(FULL_SPACE)}: {setting}" if setting else ""
+
+
 def _no_rival_cuts(answer: PlacementAnswer) -> bool:
     """Whether the answer might cut tables, and none of the others might."""
     return may_cut(answer.request) and all(rival.sharder != FULL_SPACE for rival in answer.comparison)

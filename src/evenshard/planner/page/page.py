@@ -139,6 +139,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "rivals_axis": rivals_axis,
         "rivals": rival_bars(answer, rivals_axis),
         "full_space": next((rival for rival in answer.comparison if rival.sharder == FULL_SPACE), None),
+        "asked_torchrec": highlights.asked_text(answer),
         "rival_measured": any(rival.measured_ms is not None for rival in answer.comparison),
         "on_slowest": highlights.costliest([one for one in parts if slowest in one.part.devices], _NUM_SLOWEST),
         "costliest": highlights.costliest(parts, NUM_COSTLIEST),
