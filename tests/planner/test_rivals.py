@@ -149,7 +149,7 @@ def test_where_tables_do_not_fit_torchrec_has_caches_too(monkeypatch: pytest.Mon
     (one,) = found(small, FULL_SPACE)
     assert one.predicted_ms is not None and one.predicted_ms > 0
     assert one.setting.startswith("load factor ") and one.note == ""
-    assert "with caches and UVM, load factors 0.02, every sharding type" in one.setting
+    assert "with caches and UVM, load factors 0.02, 0.1, every sharding type" in one.setting
     (none,) = found(asked(caps_bytes=(20 * 2**20,) * 4), FULL_SPACE)
     assert none.predicted_ms is None and "in any of 10 settings" in none.note
     in_device_memory = replace(small, compute_kernels=("fused",))

@@ -158,8 +158,8 @@ def _offload_text() -> str:
     factors = dict.fromkeys(f"{one.load_factor:g}" for one in OFFLOAD_SETTINGS)
     ways = dict.fromkeys(one.only or "every sharding type" for one in OFFLOAD_SETTINGS)
     return (
-        f"with caches and UVM, load factors {', '.join(factors)}, {' or '.join(ways)}, replicas allowed; its scale-up or "
-        f"all its proposers, {_TIMEOUT_S} s each"
+        f"with caches and UVM, load factors {', '.join(factors)}, {' or '.join(ways)}, replicas allowed; its scale-up "
+        f"or all its proposers, {_TIMEOUT_S} s each"
     )
 
 
