@@ -26,6 +26,7 @@ from evenshard.placement.sharding import (
     TABLE_WISE,
     ShardingTask,
     check_sharding,
+    ruled_out,
 )
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
@@ -315,6 +316,28 @@ def test_every_way_to_shard_the_table() -> None:
     assert "7.000 -1.000 0.00 row_wise devices 0, 1" in text
     assert "Sharded row_wise, embedding work would take 1.000 ms less." in text
     assert "impossible: there is one node" in text
+
+
+def test_what_cannot_be_is_ruled_out_for_the_reason_that_place_gives() -> None:
+    """On two nodes of two devices; every row of a table is in the reasons of ``ruled_out``, and there alone."""
+    machine = Machine(4, 2, inter="infiniband_ndr")
+    plain = asked({"means": 8.0, "events": 3.0, "narrow": 1.0, "single": 1.0}, 4, machine=machine).tables
+    tables = (
+        replace(plain[0], pooling="mean"),
+        replace(plain[1], pooling="none"),
+        replace(plain[2], embedding_dim=4),
+        replace(plain[3], num_rows=1),
+    )
+    answer = answered(asked({}, 4, tables=tables, machine=machine), (0, 1, 2, 3))
+    task = answer.request.sharding_task()
+    for position, table in enumerate(tables):
+        never = ruled_out(task, position)
+        impossible = {name: way.illegal for name, way in ways_of(answer, table.name).items() if way.step_ms is None}
+        assert impossible == {name: (why,) for name, why in never.items() if name != TABLE_COLUMN_WISE}, table.name
+    assert "TorchRec takes means of rows wrongly" in said(answer, "means")
+    one_a_node = Machine(2, 1, inter="infiniband_ndr")
+    spread = answered(asked({"a": 8.0, "b": 3.0}, 2, machine=one_a_node), (0, 1))
+    assert ways_of(spread, "a")[TABLE_ROW_WISE].illegal == ("a node has one device",)
 
 
 def test_ways_on_two_nodes() -> None:

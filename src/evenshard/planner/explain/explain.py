@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from evenshard.measure.evidence import device_text
 from evenshard.placement.optimizer_state import state_bytes
-from evenshard.placement.parts import COLUMN_STEP, part_table
-from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, TABLE_COLUMN_WISE, TABLE_ROW_WISE
+from evenshard.placement.parts import part_table
+from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, TABLE_COLUMN_WISE, ruled_out
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation, WayOption
 from evenshard.planner.explain.kept import kept_options
@@ -70,7 +70,7 @@ def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Expla
         ),
         without_ms=without.step_ms,
         parts=tuple(explained.part(number) for number, _ in found),
-        ways=tuple(way_options(answer, what_if, position, without)),
+        ways=tuple(way_options(what_if, position, without)),
         kept=kept_options(what_if, position),
     )
 
@@ -206,7 +206,7 @@ def _same(outcome: ChangeOutcome, now: ChangeOutcome) -> bool:
 # Ways ----------------------------------------------------------------------------------------------------------------
 
 
-def way_options(answer: PlacementAnswer, what_if: WhatIf, position: int, without: ChangeOutcome) -> Iterator[WayOption]:
+def way_options(what_if: WhatIf, position: int, without: ChangeOutcome) -> Iterator[WayOption]:
     """The table in every way: at the fastest legal place that was found, or at the fastest one where none is legal."""
     now = what_if.way(position)
     for name in what_if.types(position):
@@ -215,7 +215,7 @@ def way_options(answer: PlacementAnswer, what_if: WhatIf, position: int, without
         else:
             choices = list(dict.fromkeys(_choices(what_if, position, name, without)))
         if not choices:
-            yield WayOption(name, False, (), (), (), 0, None, None, (_impossible(answer, position, name),))
+            yield WayOption(name, False, (), (), (), 0, None, None, (_impossible(what_if, position, name),))
             continue
         found = []
         for choice in choices:
@@ -281,16 +281,10 @@ def _places(
             yield tuple(order[: len(way.pieces)])
 
 
-def _impossible(answer: PlacementAnswer, position: int, name: str) -> str:
+def _impossible(what_if: WhatIf, position: int, name: str) -> str:
     """Why a table cannot be sharded in a way, whatever the rules are, a clause."""
-    table, machine = answer.request.tables[position], answer.request.nodes
-    if machine.num_devices == 1:
-        return "there is one device"
-    if name in (TABLE_ROW_WISE, GRID_SHARD):
-        if machine.num_nodes == 1:
-            return "there is one node"
-        if table.is_sequence:
-            return "sequences cannot be sharded so"
-        if name == TABLE_ROW_WISE:
-            return "a node has one device"
-    return f"its {table.embedding_dim} columns cannot be cut into multiples of {COLUMN_STEP}"
+    task = what_if.costs.task
+    never = ruled_out(task, position)
+    like = COLUMN_WISE if name == TABLE_COLUMN_WISE else name
+    alike = "device" if task.num_devices == 1 else "node"  # of which there is one, where the way is another one's too
+    return never.get(name) or never.get(like) or f"there is one {alike}"

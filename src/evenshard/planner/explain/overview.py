@@ -193,7 +193,7 @@ def _changes(
             yield move.step_ms, f"swap{columns} with {highlights.names_text(move.swap_with)} on device {move.to_device}"
         else:
             yield move.step_ms, f"move{columns} to device {move.to_device}"
-    for way in way_options(answer, what_if, position, what_if.without(position)):
+    for way in way_options(what_if, position, what_if.without(position)):
         if way.step_ms is not None and not way.is_now and not way.illegal:
             where = f" on node {way.nodes[0]}" if len(way.nodes) == 1 else f" on {devices_text(way.devices)}"
             yield way.step_ms, f"shard it {way.sharding_type}{where}"
