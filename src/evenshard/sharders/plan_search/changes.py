@@ -27,6 +27,7 @@ class PromisingChanges:
 
     Attributes:
         types: sharding types that they use.
+        usual_cuts_only: whether they cut columns as usual alone (``usual_cuts``).
 
     Args:
         pieces: what is known of pieces and devices.
@@ -36,6 +37,7 @@ class PromisingChanges:
     def __init__(self, pieces: Pieces, rng: np.random.Generator) -> None:
         self.pieces, self._rng = pieces, rng
         self.types = set(SHARDING_TYPES)
+        self.usual_cuts_only = False
 
     def of(self, state: State) -> Iterator[list[tuple[int, Choice]]]:
         """Promising changes, the cheapest to find first."""
@@ -179,6 +181,8 @@ class PromisingChanges:
     def may_be(self, unit: int, number: int) -> bool:
         """Whether the types of this start have a way; all ways of a unit that they have none of."""
         ways = self.pieces.options.units[unit].ways
+        if self.usual_cuts_only and not ways[number].is_usual and any(way.is_usual for way in ways):
+            return False
         return ways[number].sharding_type in self.types or all(way.sharding_type not in self.types for way in ways)
 
 

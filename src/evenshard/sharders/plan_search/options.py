@@ -104,6 +104,12 @@ class Way:
     values: float = 0.0
     storage: Storage = ON_DEVICE
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether it cuts no columns, or into a power of two of parts, or into parts each as wide as a power of two."""
+        widths = {piece.columns for piece in self.pieces}
+        return len(self.pieces).bit_count() == 1 or (len(widths) == 1 and widths.pop().bit_count() == 1)
+
 
 @dataclass(frozen=True)
 class Unit:

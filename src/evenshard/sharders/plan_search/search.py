@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from evenshard.sharders.plan_search.options import DEVICE, NODE, Options
 from evenshard.sharders.plan_search.pieces import Pieces
 from evenshard.sharders.plan_search.starts import Start, constructed
 from evenshard.sharders.plan_search.state import Choice, State, choices_of
+from evenshard.sharders.plan_search.usual_cuts import MOST_SLOWER, UsualCuts, num_odd_cuts
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import on_interrupt
 
@@ -36,6 +38,8 @@ MOST_COUNTED_DEVICES = 128
 """Devices from which on a search takes four times as many changes as on one."""
 OFFLOAD_CHANGES = 3
 """Times as many where every table comes again for every cache."""
+MOST_FOR_CUTS, SHARE_FOR_CUTS = 4, 0.15
+"""Placements in which usual cuts are tried, and the changes for it, as a share of all: for all cuts, and for each."""
 MOST_CANDIDATES = 16
 """Placements that a search gives back."""
 MOST_BESIDE = 64
@@ -65,7 +69,7 @@ class PlanSearchResult:
 
     Attributes:
         best: the answer.
-        candidates: other placements that ended well, the best first, the answer among them.
+        candidates: placements that ended well, the answer first, the others by their cost.
         is_interrupted: Ctrl-C ended the search, which answers with the best until then.
     """
 
@@ -142,13 +146,29 @@ class PlanSearch:
                     self._report(state)
                     self._improve(state)
                     start.choices, start.cost_ms = list(state.choices), state.cost_ms
-        starts = sorted(starts, key=lambda one: one.cost_ms)[:MOST_CANDIDATES]
-        candidates = tuple(dict.fromkeys(State(self.options, start.choices).parts() for start in starts))
-        predicted = [self.costs.predict(parts) for parts in candidates]
-        order = sorted(range(len(predicted)), key=lambda number: predicted[number].predicted_ms)
-        return PlanSearchResult(
-            predicted[order[0]], tuple(candidates[number] for number in order), self._is_interrupted
-        )
+            starts = sorted(starts, key=lambda one: one.cost_ms)[:MOST_CANDIDATES]
+            states = [State(self.options, start.choices) for start in starts]
+            found = {state.parts(): state for state in reversed(states)}
+            predicted = sorted((self.costs.predict(parts) for parts in found), key=lambda one: one.predicted_ms)
+            best = self._with_usual_cuts([(one, found[one.parts]) for one in predicted])
+        candidates = (best.parts, *(one.parts for one in predicted[1:]))
+        return PlanSearchResult(best, tuple(dict.fromkeys(candidates)), self._is_interrupted)
+
+    def _with_usual_cuts(self, ended: Sequence[tuple[PredictedParts, State]]) -> PredictedParts:
+        """The best of these placements, or one with usual cuts in the place of odd ones that costs hardly more."""
+        best, state = ended[0]
+        odd, most_ms = num_odd_cuts(state), best.predicted_ms * (1 + MOST_SLOWER)
+        changes = round(SHARE_FOR_CUTS * self._changes_in_all)
+        cuts = UsualCuts(self._changes, partial(self.improve, changes=changes))
+        usual = best
+        for _, other in ended[:MOST_FOR_CUTS]:
+            if not odd or self._is_interrupted or time.monotonic() >= self._deadline:
+                break
+            cuts.apply(other, most_ms)
+            found = self.costs.predict(other.parts())
+            if num_odd_cuts(other) < odd and found.predicted_ms <= most_ms:
+                usual, odd = found, num_odd_cuts(other)
+        return usual
 
     def _fits(self, choices: list[Choice]) -> bool:
         return State(self.options, choices).fits(self.room_D)

@@ -1,0 +1,82 @@
+"""Cuts by columns that a reader of the plan expects: halves, powers of two, and parts as wide as a power of two.
+
+The search weighs cuts into 3, 5, 6, ... parts as any others, and takes 44 + 44 + 40 of 128 columns for a gain that no
+measurement could show. When it has ended, such cuts make way for usual ones wherever that costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from evenshard.sharders.plan_search.changes import PromisingChanges
+from evenshard.sharders.plan_search.state import Choice, State
+
+MOST_SLOWER = 0.01
+"""Share of the cost that all usual cuts together may add: far less than a prediction is off by."""
+
+
+class UsualCuts:
+    """Puts usual cuts in the place of others.
+
+    Args:
+        changes: knows where the pieces of another way would live.
+        improve: makes a state better, by a few changes.
+    """
+
+    def __init__(self, changes: PromisingChanges, improve: Callable[[State], None]) -> None:
+        self._changes, self._improve = changes, improve
+
+    def apply(self, state: State, most_ms: float) -> None:
+        """Changes the state: all odd cuts at once where the cost stays below this, else one after the other."""
+        self._changes.usual_cuts_only = True
+        try:
+            odd = _odd_units(state)
+            if not self._kept(state, odd, most_ms) and len(odd) > 1:
+                for unit in odd:
+                    self._kept(state, [unit], most_ms)
+        finally:
+            self._changes.usual_cuts_only = False
+
+    def _kept(self, state: State, units: Sequence[int], most_ms: float) -> bool:
+        """Whether these units could be cut as usual at this cost; where not, the state is as before."""
+        before, times_D = list(state.choices), state.device_ms_D
+        if all([self._replaced(state, unit) for unit in units]):
+            if state.cost_ms > most_ms:
+                self._improve(state)
+            if state.cost_ms <= most_ms and state.fits(self._changes.pieces.room_D):
+                return True
+        changed = [(unit, old) for unit, old in enumerate(before) if old != state.choices[unit]]
+        state.undo(changed, times_D)
+        return False
+
+    def _replaced(self, state: State, unit: int) -> bool:
+        """Cuts a unit as usual, in the way that costs least; False where no such way has a place."""
+        old, times_D = state.choices[unit], state.device_ms_D
+        scores: list[tuple[float, int, Choice]] = []
+        for choice in self._choices(state, unit):
+            state.replace(unit, choice)
+            if state.fits(self._changes.pieces.room_D):
+                scores.append((state.score, len(scores), choice))
+            state.undo([(unit, old)], times_D)
+        if not scores:
+            return False
+        state.replace(unit, min(scores)[2])
+        return True
+
+    def _choices(self, state: State, unit: int) -> Iterator[Choice]:
+        """A unit in each usual way that is like its own but for the columns."""
+        own = state.way(unit)
+        for number, way in enumerate(self._changes.pieces.options.units[unit].ways):
+            if way.scope == own.scope and way.storage == own.storage and way.is_usual:
+                for choice in self._changes.choices_in(state, unit, number):
+                    if self._changes.pieces.keeps_apart(state, unit, choice):
+                        yield choice
+
+
+def num_odd_cuts(state: State) -> int:
+    """Units that are cut otherwise."""
+    return len(_odd_units(state))
+
+
+def _odd_units(state: State) -> list[int]:
+    return [unit for unit in range(len(state.choices)) if not state.way(unit).is_usual]
