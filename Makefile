@@ -10,7 +10,7 @@ export MLFLOW_DISABLE_TELEMETRY = true
 export NO_MKDOCS_2_WARNING = 1
 export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 
-.PHONY: setup run test fuzz test-containers test-floors test-torchrec check docs bench dataset dvc.yaml use image base-image base-digest release clean
+.PHONY: setup run test fuzz test-containers test-floors test-torchrec test-torchrec-planner check docs bench dataset dvc.yaml use image base-image base-digest release clean
 
 # git carries an empty dvc.lock and looks away from what is measured here (docs/decisions/0005-dvc-lock-is-local.md).
 setup: .venv/ready
@@ -49,13 +49,19 @@ fuzz: setup
 test-containers: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m containers -rs tests/kubeflow/test_containers.py
 
-# The tests of the planner with another TorchRec, which shadows that of .venv: make test-torchrec VERSION=1.5. Torch and FBGEMM stay.
-VERSION ?= 1.7
-TORCHREC ?= work/torchrec-$(VERSION)
+# The tests of the planner with another TorchRec, which shadows that of .venv: make test-torchrec TORCHREC_VERSION=1.5. Torch and
+# FBGEMM stay.
+TORCHREC_VERSION ?= 1.7
+TORCHREC ?= work/torchrec-$(TORCHREC_VERSION)
 TORCHREC_TESTS ?= tests/planner/torchrec/drop_in tests/planner/torchrec/test_cpu_job.py
 test-torchrec: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target $(TORCHREC) 'torchrec==$(VERSION).*'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target $(TORCHREC) 'torchrec==$(TORCHREC_VERSION).*'
 	@PYTHONPATH="$(CURDIR)/$(TORCHREC)" $(BIN)/python -m pytest --numprocesses 0 --override-ini filterwarnings= $(TORCHREC_TESTS)
+
+# TorchRec's own tests of its planner with EvenshardPlanner in its place. Its wheel has none: TORCHREC_REPO=path/to/a/checkout.
+TORCHREC_REPO ?=
+test-torchrec-planner: setup
+	@$(BIN)/python tools/torchrec_planner_tests.py $(if $(TORCHREC_REPO),--checkout $(TORCHREC_REPO))
 
 # The tests of placing on the oldest versions that pyproject.toml allows, in an environment of 6 GB without MLflow.
 FLOORS ?= work/floors

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from evenshard.placement.feasibility import gb_rounded_up, reason, require_room
+from evenshard.placement.feasibility import missing_text, reason, require_room
 from evenshard.placement.task import PlacementTask
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB as GB
@@ -152,7 +152,9 @@ def test_rules_come_before_memory_and_one_table_before_all() -> None:
 
 
 def test_what_is_missing_is_rounded_up() -> None:
-    assert [gb_rounded_up(size) for size in (1, GB // 2, GB, GB + 1)] == ["0.01", "0.50", "1.00", "1.01"]
+    assert [missing_text(size) for size in (3, 2**20, GB // 2, GB, GB + 1)] == [
+        f"{size} is missing" for size in ("3 bytes", "1.00 MB", "0.50 GB", "1.00 GB", "1.01 GB")
+    ]
 
 
 def test_names_are_cut_and_steer_no_terminal() -> None:

@@ -212,7 +212,7 @@ def test_a_device_that_would_hold_too_much_is_named() -> None:
     check_sharding(of_task(room=6400), WHOLE)
     gb = 2**30
     large = replace(T, num_rows=3 * 2**24)  # 3 GB
-    with pytest.raises(InfeasibleTask, match=r"^device 2 would hold 3\.00 GB, but has 2\.00\. Raise memory_cap_gb"):
+    with pytest.raises(InfeasibleTask, match=r"^device 2 would hold 3\.00 GB, but has 2\.00 GB\. Raise memory_cap_gb"):
         check_sharding(of_task(large, room=2 * gb), whole_parts(large, 2))
 
 

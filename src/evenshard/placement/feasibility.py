@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.items import Items
-from evenshard.placement.placement import caps_text, gb_text, legal_mask, tables_text
+from evenshard.placement.placement import caps_text, legal_mask, tables_text
 from evenshard.placement.task import PlacementTask
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import cut as shortened
-from evenshard.utils.units import BYTES_PER_GB
+from evenshard.utils.units import BYTES_PER_GB, gb_text, size_text
 
 MORE_MEMORY = "Raise memory_cap_gb"
 MORE_ROOM = f"{MORE_MEMORY} or num_devices"
@@ -154,7 +154,7 @@ def _too_large(task: PlacementTask, items: Items, cut: Collection[int]) -> Itera
     subject = _subject(task, tables)
     if len(tables) > 1:
         subject, remedy = f"{subject}, which must stay together,", f"{remedy}, or do not keep them together"
-    missing = f"{gb_rounded_up(need - room)} GB is missing"
+    missing = missing_text(need - room)
     if len(too_large) > 1:
         missing += f"; too large as well: {len(too_large) - 1} more"
     yield Reason(f"{subject} {_needs(task, tables)}, more than {limit}: {missing}.", f"{remedy}.")
@@ -166,7 +166,7 @@ def _overfull(task: PlacementTask, items: Items, cut: Collection[int]) -> Iterat
         need, room = int(needs_I[inside].sum()), int(caps_D[allowed_D].sum())
         if legal_mask(0, need, room):
             continue
-        missing = f"{gb_rounded_up(need - room)} GB is missing"
+        missing = missing_text(need - room)
         tables = [position for item in inside for position in items.members[item]]
         needs = _needs(task, tables, cut)
         if allowed_D.all():
@@ -220,6 +220,8 @@ def _devices(allowed_D: npt.NDArray[np.bool_]) -> str:
     return f"device{'s' if len(numbers) > 1 else ''} {shortened(', '.join(map(str, numbers)))}"
 
 
-def gb_rounded_up(num_bytes: int) -> str:
-    """GB with two digits, rounded up: what is asked for is enough."""
-    return f"{-(-num_bytes * 100 // BYTES_PER_GB) / 100:.2f}"
+def missing_text(num_bytes: int) -> str:
+    """So many GB are missing, rounded up: what is asked for is enough. Less than 0.01 GB in its own unit."""
+    if num_bytes < BYTES_PER_GB / 100:
+        return f"{size_text(num_bytes)} is missing"
+    return f"{-(-num_bytes * 100 // BYTES_PER_GB) / 100:.2f} GB is missing"

@@ -15,7 +15,7 @@ from evenshard.placement.task import PlacementTask
 from evenshard.tables.table import Table, duplicate_name
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief, cut
-from evenshard.utils.units import bytes_to_gb
+from evenshard.utils.units import gb_text
 
 _MAX_NAMES = 3  # of tables in a message
 
@@ -186,8 +186,3 @@ def caps_text(task: PlacementTask) -> str:
     """What the devices may hold."""
     least, most = min(task.caps_bytes), max(task.caps_bytes)
     return f"cap {gb_text(most)} each" if least == most else f"caps {gb_text(least)} to {gb_text(most)}"
-
-
-def gb_text(num_bytes: int) -> str:
-    """GB for a person."""
-    return f"{bytes_to_gb(num_bytes):.2f} GB"

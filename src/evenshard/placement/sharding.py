@@ -28,7 +28,7 @@ from evenshard.placement.storage import FUSED, HOST_KERNELS, KEY_VALUE, ON_DEVIC
 from evenshard.tables.table import DATA_TYPES, MEAN, Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief, cut, printable
-from evenshard.utils.units import bytes_to_gb
+from evenshard.utils.units import gb_text
 
 TABLE_WISE, COLUMN_WISE, ROW_WISE = "table_wise", "column_wise", "row_wise"
 TABLE_ROW_WISE, TABLE_COLUMN_WISE, GRID_SHARD = "table_row_wise", "table_column_wise", "grid_shard"
@@ -461,7 +461,7 @@ def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
     for device, (used, room) in enumerate(zip(used_bytes(task, parts), task.room_bytes, strict=True)):
         if used > room:
             raise InfeasibleTask(
-                f"device {device} would hold {bytes_to_gb(used):.2f} GB, but has {bytes_to_gb(room):.2f}. Raise "
+                f"device {device} would hold {gb_text(used)}, but has {gb_text(room)}. Raise "
                 f"memory_cap_gb or num_devices."
             )
     if all(part.storage == ON_DEVICE for part in parts):
@@ -474,8 +474,8 @@ def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
         for node, used in enumerate(all_used):
             if used > (room := rooms[node] if rooms else 0):
                 raise InfeasibleTask(
-                    f"host {node} would hold {bytes_to_gb(used):.2f} GB in its {what}, but has "
-                    f"{bytes_to_gb(room):.2f}. Raise {knob} or num_devices."
+                    f"host {node} would hold {gb_text(used)} in its {what}, but has "
+                    f"{gb_text(room)}. Raise {knob} or num_devices."
                 )
 
 

@@ -27,7 +27,7 @@ from evenshard.planner.request import TASK_ID, PlacementRequest
 from evenshard.sharders.room.legal_parts import first_fit, offloaded_parts
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.limits import RANGES
-from evenshard.utils.units import BYTES_PER_GB, bytes_to_gb, gb_to_bytes
+from evenshard.utils.units import BYTES_PER_GB, gb_text, gb_to_bytes
 
 ANY_LINK = "infiniband_ndr"
 """Between domains of a machine that has one, to find out what several hold."""
@@ -77,18 +77,18 @@ def _not_for_tables(request: PlacementRequest) -> str:
     """A sentence about memory of devices that the numbers of a problem leave out; empty where they leave nothing."""
     kept, dense, samples = max(request.reserves_bytes), request.dense_bytes, request.sample_memory.total
     left_out = [
-        f"{bytes_to_gb(size):,.2f} {what}"
+        f"{gb_text(size).removesuffix(' GB')} {what}"
         for size, what in (
             (kept, "are reserved"),
             (dense, "are the dense model's"),
             (samples, "are for its own samples"),
         )
-        if round(bytes_to_gb(size), 2) > 0
+        if size >= min(BYTES_PER_GB, 2 * max(request.caps_bytes)) / 200
     ]
-    caps = sorted({bytes_to_gb(cap) for cap in request.caps_bytes})
-    own = f"{caps[0]:,.2f}" + (f" to {caps[-1]:,.2f}" if len(caps) > 1 else "")
-    upto = "up to " if len(caps) > 1 else ""
-    return f" Of {own} GB of a device, {upto}{', '.join(left_out)}." if left_out else ""
+    least, most = min(request.caps_bytes), max(request.caps_bytes)
+    own = gb_text(most) if least == most else f"{gb_text(least).removesuffix(' GB')} to {gb_text(most)}"
+    upto = "up to " if least < most else ""
+    return f" Of {own} of a device, {upto}{', '.join(left_out)}." if left_out else ""
 
 
 def _fits(request: PlacementRequest) -> bool:

@@ -42,6 +42,11 @@ def pct_text(per_cent: float) -> str:
     return f"{per_cent:.1f} %" if per_cent < 9.95 else f"{per_cent:,.0f} %"
 
 
+def gb_text(num_bytes: float) -> str:
+    """GB with two digits; in a smaller unit where these would show little of it."""
+    return f"{bytes_to_gb(num_bytes):,.2f} GB" if not 0 < num_bytes < BYTES_PER_GB / 100 else size_text(num_bytes)
+
+
 def size_text(num_bytes: float) -> str:
     """Bytes with the unit that suits them; 1 KB = 1024 bytes."""
     for unit, of_unit in (("GB", BYTES_PER_GB), ("MB", 2**20), ("KB", 2**10)):

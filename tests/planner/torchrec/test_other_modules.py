@@ -26,7 +26,6 @@ from torchrec.modules.mc_modules import (
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from evenshard.planner.torchrec import EvenshardPlanner, predicted
-from evenshard.utils.errors import BadConfig
 from support.ranks import run_ranks, save_notes
 from support.request_builders import untrained
 from support.torchrec_builders import META, gb
@@ -197,10 +196,10 @@ def test_others_get_the_memory_that_is_left() -> None:
     plan = planner(**full, memory_cap_gb=memory).plan(Mixed(META)).plan
     assert {rank for one in plan["bags"].values() for rank in one.ranks} == {0}
     assert set(plan["tower.positional"]["p"].ranks) == {1}
-    with pytest.raises(PlannerError, match=r"no plan of tower.positional, .* 5.59e-08 to 9.31e-07 GB of a rank") as own:
+    with pytest.raises(PlannerError, match=r"no plan of tower.positional, .* 60 bytes to 1000 bytes of a rank") as own:
         planner(**full, memory_cap_gb=[gb(OWN_BYTES + 60), gb(1000)]).plan(Mixed(META))
     assert own.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
-    with pytest.raises(PlannerError, match=r"no plan of the model, which .* 1.86e-08 to 1.86e-08 GB"):
+    with pytest.raises(PlannerError, match=r"no plan of the model, which .* 20 bytes to 20 bytes"):
         planner(memory_cap_gb=gb(1020), reserved_gb=gb(1000)).plan(Mixed(META).tower.positional)
 
 
@@ -231,7 +230,7 @@ def test_a_model_of_such_modules_alone_is_torchrecs() -> None:
 
 
 def test_what_torchrec_cannot_plan_is_named() -> None:
-    with pytest.raises(BadConfig, match=r"cannot plan tower.positional, collisions: Table 'c' has uneven buckets"):
+    with pytest.raises(PlannerError, match=r"cannot plan tower.positional, collisions: Table 'c' has uneven buckets"):
         planner(compute_device="cuda").plan(with_collisions(buckets=1))
 
 

@@ -339,7 +339,7 @@ def test_nodes_of_a_topology_have_a_link_of_its_bandwidth_between_them() -> None
     assert machine.intra == ""
     assert planner.answer.request.types == SHARDING_TYPES
     nodes: dict[str, Any] = {"world_size": 4, "local_world_size": 2, "compute_device": "cuda"}
-    with pytest.raises(BadConfig, match="there are 2 nodes and no link between them"):
+    with pytest.raises(PlannerError, match="there are 2 nodes and no link between them"):
         EvenshardPlanner(**nodes, **kwargs).plan(Model(META))
     rows = EvenshardPlanner(
         **nodes, **kwargs, inter="ib_400g", sharding_types=["table_row_wise"], table_types={"tags": "table_wise"}

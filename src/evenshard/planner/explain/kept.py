@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evenshard.placement.feasibility import gb_rounded_up
+from evenshard.placement.feasibility import missing_text
 from evenshard.placement.parts import TablePart, part_table
 from evenshard.placement.sharding import memory_of_part, used_bytes, used_host_bytes, used_ssd_bytes
 from evenshard.placement.storage import CACHED_KERNELS, ON_DEVICE, Storage
@@ -116,4 +116,4 @@ def _missing(what_if: WhatIf, parts: Sequence[TablePart]) -> Iterator[str]:
         used, now = np.array(count(task, parts)), np.array(count(task, before))
         missing = np.where(used > now, used - np.array(room), 0)
         if missing.max() > 0:
-            yield f"{gb_rounded_up(int(missing.max()))} GB is missing {what.format(int(missing.argmax()))}"
+            yield f"{missing_text(int(missing.max()))} {what.format(int(missing.argmax()))}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.feasibility import gb_rounded_up
+from evenshard.placement.feasibility import missing_text
 from evenshard.placement.sharding import COLUMN_WISE, SHARDING_TYPES, TABLE_COLUMN_WISE, TABLE_WISE, TableLimits
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
@@ -167,7 +167,7 @@ class WhatIf:
         if worse:
             most = max(worse, key=lambda device: int(missing_D[device]))
             where = f" on device {most}" if len(worse) > 1 else ""
-            found.append(f"{gb_rounded_up(int(missing_D[most]))} GB is missing{where}")
+            found.append(f"{missing_text(int(missing_D[most]))}{where}")
         found += self._of_hosts(outcome)
         return tuple(dict.fromkeys(found))
 
@@ -179,7 +179,7 @@ class WhatIf:
         missing_N = np.where(used_N > now_N, used_N - np.array(machine.host_bytes), 0)
         if missing_N.max() > 0:
             node = int(missing_N.argmax())
-            yield f"{gb_rounded_up(int(missing_N[node]))} GB is missing in the memory of host {node}"
+            yield f"{missing_text(int(missing_N[node]))} in the memory of host {node}"
 
     def may_live(self, position: int) -> npt.NDArray[np.bool_]:
         """[D] where the rules let some of a table live; memory left aside."""

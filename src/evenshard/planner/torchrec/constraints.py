@@ -13,6 +13,7 @@ from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.placement.storage import COMPUTE_KERNELS
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.entries import DENSE_KERNEL, FUSED_KERNEL
+from evenshard.planner.torchrec.failures import TooStrict
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables, other_tables_in
 from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE
 from evenshard.planner.torchrec.poolings import with_bags
@@ -259,7 +260,7 @@ def _types_and_kernels(
     of_parts = tuple(one for one in kernels if one in named)
     if not of_parts and DENSE_KERNEL not in named:
         usable = ", ".join((DENSE_KERNEL, *kernels))
-        raise BadConfig(
+        raise TooStrict(
             f"constraints of table {brief(name)}: compute_kernels are {brief(sorted(named))}, evenshard can use "
             f"{usable} here. Add one, or leave the table to TorchRec."
         )
@@ -269,7 +270,7 @@ def _types_and_kernels(
     may_be_replicated = DENSE_KERNEL in named and (FUSED_KERNEL in of_parts or not cut_types)
     left = tuple(one for one in asked if one in cut_types or (one == DATA_PARALLEL and may_be_replicated))
     if not left:
-        raise BadConfig(
+        raise TooStrict(
             f"constraints of table {brief(name)}: no kernel of compute_kernels {brief(sorted(named))} shards it "
             f"{' or '.join(asked)}. {DENSE_KERNEL} is for {DATA_PARALLEL}, others for all other types."
         )
@@ -304,14 +305,17 @@ def is_default(one: Field[Any], own: Any) -> bool:
 def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
     """Writes into a plan what constraints say to the kernels: ``CARRIED``, and ``OF_KERNELS`` but for sizes of caches.
 
+    Tables without a cache get ``cache_params`` as they are, as from TorchRec.
+
     Args:
         plan: of the tables that evenshard places.
         constraints: by table.
 
     Returns:
-        What of them changes nothing, in a sentence, if anything does.
+        What of them changes nothing, and what splits calls of kernels, a sentence each, if anything does.
     """
     unused: dict[str, list[str]] = {}
+    without_cache: list[str] = []
     for tables in plan.plan.values():
         for name, entry in tables.items():
             own = constraints.get(name)
@@ -321,12 +325,28 @@ def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraint
                 setattr(entry, word, getattr(own, word))
             for word in OF_KERNELS:
                 given, ours = getattr(own, word, None), getattr(entry, word)
-                if ours is not None and given is not None:
+                if given is None:
+                    continue
+                if ours is None and word == "cache_params":
+                    setattr(entry, word, given)
+                    if _says_anything(given):
+                        without_cache.append(name)
+                    continue
+                if ours is not None:
                     setattr(entry, word, _with_own_sizes(given, ours))
                 for left in left_aside(word, given, is_kept=ours is not None):
                     unused.setdefault(left, []).append(name)
-    text = cut(", ".join(f"{word} ({cut(', '.join(names), 40)})" for word, names in unused.items()), 400)
-    return (_unused_note(text),) if unused else ()
+    notes = []
+    if unused:
+        text = cut(", ".join(f"{word} ({cut(', '.join(names), 40)})" for word, names in unused.items()), 400)
+        notes.append(_unused_note(text))
+    if without_cache:
+        notes.append(
+            f"The constraints' cache_params are in the plan for tables without a cache, as TorchRec writes them "
+            f"({cut(', '.join(without_cache), 200)}). TorchRec looks up tables of other cache_params in calls of their "
+            f"own, which no time counts."
+        )
+    return tuple(notes)
 
 
 _SIZES = ("load_factor", "reserved_memory", "max_l1_cache_size")
@@ -339,13 +359,17 @@ def _with_own_sizes(given: Any, ours: Any) -> Any:
     return replace(ours, **{name: value for name, value in said.items() if value is not None})
 
 
+def _says_anything(given: Any) -> bool:
+    """Whether a constraint says something to kernels; statistics of caches count in the search."""
+    return not all(is_default(one, given) for one in fields(given) if one.name != "stats")
+
+
 def left_aside(word: str, given: Any, *, is_kept: bool) -> Iterator[str]:
     """What of a constraint for kernels is not in the plan: all of it where the table has no such kernel, or sizes."""
     if given is None:
         return
     if not is_kept:
-        said = (one for one in fields(given) if one.name != "stats")  # which counts in the search
-        if not all(is_default(one, given) for one in said):
+        if _says_anything(given):
             yield word
         return
     for size in _SIZES:

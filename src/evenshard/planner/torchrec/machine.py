@@ -100,7 +100,9 @@ def machine_of(
     if topology is not None:
         if (world_size, local_world_size, compute_device) != (None, None, None):
             raise BadConfig("the topology states ranks and device. Leave out the arguments that do so too.")
-        world_size, local_world_size = topology.world_size, topology.local_world_size
+        world_size = topology.world_size
+        # Of a single rank TorchRec's topology says 8 of a node.
+        local_world_size = min(topology.local_world_size, world_size)
         compute_device = topology.compute_device
     pod_size = 1
     if world_size is None:
@@ -118,7 +120,7 @@ def machine_of(
         compute_device = device_of_process()
     local_world_size = checked_local_world_size(local_world_size, world_size, compute_device)
     if topology is not None and hasattr(topology, "intra_group_size"):  # older ones know no pods
-        pod_size = topology.intra_group_size // local_world_size
+        pod_size = topology.intra_group_size // topology.local_world_size
     pod_size = min(pod_size, world_size // local_world_size)
     if world_size % (pod_size * local_world_size):
         raise BadConfig(

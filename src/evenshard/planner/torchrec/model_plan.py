@@ -20,6 +20,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.compare import predicted
 from evenshard.planner.torchrec.constraints import carry_over
 from evenshard.planner.torchrec.dense_model import dense_bytes
+from evenshard.planner.torchrec.failures import planner_error
 from evenshard.planner.torchrec.machine import TorchRecMachine
 from evenshard.planner.torchrec.model import chosen_model
 from evenshard.planner.torchrec.model_request import RequestSettings, request_of
@@ -35,7 +36,7 @@ from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.search import PlanSearchEffort
 from evenshard.utils.errors import EvenshardError, InfeasibleTask
 from evenshard.utils.messages import cut, reason_of
-from evenshard.utils.units import gb_to_bytes
+from evenshard.utils.units import gb_to_bytes, pct_text, size_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -122,9 +123,10 @@ class ModelPlanner:
         left_host_bytes = list(machine.host_bytes)
         constraints = dict(given.constraints or {})
         if collections := collections_in(module, sharders):
+            _check_dense(machine, dense)
             asked = request_of(module, sharders, machine, dense, constraints, self.settings, given.enumerator)
-            request, lookups = asked.request, asked.lookups
-            parts = self._parts(request, (*asked.notes, *given.notes), result)
+            lookups = asked.lookups
+            request, parts = self._placed(asked.request, (*asked.notes, *given.notes), result)
             result.plan = sharding_plan(
                 parts if result.answer is None else result.answer,
                 request.tables,
@@ -158,22 +160,36 @@ class ModelPlanner:
         result.plan, result.options = finished.plan, finished.options
         return result
 
-    def _parts(self, request: PlacementRequest, notes: Sequence[str], result: ModelPlan) -> Sequence[TablePart]:
-        """Where the columns live, by ``evenshard.place`` or the sharder.
+    def _placed(
+        self, request: PlacementRequest, notes: Sequence[str], result: ModelPlan
+    ) -> tuple[PlacementRequest, Sequence[TablePart]]:
+        """Where the columns live, by ``evenshard.place`` or the sharder, and the request with what is kept after all.
 
         Raises:
             PlannerError: TorchRec's, if the tables find no room.
         """
-        from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
-
+        least = _with_least_kept(request)
         try:
-            parts = self._answered(request, result) if self.sharder is None else _sharded(self.sharder, request)
+            parts = self._parts(request, result)
         except InfeasibleTask as error:
-            kind = "STRICT_CONSTRAINTS" if _fits_in_all(request) else "INSUFFICIENT_STORAGE"
-            raise PlannerError(str(error), PlannerErrorType[kind]) from error
+            found = None if least == request else self._parts_if_they_fit(least, result)
+            if found is None:
+                kind = "STRICT_CONSTRAINTS" if _fits_in_all(least) else "INSUFFICIENT_STORAGE"
+                raise planner_error(error, kind) from error
+            notes = (_kept_less(request, least), *notes)
+            request, parts = least, found
         for note in notes:
             result.say(note)
-        return parts
+        return request, parts
+
+    def _parts(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
+        return self._answered(request, result) if self.sharder is None else _sharded(self.sharder, request)
+
+    def _parts_if_they_fit(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart] | None:
+        try:
+            return self._parts(request, result)
+        except InfeasibleTask:
+            return None
 
     def _answered(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
         """Where the columns live, as ``evenshard.place`` says."""
@@ -209,6 +225,37 @@ class ModelPlanner:
         result.say(
             f"callbacks changed the plan: {now}, {result.answer.predicted_ms:.4g} before. The answer is the one before."
         )
+
+
+def _check_dense(machine: TorchRecMachine, dense: int) -> None:
+    """Raises TorchRec's PlannerError if the dense model alone is more than each rank has."""
+    if dense > max(machine.rooms_bytes):
+        has = f"{size_text(max(machine.rooms_bytes))} of {size_text(max(machine.caps_bytes))}"
+        error = InfeasibleTask(
+            f"the dense model takes {size_text(dense)} of each device, of which {has} are not reserved: nothing is "
+            f"left for tables.",
+            "Raise memory_cap_gb, or give dense_gb if the dense model is sharded.",
+        )
+        raise planner_error(error, "INSUFFICIENT_STORAGE")
+
+
+def _with_least_kept(request: PlacementRequest) -> PlacementRequest:
+    """The request in which what devices hold for their own samples comes out of the share that is kept by default.
+
+    TorchRec's planner counts nothing of it: that is one of the things that its 15 % are for.
+    """
+    left = request.reserved_share - request.sample_memory.total / max(*request.caps_bytes, 1)
+    return replace(request, reserved_share=max(left, 0.0))
+
+
+def _kept_less(request: PlacementRequest, least: PlacementRequest) -> str:
+    """Says that the tables fit only so."""
+    return (
+        f"The tables fit only with {pct_text(100 * least.reserved_share)} of each device's memory kept for what is not "
+        f"counted, in place of {pct_text(100 * request.reserved_share)}: evenshard counts what a rank holds for its "
+        f"own samples ({size_text(request.sample_memory.total)}), which TorchRec's planner leaves to what is kept. "
+        f"Give reserved_gb to say how much is kept."
+    )
 
 
 def _placed_by_torchrec(plan: ShardingPlan) -> str:

@@ -22,6 +22,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.constraints import constrained_model
 from evenshard.planner.torchrec.entries import DENSE_KERNEL
+from evenshard.planner.torchrec.failures import TooStrict
 from evenshard.planner.torchrec.machine import TorchRecMachine
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables
 from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE
@@ -269,7 +270,7 @@ def _within(
             if (way, kernel) in own
         ]
         if not pairs:
-            raise BadConfig(
+            raise TooStrict(
                 f"table {brief(one.name)}: its module sharder or the enumerator allows {_words(own)}, the rules "
                 f"{', '.join(asked)} on {', '.join(kept_as)}. Allow a way that both have."
             )

@@ -11,7 +11,7 @@ from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE, Pla
 from evenshard.planner.torchrec.topology import with_memory
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import cut
-from evenshard.utils.units import BYTES_PER_GB
+from evenshard.utils.units import size_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,7 +68,7 @@ def plan_of_others(
     except PlannerError as error:
         raise PlannerError(
             f"TorchRec's planner finds no plan of {names}, which evenshard does not place, with "
-            f"{min(left_bytes) / BYTES_PER_GB:.3g} to {max(left_bytes) / BYTES_PER_GB:.3g} GB of a rank left for them. "
+            f"{size_text(min(left_bytes))} to {size_text(max(left_bytes))} of a rank left for them. "
             f"Raise memory_cap_gb or the number of ranks, or constrain their tables less.",
             error.error_type,
         ) from error

@@ -20,6 +20,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.device_memory import RESERVED_SHARE
 from evenshard.planner.host_memory import HostMemory
 from evenshard.planner.rules import Rules
+from evenshard.planner.torchrec.failures import planner_error
 from evenshard.planner.torchrec.machine import machine_of
 from evenshard.planner.torchrec.model_plan import ModelPlanner
 from evenshard.planner.torchrec.model_request import RequestSettings
@@ -291,9 +292,9 @@ class EvenshardPlanner:
             sharders: sharders of modules; TorchRec's default ones where left out.
 
         Raises:
-            PlannerError: TorchRec's, with evenshard's message, if the tables find no room: INSUFFICIENT_STORAGE if all
-                memory together is too small, STRICT_CONSTRAINTS if the tables cannot be divided so that they fit.
-            BadInput: if a table cannot be placed, or there is no cost model.
+            PlannerError: TorchRec's, with evenshard's message. INSUFFICIENT_STORAGE if all memory together is too
+                small, STRICT_CONSTRAINTS if the tables cannot be divided so that they fit, or a table may be sharded in
+                no way, INPUT_VALIDATION if a constraint makes no sense, or there is no cost model.
         """
         from torchrec.distributed.sharding_plan import get_default_sharders
 
@@ -310,6 +311,8 @@ class EvenshardPlanner:
             made = self._planner.plan(module, given)
         except Exception as error:
             if not self._fallback:
+                if isinstance(error, EvenshardError):
+                    raise planner_error(error) from error
                 raise
             why = one_line(str(error)) or type(error).__name__
             self._say(f"TorchRec's planner makes this plan (fallback=True), as evenshard cannot: {why}")
@@ -327,7 +330,7 @@ class EvenshardPlanner:
 
         Raises:
             PlannerError: on all ranks, if rank 0 cannot plan. (TorchRec's planner would leave the others waiting.)
-            BadInput: on rank 0, as ``plan``, or if there is no group.
+            BadConfig: if there is no group.
         """
         import torch.distributed as dist
         from torchrec.distributed.planner.types import PlannerError, PlannerErrorType

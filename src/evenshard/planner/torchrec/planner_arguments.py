@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from evenshard.planner.torchrec.failures import planner_error
 from evenshard.planner.torchrec.machine import TorchRecMachine, of_nodes
-from evenshard.utils.errors import BadConfig
+from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
+from evenshard.utils.units import gb_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -118,7 +120,17 @@ class PlannerArguments:
             constraints=None if self.constraints is None else dict(self.constraints),
         )
         on_cpu = machine.compute_device == "cpu"
-        rooms = [max(one.storage.ddr if on_cpu else one.storage.hbm, 0) for one in left.devices]
+        left_bytes = [one.storage.ddr if on_cpu else one.storage.hbm for one in left.devices]
+        if max(left_bytes) <= 0:
+            has, kind = gb_text(max(machine.caps_bytes)), _types_of(self.storage_reservation)
+            asked = getattr(self.storage_reservation, "_hbm_reserved_bytes", 0)  # of FixedAbsoluteStorageReservation
+            keeps = f"{gb_text(asked)} per device, which has {has}" if asked else f"all {has} of a device"
+            error = InfeasibleTask(
+                f"storage_reservation ({kind}) keeps {keeps}: nothing is left for tables.",
+                "Reserve less, or raise memory_cap_gb.",
+            )
+            raise planner_error(error, "INSUFFICIENT_STORAGE")
+        rooms = [max(room, 0) for room in left_bytes]
         kept = {cap - room for cap, room in zip(machine.caps_bytes, rooms, strict=True)}
         if not keeps_host and not on_cpu:
             ddrs = [max(one.storage.ddr, 0) for one in left.devices]

@@ -16,7 +16,7 @@ from evenshard.sharders.room.program import solved
 from evenshard.sharders.room.reasons import require_sharding_room, require_types, sharding_needs_and_room
 from evenshard.utils.errors import InfeasibleTask, MissingPackage
 from evenshard.utils.extras import require_package
-from evenshard.utils.units import bytes_to_gb
+from evenshard.utils.units import gb_text
 
 MAX_PAIRS = 150_000
 """Items times devices that the solver is given; it then needs about 1 GB."""
@@ -163,8 +163,8 @@ def _needs_of_all(task: ShardingTask) -> str:
     need = sum(part_bytes(task, *one) for one in zip(task.tables, whole_tables(task.tables), strict=True))
     machine = task.machine
     rooms = {"devices": sum(task.room_bytes), "hosts": sum(machine.host_bytes), "SSDs": sum(machine.ssd_bytes)}
-    have = ", ".join(f"the {what} {bytes_to_gb(room):,.2f}" for what, room in rooms.items() if room)
-    return f"the tables need {bytes_to_gb(need):,.2f} GB, {have}"
+    have = ", ".join(f"the {what} {gb_text(room)}" for what, room in rooms.items() if room)
+    return f"the tables need {gb_text(need)}, {have or 'there is no memory for them'}"
 
 
 def _none(task: ShardingTask, items: PackedItems, why: str) -> InfeasibleTask:

@@ -15,7 +15,7 @@ from evenshard.placement import feasibility
 from evenshard.placement.constraints import Constraints
 from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM, Reason
 from evenshard.placement.parts import COLUMN_STEP
-from evenshard.placement.placement import caps_text, gb_text
+from evenshard.placement.placement import caps_text
 from evenshard.placement.sharding import SHARDING_TYPES, ShardingTask, ruled_out
 from evenshard.placement.storage import FUSED, KEY_VALUE
 from evenshard.placement.task import PlacementTask
@@ -23,6 +23,7 @@ from evenshard.sharders.room.fill import most_blocks
 from evenshard.sharders.room.items import Cut, PackedItem, PackedItems
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import brief
+from evenshard.utils.units import gb_text
 
 
 def require_types(task: ShardingTask) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from torchrec.distributed.planner import constants
-from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, PlannerErrorType
 from torchrec.distributed.types import BoundsCheckMode, CacheAlgorithm, CacheParams, CacheStatistics, KeyValueParams
 from torchrec.modules.embedding_configs import DataType
 
@@ -28,12 +28,16 @@ def test_what_constraints_say_to_kernels_is_in_the_plan() -> None:
         for of in (found[f"table_{at}"] for at in range(4))
     ]
     assert said == [
-        (True, None, None, None, None),
+        (True, None, None, None, constraints["table_0"].cache_params),
         (False, True, None, None, None),
         (None, None, BoundsCheckMode.FATAL, DataType.FP16, None),
         (None,) * 5,
     ]
-    assert one.notes == ("Of TorchRec's constraints, these change nothing in the placement: cache_params (table_0).",)
+    (note,) = one.notes
+    assert note.startswith(
+        "The constraints' cache_params are in the plan for tables without a cache, as TorchRec writes"
+    )
+    assert "(table_0)" in note
     for option in one._best_plan or ():
         assert option.enforce_hbm == found[option.name].enforce_hbm
 
@@ -140,7 +144,9 @@ def test_a_table_on_ssds_has_the_constraints_directory_and_the_cache_of_the_sear
 def test_tables_of_another_group_of_devices_are_refused_or_left_to_torchrec() -> None:
     constraints = {"table_0": ParameterConstraints(device_group="cpu")}
     model = Sparse(bags(2))
-    with pytest.raises(BadConfig, match="device_group is 'cpu', the devices are cuda"):
+    with pytest.raises(PlannerError, match="device_group is 'cpu', the devices are cuda") as caught:
         planner(constraints=constraints).plan(model)
+    wrong = getattr(PlannerErrorType, "INPUT_VALIDATION", PlannerErrorType.OTHER)
+    assert caught.value.error_type is wrong and isinstance(caught.value.__cause__, BadConfig)
     plan = planner(constraints=constraints, fallback=True).plan(model)
     assert list(entries(plan)) == ["table_1"], "TorchRec plans each group by itself"

@@ -15,7 +15,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.errors import BadFile
 from support.drop_in_builders import WARNINGS, Sparse, TableOrRowWise, TableWise, bags, entries, planner, two_gpus
 from support.torchrec_builders import META
 
@@ -36,7 +36,7 @@ def test_a_module_sharder_says_how_its_tables_may_be_sharded() -> None:
     assert {entry.sharding_type for entry in own.values()} <= {"table_wise", "row_wise"}
     assert {entry.sharding_type for entry in entries(planner().plan(model)).values()} == {"data_parallel"}
     with pytest.raises(
-        BadConfig, match=r"table 'table_0': its module sharder .* allows table_wise on fused, the rules"
+        PlannerError, match=r"table 'table_0': its module sharder .* allows table_wise on fused, the rules"
     ):
         planner(sharding_types=["row_wise"]).plan(model, [TableWise()])
 
@@ -107,8 +107,9 @@ def test_torchrecs_planner_plans_where_evenshard_cannot_if_asked(caplog: pytest.
     """Without a cost model, and where tables find no room by evenshard's count; with the same arguments."""
     model, machine = Sparse(bags(2)), two_gpus(100)
     constraints = {"table_0": ParameterConstraints(sharding_types=["row_wise"])}
-    with pytest.raises(BadFile):
+    with pytest.raises(PlannerError, match="no/such/model") as caught:
         planner(machine, model="no/such/model").plan(model)
+    assert isinstance(caught.value.__cause__, BadFile)
     one = planner(machine, model="no/such/model", fallback=True, constraints=constraints, batch_size=64)
     plan = one.plan(model)
     theirs = EmbeddingShardingPlanner(machine, constraints=constraints, batch_size=64)

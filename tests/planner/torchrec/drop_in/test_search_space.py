@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, PlannerErrorType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
-from evenshard.utils.errors import BadConfig
 from support.drop_in_builders import MB, Sparse, TableWise, entries, planner
 from support.torchrec_builders import topology
 
@@ -90,8 +89,10 @@ def test_a_table_has_the_types_and_kernels_that_both_leave_it() -> None:
 def test_a_table_that_nothing_is_left_is_named() -> None:
     rows = ParameterConstraints(sharding_types=["table_row_wise"], compute_kernels=["fused_uvm_caching"])
     one = planner(two_nodes(), constraints={"table_1": rows}, host_memory_gb=None)
-    with pytest.raises(BadConfig, match=r"table 'table_1': its module sharder .* allows column_wise on fused"):
+    message = r"table 'table_1': its module sharder .* allows column_wise on fused"
+    with pytest.raises(PlannerError, match=message) as caught:
         one.plan(Sparse(TABLES), [Only("column_wise")])
+    assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS
 
 
 def test_tables_of_weighted_bags_are_weighted() -> None:

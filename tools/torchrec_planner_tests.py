@@ -1,0 +1,164 @@
+"""Runs TorchRec's own tests of its planner with ``EvenshardPlanner`` in its place: make test-torchrec-planner.
+
+The tests are not in TorchRec's wheel: they come from a checkout of TorchRec, whose code shadows the installed one.
+The cases that do not pass, each with its reason, are the table in docs/torchrec.md below ``HEADING``: any other that
+fails, and any of them that passes, fails this program. All cases run twice, without ``fallback`` and with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs" / "torchrec.md"
+HEADING = "### Cases of TorchRec's that do not pass"
+TESTS = Path("torchrec", "distributed", "planner", "tests")
+FILES = ("test_planners.py", "test_stats.py", "test_types.py")
+THEIRS = "EmbeddingShardingPlanner"
+
+
+@dataclass
+class Swap:
+    """A pytest plugin that puts another planner into the modules of the tests.
+
+    Attributes:
+        fallback: whether TorchRec's planner plans where evenshard cannot.
+        outcomes: of each case, by its class and name.
+        asked: the cases that made a planner.
+    """
+
+    fallback: bool
+    outcomes: dict[str, str] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+    _now: str = ""
+
+    def pytest_collection_modifyitems(self, items: Sequence[Any]) -> None:
+        planner = self._planner()
+        for module in {item.module for item in items}:
+            if hasattr(module, THEIRS):
+                setattr(module, THEIRS, planner)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._now = _case(nodeid)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed or (report.when == "call" and self.outcomes.get(_case(report.nodeid)) != "failed"):
+            self.outcomes[_case(report.nodeid)] = report.outcome
+
+    def _planner(self) -> type:
+        from evenshard.planner.torchrec import EvenshardPlanner
+
+        swap = self
+
+        class Planner(EvenshardPlanner):
+            def __init__(self, *given: Any, **named: Any) -> None:
+                swap.asked.add(swap._now)
+                super().__init__(*given, **named, fallback=swap.fallback)
+
+        return Planner
+
+
+def _case(nodeid: str) -> str:
+    """A case by its class and name."""
+    return nodeid.partition("::")[2]
+
+
+def find_tests(checkout: Path | None) -> Path | None:
+    """The folder of the tests: of the checkout, or of the installed TorchRec; None where there are none."""
+    if checkout is not None:
+        return checkout / TESTS if (checkout / TESTS / FILES[0]).is_file() else None
+    installed = importlib.util.find_spec("torchrec")
+    if installed is None or installed.origin is None:
+        return None
+    folder = Path(installed.origin).parents[1] / TESTS
+    return folder if (folder / FILES[0]).is_file() else None
+
+
+def listed_cases(docs: str) -> frozenset[str]:
+    """The cases that the docs list: the first column of the table below the heading, without the files' names."""
+    table = docs.partition(f"\n{HEADING}\n")[2].partition("\n#")[0]
+    return frozenset(re.findall(r"^\| `(\w+::\w+)` \|", table, flags=re.MULTILINE))
+
+
+def problems(outcomes: Mapping[str, str], listed: frozenset[str]) -> Iterator[str]:
+    """Cases that are not as the docs have them, a line each."""
+    for case, outcome in outcomes.items():
+        if outcome == "failed" and case not in listed:
+            yield f"{case} fails, and docs/torchrec.md does not list it"
+        elif outcome == "passed" and case in listed:
+            yield f"{case} passes: take it out of docs/torchrec.md"
+    for case in sorted(listed - outcomes.keys()):
+        yield f"{case} is listed in docs/torchrec.md, and this TorchRec has no such case"
+
+
+def summary(version: str, outcomes: Mapping[str, str], asked: set[str]) -> str:
+    """The counts in a line, as the docs have them."""
+    passed = {case for case, outcome in outcomes.items() if outcome == "passed"}
+    return (
+        f"TorchRec {version}: {len(passed & asked)} of the {len(asked)} cases that make a planner pass, "
+        f"{len(passed)} of {len(outcomes)} in all"
+    )
+
+
+def run(folder: Path, fallback: bool) -> tuple[dict[str, str], set[str]]:
+    """The outcomes of all cases, and those that made a planner."""
+    swap = Swap(fallback)
+    for name in FILES:  # Hypothesis runs no case of a class that was collected before
+        sys.modules.pop(Path(name).stem, None)
+    quiet = ["-q", "--tb=no", "--no-header", "--no-summary", "--show-capture=no", "-W", "ignore"]
+    alone = ["-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
+    pytest.main([*quiet, *alone, *(str(folder / name) for name in FILES)], plugins=[swap])
+    return swap.outcomes, swap.asked
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkout", type=Path, help="of TorchRec; its code shadows the installed one")
+    parser.add_argument("--shadowed", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    folder = find_tests(asked.checkout)
+    if folder is None:
+        where = "the installed TorchRec has" if asked.checkout is None else f"{asked.checkout / TESTS} holds"
+        print(
+            f"skipped: {where} no {FILES[0]}. Name a checkout: git clone --depth 1 --branch release/v1.8.0 "
+            "https://github.com/meta-pytorch/torchrec work/torchrec && make test-torchrec-planner "
+            "TORCHREC_REPO=work/torchrec"
+        )
+        return 0
+    if asked.checkout is not None and not asked.shadowed:
+        own = {"PYTHONPATH": str(asked.checkout.resolve()), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, __file__, "--checkout", str(asked.checkout), "--shadowed"]
+        return subprocess.run(command, env={**os.environ, **own}).returncode
+    docs, found = DOCS.read_text(), []
+    version = _version(folder)
+    for fallback in (False, True):
+        outcomes, made = run(folder, fallback)
+        line = summary(version, outcomes, made)
+        print(f"{line} (fallback={fallback})", flush=True)
+        found += [f"{problem} (fallback={fallback})" for problem in problems(outcomes, listed_cases(docs))]
+        if f"TorchRec {version}: " in docs and line not in docs:
+            found.append(f"docs/torchrec.md has other counts of TorchRec {version} (fallback={fallback})")
+    print("\n".join(found) or "The others are those that docs/torchrec.md lists.")
+    return 1 if found else 0
+
+
+def _version(folder: Path) -> str:
+    """The version of a checkout's file, or of the installed package."""
+    stated = folder.parents[len(TESTS.parts) - 1] / "version.txt"
+    return stated.read_text().strip() if stated.is_file() else importlib.metadata.version("torchrec")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
