@@ -30,13 +30,30 @@ from evenshard.cli import (
 )
 from evenshard.cli.arguments import Commands, OneLineParser
 from evenshard.cli.completion import SHELLS, PrintCompletion
+from evenshard.cli.help import GroupedCommands
 from evenshard.utils.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask
 from evenshard.utils.messages import one_line
 from evenshard.version import __version__
 
+GROUPS = {
+    "place": ("place", "what-if", "explain", "diff", "lineage", "hardware", "export-estimator", "convert-checkpoint"),
+    "the loop: measure and learn": (
+        *("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate"),
+        *("import-costs", "merge-costs", "describe", "observe", "calibrate-link", "calibrate-device", "bundle"),
+    ),
+    "in a team": ("dataset", "promote", "compare", "drift"),
+    "on a cluster": ("pipeline",),
+}
+"""The commands, by heading of the help."""
+
 
 def _parser() -> OneLineParser:
-    parser = OneLineParser(prog="evenshard", description="Learns where to put a recommender model's embedding tables.")
+    parser = OneLineParser(
+        prog="evenshard",
+        description="Learns where to put a recommender model's embedding tables.",
+        epilog="evenshard COMMAND --help says more. To begin with: evenshard place mlperf_dlrm_v2 --devices 8",
+        formatter_class=lambda prog: GroupedCommands(prog, GROUPS),
+    )
     parser.add_argument("--version", action="version", version=f"evenshard {__version__}")
     parser.add_argument(
         "--print-completion",

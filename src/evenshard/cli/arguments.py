@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from evenshard.cli.help import COMMAND, clearer, unknown_words
 from evenshard.measure.hardware import CHOICES, names_in
 from evenshard.utils.atomic import tidy_up
 from evenshard.utils.messages import brief, one_line
@@ -95,12 +95,19 @@ def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespac
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Wrong flags get one line and exit code 2."""
+    """Wrong flags get one line and exit code 2, and are named by the command that they were given to."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """See ``argparse``; words that are left over are wrong here, not in the parser of all commands."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(unknown_words(rest, self._option_string_actions))
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         """See ``argparse``."""
-        text = re.sub(r"^argument (\S+): is ", r"\1 is ", message)
-        self.exit(2, f"{self.prog}: {one_line(text)}. Try {self.prog} --help.\n")
+        text = one_line(clearer(message))
+        self.exit(2, f"{self.prog}: {text}{'' if text.endswith(('.', '?')) else '.'} Try {self.prog} --help.\n")
 
 
 def _checked(
@@ -114,7 +121,7 @@ class Commands:
     """Declares the subcommands of a parser."""
 
     def __init__(self, parser: argparse.ArgumentParser, dest: str = "command") -> None:
-        self._subparsers = parser.add_subparsers(dest=dest, metavar="COMMAND", required=True)
+        self._subparsers = parser.add_subparsers(title="commands", dest=dest, metavar=COMMAND, required=True)
 
     def add(
         self, name: str, call: Callable[[argparse.Namespace], Any] | None, what: str, more: str

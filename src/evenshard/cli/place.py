@@ -20,7 +20,29 @@ if TYPE_CHECKING:
 
 CONSTRAINTS = "torchrec-constraints"
 NO_FLAG = {"compare", "constraints"}
-"""The command compares with the rules of thumb, and for a report with TorchRec's planner; constraints are a model's."""
+"""Arguments of ``evenshard.place`` without a flag. The command compares with the rules of thumb, and for a report with
+TorchRec's planner; constraints are a model's."""
+
+EXAMPLE = "Example: evenshard place tables.yaml --devices 8 --hardware h100 --report page.html -o placement.json"
+RULES_HEADING, RULES_HINT = "rules of tables", "Each can be given several times."
+FLAG_GROUPS = {
+    "devices and their memory": (
+        *("num_devices", "hardware", "memory_cap_gb", "reserved_gb", "dense_gb", "training_pipeline"),
+        *("host_memory_gb", "host_bandwidth_gb_s", "ssd_gb", "ssd_bandwidth_gb_s", "compute_kernels"),
+    ),
+    "several nodes": ("nodes", "devices_per_node", "nodes_per_domain", "intra", "inter", "cluster"),
+    "what trains": ("batch_size", "optimizer", "communication", "sharding_types", "allow_column_split"),
+    "about the tables": (
+        *("columns", "weight_bits", "embedding_dim", "traffic", "pooling_factors", "default_pooling_factor"),
+    ),
+    RULES_HEADING: (
+        *("pinned", "forbidden", "forbidden_devices", "together", "apart", "pinned_nodes"),
+        *("table_types", "min_columns", "table_kernels"),
+    ),
+    "model and search": ("model", "num_measured", "seed"),
+    "a placement that is in use": ("near", "max_move_gb"),
+}
+"""The flags of the arguments of ``evenshard.place``, by heading of the help."""
 
 
 def _place(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -176,10 +198,12 @@ def add_commands(commands: Commands) -> None:
         "own planner, as .py or .json (default: json)")  # fmt: skip
     add("--local-world-size", type=at_least(1), metavar="N",
         help="ranks of a node, for a TorchRec plan (default: all ranks)")  # fmt: skip
-    arguments = sub.add_argument_group(
-        "arguments of evenshard.place",
-        "Rules of tables, from --pin to --min-columns, can be given several times.",
-    )
-    for option in place_options():
-        if option.name not in NO_FLAG:
-            add_option(arguments, option)
+    sub.epilog = EXAMPLE
+    left = {option.name: option for option in place_options() if option.name not in NO_FLAG}
+    for heading, names in FLAG_GROUPS.items():
+        group = sub.add_argument_group(heading, RULES_HINT if heading == RULES_HEADING else None)
+        for name in names:
+            add_option(group, left.pop(name))
+    more = sub.add_argument_group("more")
+    for option in left.values():
+        add_option(more, option)

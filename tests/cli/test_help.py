@@ -1,0 +1,63 @@
+"""Help by groups, and what a mistyped word may have meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from evenshard.cli import GROUPS, main
+from evenshard.cli.place import FLAG_GROUPS, NO_FLAG
+from evenshard.planner.options import place_options
+
+
+def refused(words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(words.split())
+    out = capsys.readouterr()
+    assert stopped.value.code == 2 and not out.out and out.err.count("\n") == 1
+    return out.err.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("placee x.csv", "evenshard: unknown command 'placee'. Did you mean place? Try evenshard --help."),
+        ("zzz", "evenshard: unknown command 'zzz'. Try evenshard --help."),
+        ("pipeline rum", "evenshard pipeline: unknown command 'rum'. Did you mean run? Try evenshard pipeline --help."),
+        (
+            "place x.csv --devcies=8",
+            "evenshard place: unknown flag '--devcies'. Did you mean --devices? Try evenshard place --help.",
+        ),
+        ("diff a b c", "evenshard diff: unexpected 'c'. Try evenshard diff --help."),
+        ("dataset add --qqq", "evenshard dataset add: the following arguments are required"),
+        ("place x.csv --format jsn", "evenshard place: --format is 'jsn'. Choose from json, torchrec"),
+        ("place x.csv --format jsn", "Did you mean json? Try evenshard place --help."),
+    ],
+)
+def test_a_mistyped_word_names_what_it_may_have_meant_and_the_help_of_its_command(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(words, capsys)
+
+
+def printed_help(words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        main([*words.split(), "--help"])
+    return capsys.readouterr().out
+
+
+def test_every_command_stands_in_one_group(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed_help("", capsys)
+    names = [name for group in GROUPS.values() for name in group]
+    listed = [line.split()[0] for line in text.splitlines() if line.startswith("    ") and line[4:5].isalpha()]
+    assert listed == names and len(set(names)) == len(names)
+    assert [line.strip(" :") for line in text.splitlines() if line.startswith("  ") and line.endswith(":")] == [*GROUPS]
+
+
+def test_flags_of_place_stand_in_groups_with_an_example(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    text = printed_help("place", capsys)
+    assert all(f"\n{heading}:\n" in text for heading in FLAG_GROUPS) and "\nExample: evenshard place " in text
+    of_groups = [name for names in FLAG_GROUPS.values() for name in names]
+    assert sorted(of_groups) == sorted(one.name for one in place_options() if one.name not in NO_FLAG)
