@@ -11,6 +11,7 @@ import pytest
 from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.costs import RANDOM_SHARD, DeviceCost
+from evenshard.planner.file import load_answer
 from evenshard.sharders.convex_search.fit import CostModelFitConfig, fit_cost_model
 from evenshard.stages.import_costs import ImportCostsConfig, read_shards
 from evenshard.tables.files import load_tables
@@ -183,7 +184,7 @@ def test_what_the_flags_say_must_make_sense(files: Path, capsys: pytest.CaptureF
     assert main(["import-costs", "missing.csv", *IMPORT[2:], *OUT]) == 2
 
 
-def test_a_training_takes_the_dataset(files: Path) -> None:
+def test_a_training_takes_the_dataset(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"{n} {n + 1},{dim} 8,{1 + n / 4 + dim / 64}" for n in range(5) for dim in (4, 8, 16)]
     Path("s.csv").write_text("\n".join(["tables,dims,fwd_bwd_ms", *lines]) + "\n")
     Path("t.csv").write_text("\n".join([STATISTICS, *(f"{100 * n},{n},{ONCE}" for n in range(1, 8))]) + "\n")
@@ -193,8 +194,17 @@ def test_a_training_takes_the_dataset(files: Path) -> None:
         == 0
     )
     train = ["train-cost", "--tables", "tables.parquet", "--tasks", "t.json", "--costs", "costs.parquet"]
-    assert main([*train, "--out", "net", "--model-out", "model", "--metrics", "m.json"]) == 0
+    assert main([*train, "--out", "net", "--model-out", "round/cost_model", "--metrics", "m.json"]) == 0
     assert json.loads(Path("m.json").read_text())["cost_model_num_devices"] == 15
+    place = ["place", "tables.parquet", "--devices", "2", "--model", "round", "--memory-cap-gb", "1", "-o", "p.json"]
+    capsys.readouterr()
+    assert main(place) == 2
+    said = capsys.readouterr().err
+    assert "name no link and have no exchanges" in said and "--intra" in said and len(said.splitlines()) == 1
+    assert not Path("p.json").exists()
+    assert main([*place, "--intra", "10gb_s"]) == 0
+    assert load_answer("p.json").request.nodes.intra == "10gb_s"
+    assert main(["place", "tables.parquet", "--devices", "1", "--model", "round", "--memory-cap-gb", "1"]) == 0
 
 
 def test_the_cost_model_learns_what_strangers_measured() -> None:

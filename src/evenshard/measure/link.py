@@ -40,6 +40,8 @@ BANDWIDTHS = {
 """The constants of a link that are bandwidths, and the bytes that each is for."""
 BACKENDS = ("gloo", "nccl")
 """What a provenance names instead of a link where several devices measured at once."""
+NO_LINK = "none"
+"""What a provenance names where each shard was measured on one device alone, with no link to another."""
 GPUS_OF_A_NODE = 8
 """That the links inside of a node connect: of DGX A100 and later, of HGX machines, and of hosts with PCIe cards."""
 

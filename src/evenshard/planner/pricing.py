@@ -10,7 +10,7 @@ from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import PlacementCost, combine_visits
 from evenshard.measure.hardware import HardwareName, open_hardware
-from evenshard.measure.link import LINKS, Link, link
+from evenshard.measure.link import LINKS, NO_LINK, Link, link
 from evenshard.measure.offload import host_link
 from evenshard.measure.parts_in_turn import parts_in_turn
 from evenshard.measure.simulated.cluster import SimulatedCluster, alone_ms
@@ -42,10 +42,16 @@ def links_of_request(request: PlacementRequest, model: PlacementModel) -> Links:
     """The links of both tiers. Within a domain, where none is named: the one that the model's training data went over.
 
     Raises:
-        BadConfig, BadFile: if a named one is unknown or cannot be read.
+        BadConfig, BadFile: if a named one is unknown or cannot be read, or none is known.
     """
     machine = request.nodes
     inter = link(machine.inter) if machine.num_domains > 1 else None
+    is_known = machine.intra or model.trained_on.link not in ("", NO_LINK) or model.cost_model.exchange.takes_time
+    if machine.domain_size > 1 and not is_known:
+        raise BadConfig(
+            f"the costs that the model learned from name no link and have no exchanges, so that {machine.domain_size} "
+            f"devices would exchange in no time. Name their link, such as --intra nvlink_h100 or --intra 50gb_s."
+        )
     return Links(link(machine.intra) if machine.intra else _learned_link(model), inter)
 
 

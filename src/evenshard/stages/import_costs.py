@@ -15,6 +15,7 @@ from pathlib import Path
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost, Provenance, time_problem
 from evenshard.measure.hardware import provenance_problem
+from evenshard.measure.link import NO_LINK
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.placement import alone
 from evenshard.placement.task import PlacementTask, distinct_tables
@@ -182,6 +183,7 @@ def _measured(
         task = PlacementTask(name, tables, 1, size_bytes, config.batch_size)
     except BadConfig as error:
         raise BadFile(path, reason_of(error), "Correct it.", f"shard {number}") from None
+    unknown, optimizer = (config.hardware, UNKNOWN, UNKNOWN, NO_LINK), config.optimizer
     return MeasuredPlacement(
         measurement_id=name,
         round=1,
@@ -189,5 +191,5 @@ def _measured(
         task=task,
         placement=alone(task),
         cost=PlacementCost((DeviceCost.of_total(total_ms),), "modelled"),
-        provenance=Provenance(config.hardware, UNKNOWN, UNKNOWN, "none", seed=0, repeats=0, optimizer=config.optimizer),
+        provenance=Provenance(*unknown, seed=0, repeats=0, optimizer=optimizer),
     )

@@ -76,6 +76,11 @@ class ExchangeTime:
     slowest_ms_per_byte: float = 0.0
     total_ms_per_byte: float = 0.0
 
+    @property
+    def takes_time(self) -> bool:
+        """Whether any time is known of it; where no exchange was measured, none is."""
+        return any(astuple(self))
+
     def problem(self) -> str | None:
         """Says in one clause what makes it impossible, or None."""
         fine = all(0 <= number < math.inf for number in astuple(self))
