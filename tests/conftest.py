@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from support import servers
@@ -23,6 +24,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 # Tests run side by side, one process per core: more threads would only wait for each other.
 torch.set_num_threads(1)
+# A busy machine is slow at random: no example of hypothesis is too slow.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 # All that test files import stays until the end: looking for garbage among it took a third of the collection's time.
 gc.disable()
 

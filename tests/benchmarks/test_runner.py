@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from benchmarks.studies.units import Record, Store
 from evenshard.utils.errors import BadFile, BadInput, InfeasibleTask
 from support import killable_study
 from support.killable_study import Add, Fail, began, chain
+from support.patience import wait_until
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -89,13 +88,6 @@ def test_a_failing_unit_names_itself(tmp_path: Path, way: str, kind: type[Except
 def test_a_unit_that_fails_in_a_worker_names_itself_and_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(InfeasibleTask, match=r"^failing full: No room\.$"):
         run_units([Fail("full"), Add(1, pause_s=60.0)], tmp_path, "commit", 2, "test")
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def is_alive(process: int) -> bool:

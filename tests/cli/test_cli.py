@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -488,8 +487,6 @@ def test_a_stage_goes_on_when_mlflow_is_away(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    start = time.monotonic()
     assert main(GENERATE) == 0
-    assert time.monotonic() - start < 60
     assert Path("tasks.json").exists()
     assert "MLflow cannot be reached" in caplog.text

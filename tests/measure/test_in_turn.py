@@ -67,7 +67,7 @@ def test_costs_are_positive_and_an_empty_shard_computes_nothing() -> None:
     measured = cpu().measure(of_task, Placement((0, 2, 0), 3))
     full, empty, other = measured.devices
     for device in (full, other):
-        assert 0 < device.fwd_compute_ms < 1000 and 0 < device.bwd_compute_ms < 1000
+        assert device.fwd_compute_ms > 0 and device.bwd_compute_ms > 0
         assert device.fwd_compute_spread_ms >= 0 and device.bwd_compute_spread_ms >= 0
     assert (empty.fwd_compute_ms, empty.bwd_compute_ms) == (0.0, 0.0)
     assert measured.fits and measured.max_device_ms == max(device.total_ms for device in measured.devices)
@@ -165,7 +165,7 @@ def test_a_shard_that_does_not_fit_is_a_finding_and_the_other_devices_are_measur
     assert min(first.fwd_wait_ms, last.fwd_wait_ms) == 0.0  # no device waits for one that never comes
     assert abs(first.fwd_wait_ms - last.fwd_wait_ms) == abs(first.fwd_compute_ms - last.fwd_compute_ms)
     after = hardware.measure(task(SHARD, batch_size=BATCH_SIZE), Placement((0, 1, 1), 2))
-    assert after.fits and all(0 < device.fwd_compute_ms < 1000 for device in after.devices)
+    assert after.fits and all(device.fwd_compute_ms > 0 for device in after.devices)
 
 
 class Allocated:

@@ -31,6 +31,7 @@ from evenshard.tables.assumptions import Assumption
 from evenshard.utils.errors import MissingPackage
 from support.answer_builders import GB, answer
 from support.builders import cost, table
+from support.patience import PATIENCE_S
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = ("</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{ 7*7 }}", "https://x.y/z.js")
@@ -443,7 +444,7 @@ def test_a_browser_draws_bars_as_long_as_the_numbers_say(tmp_path: Path) -> None
         [CHROMIUM, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     body = next(attributes for tag, attributes in Elements(ran.stdout).tags if tag == "body")

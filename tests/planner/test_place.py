@@ -19,6 +19,7 @@ from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadInput, InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB
+from support.patience import PATIENCE_S
 from support.request_builders import LITTLE
 
 TABLES = (
@@ -308,7 +309,7 @@ def test_a_reader_who_has_seen_enough_is_no_failure(table_file: Path) -> None:
     save_tables(TABLES[:2], table_file)
     words = f"{sys.executable} -m evenshard place {table_file} --devices 2 --sharding-types table_wise"
     done = subprocess.run(
-        ["bash", "-c", f"{words} > >(exec 0<&-) ; exit $?"], capture_output=True, text=True, timeout=120
+        ["bash", "-c", f"{words} > >(exec 0<&-) ; exit $?"], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -333,7 +334,7 @@ def test_a_terminal_shows_the_best_placement_so_far(table_file: Path) -> None:
     save_tables(TABLES[:2], table_file)
     words = f"{sys.executable} -m evenshard place {table_file} --devices 2 --sharding-types table_wise"
     shell = f"script -qec '{words} > /dev/null' /dev/null < /dev/null"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0 and "best so far" in done.stdout
     assert "ms of embedding work per step (Ctrl-C takes it)" in done.stdout
 

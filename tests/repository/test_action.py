@@ -22,6 +22,7 @@ import yaml
 from support import documented
 from support.documented import ROOT
 from support.http_server import Silent, serving
+from support.patience import PATIENCE_S
 
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 SMALL = """
@@ -131,7 +132,7 @@ class Job:
             env=env,
             text=True,
             capture_output=True,
-            timeout=300,
+            timeout=PATIENCE_S,
         )
         self.rc, self.shown = done.returncode, self.shown + done.stdout + done.stderr
         for line in output.read_text().splitlines():

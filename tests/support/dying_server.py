@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from support.http_server import Silent, serving
+from support.patience import PATIENCE_S
 
 REQUEST, ANSWER, MIDDLE = "request", "answer", "middle"
 
@@ -64,7 +65,9 @@ def dying(upstream: str) -> Iterator[Dying]:
             if stops and state.lost == REQUEST:
                 return
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            with closing(http.client.HTTPConnection(target.hostname or "", target.port, timeout=60)) as to_server:
+            with closing(
+                http.client.HTTPConnection(target.hostname or "", target.port, timeout=PATIENCE_S)
+            ) as to_server:
                 self._exchange(to_server, body, stops)
 
         def _exchange(self, to_server: http.client.HTTPConnection, body: bytes, stops: bool) -> None:

@@ -7,7 +7,7 @@ Argo's, no errors and no names of pods. Of requests it shows the shape on the wi
 from __future__ import annotations
 
 import json
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,7 +65,7 @@ class FakePipelines:
 
     Attributes:
         token: that it asks for; None for none.
-        failures: statuses to answer first, one for each request, by "METHOD path"; 0 stays silent for a second.
+        failures: statuses to answer first, one for each request, by "METHOD path"; 0: no answer until it ends.
         states: of the run, one for each look; the last stays.
         running: what ``nodes_of`` takes, for the nodes of a run that is RUNNING.
     """
@@ -78,6 +78,11 @@ class FakePipelines:
     experiments: dict[str, dict[str, Any]] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     url: str = ""
+    ends: threading.Event = field(default_factory=threading.Event)
+
+    def is_silent(self, method: str, path: str) -> bool:
+        """Whether the next such request is not answered."""
+        return self.failures.get(f"{method} {path.removeprefix(API)}", [])[:1] == [0]
 
     def asked(self, method: str, path: str) -> list[Request]:
         return [one for one in self.requests if (one.method, one.path) == (method, API + path)]
@@ -87,7 +92,8 @@ class FakePipelines:
         failures = self.failures.get(f"{request.method} {path}", [])
         if failures:
             status = failures.pop(0)
-            time.sleep(1.0 if status == 0 else 0.0)
+            if status == 0:
+                self.ends.wait()
             return status or 200, {"message": f"told to answer {status}"}
         if self.token is not None and request.token != f"Bearer {self.token}":
             return 401, {"error": "token has expired"}
@@ -145,4 +151,7 @@ def serving(fake: FakePipelines) -> Iterator[FakePipelines]:
         do_GET = do_POST = _answer
 
     with http_server.serving(Handler) as fake.url:
-        yield fake
+        try:
+            yield fake
+        finally:
+            fake.ends.set()

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from support.patience import PATIENCE_S
+
 
 def run_ranks(script: str, world_size: int, out: Path, flags: Sequence[str] = (), **env: str) -> list[Any]:
     """Runs ``python SCRIPT RANK OUT`` for all ranks at once.
@@ -32,7 +34,7 @@ def run_ranks(script: str, world_size: int, out: Path, flags: Sequence[str] = ()
             command = [sys.executable, *flags, script, str(rank), str(out)]
             started.append(subprocess.Popen(command, env=environment, stderr=errors))
     try:
-        codes = [one.wait(timeout=300) for one in started]
+        codes = [one.wait(timeout=PATIENCE_S) for one in started]
     finally:
         for one in started:
             one.kill()

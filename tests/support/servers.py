@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-START_S = 90.0
+from support.patience import PATIENCE_S
+
 HERE = "127.0.0.1"
 
 
@@ -73,7 +74,7 @@ class Server:
                 group=self.user and _group(self.user),
                 extra_groups=[] if self.user else None,
             )
-        ends = time.monotonic() + START_S
+        ends = time.monotonic() + PATIENCE_S
         while self._process.poll() is None and time.monotonic() < ends:
             try:
                 return self.ready()
@@ -156,7 +157,7 @@ class S3(Server):
             aws_access_key_id=self.key,
             aws_secret_access_key=self.secret,
             region_name="us-east-1",
-            config=Config(connect_timeout=2, read_timeout=10, retries={"total_max_attempts": 1}),
+            config=Config(connect_timeout=PATIENCE_S, read_timeout=PATIENCE_S, retries={"total_max_attempts": 1}),
         )
 
     def keys(self, prefix: str = "", bucket: str = "") -> list[str]:
@@ -357,7 +358,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _answers(url: str) -> None:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
         answer.read()
 
 
@@ -365,14 +366,14 @@ def _database_answers(url: str) -> None:
     import psycopg
 
     try:
-        psycopg.connect(url.replace("+psycopg", ""), connect_timeout=2).close()
+        psycopg.connect(url.replace("+psycopg", ""), connect_timeout=int(PATIENCE_S)).close()
     except psycopg.OperationalError as error:
         raise OSError(str(error)) from None
 
 
 def _in_time(action: Callable[[], object], otherwise: str) -> None:
     """Tries until it works."""
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + PATIENCE_S
     while True:
         try:
             action()

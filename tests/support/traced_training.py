@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.patience import PATIENCE_S
+
 WORLD_SIZE, LOCAL_BATCH, LOOKUPS = 2, 16, 3
 TABLES = {"id": (50, 8), "clicks": (40, 16), "wide": (30, 24)}
 PLAN = "plan.json"
@@ -23,7 +25,7 @@ def record(folder: Path) -> list[Path]:
         subprocess.Popen([*command, str(rank)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         for rank in range(WORLD_SIZE)
     ]
-    errors = [rank.communicate(timeout=180)[1] for rank in ranks]
+    errors = [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
     assert all(rank.returncode == 0 for rank in ranks), b"\n".join(errors).decode()
     return [folder / f"trace_rank{rank}.json.gz" for rank in range(WORLD_SIZE)]
 

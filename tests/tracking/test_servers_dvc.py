@@ -8,7 +8,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from support import servers
 from support.dying_server import MIDDLE, dying
+from support.patience import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def start(place: Path, settings: Mapping[str, str], *arguments: str) -> subproce
 def dvc(place: Path, settings: Mapping[str, str], *arguments: str, fails: bool = False) -> str:
     """Runs it; what it said."""
     process = start(place, settings, *arguments)
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode != 0) == fails, said
     return said
 
@@ -85,10 +85,8 @@ def test_a_push_that_the_server_dies_under_can_be_repeated(s3: servers.S3, remot
             proxy.counts = lambda method, path: method == "PUT" and path.endswith(big[2:])
             proxy.lost, proxy.stop_at, proxy.kill = MIDDLE, 1, s3.kill
             pushing = start(repository, {**s3.settings(), "AWS_ENDPOINT_URL": proxy.url}, "push")
-            gives_up = time.monotonic() + 30
-            while s3.running and time.monotonic() < gives_up:
-                time.sleep(0.02)
-            assert not s3.running and pushing.poll() is None  # DVC tries for minutes; a user stops it
+            wait_until(lambda: not s3.running, "the server did not die")
+            assert pushing.poll() is None  # DVC tries for minutes; a user stops it
             pushing.kill()
             pushing.communicate()
     finally:
@@ -123,7 +121,7 @@ def test_two_that_push_at_once_leave_both_datasets_whole(s3: servers.S3, remote:
     (other / "data" / "more.parquet").write_bytes(os.urandom(500))
     dvc(other, {}, "add", "data", "-q")
     pushing = [start(place, s3.settings(), "push") for place in (repository, other)]
-    said = [process.communicate(timeout=120)[0] for process in pushing]
+    said = [process.communicate(timeout=PATIENCE_S)[0] for process in pushing]
     assert [process.returncode for process in pushing] == [0, 0], said
     names = whole_objects(s3, remote)
     assert len(names) == 4 + 1 + 2  # their files, one of them the other's alone, and a list for each

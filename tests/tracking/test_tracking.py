@@ -8,7 +8,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from evenshard.tracking.client import first_line
 from evenshard.tracking.parents import Parent, ensure_parent, flatten
 from evenshard.utils.errors import BadConfig, TrackingFailed
 from evenshard.utils.provenance import params_hash
-from support.tracking_builders import AWAY, empty_mlflow, runs_of, write_costs, write_model
+from support.tracking_builders import AWAY, Silences, empty_mlflow, runs_of, write_costs, write_model
 
 PARAMS = {"loop": {"num_rounds": 2}, "train_cost": {"seed": 0}}
 POINTS = [("loss", 3.0, 1000, 0), ("loss", 2.0, 1000, 1)]
@@ -273,16 +272,15 @@ def test_a_server_that_hangs_is_waited_for_once(
     if "+" in scheme:
         pytest.importorskip("psycopg")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    silences = Silences(monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}://me:secret@127.0.0.1:{silent.getsockname()[1]}/db")
         with tracking.stage_run("evaluate", PARAMS, {}) as run:
             run.metrics({"one": 1.0})
-        begin = time.monotonic()
         tracking.log_to_parent({"one": 1.0})
-        assert time.monotonic() - begin < 0.5
         with pytest.raises(TrackingFailed) as caught:
             tracking.champion()
-        assert time.monotonic() - begin < 0.5
+    assert silences.count == 1
     assert len(caplog.records) == 1
     for said in (caplog.text, str(caught.value)):
         assert "://***@127.0.0.1" in said and "no answer within 1 s" in said and "secret" not in said

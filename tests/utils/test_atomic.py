@@ -16,6 +16,7 @@ from evenshard.utils import atomic
 from evenshard.utils.atomic import atomic_path, tidy_up
 from evenshard.utils.errors import BadFile
 from evenshard.utils.outputs import DATASET_FOLDER, NETWORK_FOLDER, Folder
+from support.patience import PATIENCE_S
 from support.repository import ROOT
 
 PAIR = Folder("a pair", ("a", "deep/*.b"), ("c",))
@@ -104,7 +105,9 @@ def test_where_two_folders_cannot_be_exchanged_the_next_command_puts_the_old_one
 
 def run_killed(tmp_path: Path, how: str) -> list[str]:
     """What stood there after each kill, in the order of the steps."""
-    done = subprocess.run([sys.executable, KILLED, how], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, KILLED, how], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     found: list[str] = json.loads(done.stdout)
     return found

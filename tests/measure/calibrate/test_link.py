@@ -25,6 +25,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed.jobs import BETWEEN_NODES, EVERYONE, IN_NODE
 from evenshard.measure.link import BANDWIDTHS, Link, link
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
+from support.patience import PATIENCE_S
 
 KB, MB = 1024, 1024**2
 CPU = MeasureConfig(hardware="cpu")
@@ -149,7 +150,7 @@ def test_settings_that_make_no_sense(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_three_processes_calibrate_their_link(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m",
                "evenshard", "calibrate-link", "--hardware", "cpu", "--max-mb", "4", "--out", "my.yaml"]  # fmt: skip
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("bandwidth:") == 1
     read = link(str(tmp_path / "my.yaml"))

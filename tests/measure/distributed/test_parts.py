@@ -10,7 +10,7 @@ import pickle
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,9 +44,10 @@ from evenshard.placement.sharding import (
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadInput, EvenshardError
 from support.builders import table
+from support.patience import PATIENCE_S
 
-CONFIG = MeasureConfig(hardware="cpu", num_batches=2, warmup=1, repeats=2, timeout_s=30.0, seed=5)
-IMPATIENT = replace(CONFIG, timeout_s=5.0)
+CONFIG = MeasureConfig(hardware="cpu", num_batches=2, warmup=1, repeats=2, timeout_s=PATIENCE_S, seed=5)
+IMPATIENT = replace(CONFIG, timeout_s=10.0)
 BATCH_SIZE = 24
 ROWS, DIM = 50, 8
 
@@ -325,18 +326,61 @@ def outputs_of(
             yield one.block, one.feature, (of_one, None), gradient
 
 
-KINDS = {**JOBS, "CheckParts": CheckParts}
+@dataclass(frozen=True)
+class CountCollectives:
+    """The collectives of a rank in each phase of a step, by their names."""
+
+    job: MeasureParts
+    ANSWER: ClassVar[Any] = Any
+
+    def check(self, num_ranks: int) -> None:
+        self.job.check(num_ranks)
+
+    def run(self, worker: Worker) -> dict[str, list[str]]:
+        loaded = LoadedParts(worker, self.job.task, self.job.parts)
+        called: dict[str, list[str]] = {}
+        phases = (
+            "distribute",
+            "forward",
+            "exchange",
+            "exchange_back",
+            "backward",
+            "reduce_replicas",
+            "update_replicas",
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            for phase in phases:
+                names = called.setdefault(phase, [])
+                for name in ("all_to_all", "reduce_scatter", "all_gather", "all_reduce"):
+                    patch.setattr(worker.ranks, name, noted(names, getattr(type(worker.ranks), name), worker.ranks))
+                getattr(loaded, phase)(*([0] if phase == "distribute" else []))
+        return called
+
+
+def noted(names: list[str], collective: Callable[..., None], ranks: Any) -> Callable[..., None]:
+    """The collective, which leaves its name."""
+
+    def call(*args: Any) -> None:
+        names.append(collective.__name__)
+        collective(ranks, *args)
+
+    return call
+
+
+KINDS = {**JOBS, "CheckParts": CheckParts, "CountCollectives": CountCollectives}
 
 
 def everything(hardware: CollectiveHardware, out: Path) -> None:
     """What came of each placement, pickled by name."""
     size = collective.world_size()
     machine = machine_of(size)
-    notes: dict[str, Any] = {"errors": {}, "costs": {}}
+    notes: dict[str, Any] = {"errors": {}, "costs": {}, "collectives": {}}
     for name, (tables, parts) in placements(size).items():
         job = MeasureParts(tables, machine, BATCH_SIZE, parts)
         notes["errors"][name] = hardware.run_on_all(CheckParts(job), name)
         notes["costs"][name] = hardware.measure_parts(job.task, parts)
+        if name in (DATA_PARALLEL, ROW_WISE):
+            notes["collectives"][name] = hardware.run_on_all(CountCollectives(job), name)
     giant = replace(of_kind("sum", "giant", 256), num_rows=2_000_000_000)
     fits = of_kind("sum", "fits")
     tables, parts = (giant, fits), (*place(giant, TABLE_WISE, machine, 1), *place(fits, ROW_WISE, machine))
@@ -411,7 +455,7 @@ def process(scenario: str, out: Path) -> int:
 def torchrun(num_processes: int, out: Path, scenario: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                str(num_processes), __file__, scenario, str(out)]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -450,16 +494,20 @@ def test_every_type_is_timed_on_every_device(notes: dict[str, Any]) -> None:
         assert isinstance(cost, PlacementCost) and cost.all_to_all == "measured" and cost.fits
         assert len(cost.devices) == notes["size"]
         for device in cost.devices:
-            assert all(0 <= ms < 1000 for ms in times(device)), name
+            assert min(times(device)) >= 0, name
             assert max(times(device)[:3]) > 0
     of_rows = notes["costs"][ROW_WISE].devices[0]
     assert min(times(of_rows)) > 0
 
 
 def test_replicas_exchange_gradients_alone(notes: dict[str, Any]) -> None:
+    for rank, collectives in enumerate(notes["collectives"][DATA_PARALLEL]):
+        assert {phase for phase, names in collectives.items() if names} == {"reduce_replicas"}, rank
+        assert {*collectives["reduce_replicas"]} == {"all_reduce"}, rank
+    for collectives in notes["collectives"][ROW_WISE]:
+        assert {phase for phase, names in collectives.items() if names} == {"distribute", "exchange", "exchange_back"}
     for device in notes["costs"][DATA_PARALLEL].devices:
         assert device.bwd_all_to_all_ms > 0
-        assert device.fwd_all_to_all_ms < 0.5 and device.input_dist_ms < 0.5
 
 
 def test_where_one_device_is_out_of_memory_none_runs(notes: dict[str, Any]) -> None:

@@ -23,11 +23,12 @@ from evenshard.planner.torchrec import sharding_plan
 from evenshard.planner.torchrec.delta_file import read_delta
 from support.documented import command, snippet
 from support.pair_model import PAIRS, EveryPair, pair_answer, pair_batches
+from support.patience import PATIENCE_S
 from support.ranks import run_ranks, save_notes
 from support.sharding_cases import META, TWO_NODES
 from support.training_job import Job, losses_in_one_piece
 
-PATIENCE = timedelta(seconds=150)
+PATIENCE = timedelta(seconds=PATIENCE_S)
 PAGE = "docs/running_jobs.md"
 DELTA = command(PAGE, "evenshard diff old.json new.json --reshard-delta")
 NUM_STEPS, CHANGES_BEFORE = 4, 2

@@ -21,6 +21,7 @@ from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.planner.torchrec import shards_of
 from evenshard.planner.torchrec.plans import plan_of_parts
 from evenshard.utils.errors import BadConfig
+from support.patience import PATIENCE_S
 from support.ranks import run_ranks, save_notes
 from support.sharding_cases import META, MIXED, TABLES, TWO_NODES, TWO_RANKS, Case, everything
 from support.torchrec_training import Everything, sharded_losses, unsharded_losses
@@ -92,7 +93,7 @@ def uneven_rows() -> ShardingPlan:
 # In the ranks ---------------------------------------------------------------------------------------------------------
 
 
-PATIENCE = timedelta(seconds=150)
+PATIENCE = timedelta(seconds=PATIENCE_S)
 
 
 def process(rank: int, out: Path) -> None:

@@ -25,11 +25,12 @@ from evenshard.planner.torchrec.checkpoint import convert_checkpoint
 from evenshard.planner.torchrec.checkpoint_files import CheckpointFiles
 from evenshard.utils.errors import BadConfig
 from support.documented import command, snippet
+from support.patience import PATIENCE_S
 from support.ranks import run_ranks, save_notes
 from support.sharding_cases import MIXED, TWO_NODES, TWO_RANKS, Case, answer_of
 from support.training_job import Job
 
-PATIENCE = timedelta(seconds=150)
+PATIENCE = timedelta(seconds=PATIENCE_S)
 PAGE = "docs/running_jobs.md"
 NUM_STEPS, CHANGES_BEFORE = 6, 3
 REPLICA = {"p_tiny": "data_parallel"}
