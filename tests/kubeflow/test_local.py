@@ -47,8 +47,12 @@ def the_run(workdir: Path, pipeline: str) -> Path:
 
 def test_the_loop_and_a_placement_with_its_model(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "run", "--num-parts", "1"]) == 0
-    out = capsys.readouterr().out
+    out, said = capsys.readouterr()
     folder = the_run(workdir, "train")
+    lines = [line for line in said.splitlines() if "Warning" not in line]
+    assert not [line for line in lines if "\x1b" in line or "{" in line or "KFP Executor" in line] and len(lines) < 80
+    assert "Executing task 'evaluate'" in said and "Task 'evaluate' finished with status SUCCESS" in said
+    assert "executor_input" in (folder / "log.txt").read_text()
     assert "single_cost_greedy *" in out
     assert out.endswith(f"\nsaved: work/kubeflow/{folder.name}/evaluate/report/metrics.json\n")
     rounds = [read_rows(path).rows for path in sorted((folder / "benchmark-2/costs").iterdir())]
@@ -79,8 +83,10 @@ def test_a_stage_that_fails_stops_the_run_and_is_recorded(workdir: Path, capsys:
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = [line for line in captured.err.splitlines() if line.startswith("evenshard pipeline failed: ")]
-    assert "Inner task failed: 'benchmark'" in line and "\x1b" not in line
+    assert "Inner task failed: 'benchmark'" in line and "\x1b" not in captured.err
     folder = the_run(workdir, "train")
+    assert f"{folder.name}/log.txt, says why." in line and (folder / "log.txt").exists()
+    assert "No train task fits its devices." in captured.err and '"executor_input"' not in captured.err
     assert (folder / "generate-tables/tasks").exists()
     assert not list(folder.glob("train-cost*/cost_net"))
     assert not (folder / "evaluate").exists()

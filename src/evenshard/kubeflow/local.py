@@ -5,15 +5,16 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
-import re
 import secrets
+import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from evenshard.kubeflow.containers import container_runner, containers_as_here
+from evenshard.kubeflow.local_log import COLOURS, LOG, RunLog
 from evenshard.tracking import LOOP_ID
 from evenshard.utils.errors import BadFile, PipelineFailed
 from evenshard.utils.s3 import is_address
@@ -21,7 +22,6 @@ from evenshard.utils.scratch import scratch_folder
 
 SUBPROCESS, CONTAINER = "subprocess", "container"
 RUNNERS = (SUBPROCESS, CONTAINER)
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, expected: str) -> Path:
@@ -43,7 +43,7 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
     before = set(out.glob("*"))
     with (
         scratch_folder() as scratch,
-        _quiet(),
+        _logged(scratch / LOG, lambda: _made(out, before)) as run_log,
         _one_loop(),
         containers_as_here(shown=[Path(value) for value in values.values() if _is_file(value)]),
     ):
@@ -53,13 +53,25 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
         try:
             pipeline(**values)
         except Exception as error:  # kfp.local raises bare RuntimeErrors
-            said = " ".join(_COLOURS.sub("", str(error)).split())
-            raise PipelineFailed(f"{said} The task's own output above says why.") from None
-    made = sorted(set(out.glob("*")) - before)
-    if not made or not any(made[-1].glob(expected)):
-        where = made[-1] if made else out
-        raise PipelineFailed(f"{where} lacks {expected}: a task has failed. Its own output above says why.")
-    return made[-1]
+            said = " ".join(COLOURS.sub("", str(error)).split())
+            print(run_log.last_lines(), file=sys.stderr)
+            raise PipelineFailed(f"{said} {_where_it_says_why(_made(out, before))}") from None
+        made = _made(out, before)
+        if made is None or not any(made.glob(expected)):
+            print(run_log.last_lines(), file=sys.stderr)
+            lacks = f"{made or out} lacks {expected}: a task has failed."
+            raise PipelineFailed(f"{lacks} {_where_it_says_why(made)}")
+    return made
+
+
+def _made(out: Path, before: Collection[Path]) -> Path | None:
+    """The folder of the run, once there is one."""
+    made = sorted(set(out.glob("*")) - set(before))
+    return made[-1] if made else None
+
+
+def _where_it_says_why(made: Path | None) -> str:
+    return "Its own output above says why." if made is None else f"Its own output above, or {made / LOG}, says why."
 
 
 def local_file(address: str) -> str:
@@ -94,15 +106,20 @@ def _one_loop() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """kfp prints its log to stdout, which belongs to results; its warnings are for its own authors.
+def _logged(path: Path, folder: Callable[[], Path | None]) -> Iterator[RunLog]:
+    """kfp prints its log to stdout, which belongs to results: it goes into a file, which ends in the run's folder.
 
-    It replaces ``print`` by one that indents, and under ParallelFor, whose threads race, may leave that behind.
+    Its warnings are for its own authors. It replaces ``print`` by one that indents, and under ParallelFor, whose
+    threads race, may leave that behind.
     """
     own_print = builtins.print
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        with path.open("w") as file, warnings.catch_warnings():
+            run_log = RunLog(file, sys.stderr)
             warnings.simplefilter("ignore")
-            yield
+            with contextlib.redirect_stdout(run_log):
+                yield run_log
     finally:
         builtins.print = own_print
+        if (made := folder()) is not None:
+            shutil.copyfile(path, made / LOG)
