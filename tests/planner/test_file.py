@@ -297,12 +297,15 @@ def test_a_damaged_file_of_version_1_is_refused(tmp_path: Path, change: Any, mes
 
 
 def test_more_devices_than_the_models_link_connects_are_noted() -> None:
+    whole: dict[str, Any] = {"sharding_types": ("table_wise",)}
     of_h200 = replace(untrained(), trained_on=replace(untrained().trained_on, link="nvlink_h200"))
     for caps, count in (((ROOM,) * 8, 0), ((ROOM,) * 9, 1)):
-        one = place_request(request(*[8] * 9, caps=caps), of_h200, PlaceConfig(QUICK, LITTLE))
+        one = place_request(request(*[8] * 9, caps=caps, **whole), of_h200, PlaceConfig(QUICK, LITTLE))
         assert (one.link, len(one.notes)) == ("nvlink_h200", count)
     assert one.notes[0].startswith("9 devices are priced as if one node held them all")
-    assert place_request(request(*[8] * 9, caps=(ROOM,) * 9), untrained(), PlaceConfig(QUICK, LITTLE)).notes == ()
+    assert (
+        place_request(request(*[8] * 9, caps=(ROOM,) * 9, **whole), untrained(), PlaceConfig(QUICK, LITTLE)).notes == ()
+    )
 
 
 def test_the_schema_says_what_the_contract_says() -> None:

@@ -23,10 +23,14 @@ def test_optimizer_state_is_fp32_whatever_the_weights_precision() -> None:
         "sgd": 0,
         "rowwise_adagrad": 100 * 4,
         "adagrad": 100 * 16 * 4,
+        "lars_sgd": 100 * 16 * 4,
+        "partial_rowwise_adam": 100 * 16 * 4 + 100 * 4,
+        "partial_rowwise_lamb": 100 * 16 * 4 + 100 * 4,
         "adam": 2 * 100 * 16 * 4,
+        "lamb": 2 * 100 * 16 * 4,
     }
-    with pytest.raises(BadConfig, match=r"'lamb'.*rowwise_adagrad"):
-        state_bytes(one, "lamb")
+    with pytest.raises(BadConfig, match=r"'lion'.*rowwise_adagrad"):
+        state_bytes(one, "lion")
 
 
 def test_a_part_keeps_a_row_wise_state_of_its_own() -> None:

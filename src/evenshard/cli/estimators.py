@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from evenshard.cli.arguments import HARDWARE_NAME, LINK_NAME, OUTPUT, Commands, at_least
@@ -13,7 +14,9 @@ from evenshard.planner.options import place_option
 
 INTER = "infiniband_ndr"
 SHARED = ("model", "intra", "batch_size", "optimizer", "seed")
-"""Arguments that mean the same as those of ``evenshard.place``."""
+"""Arguments that mean the same as those of ``evenshard.place``; without tables, the optimizer has a default."""
+
+OF_OPTIMIZER = "optimizer of the tables, whose backward pass is priced: sgd, rowwise_adagrad, adagrad, adam, ..."
 
 
 def _export(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -64,4 +67,5 @@ def add_commands(commands: Commands) -> None:
         help="devices of a host (default: 8)")  # fmt: skip
     add("--inter", type=LINK_NAME, metavar="LINK", default=INTER, help=f"link between hosts (default: {INTER})")
     for name in SHARED:
-        add_option(sub, place_option(name))
+        option = place_option(name)
+        add_option(sub, replace(option, default="sgd", help=OF_OPTIMIZER) if name == "optimizer" else option)

@@ -19,7 +19,7 @@ class MeasureConfig:
             short for simulated:h100.
         link: the link model behind the all-to-all times: a name of ``measure/link.py``, a YAML file that
             ``evenshard calibrate-link`` wrote, or auto: a simulated device's own, else ethernet_25g.
-        optimizer: sgd, rowwise_adagrad, adagrad or adam: the backward pass updates the weights with it. FBGEMM's CPU
+        optimizer: sgd, rowwise_adagrad, adagrad, adam, ...: the backward pass updates the weights with it. FBGEMM's CPU
             kernels lack adam.
         num_batches: distinct input batches that the repeats cycle through.
         warmup: untimed forward and backward passes at the start of a visit.

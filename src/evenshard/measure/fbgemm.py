@@ -36,10 +36,14 @@ EMB_OPT_TYPES = {
     "sgd": "EXACT_SGD",
     "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD",
     "adagrad": "EXACT_ADAGRAD",
+    "lars_sgd": "LARS_SGD",
+    "partial_rowwise_adam": "PARTIAL_ROWWISE_ADAM",
+    "partial_rowwise_lamb": "PARTIAL_ROWWISE_LAMB",
     "adam": "ADAM",
+    "lamb": "LAMB",
 }
 """FBGEMM's names of the optimizers."""
-NOT_ON_CPU = {"adam"}
+NOT_ON_CPU = {"lars_sgd", "partial_rowwise_adam", "partial_rowwise_lamb", "adam", "lamb"}
 LEARNING_RATE = 1e-6  # keeps the borrowed weights where they are
 MAX_INT32 = 2**31 - 1
 LOOKUP_CACHE_SHARE = 0.2  # of the device's memory; a table recurs in many shards, so its drawn lookups are kept

@@ -150,7 +150,7 @@ def part_offload_times(task: ShardingTask, part: TablePart, table: Table, link: 
     if storage.is_on_device:
         return OffloadTimes(0.0, 0.0)
     miss = miss_ratio(part_table(part, table), task.batch_size, storage.load_factor) if storage.is_cached else 1.0
-    return offload_times(part_lookups(part, table, task), storage, miss, task.optimizer, link)
+    return offload_times(part_lookups(part, table, task), storage, miss, task.optimizer_of(table.name), link)
 
 
 def offload_ms(

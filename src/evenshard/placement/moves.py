@@ -67,7 +67,7 @@ def shared_pieces(
     Args:
         before, after: all its parts in the two placements.
         machine: the larger one of the two placements' machines.
-        optimizer: whose state moves with the weights.
+        optimizer: the table's, whose state moves with the weights.
     """
     was, now = before[0].storage, after[0].storage
     by_host = not (was.is_on_device and now.is_on_device)

@@ -8,7 +8,16 @@ from evenshard.utils.messages import brief
 
 STATE_BYTES = 4  # of one number; FBGEMM keeps states in FP32 whatever the weights' precision
 SGD = "sgd"
-NUMBERS = {SGD: (0, 0), "rowwise_adagrad": (1, 0), "adagrad": (0, 1), "adam": (0, 2)}
+NUMBERS = {
+    SGD: (0, 0),
+    "rowwise_adagrad": (1, 0),
+    "adagrad": (0, 1),
+    "lars_sgd": (0, 1),
+    "partial_rowwise_adam": (1, 1),
+    "partial_rowwise_lamb": (1, 1),
+    "adam": (0, 2),
+    "lamb": (0, 2),
+}
 """What an optimizer keeps: numbers for each row, and for each weight. The more it keeps, the slower its update."""
 
 

@@ -16,7 +16,7 @@ device: they are one wider part. Where a table has fewer rows than all devices n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -120,6 +120,7 @@ class ShardingTask:
         room_bytes: what each device may hold, by device id.
         batch_size: global batch, samples.
         optimizer: one of ``optimizer_state.NUMBERS``.
+        table_optimizers: the same of tables that have one of their own, by name: their state is counted.
         communication: data types on the way.
         limits: rules of each table; empty for none.
         together: groups of tables, by position, that live on one device, whole.
@@ -139,6 +140,7 @@ class ShardingTask:
     apart: tuple[tuple[int, ...], ...] = ()
     pipeline: str = ""
     kernels: tuple[str, ...] = (FUSED,)
+    table_optimizers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_devices(self) -> int:
@@ -153,6 +155,10 @@ class ShardingTask:
     def limits_of(self, position: int) -> TableLimits:
         """Rules of a table."""
         return self.limits[position] if self.limits else NO_LIMITS
+
+    def optimizer_of(self, name: str) -> str:
+        """The optimizer of a table."""
+        return self.table_optimizers.get(name, self.optimizer)
 
     @cached_property
     def types(self) -> tuple[frozenset[str], ...]:
@@ -191,7 +197,7 @@ def memory_of_part(task: ShardingTask, table: Table, part: TablePart) -> PartMem
         table,
         num_devices=task.num_devices,
         batch_size=task.batch_size,
-        optimizer=task.optimizer,
+        optimizer=task.optimizer_of(table.name),
         pipeline=task.pipeline,
     )
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from evenshard.planner.answer import PlacementAnswer
     from evenshard.planner.near import Near
+    from evenshard.planner.optimizers import TableOptimizers
     from evenshard.planner.request import PlacementRequest
     from evenshard.planner.torchrec.modules import Collections
     from evenshard.sharders.models import PlacementModel
@@ -47,7 +48,8 @@ def place(
     hardware: str | None = None,
     model: "str | Path | PlacementModel | None" = None,
     batch_size: int = 65_536,
-    optimizer: str = "sgd",
+    optimizer: str | None = None,
+    dense_optimizer: str = "",
     weight_bits: int | None = None,
     traffic: str | Path | None = None,
     embedding_dim: int | None = None,
@@ -111,7 +113,13 @@ def place(
             models:/evenshard-cost@champion, or a loaded model; where left out, the one that comes with evenshard for
             the hardware.
         batch_size: samples of a training step over all devices together.
-        optimizer: sgd, rowwise_adagrad, adagrad or adam: its state takes memory, and candidates are timed with it.
+        optimizer: optimizer of the tables: sgd, rowwise_adagrad, adagrad, adam, lamb, lars_sgd, partial_rowwise_adam or
+            partial_rowwise_lamb. Its state takes memory, and candidates are timed with it; where left out, that of each
+            table of a model, else sgd.
+        dense_optimizer: optimizer of the dense model, which trains replicas (data_parallel), likewise: only tables of
+            the same one are replicated. By naming it you say that learning rate and other settings are the same, too.
+            Where left out, tables of a model with fused optimizers of their own are not replicated, unless
+            sharding_types or table_types names data_parallel.
         weight_bits: 4, 8, 16 or 32 bits for the weights of all tables; where left out, each table's own.
         traffic: a sample of lookups with the pooling factors and histograms of the tables of a file or public set.
         embedding_dim: dim of all tables, where the tables are a sample of traffic.
@@ -184,12 +192,13 @@ def place(
     loaded.require_hardware(devices.hardware)
     known = _tables(tables, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor, columns)
     known = with_pooling_factors(known, pooling_factors)
+    optimizers = _optimizers(tables, optimizer)
     request = PlacementRequest(
         tables=known.tables,
         caps_bytes=devices.caps_bytes,
         batch_size=batch_size,
         reserved_bytes=reserved_bytes,
-        optimizer=optimizer,
+        optimizer=optimizers.optimizer,
         rules=Rules.of(
             pinned,
             forbidden,
@@ -205,11 +214,13 @@ def place(
         sharding_types=_types(sharding_types, allow_column_split),
         machine=devices.machine,
         hardware=devices.hardware,
-        assumptions=known.assumptions,
+        assumptions=(*known.assumptions, *optimizers.assumptions),
         reserved_share=reserved_share,
         dense_bytes=dense_bytes_of(tables, dense_gb),
         training_pipeline=training_pipeline,
         compute_kernels=_words("compute_kernels", compute_kernels),
+        dense_optimizer=dense_optimizer,
+        table_optimizers=optimizers.of_tables,
     )
     if constraints is not None:
         request, unused = _constrained(request, tables, constraints)
@@ -294,6 +305,26 @@ def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
     from evenshard.planner.torchrec.dense_model import dense_bytes
 
     return dense_bytes(tables)
+
+
+def _optimizers(tables: Any, optimizer: str | None) -> "TableOptimizers":
+    """The optimizers of the tables: those of a model, where nothing else is asked for."""
+    from evenshard.planner.optimizers import optimizers_of
+
+    if not _is_of_torchrec(tables):
+        return optimizers_of((), {}, optimizer)
+    from evenshard.planner.torchrec.fused_optimizers import model_optimizers
+
+    return model_optimizers(tables, optimizer)
+
+
+def _is_of_torchrec(tables: Any) -> bool:
+    """Whether tables are a model, collections or configurations of TorchRec's."""
+    several = tuple(tables.values()) if isinstance(tables, Mapping) else tables
+    return hasattr(tables, "named_parameters") or (
+        isinstance(several, Sequence)
+        and any(hasattr(one, "named_parameters") or hasattr(one, "num_embeddings") for one in several)
+    )
 
 
 def _tables(

@@ -16,6 +16,7 @@ from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE
+from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import parts_on
 from evenshard.planner import api
@@ -74,7 +75,7 @@ class ServedModel(PythonModel):
         dense_gb: float | None,
         training_pipeline: str,
         batch_size: int,
-        optimizer: str,
+        optimizer: str | None,
         seed: int,  # the rollouts of a task are always the same
         **others: Any,
     ) -> tuple[TablePart, ...]:
@@ -90,7 +91,7 @@ class ServedModel(PythonModel):
             caps_of(memory_cap_gb, num_devices),
             batch_size,
             reserved_bytes,
-            optimizer,
+            optimizer or SGD,
             reserved_share=reserved_share,
             dense_bytes=gb_to_bytes(dense_gb or 0.0),
             training_pipeline=training_pipeline,

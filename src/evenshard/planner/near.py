@@ -8,7 +8,7 @@ from evenshard.placement.moves import same_shape
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.diff import diff
 from evenshard.planner.nearness import Nearness
-from evenshard.planner.request import PlacementRequest
+from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.sharders.plan_search.moves import EarlierPlacement
 from evenshard.sharders.plan_search.near import NearResult
 
@@ -40,9 +40,7 @@ class Near:
             for table in request.tables
             if table.name in of_old and same_shape(of_old[table.name], table)
         }
-        # States of different optimizers are of no use to each other.
-        optimizer = request.optimizer if self.old.request.optimizer == request.optimizer else "sgd"
-        return EarlierPlacement(usable, self.old.request.nodes, optimizer)
+        return EarlierPlacement(usable, self.old.request.nodes, kept_optimizers(self.old.request, request))
 
 
 def with_nearness(answer: PlacementAnswer, near: Near, found: NearResult, free_ms: float) -> PlacementAnswer:

@@ -18,6 +18,7 @@ from evenshard.planner.capacity import refusal
 from evenshard.planner.near import Near, with_nearness
 from evenshard.planner.priced import priced
 from evenshard.planner.pricing import PartsMeasurer, part_costs
+from evenshard.planner.replicas import replica_notes
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import rivals
 from evenshard.planner.rules import Rules
@@ -130,7 +131,7 @@ def place_request(
             for note in (
                 INTERRUPTED if is_interrupted else None,
                 widened,
-                *_notes(request, model),
+                *_notes(request, model, best.parts),
             )
             if note
         ),
@@ -191,11 +192,13 @@ def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assum
             yield Assumption(table.name, "row_shares", "lookups even over the rows that devices share")
 
 
-def _notes(request: PlacementRequest, model: PlacementModel) -> Iterator[str | None]:
-    """How far the model's times are those of the request."""
-    learned, asked = model.trained_on.optimizer, request.optimizer
-    if learned != asked:
-        order = list(NUMBERS)
-        word = "slower" if order.index(asked) > order.index(learned) else "faster"
-        yield f"Predicted times are of {learned}; {asked}'s memory is counted, its {word} backward pass is not."
+def _notes(request: PlacementRequest, model: PlacementModel, parts: Sequence[TablePart]) -> Iterator[str | None]:
+    """How far the model's times are those of the request, and what trains its replicas."""
+    learned = model.trained_on.optimizer
+    for asked in dict.fromkeys(request.optimizer_of(table.name) for table in request.tables):
+        if learned != asked:
+            order = list(NUMBERS)
+            word = "slower" if order.index(asked) > order.index(learned) else "faster"
+            yield f"Predicted times are of {learned}; {asked}'s memory is counted, its {word} backward pass is not."
+    yield from replica_notes(request, tuple(dict.fromkeys(one.table for one in parts if len(one.devices) > 1)))
     yield beyond_span(request.nodes.intra or model.trained_on.link, request.nodes.domain_size)

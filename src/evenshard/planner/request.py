@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.constraints import Constraints
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import BATCHES, SampleMemory, sample_memory
-from evenshard.placement.optimizer_state import optimizer_problem
+from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.parts import whole_tables
-from evenshard.placement.sharding import SHARDING_TYPES, Communication, ShardingTask, part_bytes
+from evenshard.placement.sharding import (
+    DATA_PARALLEL,
+    SHARDING_TYPES,
+    Communication,
+    ShardingTask,
+    TableLimits,
+    part_bytes,
+)
 from evenshard.placement.storage import COMPUTE_KERNELS, HOST_KERNELS, KEY_VALUE, USUAL_KERNELS
 from evenshard.placement.task import PlacementTask
 from evenshard.planner.device_memory import reserves_of
@@ -49,6 +56,8 @@ class PlacementRequest:
         training_pipeline: one of ``memory.BATCHES``; empty to count weights and optimizer state of tables alone, as
             the first files do.
         compute_kernels: where weights may be kept; empty for the usual ones that the machine has memory for.
+        dense_optimizer: the optimizer of the dense model; empty where nobody says.
+        table_optimizers: fused optimizers that tables have of their own, by name.
 
     Raises:
         BadConfig: a value makes no sense.
@@ -58,7 +67,7 @@ class PlacementRequest:
     caps_bytes: tuple[int, ...]
     batch_size: int
     reserved_bytes: int = 0
-    optimizer: str = option_field("optimizer")
+    optimizer: str = option_field("optimizer", SGD)
     rules: Rules = field(default_factory=Rules)
     sharding_types: tuple[str, ...] = ()
     machine: Machine | None = None
@@ -69,6 +78,8 @@ class PlacementRequest:
     dense_bytes: int = 0
     training_pipeline: str = ""
     compute_kernels: tuple[str, ...] = ()
+    dense_optimizer: str = option_field("dense_optimizer")
+    table_optimizers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.tables:
@@ -85,8 +96,14 @@ class PlacementRequest:
             raise BadConfig("a memory cap, the reserved memory or that of the dense model is below 0. Correct it.")
         if self.reserved_share >= 1:
             raise BadConfig(f"reserved_share is {self.reserved_share:g}, not below 1. Lower it.")
-        if problem := optimizer_problem(self.optimizer):
-            raise BadConfig(f"{problem}. Choose one of these.")
+        for optimizer in (self.optimizer, *self.table_optimizers.values()):
+            if problem := optimizer_problem(optimizer):
+                raise BadConfig(f"{problem}. Choose one of these.")
+        if self.dense_optimizer and (problem := optimizer_problem(self.dense_optimizer)):
+            raise BadConfig(f"dense_{problem}. Choose one of these, or leave it out.")
+        known = {table.name for table in self.tables}
+        if (name := next((one for one in self.table_optimizers if one not in known), None)) is not None:
+            raise BadConfig(f"table_optimizers names {brief(name)}, which is not among the tables. Correct its name.")
         if self.training_pipeline and self.training_pipeline not in BATCHES:
             pipelines = ", ".join(BATCHES)
             raise BadConfig(f"training_pipeline is {brief(self.training_pipeline)}. Choose from {pipelines}.")
@@ -146,6 +163,29 @@ class PlacementRequest:
         """The ways in which tables may be sharded."""
         return self.sharding_types or SHARDING_TYPES
 
+    def optimizer_of(self, name: str) -> str:
+        """The optimizer of a table."""
+        return self.table_optimizers.get(name, self.optimizer)
+
+    def leaves_optimizer(self, name: str) -> bool:
+        """Whether the dense optimizer is known not to be, or nobody says that it is, a table's own: it trains replicas.
+
+        Of a table without a fused optimizer of its own, that is asked only where the dense optimizer is named.
+        """
+        has_own = name in self.table_optimizers or bool(self.dense_optimizer)
+        return has_own and self.optimizer_of(name) != self.dense_optimizer
+
+    def names_replicas_of(self, name: str) -> bool:
+        """Whether replicas of a table are asked for by name."""
+        return DATA_PARALLEL in self.rules.table_types.get(name, self.sharding_types)
+
+    def limits_of(self, name: str) -> TableLimits:
+        """The rules of a table. Where a replica would leave its optimizer, there is none, unless one is asked for."""
+        limits = self.rules.limits(name, self.nodes, self.types)
+        if not self.leaves_optimizer(name) or self.names_replicas_of(name):
+            return limits
+        return replace(limits, types=limits.types - {DATA_PARALLEL})
+
     @property
     def nodes(self) -> Machine:
         """The machine."""
@@ -161,11 +201,12 @@ class PlacementRequest:
             batch_size=self.batch_size,
             optimizer=self.optimizer,
             communication=self.communication,
-            limits=tuple(self.rules.limits(table.name, self.nodes, self.types) for table in self.tables),
+            limits=tuple(self.limits_of(table.name) for table in self.tables),
             together=tuple(tuple(number[name] for name in group) for group in self.rules.together),
             apart=tuple(tuple(number[name] for name in group) for group in self.rules.apart),
             pipeline=self.training_pipeline,
             kernels=self.kernels,
+            table_optimizers=self.table_optimizers,
         )
 
     def task(self) -> PlacementTask:
@@ -184,6 +225,13 @@ class PlacementRequest:
             apart=task.apart,
         )
         return PlacementTask(TASK_ID, self.tables, self.num_devices, max(rooms), self.batch_size, constraints)
+
+
+def kept_optimizers(old: PlacementRequest, new: PlacementRequest) -> dict[str, str]:
+    """The optimizer of each table that both requests have it with: states of another are of no use."""
+    names = {table.name for table in old.tables}
+    both = ((table.name, new.optimizer_of(table.name)) for table in new.tables if table.name in names)
+    return {name: optimizer for name, optimizer in both if old.optimizer_of(name) == optimizer}
 
 
 def memory_problem(kernel: str, machine: Machine) -> str | None:

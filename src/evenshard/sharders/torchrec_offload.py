@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S
 from evenshard.placement.memory import PREFETCH
+from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
@@ -203,10 +204,12 @@ class TorchRecOffloadPlanner(TorchRecPlanner):
         import torch
         from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-        kinds = {"rowwise_adagrad": RowWiseAdagrad, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+        kinds = {SGD: torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad, "adam": torch.optim.Adam}
         module = super()._module
-        for weights in module.parameters():
-            weights._optimizer_classes = [kinds.get(self._task.optimizer, torch.optim.SGD)]  # type: ignore[attr-defined]
+        for path, weights in module.named_parameters():
+            table = self._task.tables[self._position[path.split(".")[-2]]]
+            kind = kinds.get(self._task.optimizer_of(table.name), torch.optim.Adagrad)  # others count once, as there
+            weights._optimizer_classes = [kind]  # type: ignore[attr-defined]
         return module
 
     def _parts(self, position: int, entry: Any) -> tuple[TablePart, ...]:

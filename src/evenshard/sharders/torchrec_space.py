@@ -308,7 +308,7 @@ class TorchRecPlanner:
         return self._known_bytes[key]
 
     def _weights_and_state(self, part: Table) -> int:
-        return part.size_bytes + state_bytes(part, self._task.optimizer)
+        return part.size_bytes + state_bytes(part, self._task.optimizer_of(part.name))
 
     @cached_property
     def _module(self) -> nn.Module:

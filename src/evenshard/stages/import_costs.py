@@ -39,7 +39,7 @@ class ImportCostsConfig:
         hardware: kind of hardware, a colon and its name, such as "cuda: RTX 2080 Ti".
         batch_size: samples of one step.
         weight_bits: bits per weight.
-        optimizer: sgd, rowwise_adagrad, adagrad or adam, which the backward passes updated the weights with.
+        optimizer: sgd, rowwise_adagrad, adagrad, adam, ..., which the backward passes updated the weights with.
 
     Raises:
         BadConfig: one of them makes no sense.

@@ -82,7 +82,8 @@ def test_a_plan_that_names_no_device_trains_on_cpus(
 
 def test_what_stands_in_for_the_ranks_is_said(notes: list[dict[str, Any]]) -> None:
     """The times are of a GPU: rank 0, which plans, says so; and why TorchRec's planner made a plan."""
-    (said,) = notes[0]["no arguments"][2]
+    said, left_out = notes[0]["no arguments"][2]
+    assert left_out.startswith("Replicas (data_parallel) of ")
     assert said == "The plan is for cpu ranks, and its times are of simulated:h100: another may be faster on these."
     (fell,) = notes[0]["fallback"][2]
     assert fell.startswith("TorchRec's planner makes this plan (fallback=True), as evenshard cannot: ")

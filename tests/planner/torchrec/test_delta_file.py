@@ -73,7 +73,7 @@ def test_what_cannot_move_live_is_refused_with_its_reason_or_left() -> None:
 def test_ranks_and_optimizer_of_a_job_stay() -> None:
     with pytest.raises(BadConfig, match=r"the old placement is of 2 devices, .* the new one of 4"):
         reshard_delta(answer(0, 1), answer(0, 1, num_devices=4))
-    with pytest.raises(BadConfig, match="is for sgd, the new one for adam: a job keeps its optimizer"):
+    with pytest.raises(BadConfig, match="has sgd in the old placement, adam in the new one: a job keeps its optimizer"):
         reshard_delta(answer(0, 1), answer(0, 1, optimizer="adam"))
 
 

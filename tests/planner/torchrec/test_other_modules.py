@@ -60,7 +60,8 @@ class Mixed(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         sequence = torch.stack([rows.sum(dim=0) for rows in self.sequences(features)["s"].to_dense()])
-        found = [*self.bags(features).to_dict().values(), sequence, *self.tower.positional(features).to_dict().values()]
+        bags = self.bags(features).to_dict()  # in the order of ranks
+        found = [*(bags[one.name] for one in BAGS), sequence, *self.tower.positional(features).to_dict().values()]
         return self.over(torch.cat(found, dim=1)).squeeze(1)
 
 

@@ -291,9 +291,9 @@ def test_it_answers_as_evenshard_place_does(caplog: pytest.LogCaptureFixture) ->
     }
     planner = EvenshardPlanner(**settings, **asked)
     plan = planner.plan(model)
-    lookups, note, warning = (one.getMessage() for one in caplog.records if one.name.startswith("evenshard"))
+    lookups, note, replicas, warning = (one.getMessage() for one in caplog.records if one.name.startswith("evenshard"))
     assert lookups.startswith("The lookups per sample of 4 tables (user.ebc.id, wide, item.id and 1 more) are assumed")
-    assert note.startswith("The interval is ")
+    assert note.startswith("The interval is ") and replicas.startswith("3 tables (clicks, item.id, tags) are repl")
     assert warning.startswith("2 tables have a larger dim than the 8")
     tables = tables_of(model, {"clicks": 7.5})
     same = {name: settings[name] for name in (*WEIGHTS, "host_memory_gb")}

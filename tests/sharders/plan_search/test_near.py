@@ -62,7 +62,8 @@ def earlier(parts: Sequence[TablePart], devices: int, optimizer: str = "sgd") ->
     by_table: dict[str, list[TablePart]] = {}
     for part in parts:
         by_table.setdefault(part.table, []).append(part)
-    return EarlierPlacement({name: tuple(own) for name, own in by_table.items()}, Machine.one_node(devices), optimizer)
+    placed_so = {name: tuple(own) for name, own in by_table.items()}
+    return EarlierPlacement(placed_so, Machine.one_node(devices), dict.fromkeys(by_table, optimizer))
 
 
 def near(

@@ -25,6 +25,11 @@ _DENSE_OPTIMIZERS = {
     "adagrad": torch.optim.Adagrad,
     "rowwise_adagrad": torch.optim.Adagrad,  # torch has none by rows
     "adam": torch.optim.Adam,
+    # torch has none of these, but one that keeps as much of a weight
+    "lars_sgd": torch.optim.Adagrad,
+    "partial_rowwise_adam": torch.optim.Adam,
+    "partial_rowwise_lamb": torch.optim.Adam,
+    "lamb": torch.optim.Adam,
 }
 
 

@@ -9,7 +9,7 @@ Legend: D devices, O devices of the old answer, N devices of the new one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import part_memory
 from evenshard.placement.moves import SHAPE, SharedPiece, larger_machine, shared_pieces
+from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import column_parts
 from evenshard.placement.renaming import best_names, device_kinds
 from evenshard.placement.storage import Storage
@@ -33,6 +34,7 @@ from evenshard.planner.diff.difference import (
     Traffic,
 )
 from evenshard.planner.diff.times import step_times
+from evenshard.planner.request import kept_optimizers
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.table import Table
 from evenshard.utils.units import gb_to_bytes
@@ -56,15 +58,16 @@ def diff(
     )
     cannot = {one.table for one in changed}
     movable = [table for name, table in shared.items() if name not in cannot]
-    # States of different optimizers are of no use to each other.
-    optimizer = new.request.optimizer if old.request.optimizer == new.request.optimizer else "sgd"
-    pieces = list(_pieces(old, new, movable, optimizer))
+    optimizer_of = kept_optimizers(old.request, new.request)
+    pieces = list(_pieces(old, new, movable, optimizer_of))
     moves = _moves(pieces, range(new.num_devices))
     kept_bytes = sum(piece.num_bytes * piece.num_kept for piece in pieces)
     same_tables = len(movable) == len(of_old) == len(of_new)
     times, notes = step_times(old, new, model if same_tables else None)
-    if old.request.optimizer != new.request.optimizer:
-        notes = (*notes, f"{old.request.optimizer} became {new.request.optimizer}: no optimizer state is counted")
+    if other := [table.name for table in movable if table.name not in optimizer_of]:
+        before, now = old.request.optimizer_of(other[0]), new.request.optimizer_of(other[0])
+        of = "" if len(other) == len(movable) else f" of {len(other):,} table{'s' * (len(other) > 1)}"
+        notes = (*notes, f"{before} became {now}: no optimizer state{of} is counted")
     return Difference(
         equal=same_tables and old.request.nodes == new.request.nodes and set(old.parts) == set(new.parts),
         old_num_devices=old.num_devices,
@@ -81,7 +84,7 @@ def diff(
             for table in movable
             if old.type_of_table[table.name] != new.type_of_table[table.name]
         ),
-        rekept=tuple(_rekept(old, new, movable, pieces, optimizer)),
+        rekept=tuple(_rekept(old, new, movable, pieces, optimizer_of)),
         times=times,
         notes=(*notes, *new.notes),
     )
@@ -96,13 +99,17 @@ def _other_shape(old: Table, new: Table) -> str:
 
 
 def _pieces(
-    old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], optimizer: str
+    old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], optimizer_of: Mapping[str, str]
 ) -> Iterator[SharedPiece]:
     """All of the tables, table after table by columns, then rows."""
     machine = _larger_machine(old, new)
     for table in tables:
         yield from shared_pieces(
-            table, old.parts_of_table[table.name], new.parts_of_table[table.name], machine, optimizer
+            table,
+            old.parts_of_table[table.name],
+            new.parts_of_table[table.name],
+            machine,
+            optimizer_of.get(table.name, SGD),
         )
 
 
@@ -118,7 +125,11 @@ def _larger_machine(old: PlacementAnswer, new: PlacementAnswer) -> Machine:
 
 
 def _rekept(
-    old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], pieces: Sequence[SharedPiece], optimizer: str
+    old: PlacementAnswer,
+    new: PlacementAnswer,
+    tables: Sequence[Table],
+    pieces: Sequence[SharedPiece],
+    optimizer_of: Mapping[str, str],
 ) -> Iterator[Rekept]:
     crossing: Counter[str] = Counter()
     of_name = {table.name: table for table in tables}
@@ -126,7 +137,7 @@ def _rekept(
         was, now = old.storage_of_table[piece.table], new.storage_of_table[piece.table]
         if was.is_on_device != now.is_on_device:
             part = replace(of_name[piece.table], num_rows=piece.rows.size, embedding_dim=piece.columns.size)
-            outside = _outside_bytes(part, now if was.is_on_device else was, optimizer)
+            outside = _outside_bytes(part, now if was.is_on_device else was, optimizer_of.get(piece.table, SGD))
             crossing[piece.table] += outside * len(set(piece.reach) & set(piece.new_devices))
     for table in tables:
         was, now = old.storage_of_table[table.name], new.storage_of_table[table.name]

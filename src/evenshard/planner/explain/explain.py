@@ -114,7 +114,7 @@ class PartMoves:
             columns=part.columns,
             devices=part.devices,
             weight_bytes=as_table.size_bytes,
-            state_bytes=state_bytes(as_table, self._answer.request.optimizer),
+            state_bytes=state_bytes(as_table, self._answer.task.optimizer_of(part.table)),
             alone_ms=self._alone_ms[number],
             adds_ms=self._adds_ms[number],
             device_ms=device_ms,

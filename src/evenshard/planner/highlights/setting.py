@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -118,9 +119,17 @@ def setting_text(answer: PlacementAnswer) -> str:
         f"batch {request.batch_size:,}",
         f"pipeline {request.training_pipeline}" if request.training_pipeline else "",
         _communication_text(request.communication),
-        f"optimizer {request.optimizer}",
+        f"optimizer {optimizer_text(request)}",
     )
     return ", ".join(fact for fact in facts if fact)
+
+
+def optimizer_text(request: PlacementRequest) -> str:
+    """The optimizer of the tables; of several, how many tables each has."""
+    counts = Counter(request.optimizer_of(table.name) for table in request.tables).most_common()
+    if len(counts) == 1:
+        return counts[0][0]
+    return " + ".join(f"{name} ({count:,} table{'s' * (count > 1)})" for name, count in counts)
 
 
 def _communication_text(way: Communication) -> str:

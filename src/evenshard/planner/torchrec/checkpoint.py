@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from evenshard.placement.optimizer_state import optimizer_problem
+from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.file import load_answer, read_json
 from evenshard.planner.torchrec.checkpoint_files import CheckpointFiles, Key
@@ -81,9 +81,8 @@ def convert_checkpoint(
     if set(of_old) != set(of_new):
         differ = cut(", ".join(sorted(set(of_old) ^ set(of_new))))
         raise BadConfig(f"the plans have different tables: {differ}. Give two plans of the same model.")
-    problem = None if optimizer is None else optimizer_problem(optimizer)
-    if problem is not None:
-        raise BadConfig(f"{problem}. Correct it.")
+    if optimizer is not None and optimizer not in (known := (SGD, *FUSED_NAMES)):
+        raise BadConfig(f"optimizer is {brief(optimizer)}, which is none of {', '.join(known)}. Correct it.")
     work = _Work(files, of_old, of_new, optimizer, _place(tables_state), _place(dense_state))
     with atomic_path(out, CHECKPOINT_FOLDER) as draft:
         with files.copy_to(draft):

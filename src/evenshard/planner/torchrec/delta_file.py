@@ -23,12 +23,13 @@ from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.diff import diff
 from evenshard.planner.file import read_json, validate_record
+from evenshard.planner.request import kept_optimizers
 from evenshard.planner.torchrec.entries import TableEntry, table_entry, type_among
 from evenshard.planner.torchrec.plan_file import PlanFile, plan_contents
 from evenshard.sharders.torchrec_planner import part_of_shard
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import cut
+from evenshard.utils.messages import brief, cut
 from evenshard.utils.params import check_ranges
 
 _WHAT = "a delta file"
@@ -85,11 +86,13 @@ def reshard_delta(old: PlacementAnswer, new: PlacementAnswer, partial: bool = Fa
             f"new one of {new.num_devices}, {machine.devices_per_node} of a node: a job keeps its ranks while it "
             f"runs. To change them, {RESTART}."
         )
-    optimizer = new.request.optimizer
-    if old.request.optimizer != optimizer:
+    kept = kept_optimizers(old.request, new.request)
+    in_both = {one.name for one in old.request.tables} & {one.name for one in new.request.tables}
+    if (other := next((one for one in new.request.tables if one.name in in_both - kept.keys()), None)) is not None:
+        before, now = (one.request.optimizer_of(other.name) for one in (old, new))
         raise BadConfig(
-            f"the old placement is for {old.request.optimizer}, the new one for {optimizer}: a job keeps its "
-            f"optimizer. Place the tables again with --optimizer {old.request.optimizer}."
+            f"table {brief(other.name)} has {before} in the old placement, {now} in the new one: a job keeps its "
+            f"optimizer. Place the tables again with --optimizer {before}."
         )
     weight_bytes, state_bytes = Counter[str](), Counter[str]()
     difference = diff(old, new)
@@ -122,7 +125,7 @@ def reshard_delta(old: PlacementAnswer, new: PlacementAnswer, partial: bool = Fa
             new=entries[1],
             weight_bytes=weight_bytes[name],
             state_bytes=state_bytes[name],
-            state_is_exact=not NUMBERS[optimizer][0] or not _cuts_a_part(old, new, name),
+            state_is_exact=not NUMBERS[kept[name]][0] or not _cuts_a_part(old, new, name),
         )
     if left and not partial:
         raise BadConfig(
@@ -134,7 +137,7 @@ def reshard_delta(old: PlacementAnswer, new: PlacementAnswer, partial: bool = Fa
         schema_version=1,
         world_size=machine.num_devices,
         local_world_size=machine.devices_per_node,
-        optimizer=optimizer,
+        optimizer=new.request.optimizer,
         weight_bytes=sum(one.weight_bytes for one in tables.values()),
         state_bytes=sum(one.state_bytes for one in tables.values()),
         tables=tables,

@@ -18,11 +18,13 @@ from evenshard.placement.sharding import (
     TABLE_WISE,
 )
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
+from evenshard.planner.replicas import left_out_note, tables_without_replicas
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.constraints import constrained_model
 from evenshard.planner.torchrec.entries import DENSE_KERNEL
 from evenshard.planner.torchrec.failures import TooStrict
+from evenshard.planner.torchrec.fused_optimizers import model_optimizers
 from evenshard.planner.torchrec.machine import TorchRecMachine
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables
 from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE
@@ -53,15 +55,18 @@ class RequestSettings:
 
     Attributes:
         is_whole: a sharder decides, of whole tables in device memory.
-        types: the ways in which tables may be sharded.
+        types: the ways in which tables may be sharded; empty for all.
+        optimizer: of all tables; None for what the model says.
+        dense_optimizer: of the dense model; empty where nobody says.
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE
     pooling_factors: Mapping[str, float | Sequence[float]] | None = None
     default_pooling_factor: float = 1.0
-    optimizer: str = "sgd"
+    optimizer: str | None = None
+    dense_optimizer: str = ""
     rules: Rules = field(default_factory=Rules)
-    types: tuple[str, ...] = SHARDING_TYPES
+    types: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     pipeline: str = ""
     intra: str = ""
@@ -88,7 +93,7 @@ class ModelRequest:
         request: with its tables.
         lookups: of a bag of each feature, by the path of a table's module and its name.
         written_as: the type to write of a table that stays whole, where its rules know only types that cut columns.
-        notes: what of the constraints changes nothing, in sentences.
+        notes: what of the constraints changes nothing, and what was left out, in sentences.
     """
 
     request: PlacementRequest
@@ -121,7 +126,7 @@ def request_of(
         BadConfig: if a table cannot be sharded in any way, or a constraint makes no sense.
     """
     known = table_set_of(module, settings.pooling_factors, settings.default_pooling_factor, sharders)
-    types = (TABLE_WISE,) if settings.is_whole else settings.types
+    types = (TABLE_WISE,) if settings.is_whole else settings.types or SHARDING_TYPES
     if machine.nodes_per_domain > 1 and set(types) == set(SHARDING_TYPES):
         types = tuple(way for way in types if way not in ROWS_IN_NODE)
     located = located_tables(module, sharders)
@@ -130,31 +135,62 @@ def request_of(
         module, constraints, known, types, machine.compute_device, available, settings.batch_size, sharders
     )
     rules = settings.rules + found.rules
-    on_cpu = _types_on_cpu(found.known, rules, types, machine)
-    rules = replace(rules, table_types={**rules.table_types, **on_cpu})
-    ways = _ways_of_sharders(module, sharders, located, machine.compute_device)
-    for more in (ways, _ways_of_enumerator(enumerator, module, sharders)):
-        rules = _within(rules, more, located, types, settings.kernels or available)
-    rules, written = whole_where_too_narrow(rules, found.known, types)
+    bounds = (
+        _ways_of_sharders(module, sharders, located, machine.compute_device),
+        _ways_of_enumerator(enumerator, module, sharders),
+    )
+    optimizers = model_optimizers(module, settings.optimizer, sharders)
     request = PlacementRequest(
         tables=found.known.tables,
         caps_bytes=machine.caps_bytes,
         batch_size=settings.batch_size * machine.world_size,
         reserved_bytes=machine.reserved_bytes,
-        optimizer=settings.optimizer,
+        optimizer=optimizers.optimizer,
         rules=rules,
-        sharding_types=types,
+        sharding_types=(TABLE_WISE,) if settings.is_whole else settings.types,
         machine=None if settings.is_whole else machine.nodes(settings.intra, settings.inter),
         hardware=settings.hardware or DEFAULT_HARDWARE,
-        assumptions=found.known.assumptions,
+        assumptions=(*found.known.assumptions, *optimizers.assumptions),
         reserved_share=machine.reserved_share,
         dense_bytes=dense,
         training_pipeline=settings.pipeline,
         compute_kernels=settings.kernels,
+        dense_optimizer=settings.dense_optimizer,
+        table_optimizers=optimizers.of_tables,
     )
+    left_out = _left_out(request, located, bounds)
+    rules, types = _without_replicas(rules, types, left_out, len(located))
+    on_cpu = _types_on_cpu(found.known, rules, types, machine)
+    rules = replace(rules, table_types={**rules.table_types, **on_cpu})
+    for more in bounds:
+        rules = _within(rules, more, located, types, settings.kernels or available)
+    rules, written = whole_where_too_narrow(rules, found.known, types)
+    request = replace(request, rules=rules, sharding_types=types)
     lookups = {(one.path, one.config.name): found.lookups[one.name] for one in located}
     written_as = {(one.path, one.config.name): written[one.name] for one in located if one.name in written}
-    return ModelRequest(request, lookups, written_as, found.notes)
+    notes = (left_out_note({name: request.optimizer_of(name) for name in left_out}),) if left_out else ()
+    return ModelRequest(request, lookups, written_as, (*found.notes, *notes))
+
+
+def _left_out(request: PlacementRequest, located: Sequence[LocatedTable], bounds: Sequence[Ways]) -> tuple[str, ...]:
+    """The tables that are not replicated for their optimizer's sake; who gives a sharder nothing else asks for it."""
+    forced = {
+        one.name
+        for one in located
+        for ways in bounds
+        if {way for way, _ in ways.get((one.path, one.config.name), ())} == {DATA_PARALLEL}
+    }
+    return tuple(name for name in tables_without_replicas(request) if name not in forced)
+
+
+def _without_replicas(
+    rules: Rules, types: tuple[str, ...], left_out: Sequence[str], num_tables: int
+) -> tuple[Rules, tuple[str, ...]]:
+    """The rules and the types of all tables, where so many of them are not to be replicated."""
+    others = tuple(way for way in types if way != DATA_PARALLEL)
+    if len(left_out) == num_tables:
+        return rules, others
+    return replace(rules, table_types={**rules.table_types, **dict.fromkeys(left_out, others)}), types
 
 
 def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import DATA_PARALLEL, TABLE_COLUMN_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import read_json, validate_record
+from evenshard.planner.torchrec.allowed_replicas import AllowedReplicas
 from evenshard.planner.torchrec.entries import (
     TableEntry,
     checked_local_world_size,
@@ -60,6 +61,12 @@ class PlanFile(BaseModel):
     compute_device: Literal["cuda", "cpu"]
     tables: dict[str, TableEntry]
     lineage: dict[str, Any] = Field(description="as in placement.json")
+    dense_optimizer: str = Field(
+        default="", description="optimizer of replicas, as the user says; left out where unsaid"
+    )
+    replicas_by_name: list[str] = Field(
+        default=[], description="replicated tables that may be; left out where there are none"
+    )
 
 
 def save_plan(
@@ -94,6 +101,7 @@ def plan_text(answer: PlacementAnswer, local_world_size: int | None = None, comp
     machine = Machine(nodes.num_devices, checked_local_world_size(local_world_size, nodes.num_devices, compute_device))
     parts_of_table = parts_on_machine(answer.parts, answer.request.tables, machine)
     prefetched = prefetches(answer.request.training_pipeline)
+    allowed = AllowedReplicas.of(answer.request)
     entries = {}
     for at, table in enumerate(answer.request.tables):
         parts = parts_of_table[table.name]
@@ -107,9 +115,19 @@ def plan_text(answer: PlacementAnswer, local_world_size: int | None = None, comp
             "compute_device": compute_device,
             "tables": entries,
             "lineage": dict(answer.lineage),
+            "dense_optimizer": allowed.dense_optimizer,
+            "replicas_by_name": [
+                table.name
+                for table in answer.request.tables
+                if table.name in allowed.by_name and entries[table.name].sharding_type == DATA_PARALLEL
+            ],
         }
     )
-    return json.dumps(plan.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+    record = plan.model_dump(mode="json")
+    for name in ("dense_optimizer", "replicas_by_name"):
+        if not record[name]:  # files for plans without say what they always said
+            del record[name]
+    return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
 def load_plan(
@@ -131,13 +149,16 @@ def load_plan(
 
     Raises:
         BadFile: if the file is missing, torn, or says something impossible.
-        BadConfig: if the model has other tables, TorchRec is not installed, or an argument makes no sense.
+        BadConfig: if the model has other tables, or a fused optimizer for one that is replicated where nobody allowed
+            that, TorchRec is not installed, or an argument makes no sense.
     """
     record, tables, parts = _read(path)
     compute_device = device_of_process(record.compute_device) if compute_device is None else compute_device
     local_world_size = record.local_world_size if local_world_size is None else local_world_size
     machine = Machine(record.world_size, checked_local_world_size(local_world_size, record.world_size, compute_device))
-    return plan_of_parts(parts, tables, modules, machine, compute_device, _allowed(record), _prefetched(record))
+    replicas = AllowedReplicas(record.dense_optimizer, frozenset(record.replicas_by_name))
+    types, prefetched = _allowed(record), _prefetched(record)
+    return plan_of_parts(parts, tables, modules, machine, compute_device, types, prefetched, replicas)
 
 
 def load_plan_parts(path: str | Path) -> tuple[tuple[TablePart, ...], int]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES
+from evenshard.placement.sharding import BY_COLUMNS
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.device_memory import RESERVED_SHARE
 from evenshard.planner.host_memory import HostMemory
@@ -101,7 +101,8 @@ class EvenshardPlanner:
         compute_kernels: Sequence[str] = (),
         pooling_factors: Mapping[str, float | Sequence[float]] | None = None,
         default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
-        optimizer: str = "sgd",
+        optimizer: str | None = None,
+        dense_optimizer: str = "",
         pinned: Mapping[str, int | Sequence[int]] | None = None,
         forbidden: Mapping[str, int | Sequence[int]] | None = None,
         forbidden_devices: Sequence[int] = (),
@@ -160,11 +161,18 @@ class EvenshardPlanner:
             pooling_factors: pooling factors by table or feature, as ``tables_of`` takes them; of one pooling, where
                 constraints name several (``num_poolings``).
             default_pooling_factor: pooling factor of each feature that is not named.
-            optimizer: optimizer whose state takes memory too: sgd, rowwise_adagrad, adagrad or adam.
+            optimizer: optimizer whose state takes memory too: sgd, rowwise_adagrad, adagrad, adam, lamb, lars_sgd,
+                partial_rowwise_adam or partial_rowwise_lamb. Where left out, that of each table, as
+                ``apply_optimizer_in_backward`` or ``fused_params`` of its sharder name it, else sgd.
+            dense_optimizer: optimizer of the dense model, likewise, which trains replicas (data_parallel): tables with
+                the same fused one may be replicated. By naming it you say that learning rate and other settings are the
+                same, too. Where left out, tables with a fused optimizer are replicated only where sharding_types,
+                table_types or constraints name data_parallel.
             pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns,
                 table_kernels: rules, as in ``evenshard.place``; devices are ranks, tables are called as ``tables_of``
                 calls them.
-            sharding_types: the ways in which tables may be sharded, by TorchRec's words; all seven where left out.
+            sharding_types: the ways in which tables may be sharded, by TorchRec's words; all seven where left out, but
+                see dense_optimizer.
             allow_column_split: short for sharding_types table_wise and column_wise.
             intra, inter: links within a node and between nodes, as ``evenshard hardware`` lists them. Several nodes
                 need one between them; a topology's has its bandwidth.
@@ -251,8 +259,9 @@ class EvenshardPlanner:
                 pooling_factors=pooling_factors,
                 default_pooling_factor=default_pooling_factor,
                 optimizer=optimizer,
+                dense_optimizer=dense_optimizer,
                 rules=rules,
-                types=BY_COLUMNS if allow_column_split else tuple(sharding_types or SHARDING_TYPES),
+                types=BY_COLUMNS if allow_column_split else tuple(sharding_types or ()),
                 kernels=tuple(compute_kernels),
                 pipeline=training_pipeline,
                 intra=intra or own[0],

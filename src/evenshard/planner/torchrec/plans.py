@@ -22,6 +22,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.storage import KEY_VALUE
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.torchrec.allowed_replicas import AllowedReplicas, warn_of_replicas
 from evenshard.planner.torchrec.entries import (
     DENSE_KERNEL,
     KERNELS_OF_TABLES,
@@ -97,10 +98,12 @@ def sharding_plan(
         local_world_size: ranks of a node; where it is left out, those of the answer's machine, or all of them.
 
     Raises:
-        BadConfig: if answer, tables and modules do not belong together, or TorchRec cannot train the tables so.
+        BadConfig: if answer, tables and modules do not belong together, or TorchRec cannot train the tables so; if an
+            answer replicates a table with a fused optimizer, which nobody allowed.
     """
     allowed: Mapping[str, frozenset[str]] = {}
     prefetched = prefetches(answer.request.training_pipeline) if isinstance(answer, PlacementAnswer) else None
+    replicas = AllowedReplicas.of(answer.request) if isinstance(answer, PlacementAnswer) else None
     if isinstance(answer, PlacementAnswer):
         if modules is None:
             tables, modules = answer.request.tables, cast("Modules", tables)
@@ -121,7 +124,7 @@ def sharding_plan(
     if world_size is None or world_size < 1:
         raise BadConfig(f"world_size is {world_size}; parts need it. Give the number of ranks.")
     machine = Machine(world_size, checked_local_world_size(local_world_size, world_size, compute_device))
-    return plan_of_parts(answer, tables, modules, machine, compute_device, allowed, prefetched)
+    return plan_of_parts(answer, tables, modules, machine, compute_device, allowed, prefetched, replicas)
 
 
 def plan_of_parts(
@@ -132,12 +135,14 @@ def plan_of_parts(
     compute_device: str,
     allowed: Mapping[str, frozenset[str]],
     prefetched: bool | None = None,
+    replicas: AllowedReplicas | None = None,
 ) -> ShardingPlan:
     """The plan of parts.
 
     Args:
         allowed: the types that a table may be written as, by its name: any where it is not.
         prefetched: whether the training pipeline prefetches rows of caches; None leaves it to the sharders.
+        replicas: which tables with a fused optimizer may be replicated; None for all, with a warning.
     """
     require_torchrec()
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
@@ -145,6 +150,8 @@ def plan_of_parts(
     parts_of_table = parts_on_machine(parts, tables, machine)
     of_model = located_tables(modules)
     _check_same_tables(tables, of_model)
+    replicated = [one for one in of_model if len(parts_of_table[one.name][0].devices) > 1]
+    warn_of_replicas(replicated) if replicas is None else replicas.check(replicated)
     collections: dict[str, dict[str, ShardedTable]] = {}
     for one in of_model:
         sharded = _sharded(one, parts_of_table[one.name], machine, allowed.get(one.name, frozenset(SHARDING_TYPES)))

@@ -24,6 +24,7 @@ SHARED_KNOBS = (
     "ssd_bandwidth_gb_s",
     "compute_kernels",
     "optimizer",
+    "dense_optimizer",
     "weight_bits",
     "traffic",
     "embedding_dim",

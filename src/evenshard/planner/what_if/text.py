@@ -189,8 +189,8 @@ def _group_notes(found: WhatIfAnswer) -> Iterator[str]:
             f"{f'every {every:,} steps' if every > 1 else 'after each step'}."
         )
     yield f"Groups: {STEPS_OF_THEIR_OWN}"
-    optimizer = next(one.answer.request.optimizer for one in found.options if one.answer is not None)
-    if optimizer == "adam":
+    request = next(one.answer.request for one in found.options if one.answer is not None)
+    if "adam" in {request.optimizer_of(table.name) for table in request.tables}:
         yield "DMPCollection of TorchRec 1.8 refuses Adam: of optimizer state it averages AdaGrad's sums alone."
 
 

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.moves import larger_machine, shared_pieces
+from evenshard.placement.moves import SharedPiece, larger_machine, shared_pieces
+from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import TablePart
 from evenshard.placement.renaming import best_names, device_kinds
 from evenshard.placement.sharding import broken_limit, parts_by_table
 from evenshard.sharders.plan_search.options import DEVICE, NODE, Options
 from evenshard.sharders.plan_search.state import Choice, State, choice_like, parts_of_unit
+from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 
 _OVER = 2.0
@@ -30,12 +32,12 @@ class EarlierPlacement:
     Attributes:
         parts_of_table: parts of the tables whose weights can be used, by name.
         machine: that they are on.
-        optimizer: whose state moves with them.
+        optimizer_of: whose state moves with them, by table; nothing of tables that are missing.
     """
 
     parts_of_table: Mapping[str, tuple[TablePart, ...]]
     machine: Machine
-    optimizer: str = "sgd"
+    optimizer_of: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -106,9 +108,12 @@ class Moves:
         before = self.earlier.parts_of_table.get(table.name)
         if before is None or list(before) == list(after):
             return 0
-        return sum(
-            piece.moved_bytes for piece in shared_pieces(table, before, after, self._machine, self.earlier.optimizer)
-        )
+        return sum(piece.moved_bytes for piece in self._shared_pieces(table, before, after))
+
+    def _shared_pieces(
+        self, table: Table, before: Sequence[TablePart], after: Sequence[TablePart]
+    ) -> Iterator[SharedPiece]:
+        return shared_pieces(table, before, after, self._machine, self.earlier.optimizer_of.get(table.name, SGD))
 
     def earlier_parts(self) -> tuple[TablePart, ...] | None:
         """The earlier placement, where every table has one on these devices."""
@@ -186,7 +191,7 @@ class Moves:
                 before = self.earlier.parts_of_table.get(table.name)
                 if before is None:
                     continue
-                for piece in shared_pieces(table, before, after, self._machine, self.earlier.optimizer):
+                for piece in self._shared_pieces(table, before, after):
                     old = [device for device in piece.reach if device < task.num_devices]
                     held_NO[np.ix_(piece.new_devices, old)] += piece.num_bytes
         names = best_names(held_NO, device_kinds(task), machine)

@@ -273,7 +273,7 @@ def _grid(task: ShardingTask, position: int, storage: Storage) -> Grid:
     table, limits = task.tables[position], task.limits_of(position)
     nodes = tuple(np.array(task.machine.devices_of_node(node)) for node in whole_nodes(task.machine, limits.devices))
     columns = _by_columns(task, table, limits, storage, nodes)
-    row_bytes = NUMBERS[task.optimizer][0] * STATE_BYTES
+    row_bytes = NUMBERS[task.optimizer_of(table.name)][0] * STATE_BYTES
     narrow, wide = (
         _by_rows(task, replace(table, embedding_dim=columns_), storage, task.machine.devices_per_node)
         for columns_ in (COLUMN_STEP, 2 * COLUMN_STEP)

@@ -49,5 +49,12 @@ def replan(
 
 def request_now(old: PlacementRequest, tables: TableSet, batch_size: int) -> PlacementRequest:
     """The old request with today's tables; rules about tables that are gone go with them."""
-    kept = old.rules.of_tables({table.name for table in tables.tables})
-    return replace(old, tables=tables.tables, assumptions=tables.assumptions, rules=kept, batch_size=batch_size)
+    names = {table.name for table in tables.tables}
+    return replace(
+        old,
+        tables=tables.tables,
+        assumptions=tables.assumptions,
+        rules=old.rules.of_tables(names),
+        batch_size=batch_size,
+        table_optimizers={name: optimizer for name, optimizer in old.table_optimizers.items() if name in names},
+    )

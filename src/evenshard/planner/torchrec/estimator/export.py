@@ -40,7 +40,7 @@ def export_estimator(
         intra: link within a host; that of the hardware where left out.
         inter: link between hosts.
         batch_size: samples of all devices together, of the placements that are fitted to.
-        optimizer: sgd, rowwise_adagrad, adagrad or adam.
+        optimizer: one of those of ``evenshard.place``.
         seed: of the random placements.
         command: that the file names as its origin.
 

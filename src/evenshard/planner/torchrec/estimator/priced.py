@@ -42,7 +42,7 @@ class EvenshardPerfModel:
         model: a model as in ``evenshard.place``, whose predictions are the costs in place of a device model.
         intra: link within a node; that of the hardware where left out.
         inter: link between nodes.
-        optimizer: sgd, rowwise_adagrad, adagrad or adam.
+        optimizer: one of those of ``evenshard.place``.
         tables: as ``evenshard.place`` reads them, by the planner's names, for their ``reuse_bins``, ``row_shares`` and
             ``miss_ratios``; all else is the planner's.
 

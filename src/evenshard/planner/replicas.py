@@ -1,0 +1,100 @@
+"""What becomes of the optimizer of replicated tables, in words.
+
+``DistributedModelParallel`` trains replicas (data_parallel) as it trains the dense model: the job's dense optimizer
+updates them, not the fused one that updates all other tables in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, ruled_out
+from evenshard.planner.request import PlacementRequest
+from evenshard.utils.messages import cut, printable
+
+OTHER_TYPES = tuple(one for one in SHARDING_TYPES if one != DATA_PARALLEL)
+NOT_IN_TORCH = {
+    "rowwise_adagrad": "torch.optim has no row-wise Adagrad (torchrec.optim.RowWiseAdagrad is one)",
+    **dict.fromkeys(
+        ("lars_sgd", "lamb", "partial_rowwise_adam", "partial_rowwise_lamb"), "neither torch.optim nor TorchRec has it"
+    ),
+}
+"""What to know of a fused optimizer before a dense one is to do the same."""
+
+
+def replica_notes(request: PlacementRequest, replicated: Sequence[str]) -> Iterator[str]:
+    """A sentence or two about the tables that are replicated, and about those that may not be.
+
+    Args:
+        replicated: names of the tables with replicas on several devices.
+    """
+    leaving = [name for name in replicated if request.leaves_optimizer(name)]
+    staying = [name for name in replicated if name not in leaving]
+    if leaving:
+        yield (
+            f"{_named(leaving)} replicated (data_parallel), as it is allowed by name: the job's dense optimizer trains "
+            f"replicas, not the table's own fused one ({_optimizers(request.optimizer_of(name) for name in leaving)})."
+        )
+    if staying:
+        yield _of_same_optimizer(request, staying)
+    if left_out := tables_without_replicas(request):
+        yield left_out_note({name: request.optimizer_of(name) for name in left_out})
+
+
+def _of_same_optimizer(request: PlacementRequest, names: Sequence[str]) -> str:
+    """About replicas whose optimizer is, or has to be, the one of the other tables."""
+    found = f"{_named(names)} replicated (data_parallel): the job's dense optimizer trains replicas"
+    if request.dense_optimizer:
+        return (
+            f"{found}. It is {request.dense_optimizer} too, as dense_optimizer says; its learning rate and other "
+            f"settings have to be those of the tables."
+        )
+    optimizers = dict.fromkeys(request.optimizer_of(name) for name in names)
+    lacking = "".join(f"; {NOT_IN_TORCH[one]}" for one in optimizers if one in NOT_IN_TORCH)
+    return (
+        f"{found}, not a fused one: it has to be {_optimizers(optimizers)} with the settings of the tables{lacking}. "
+        f"To leave replicas out: --sharding-types {','.join(OTHER_TYPES)}."
+    )
+
+
+def tables_without_replicas(request: PlacementRequest) -> tuple[str, ...]:
+    """The tables that are not replicated for their optimizer's sake alone."""
+    if request.num_devices == 1 or request.sharding_types:
+        return ()
+    task = request.sharding_task()
+    return tuple(
+        table.name
+        for position, table in enumerate(request.tables)
+        if request.leaves_optimizer(table.name)
+        and table.name not in request.rules.table_types
+        and DATA_PARALLEL not in ruled_out(task, position)
+    )
+
+
+def left_out_note(optimizers: Mapping[str, str]) -> str:
+    """Says why tables are not replicated, and how they may be.
+
+    Args:
+        optimizers: of these tables, by name.
+    """
+    words = tuple(dict.fromkeys(optimizers.values()))
+    same = f"dense_optimizer={words[0]!r}" if len(words) == 1 else "dense_optimizer"
+    return (
+        f"Replicas (data_parallel) of {_tables(tuple(optimizers))} are left out: the dense optimizer would train them "
+        f"in place of their own fused one ({_optimizers(words)}). Where it is the same, with the same learning rate "
+        f"and settings, say {same}; or allow them by name (sharding_types, table_types, or constraints of TorchRec)."
+    )
+
+
+def _tables(names: Sequence[str]) -> str:
+    """How many, and the first ones."""
+    return f"{len(names):,} table{'s' * (len(names) > 1)} ({printable(cut(', '.join(names), 60))})"
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"{_tables(names)} {'are' if len(names) > 1 else 'is'}"
+
+
+def _optimizers(words: Iterable[str]) -> str:
+    return " or ".join(one for one, _ in Counter(words).most_common())
