@@ -10,7 +10,7 @@ export MLFLOW_DISABLE_TELEMETRY = true
 export NO_MKDOCS_2_WARNING = 1
 export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 
-.PHONY: setup run test fuzz test-containers test-floors test-torchrec test-torchrec-planner check docs bench dataset dvc.yaml use image base-image base-digest release clean
+.PHONY: setup run test test-all fuzz test-containers test-floors test-torchrec test-torchrec-planner check docs bench dataset dvc.yaml use image base-image base-digest release clean
 
 # git carries an empty dvc.lock and looks away from what is measured here (docs/decisions/0005-dvc-lock-is-local.md).
 setup: .venv/ready
@@ -37,8 +37,13 @@ run: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro --quiet
 	@echo "Up to date: reports/table.txt, reports/metrics.json, reports/evaluation.csv, reports/*.png"
 
+PYTEST = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
 test: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
+	@$(PYTEST) --numprocesses 4 --dist loadscope --no-loadscope-reorder
+
+# The tests that take minutes, too: what is tried at random, many times. Theirs are spread one by one.
+test-all: test
+	@$(PYTEST) --numprocesses 4 -m slow
 
 # Spoilt inputs for everything that reads what others wrote: make fuzz FUZZ=2000. What fails stays in work/fuzz.
 FUZZ ?= 100000

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from ortools.sat.python import cp_model
 
+from evenshard.placement.feasibility import MORE_ROOM
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, ROW_WISE, TABLE_WISE, check_sharding
@@ -280,6 +281,22 @@ def test_new_devices_join_the_domain_as_long_as_its_link_connects_them(machine: 
     asked = whole_gb(*[3.0] * (machine.num_devices + 1), devices=machine.num_devices, gb=4)
     asked = replace(asked, machine=machine, sharding_types=(TABLE_WISE,))
     assert f"Raise memory_cap_gb to 6.00 or {named}. " in refused(asked)
+
+
+def test_the_memory_of_hosts_that_would_do_is_more_than_the_smallest_host_has() -> None:
+    """Each node has three tables of 3 GB for two devices of 4: it takes 3 GB of a host, and one has 1."""
+    asked = whole_gb(*[3.0] * 6, devices=4, gb=4, sharding_types=(TABLE_WISE,), compute_kernels=())
+    tables = tuple(replace(one, pooling_factor=1.0 if one.name in ("t0", "t3") else 2.0) for one in asked.tables)
+    asked = replace(asked, tables=tables)  # these two leave device memory first
+    rules = Rules(pinned_nodes={f"t{number}": (number // 3,) for number in range(6)})
+    small, large = (
+        replace(asked, rules=rules, machine=Machine(4, 2, inter="infiniband_ndr", host_bytes=(first * GB, 9 * GB)))
+        for first in (1, 3)
+    )
+    assert "or host_memory_gb to 3" in refused(small)
+    assert refused(large) == ""
+    gave_up = refusal(large, InfeasibleTask("nothing was found.", f"{MORE_ROOM}."))
+    assert "host_memory_gb" not in str(gave_up)  # the smallest host has the 3 GB that do
 
 
 def test_mlperfs_tables_fit_eight_devices_of_13_gb_by_columns() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from evenshard.cli import main
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.diff import diff
@@ -34,7 +34,6 @@ from evenshard.planner.file import save_answer
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.sharders.models import load_model, save_model
-from evenshard.sharders.plan_search.options import row_spans
 from evenshard.tables.table import Table
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import BATCH_SIZE, some_tables

@@ -14,7 +14,7 @@ import pytest
 
 from evenshard.cli import main
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -39,7 +39,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.sharders.convex_search.cost_model import ExchangeTime
 from evenshard.sharders.models import PlacementModel, load_model, save_model
-from evenshard.sharders.plan_search.options import DEVICE, NODE, Options, row_spans
+from evenshard.sharders.plan_search.options import DEVICE, NODE, Options
 from evenshard.sharders.plan_search.state import Choice, parts_of
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask

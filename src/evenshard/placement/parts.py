@@ -164,6 +164,13 @@ def lookup_share(table: Table, rows: Span) -> float:
     return float(stop - start)
 
 
+def row_spans(table: Table, devices: int) -> list[Span]:
+    """Rows in equal blocks, as TorchRec cuts them: ceil(rows / devices) each, the last one shorter, some empty."""
+    block = -(-table.num_rows // devices)
+    starts = range(0, table.num_rows, block)
+    return [Span(start, min(start + block, table.num_rows)) for start in starts]
+
+
 def replica_table(table: Table, num_devices: int) -> Table:
     """A replicated table as one device sees it, which looks it up for its own samples only."""
     if table.reuse_bins is None or num_devices == 1:

@@ -190,6 +190,12 @@ class ShardingTask:
         return frozenset(position for group in self.apart for position in group)
 
 
+def common_kernels(task: ShardingTask, positions: Sequence[int]) -> tuple[str, ...]:
+    """Where the weights of tables may be kept that are kept alike, as those that stay together are."""
+    first, *others = (task.kernels_of(position) for position in positions)
+    return tuple(one for one in first if all(one in kernels for kernels in others))
+
+
 def memory_of_part(task: ShardingTask, table: Table, part: TablePart) -> PartMemory:
     """What a part takes on each of its devices."""
     return part_memory(

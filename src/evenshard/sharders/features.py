@@ -27,7 +27,7 @@ def raw_features_TF(tables: Sequence[Table], batch_size: int) -> np.ndarray:
     """
     scalars = np.array(
         [
-            [np.sqrt(t.embedding_dim), np.log10(t.num_rows), np.sqrt(t.pooling_factor), np.log10(t.size_bytes)]
+            [np.sqrt(t.embedding_dim), np.log10(t.num_rows), np.sqrt(t.pooling_factor), np.log10(max(t.size_bytes, 1))]
             for t in tables
         ]
     ).reshape(-1, 4)

@@ -6,6 +6,7 @@ from itertools import chain
 
 from evenshard.placement.feasibility import no_placement_found, require_room
 from evenshard.placement.items import Items
+from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement, check_placement
 from evenshard.placement.task import PlacementTask
 from evenshard.sharders.room import items as room
@@ -58,4 +59,4 @@ def whole_items(task: PlacementTask) -> room.PackedItems:
         table_bytes = tuple(task.table_bytes[position] for position in members)
         apart = tuple(needs_R[1:].nonzero()[0].tolist())
         found.append(room.PackedItem(members, tables, table_bytes, size, allowed_D, apart, may_be_whole=True))
-    return room.PackedItems(tuple(found), (), items.room_DR[:, 0])
+    return room.PackedItems(tuple(found), (), items.room_DR[:, 0], Machine.one_node(task.num_devices))

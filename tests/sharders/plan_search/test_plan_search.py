@@ -12,7 +12,7 @@ import pytest
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart, column_parts
+from evenshard.placement.parts import Span, TablePart, column_parts, row_spans
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -31,7 +31,7 @@ from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.construction import Construction, Works
 from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
 from evenshard.sharders.plan_search.networks import CallNetwork
-from evenshard.sharders.plan_search.options import Options, column_cuts, row_spans
+from evenshard.sharders.plan_search.options import Options, column_cuts
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.plan_search.starts import constructed
 from evenshard.sharders.plan_search.state import Choice, State, choices_of

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.simulated.cluster import dense_ms
-from evenshard.placement.sharding import DATA_PARALLEL
+from evenshard.placement.sharding import DATA_PARALLEL, TABLE_COLUMN_WISE
 from evenshard.sharders.plan_search.options import DEVICE, FULL_SHARE, NODE, Options, Piece, Way
 from evenshard.sharders.plan_search.state import Choice
 from evenshard.tables.reuse import FloatArray
@@ -91,6 +91,7 @@ class Construction:
 
     def __init__(self, options: Options, works: Works, room_D: npt.NDArray[np.int64]) -> None:
         self._options, self._works, self._room_D = options, works, room_D
+        self._known: dict[tuple[bytes, float], npt.NDArray[np.int64]] = {}
         task = options.task
         self._groups_of = [
             [number for number, group in enumerate(task.apart) if set(unit.tables) & set(group)]
@@ -124,13 +125,25 @@ class Construction:
         allowed = np.where(small.any(axis=1, keepdims=True), small, piece_UW <= piece_UW.min(axis=1, keepdims=True))
         is_replica = works.types_UW == (works.names.index(DATA_PARALLEL) if DATA_PARALLEL in works.names else -2)
         total_UW = np.where(allowed, works.total_UW * np.where(is_replica, replica_price, 1.0), np.inf)
-        rows = np.arange(len(total_UW))
+        key = (total_UW.tobytes(), full_share)
+        if key not in self._known:  # many limits and sets of types leave the same ways
+            self._known[key] = self._cheapest(total_UW, allowed, full_share)
+        return self._known[key]
+
+    def _cheapest(
+        self, total_UW: FloatArray, allowed: npt.NDArray[np.bool_], full_share: float
+    ) -> npt.NDArray[np.int64]:
+        """[U] the ways with the least work that memory allows together, as far as a price of it finds them."""
+        works, rows = self._works, np.arange(len(total_UW))
         chosen = np.asarray(total_UW.argmin(axis=1))
         machine = self._options.task.machine
-        rooms = [
-            (works.bytes_UW, float(self._room_D.sum()) * full_share),
-            (works.host_UW, float(sum(machine.host_bytes) + sum(machine.ssd_bytes)) * full_share),
+        memory = [
+            (works.bytes_UW, float(self._room_D.sum())),
+            (works.host_UW, float(sum(machine.host_bytes) + sum(machine.ssd_bytes))),
         ]
+        if any(np.where(allowed, sizes_UW, np.inf).min(axis=1).sum() > room for sizes_UW, room in memory):
+            return chosen  # at no price is there room
+        rooms = [(sizes_UW, room * full_share) for sizes_UW, room in memory]
         scale = float(works.total_UW[rows, chosen].sum())
         growth = FINE_GROWTH if self._options.offloads else GROWTH
         prices = [0.0 for _ in rooms]
@@ -276,7 +289,7 @@ class Places:
             fits_D &= allowed_D
         for group in self._construction.groups_of(unit):
             fits_D[list(self.apart.get(group, ()))] = False
-        if way.sharding_type == "table_column_wise":
+        if way.sharding_type == TABLE_COLUMN_WISE:
             fits_D = _one_node(fits_D, load_D, len(way.pieces), self._construction.options)
         load_D = np.where(fits_D, load_D, np.inf)
         if len(way.pieces) == 1:

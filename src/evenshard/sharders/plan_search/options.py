@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from evenshard.measure.collectives import PartVolume, part_volume
 from evenshard.measure.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share, whole_tables
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share, row_spans, whole_tables
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -29,6 +29,7 @@ from evenshard.placement.sharding import (
     TABLE_ROW_WISE,
     TABLE_WISE,
     ShardingTask,
+    common_kernels,
     memory_of_part,
 )
 from evenshard.placement.storage import CACHED_KERNELS, FUSED, ON_DEVICE, Storage
@@ -330,9 +331,7 @@ class Options:
 
     def _storages(self, members: Sequence[int]) -> list[Storage]:
         """Where the weights of a unit may be kept, in device memory first."""
-        kernels = self.task.kernels_of(members[0])
-        for position in members[1:]:
-            kernels = tuple(one for one in kernels if one in self.task.kernels_of(position))
+        kernels = common_kernels(self.task, members)
         is_large = any(self._is_large(position) for position in members)
         elsewhere = [one for one in kernels if one != FUSED and ((self.offloads and is_large) or FUSED not in kernels)]
         return [*([ON_DEVICE] if FUSED in kernels else []), *(one for kernel in elsewhere for one in _tried(kernel))]
@@ -349,7 +348,7 @@ class Options:
         whole_columns = self._columns_of(position)
         if TABLE_WISE in types:
             yield TABLE_WISE, (whole_columns,), 1
-        by_columns = COLUMN_WISE if COLUMN_WISE in types else TABLE_COLUMN_WISE
+        by_columns = self.by_columns(position)
         if by_columns in types:
             most = allowed if by_columns == COLUMN_WISE else min(allowed, machine.devices_per_node)
             for widths in self._cuts(whole_columns, most, limits.min_columns, few):
@@ -362,6 +361,10 @@ class Options:
             if GRID_SHARD in types:
                 for widths in self._cuts(whole_columns, machine.num_nodes, limits.min_columns, few):
                     yield GRID_SHARD, widths, machine.devices_per_node
+
+    def by_columns(self, position: int) -> str:
+        """The type of a table that is cut by columns: it may leave its node only where that is allowed."""
+        return COLUMN_WISE if COLUMN_WISE in self._types(position) else TABLE_COLUMN_WISE
 
     def _may_be_replicated(self, position: int) -> bool:
         limits, devices = self.task.limits_of(position), self.task.num_devices
@@ -470,13 +473,6 @@ def _tried(kernel: str) -> tuple[Storage, ...]:
     if kernel in CACHED_KERNELS:
         return tuple(Storage(kernel, load_factor) for load_factor in CACHE_LOAD_FACTORS)
     return (Storage(kernel),)
-
-
-def row_spans(table: Table, devices: int) -> list[Span]:
-    """Rows in equal blocks, as TorchRec cuts them: ceil(rows / devices) each, the last one shorter, some empty."""
-    block = -(-table.num_rows // devices)
-    starts = range(0, table.num_rows, block)
-    return [Span(start, min(start + block, table.num_rows)) for start in starts]
 
 
 def column_cuts(columns: int, most: int, least_width: int) -> Iterator[tuple[int, ...]]:

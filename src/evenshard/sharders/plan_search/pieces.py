@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.placement.sharding import TABLE_COLUMN_WISE
 from evenshard.sharders.plan_search.construction import Construction, Places
 from evenshard.sharders.plan_search.options import DEVICE, NODE, Piece
 from evenshard.sharders.plan_search.state import Choice, State
@@ -42,9 +43,11 @@ class Pieces:
         allowed_D = self.options.units[unit].allowed_D
         if allowed_D is not None and not allowed_D[device]:
             return False
-        if device in state.choices[unit].places:
+        places, machine = state.choices[unit].places, self.costs.task.machine
+        if device in places:
             return False
-        if state.way(unit).sharding_type == "table_column_wise":
+        stays = len(places) > 1 and state.way(unit).sharding_type == TABLE_COLUMN_WISE
+        if stays and machine.node_of(device) != machine.node_of(places[0]):
             return False
         groups = set(self.construction.groups_of(unit))
         return not groups or not any(

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from evenshard.measure.collectives import Volumes, exchange_ms
 from evenshard.measure.simulated.cluster import dense_ms
-from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import ShardingTask, parts_by_table, sharding_type
+from evenshard.placement.parts import Span, TablePart, row_spans
+from evenshard.placement.sharding import COLUMN_WISE, ShardingTask, parts_by_table, sharding_type
 from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.plan_search.networks import Columns
@@ -27,7 +27,6 @@ from evenshard.sharders.plan_search.options import (
     SCOPES,
     Options,
     Way,
-    row_spans,
     volume_numbers,
 )
 from evenshard.tables.reuse import FloatArray
@@ -318,5 +317,7 @@ def _way_like(options: Options, unit: int, name: str, widths: Sequence[int] | No
     if not own.ways or len(own.tables) > 1 or not (by_columns or storage != ON_DEVICE):
         return None
     whole = (options.task.tables[own.tables[0]].embedding_dim,)
+    if name == COLUMN_WISE:
+        name = options.by_columns(own.tables[0])
     options.add_ways(unit, [options.way_of(unit, name, whole if widths is None else widths, storage)])
     return len(options.units[unit].ways) - 1

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
-from evenshard.sharders.room.items import Cut, Devices, PackedItem, PackedItems
+from evenshard.sharders.room.cuts import Cut, Devices
+from evenshard.sharders.room.items import PackedItem, PackedItems
 
 RANDOM_ORDERS = 8
 
@@ -86,7 +87,7 @@ def packed(items: PackedItems, way: PackingOrder) -> list[TablePart] | None:
         if used is None:
             return None
         parts, bytes_of = used
-        found += parts
+        found += item.kept(parts)
         for device, size in bytes_of.items():
             left_D[device] -= size
         for group in item.apart:
@@ -108,12 +109,15 @@ def _place(item: PackedItem, left_D: npt.NDArray[np.int64], way: PackingOrder) -
     for cut in cuts:
         for scope in _roomiest(cut, left_D):
             blocks = _in_rows(cut, left_D[scope]) if cut.in_rows else _by_columns(cut, left_D[scope], way.tightest)
-            if blocks is None or np.count_nonzero(blocks) < item.least_parts:
+            if blocks is None:
                 continue
             held = {int(scope[at]): int(blocks[at]) for at in np.flatnonzero(blocks)}
             bytes_of = {device: cut.part_bytes + count * cut.block_bytes for device, count in held.items()}
             return cut.parts(item.tables[0], held), bytes_of
-    return None if item.grid is None else _grid(item, left_D)
+    if item.grid is not None and (found := _grid(item, left_D)) is not None:
+        return found
+    known = next((one for one in item.known if one.fit(left_D)), None)
+    return None if known is None else (list(known.parts), {at: one.device for at, one in known.taken.items()})
 
 
 def _roomiest(cut: Cut, left_D: npt.NDArray[np.int64]) -> Sequence[Devices]:
@@ -177,7 +181,7 @@ def _in_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] |
     even_D[holders[-1]] -= int(even_D.sum()) - cut.blocks
     if len(holders) == cut.even_holders and (even_D <= most_D).all():
         return even_D
-    if len(most_D) < cut.fills or not most_D.all():
+    if len(most_D) < cut.fills or cut.blocks < len(most_D) or not most_D.all():
         return None
     rows = _in_proportion(cut.blocks - len(most_D), most_D - 1)
     return None if rows is None else 1 + rows
@@ -213,10 +217,12 @@ def _grid(item: PackedItem, left_D: npt.NDArray[np.int64]) -> _Placed | None:
     for node, count in zip((grid.nodes[at] for at in chosen), blocks.tolist(), strict=True):
         start, stop = stop, stop + count
         rows_cut = grid.rows_cut(count, node)
-        rows = _in_rows(rows_cut, left_D[node])
-        assert rows is not None, "the node had room"
+        if (rows := _in_rows(rows_cut, left_D[node])) is None:
+            return None
         held = {int(node[at]): int(rows[at]) for at in np.flatnonzero(rows)}
         columns = Span(COLUMN_STEP * start, COLUMN_STEP * stop)
         parts += [replace(part, columns=columns) for part in rows_cut.parts(table, held)]
-        bytes_of.update({device: number * rows_cut.block_bytes for device, number in held.items()})
+        bytes_of.update(
+            {device: rows_cut.part_bytes + number * rows_cut.block_bytes for device, number in held.items()}
+        )
     return parts, bytes_of

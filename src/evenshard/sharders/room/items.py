@@ -8,7 +8,7 @@ Legend: D devices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from evenshard.placement.items import joined_groups
 from evenshard.placement.machine import Machine
-from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share
+from evenshard.placement.memory import CACHE_SLOT_BYTES
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, row_spans
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -29,121 +29,37 @@ from evenshard.placement.sharding import (
     TABLE_WISE,
     ShardingTask,
     TableLimits,
+    common_kernels,
     may_be_cut_by_columns,
     memory_of_part,
     whole_nodes,
 )
-from evenshard.placement.storage import ON_DEVICE, Storage
+from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
+from evenshard.sharders.room.cuts import Cut, Devices, Grid, KnownParts, Line, Taken
 from evenshard.tables.table import Table
 
-Devices = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Blocks of a table, and where they may live.
-
-    Attributes:
-        fills: devices that rows are on, all of them unless equal blocks end before the last ones; 0 for columns.
-        blocks: how many the table has.
-        block_bytes: memory of each.
-        part_bytes: memory of each part beside its blocks, such as an optimizer's state of each row; of rows, the inputs
-            of an even share.
-        least_blocks: blocks of the smallest part.
-        scopes: sets of devices, in one of which all parts live.
-    """
-
-    fills: int
-    blocks: int
-    block_bytes: int
-    part_bytes: int
-    least_blocks: int
-    scopes: tuple[Devices, ...]
-
-    @property
-    def in_rows(self) -> bool:
-        """Whether blocks are rows; else four columns."""
-        return self.fills > 0
-
-    @property
-    def even_rows(self) -> int:
-        """Rows of an even share, rounded up."""
-        return -(-self.blocks // self.fills)
-
-    @property
-    def even_holders(self) -> int:
-        """Devices with rows where each has an even share, as long as there are any."""
-        return -(-self.blocks // self.even_rows)
-
-    def parts(self, table: Table, blocks: Mapping[int, int]) -> list[TablePart]:
-        """The table where each device holds so many blocks."""
-        rows, columns = Span(0, table.num_rows), Span(0, table.embedding_dim)
-        found, stop = [], 0
-        for device, count in blocks.items():
-            start, stop = stop, stop + count
-            if self.in_rows:
-                rows = Span(start, stop)
-            else:
-                columns = Span(COLUMN_STEP * start, COLUMN_STEP * stop)
-            found.append(TablePart(table.name, rows, columns, (device,)))
-        return found
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Columns of a table over nodes, the rows of each part over the devices of one.
-
-    Attributes:
-        nodes: devices of each.
-        blocks: fours of columns that the table has.
-        least_blocks: of the narrowest part.
-        num_rows: of the table.
-        block_bytes: memory of four columns of a row.
-        row_bytes: memory of a row beside its columns.
-        part_bytes: memory of each part beside its rows and columns.
-        outputs_bytes: memory of each part for each of its blocks, however many rows it has.
-    """
-
-    nodes: tuple[Devices, ...]
-    blocks: int
-    least_blocks: int
-    num_rows: int
-    block_bytes: int
-    row_bytes: int
-    part_bytes: int = 0
-    outputs_bytes: int = 0
-
-    def rows_cut(self, blocks: int, node: Devices) -> Cut:
-        """The way to cut the rows of so many blocks."""
-        part_bytes = self.part_bytes + blocks * self.outputs_bytes
-        return Cut(len(node), self.num_rows, blocks * self.block_bytes + self.row_bytes, part_bytes, 1, (node,))
-
-    def most_blocks(self, left_D: npt.NDArray[np.int64]) -> int:
-        """The widest part that a node has room for, with so much left on its devices."""
-        low, high = 0, self.blocks + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            room_D = (left_D - self.part_bytes - middle * self.outputs_bytes).clip(min=0)
-            rows_D = room_D // (middle * self.block_bytes + self.row_bytes)
-            fits = rows_D.sum() >= self.num_rows and np.count_nonzero(rows_D) >= min(self.num_rows, len(left_D))
-            low, high = (middle, high) if fits else (low, middle)
-        return low if low >= self.least_blocks else 0
+NOTHING = Taken(0)
+LEAST_CACHE = 0.01
+"""Load factor of a cache where memory is all that counts."""
 
 
 @dataclass(frozen=True)
 class PackedItem:
-    """Tables that live on one device, or a table that may be cut.
+    """Tables that live on one device, or a table that may be cut or replicated.
 
     Attributes:
         positions: of its tables in the task.
         tables: one, or those that stay together.
-        table_bytes: memory of each where it is whole.
-        least_bytes: memory of all its parts together, however it is cut.
+        table_bytes: device memory of each where it is whole.
+        least_bytes: device memory of all its parts together, however it lives.
         allowed_D: devices that it may live on.
         apart: numbers of the groups of which a device holds one table at most.
         may_be_whole: it may live on one device.
         cuts: the ways to cut it, columns first.
         grid: the way to cut its columns and the rows of each part; None if that is not allowed.
+        known: other ways, whose parts are known.
+        outside: what it takes of its host where it is whole; nothing of the device here.
+        storage: where its tables are kept.
     """
 
     positions: tuple[int, ...]
@@ -155,11 +71,19 @@ class PackedItem:
     may_be_whole: bool
     cuts: tuple[Cut, ...] = ()
     grid: Grid | None = None
+    known: tuple[KnownParts, ...] = ()
+    outside: Taken = NOTHING
+    storage: Storage = ON_DEVICE
 
     @property
     def size_bytes(self) -> int:
-        """Memory where it is whole."""
+        """Device memory where it is whole."""
         return sum(self.table_bytes)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it may live otherwise than whole."""
+        return bool(self.cuts or self.grid or self.known)
 
     @property
     def least_parts(self) -> int:
@@ -173,6 +97,10 @@ class PackedItem:
             for table in self.tables
         ]
 
+    def kept(self, parts: Iterable[TablePart]) -> list[TablePart]:
+        """Its parts, where they are kept."""
+        return [replace(part, storage=self.storage) for part in parts]
+
 
 @dataclass(frozen=True)
 class PackedItems:
@@ -182,11 +110,15 @@ class PackedItems:
         items: in the order of their first tables.
         replicas: tables that may only be replicated, and so live on every device.
         room_D: what each device has left for the items, below 0 where the replicas alone do not fit.
+        machine: its hosts.
+        others: of each item, it again wherever else its tables may be kept, for a solver that chooses; empty for none.
     """
 
     items: tuple[PackedItem, ...]
     replicas: tuple[Table, ...]
     room_D: npt.NDArray[np.int64]
+    machine: Machine
+    others: tuple[tuple[PackedItem, ...], ...] = ()
 
     @staticmethod
     def of(task: ShardingTask, storages: Mapping[int, Storage] | None = None) -> PackedItems:
@@ -196,26 +128,17 @@ class PackedItems:
             storages: how tables are kept that are not in device memory, by position.
         """
         kept = storages or {}
-        positions_of = joined_groups(len(task.tables), task.together)
-        only_replicated = {at for at, types in enumerate(task.types) if types == {DATA_PARALLEL}}
-        if task.num_devices == 1:
-            only_replicated = set()
-        apart_of: dict[int, list[int]] = {}
-        for number, group in enumerate(task.apart):
-            for position in group:
-                apart_of.setdefault(position, []).append(number)
-        replicas = tuple(task.tables[position] for position in sorted(only_replicated))
-        everywhere = tuple(range(task.num_devices))
-        taken = sum(_bytes(task, table, devices=everywhere) for table in replicas)
-        return PackedItems(
-            tuple(
-                _item(task, positions, apart_of, kept)
-                for positions in positions_of
-                if positions[0] not in only_replicated
-            ),
-            replicas,
-            np.array(task.room_bytes, dtype=np.int64) - taken,
-        )
+        return _items(task, lambda positions: (kept.get(positions[0], ON_DEVICE),))
+
+    @staticmethod
+    def wherever_kept(task: ShardingTask) -> PackedItems:
+        """Likewise, with every item wherever it may be kept."""
+
+        def storages(positions: Sequence[int]) -> tuple[Storage, ...]:
+            on_device = FUSED in common_kernels(task, positions)
+            return (*([ON_DEVICE] if on_device else []), *least_outside(task, positions)) or (ON_DEVICE,)
+
+        return _items(task, storages)
 
     def replica_parts(self) -> list[TablePart]:
         """The replicated tables."""
@@ -226,30 +149,75 @@ class PackedItems:
         ]
 
 
+def least_outside(task: ShardingTask, positions: Sequence[int]) -> tuple[Storage, ...]:
+    """Wherever tables on one device may be kept outside of its memory, each with the least of it."""
+    if task.num_devices > 1 and any(task.types[at] <= {DATA_PARALLEL} for at in positions):  # replicas never leave it
+        return ()
+    kernels = common_kernels(task, positions)
+    found = [Storage(FUSED_UVM)] if FUSED_UVM in kernels else []
+    found += [Storage(one, LEAST_CACHE) for one in (FUSED_UVM_CACHING, KEY_VALUE) if one in kernels]
+    return (*found, Storage(HOST)) if HOST in kernels else tuple(found)
+
+
+def _items(task: ShardingTask, storages: Callable[[Sequence[int]], tuple[Storage, ...]]) -> PackedItems:
+    only_replicated = {at for at, types in enumerate(task.types) if types == {DATA_PARALLEL}}
+    if task.num_devices == 1:
+        only_replicated = set()
+    apart_of: dict[int, list[int]] = {}
+    for number, group in enumerate(task.apart):
+        for position in group:
+            apart_of.setdefault(position, []).append(number)
+    replicas = tuple(task.tables[position] for position in sorted(only_replicated))
+    taken = sum(_replica(task, table).device for table in replicas)
+    found = [
+        [_item(task, positions, apart_of, storage) for storage in storages(positions)]
+        for positions in joined_groups(len(task.tables), task.together)
+        if positions[0] not in only_replicated
+    ]
+    return PackedItems(
+        tuple(first for first, *_ in found),
+        replicas,
+        np.array(task.room_bytes, dtype=np.int64) - taken,
+        task.machine,
+        tuple(tuple(others) for _, *others in found) if any(len(one) > 1 for one in found) else (),
+    )
+
+
 def _item(
-    task: ShardingTask,
-    positions: Sequence[int],
-    apart_of: Mapping[int, Sequence[int]],
-    kept: Mapping[int, Storage],
+    task: ShardingTask, positions: Sequence[int], apart_of: Mapping[int, Sequence[int]], storage: Storage
 ) -> PackedItem:
     tables = tuple(task.tables[position] for position in positions)
-    storages = [kept.get(position, ON_DEVICE) for position in positions]
-    types = task.types[positions[0]]
-    table_bytes = tuple(_bytes(task, table, storage=one) for table, one in zip(tables, storages, strict=True))
-    size = sum(table_bytes)
+    wholes = [_taken(task, table, storage=storage) for table in tables]
     allowed_D = _mask(task.num_devices, task.limits_of(positions[0]).devices)
     for position in positions[1:]:
         allowed_D = allowed_D & _mask(task.num_devices, task.limits_of(position).devices)
-    apart = tuple(sorted({number for position in positions for number in apart_of.get(position, ())}))
+    whole = PackedItem(
+        tuple(positions),
+        tables,
+        tuple(one.device for one in wholes),
+        sum(one.device for one in wholes),
+        allowed_D,
+        tuple(sorted({number for position in positions for number in apart_of.get(position, ())})),
+        may_be_whole=True,
+        outside=Taken(0, sum(one.host for one in wholes), sum(one.ssd for one in wholes)),
+        storage=storage,
+    )
     if task.num_devices == 1 or len(positions) > 1:
-        return PackedItem(tuple(positions), tables, table_bytes, size, allowed_D, apart, may_be_whole=True)
-    cuts = _cuts(task, positions[0], storages[0])
-    grid = _grid(task, positions[0], storages[0]) if GRID_SHARD in types else None
-    bits_of_row = tables[0].embedding_dim * tables[0].weight_bits
+        return whole
+    types = task.types[positions[0]]
+    cuts = _cuts(task, positions[0], storage)
+    grid = _grid(task, positions[0], storage) if GRID_SHARD in types else None
+    known = tuple(_known(task, positions[0], storage))
     in_rows = grid is not None or any(cut.in_rows for cut in cuts)
-    least = size - (tables[0].num_rows if in_rows and bits_of_row % 8 else 0)  # each part's bytes are rounded down
-    whole = bool(types & {TABLE_WISE, TABLE_COLUMN_WISE})
-    return PackedItem(tuple(positions), tables, table_bytes, least, allowed_D, apart, whole, cuts, grid)
+    least = whole.size_bytes - (_rounded_bytes(task, tables[0], task.num_devices) if in_rows else 0)
+    return replace(
+        whole,
+        least_bytes=min(least, *(one.device_bytes for one in known)) if known else least,
+        may_be_whole=bool(types & {TABLE_WISE, TABLE_COLUMN_WISE}),
+        cuts=cuts,
+        grid=grid,
+        known=known,
+    )
 
 
 def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...]:
@@ -257,71 +225,118 @@ def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...
     anywhere, of_nodes = _scopes(task.machine, limits.devices)
     found = []
     if types & {COLUMN_WISE, TABLE_COLUMN_WISE} and may_be_cut_by_columns(table, limits):
-        scopes = anywhere if COLUMN_WISE in types else of_nodes
-        found.append(_by_columns(task, table, limits, storage, scopes))
+        line, least = _columns(task, table, storage), _least_fours(limits)
+        found.append(
+            Cut(0, table.embedding_dim // COLUMN_STEP, line, least, anywhere if COLUMN_WISE in types else of_nodes)
+        )
     for way, fills, scopes in (
         (TABLE_ROW_WISE, task.machine.devices_per_node, of_nodes),
         (ROW_WISE, task.num_devices, anywhere),
     ):
         if way in types:
-            row_bytes, part_bytes = _by_rows(task, table, storage, fills)
-            found.append(Cut(fills, table.num_rows, row_bytes, part_bytes, 1, scopes))
+            found.append(Cut(fills, table.num_rows, _rows(task, table, storage), 1, scopes))
     return tuple(found)
 
 
 def _grid(task: ShardingTask, position: int, storage: Storage) -> Grid:
-    table, limits = task.tables[position], task.limits_of(position)
+    table, limits, size = task.tables[position], task.limits_of(position), task.machine.devices_per_node
     nodes = tuple(np.array(task.machine.devices_of_node(node)) for node in whole_nodes(task.machine, limits.devices))
-    columns = _by_columns(task, table, limits, storage, nodes)
-    row_bytes = NUMBERS[task.optimizer_of(table.name)][0] * STATE_BYTES
     narrow, wide = (
-        _by_rows(task, replace(table, embedding_dim=columns_), storage, task.machine.devices_per_node)
-        for columns_ in (COLUMN_STEP, 2 * COLUMN_STEP)
+        _rows(task, replace(table, embedding_dim=columns), storage) for columns in (COLUMN_STEP, 2 * COLUMN_STEP)
     )
-    outputs_bytes = wide[1] - narrow[1]
+    outputs_bytes, block_bytes = wide.part.device - narrow.part.device, wide.block.device - narrow.block.device
     return Grid(
         nodes,
-        columns.blocks,
-        columns.least_blocks,
+        table.embedding_dim // COLUMN_STEP,
+        _least_fours(limits),
         table.num_rows,
-        wide[0] - narrow[0],
-        row_bytes if storage == ON_DEVICE else max(narrow[0] - (wide[0] - narrow[0]), 0),
-        narrow[1] - outputs_bytes,
+        block_bytes,
+        max(narrow.block.device - block_bytes, 0),
+        narrow.part.device - outputs_bytes,
         outputs_bytes,
+        tuple((rows, _columns(task, table, storage, rows)) for rows in row_spans(table, size)),
     )
 
 
-def _by_columns(
-    task: ShardingTask, table: Table, limits: TableLimits, storage: Storage, scopes: tuple[Devices, ...]
-) -> Cut:
+def _known(task: ShardingTask, position: int, storage: Storage) -> Iterator[KnownParts]:
+    """Replicas; and even rows where what they take is not a line."""
+    table, types, machine = task.tables[position], task.types[position], task.machine
+    if DATA_PARALLEL in types and storage == ON_DEVICE:
+        everywhere = tuple(range(task.num_devices))
+        yield KnownParts((_part(table, devices=everywhere),), dict.fromkeys(everywhere, _replica(task, table)))
+    if _is_line(task, table):
+        return
+    nodes = whole_nodes(machine, task.limits_of(position).devices) if TABLE_ROW_WISE in types else ()
+    scopes = [machine.devices_of_node(node) for node in nodes]
+    for devices in [range(task.num_devices)] * (ROW_WISE in types) + scopes:
+        cut = zip(row_spans(table, len(devices)), devices, strict=False)
+        parts = tuple(_part(table, rows=rows, devices=(device,)) for rows, device in cut)
+        yield KnownParts(parts, {part.device: _taken(task, table, part.rows, None, storage) for part in parts})
+
+
+def _replica(task: ShardingTask, table: Table) -> Taken:
+    return _taken(task, table, devices=tuple(range(task.num_devices)))
+
+
+def _least_fours(limits: TableLimits) -> int:
+    """Fours of columns of the narrowest part."""
+    return max(-(-limits.min_columns // COLUMN_STEP), 1)
+
+
+def _columns(task: ShardingTask, table: Table, storage: Storage, rows: Span | None = None) -> Line:
     """Four columns more take as much again, whatever the storage: memory is linear in columns."""
-    narrow, wide = (
-        _bytes(task, table, columns=Span(0, columns), storage=storage) for columns in (COLUMN_STEP, 2 * COLUMN_STEP)
-    )
-    block_bytes, blocks = wide - narrow, table.embedding_dim // COLUMN_STEP
-    least_blocks = max(-(-limits.min_columns // COLUMN_STEP), 1)
-    return Cut(0, blocks, block_bytes, narrow - block_bytes, least_blocks, scopes)
+    narrow, wide = (_taken(task, table, rows, Span(0, columns), storage) for columns in (COLUMN_STEP, 2 * COLUMN_STEP))
+    block = wide.less(narrow)
+    return Line(narrow.less(block), block)
 
 
-def _by_rows(task: ShardingTask, table: Table, storage: Storage, devices: int) -> tuple[int, int]:
-    """Memory of a row, and of a part of rows beside them, whose inputs are those of the busiest even share."""
-    block = -(-table.num_rows // devices)
-    spans = (Span(start, min(start + block, table.num_rows)) for start in range(0, table.num_rows, block))
-    busiest = max(spans, key=lambda rows: lookup_share(table, rows))
-    memory = memory_of_part(task, table, _part(table, rows=busiest, storage=storage))
+def _rows(task: ShardingTask, table: Table, storage: Storage) -> Line:
+    """What parts of rows take at most: where lookups are even over the rows, a line of them, but for what is rounded.
+
+    Where they are counted, each part has the inputs of all of them; what even parts take is known.
+    """
+    if _has_even_lookups(task, table):
+        few, many = 1, max(table.num_rows - 1, 1)  # a part with every row is sent as one
+        first = _taken(task, table, Span(0, few), None, storage)
+        last = _taken(task, table, Span(0, many), None, storage)
+        block = Taken(*(-(-more // max(many - few, 1)) for more in last.less(first)))
+        rounded = _rounded_bytes(task, table, 1) if task.pipeline else 0
+        if storage.is_cached:  # a cache holds whole rows
+            rounded += -(-table.embedding_dim * table.weight_bits // 8) + CACHE_SLOT_BYTES
+        return Line(Taken(*first.less(block))._replace(device=first.device - block.device + rounded), block)
+    memory = memory_of_part(task, table, _part(table, storage=storage))
     of_rows = memory.weights + memory.optimizer_state + memory.cache_state
-    return -(-of_rows // busiest.size), memory.device_bytes - of_rows
+    sent = 0 if table.is_sequence else memory.sent
+    block = Taken(*(-(-one // table.num_rows) for one in (of_rows, memory.host_bytes, memory.ssd_weights)))
+    return Line(Taken(memory.device_bytes - of_rows - sent), block)
 
 
-def _bytes(
+def _has_even_lookups(task: ShardingTask, table: Table) -> bool:
+    return not task.pipeline or (table.row_shares is None and not table.is_deduplicated)
+
+
+def _is_line(task: ShardingTask, table: Table) -> bool:
+    """Whether what parts of rows take is a line of their rows."""
+    return _has_even_lookups(task, table) and not table.embedding_dim * table.weight_bits % 8
+
+
+def _rounded_bytes(task: ShardingTask, table: Table, parts: int) -> int:
+    """What so many parts of rows may take less than their share of the whole, as each is rounded."""
+    of_rows = table.num_rows if table.embedding_dim * table.weight_bits % 8 else 0
+    return of_rows + parts * (2 + 2 * table.embedding_dim) if task.pipeline else of_rows
+
+
+def _taken(
     task: ShardingTask,
     table: Table,
+    rows: Span | None = None,
     columns: Span | None = None,
     storage: Storage = ON_DEVICE,
     devices: tuple[int, ...] = (),
-) -> int:
-    """Device memory of a part with all rows."""
-    return memory_of_part(task, table, _part(table, columns=columns, storage=storage, devices=devices)).device_bytes
+) -> Taken:
+    """What a part takes of each of its devices and hosts."""
+    memory = memory_of_part(task, table, _part(table, rows, columns, storage, devices))
+    return Taken(memory.device_bytes, memory.host_bytes, memory.ssd_weights)
 
 
 def _part(

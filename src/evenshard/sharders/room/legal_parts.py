@@ -7,11 +7,12 @@ from dataclasses import replace
 from itertools import chain, islice
 
 from evenshard.placement.feasibility import MORE_ROOM
+from evenshard.placement.items import joined_groups
 from evenshard.placement.parts import TablePart, whole_tables
-from evenshard.placement.sharding import DATA_PARALLEL, ShardingTask, check_sharding, part_bytes
-from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
+from evenshard.placement.sharding import ShardingTask, check_sharding, part_bytes
+from evenshard.placement.storage import FUSED, ON_DEVICE, Storage
 from evenshard.sharders.room.fill import more_ways, packed, quick_ways
-from evenshard.sharders.room.items import PackedItems
+from evenshard.sharders.room.items import PackedItems, least_outside
 from evenshard.sharders.room.program import solved
 from evenshard.sharders.room.reasons import require_sharding_room, require_types, sharding_needs_and_room
 from evenshard.utils.errors import InfeasibleTask, MissingPackage
@@ -24,8 +25,6 @@ MAX_TRIED_PAIRS = 1_000_000
 """Items times devices that are packed in more than the quick ways."""
 TIME_LIMIT_S = 10.0
 MOST_TRIED_OFFLOADS, MOST_MORE_WAYS = 8, 8
-LEAST_CACHE = 0.01
-"""Load factor of a cache where memory is all that counts."""
 
 
 def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LIMIT_S) -> tuple[TablePart, ...]:
@@ -46,10 +45,11 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
     if task.may_offload:
         if (found := offloaded_parts(task, seed)) is not None:
             return found
-        raise InfeasibleTask(f"no placement was found: {_needs_of_all(task)}.", f"{MORE_ROOM}, or host_memory_gb.")
-    require_sharding_room(task, items)
-    pairs = len(items.items) * task.num_devices
-    if pairs <= MAX_TRIED_PAIRS:
+        items = PackedItems.wherever_kept(task)
+    else:
+        require_sharding_room(task, items)
+    pairs = (len(items.items) + sum(map(len, items.others))) * task.num_devices
+    if pairs <= MAX_TRIED_PAIRS and not task.may_offload:
         for way in more_ways(items, seed):
             if (found := _checked(task, packed(items, way))) is not None:
                 return found
@@ -73,11 +73,13 @@ def offloaded_parts(task: ShardingTask, seed: int = 0) -> tuple[TablePart, ...] 
     Tables with few lookups for their size leave device memory first, as many as it takes, for the kernel that takes the
     least of it; those that must not be there are not.
     """
-    outside = {at: storage for at in range(len(task.tables)) if (storage := _outside(task, at)) is not None}
+    outside = {
+        at: least[0]
+        for positions in joined_groups(len(task.tables), task.together)
+        if (least := least_outside(task, positions))
+        for at in positions
+    }
     forced = [at for at in outside if FUSED not in task.kernels_of(at)]
-    for group in task.together:
-        if not all(at in outside for at in group):  # they leave together, or not at all
-            outside = {at: one for at, one in outside.items() if at not in group}
     chosen = sorted(
         (at for at in outside if at not in forced),
         key=lambda at: task.tables[at].pooling_factor / task.tables[at].num_rows,
@@ -94,7 +96,7 @@ def offloaded_parts(task: ShardingTask, seed: int = 0) -> tuple[TablePart, ...] 
         items = PackedItems.of(task, storages)
         ways = chain(quick_ways(items), islice(more_ways(items, seed), MOST_MORE_WAYS))
         for way in ways:
-            if (found := _checked(task, packed(items, way), storages)) is not None:
+            if (found := _checked(task, packed(items, way))) is not None:
                 return found
     return None
 
@@ -115,19 +117,6 @@ def _fewest(task: ShardingTask, outside: Mapping[int, Storage], forced: Sequence
     return len(chosen)
 
 
-def _outside(task: ShardingTask, position: int) -> Storage | None:
-    """Outside of device memory, with the least of it; None where a table may not leave it."""
-    kernels = task.kernels_of(position)
-    if task.num_devices > 1 and task.types[position] <= {DATA_PARALLEL}:  # replicas never leave it
-        return None
-    if FUSED_UVM in kernels:
-        return Storage(FUSED_UVM)
-    cached = next((one for one in (FUSED_UVM_CACHING, KEY_VALUE) if one in kernels), None)
-    if cached is not None:
-        return Storage(cached, LEAST_CACHE)
-    return Storage(HOST) if HOST in kernels else None
-
-
 def first_fit(task: ShardingTask, items: PackedItems | None = None) -> tuple[TablePart, ...] | None:
     """Legal parts where the quick ways find some; the rules of the task do not contradict each other."""
     items = PackedItems.of(task) if items is None else items
@@ -137,16 +126,12 @@ def first_fit(task: ShardingTask, items: PackedItems | None = None) -> tuple[Tab
     return next((found for way in quick_ways(items) if (found := _checked(task, packed(items, way))) is not None), None)
 
 
-def _checked(
-    task: ShardingTask, parts: list[TablePart] | None, storages: Mapping[int, Storage] | None = None
-) -> tuple[TablePart, ...] | None:
-    """The parts in the order of their tables, kept as ``storages`` says by position, if they are legal."""
+def _checked(task: ShardingTask, parts: list[TablePart] | None) -> tuple[TablePart, ...] | None:
+    """The parts in the order of their tables, if they are legal."""
     if parts is None:
         return None
     order = {table.name: number for number, table in enumerate(task.tables)}
     found = tuple(sorted(parts, key=lambda part: (order[part.table], part.columns, part.rows)))
-    if storages:
-        found = tuple(replace(part, storage=storages.get(order[part.table], ON_DEVICE)) for part in found)
     try:
         check_sharding(task, found)
     except InfeasibleTask:
@@ -155,8 +140,9 @@ def _checked(
 
 
 def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:
-    """Whether parts may take less than was counted: inputs of rows are those of an even share."""
-    return bool(task.pipeline) and any(item.grid or any(cut.in_rows for cut in item.cuts) for item in items.items)
+    """Whether parts may take less than was counted: inputs of counted rows are those of an even share, bytes whole."""
+    in_rows = (one for one in items.items if one.grid or any(cut.in_rows for cut in one.cuts))
+    return any(task.pipeline or one.tables[0].embedding_dim * one.tables[0].weight_bits % 8 for one in in_rows)
 
 
 def _needs_of_all(task: ShardingTask) -> str:
@@ -168,4 +154,6 @@ def _needs_of_all(task: ShardingTask) -> str:
 
 
 def _none(task: ShardingTask, items: PackedItems, why: str) -> InfeasibleTask:
+    if task.may_offload:
+        return InfeasibleTask(f"{why}: {_needs_of_all(task)}.", f"{MORE_ROOM}, or host_memory_gb.")
     return InfeasibleTask(f"{why}: {sharding_needs_and_room(task, items)}.", f"{MORE_ROOM}.")

@@ -16,11 +16,12 @@ from evenshard.placement.constraints import Constraints
 from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM, Reason
 from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.placement import caps_text
-from evenshard.placement.sharding import SHARDING_TYPES, ShardingTask, ruled_out
+from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, ShardingTask, common_kernels, ruled_out
 from evenshard.placement.storage import FUSED, KEY_VALUE
 from evenshard.placement.task import PlacementTask
+from evenshard.sharders.room.cuts import Cut
 from evenshard.sharders.room.fill import most_blocks
-from evenshard.sharders.room.items import Cut, PackedItem, PackedItems
+from evenshard.sharders.room.items import PackedItem, PackedItems
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import brief
 from evenshard.utils.units import gb_text
@@ -36,6 +37,18 @@ def require_types(task: ShardingTask) -> None:
             f"no memory for that.",
             f"Give host_memory_gb, or ssd_gb for {KEY_VALUE}, or allow it {FUSED}.",
         )
+    if (group := next((one for one in task.together if not common_kernels(task, one)), None)) is not None:
+        raise InfeasibleTask(
+            f"tables {brief(', '.join(task.tables[at].name for at in group))} stay together, and no kernel is allowed "
+            f"for all of them.",
+            "Allow them a common one, or drop the rule.",
+        )
+    if (position := next((at for at in range(len(task.tables)) if _never_in_memory(task, at)), None)) is not None:
+        raise InfeasibleTask(
+            f"table {brief(task.tables[position].name)} may only be sharded {DATA_PARALLEL}, and only be kept "
+            f"{' or '.join(task.kernels_of(position))}: replicas live in device memory.",
+            f"Allow it another type, or {FUSED}.",
+        )
     position = next((at for at, types in enumerate(task.types) if not types), None)
     if position is None:
         return
@@ -47,6 +60,12 @@ def require_types(task: ShardingTask) -> None:
         f"{', and '.join(clauses)}.",
         "Allow it another type, or drop one of these rules.",
     )
+
+
+def _never_in_memory(task: ShardingTask, position: int) -> bool:
+    """Whether a table may only be replicated, and not in device memory."""
+    only_replicas = task.num_devices > 1 and task.types[position] == {DATA_PARALLEL}
+    return only_replicas and FUSED not in task.kernels_of(position)
 
 
 def require_sharding_room(task: ShardingTask, items: PackedItems | None = None) -> None:
@@ -76,7 +95,7 @@ def _reason(task: ShardingTask, items: PackedItems) -> Reason | None:
     if (found := feasibility.reason(relaxed, cut)) is not None:
         return found
     for item in items.items:
-        if (item.cuts or item.grid is not None) and not _fits_alone(item, items.room_D):
+        if item.is_free and not _fits_alone(task, item, items.room_D):
             types = ", ".join(one for one in SHARDING_TYPES if one in task.types[item.positions[0]])
             return Reason(
                 f"table {brief(item.tables[0].name)} does not fit the devices that it may live on, however it may be "
@@ -120,7 +139,7 @@ def _relaxed(task: ShardingTask, items: PackedItems) -> tuple[PlacementTask | No
     state: list[int] = []
     cut: set[int] = set()
     for item in items.items:
-        if item.cuts or item.grid is not None:
+        if item.is_free:
             cut.add(len(state))
             state.append(_least_bytes(item, items.room_D) - item.tables[0].size_bytes)
         else:
@@ -142,13 +161,14 @@ def _relaxed(task: ShardingTask, items: PackedItems) -> tuple[PlacementTask | No
 def _least_bytes(item: PackedItem, room_D: npt.NDArray[np.int64]) -> int:
     """Memory that all parts of an item take at least: where only columns are cut, each has an optimizer's rows."""
     room_D = np.where(item.allowed_D, room_D, -1)
-    if item.grid is not None or any(cut.in_rows for cut in item.cuts):
+    if item.grid is not None or not item.cuts or any(cut.in_rows for cut in item.cuts):
         return item.least_bytes
     if item.may_be_whole and room_D.max() >= item.size_bytes:
         return item.least_bytes
     (cut,) = item.cuts
     parts = min(_fewest_parts(cut, room_D), len(room_D))
-    return item.least_bytes + cut.part_bytes * (max(parts, item.least_parts) - 1)
+    least = item.size_bytes + cut.part_bytes * (max(parts, item.least_parts) - 1)
+    return min([least, *(known.device_bytes for known in item.known if known.fit(room_D))])
 
 
 def _fewest_parts(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
@@ -161,10 +181,14 @@ def _fewest_parts(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
     return fewest
 
 
-def _fits_alone(item: PackedItem, room_D: npt.NDArray[np.int64]) -> bool:
+def _fits_alone(task: ShardingTask, item: PackedItem, room_D: npt.NDArray[np.int64]) -> bool:
     """Whether empty devices have room for an item, as far as its bytes tell."""
     if item.may_be_whole and room_D[item.allowed_D].max() >= item.size_bytes:
         return True
+    if any(known.fit(room_D) for known in item.known):
+        return True
+    if task.pipeline and any(cut.in_rows for cut in item.cuts):  # what other parts than even ones take is not counted
+        return int(room_D[item.allowed_D].sum()) >= item.least_bytes
     if any(_most_together(cut, room_D[scope]) >= cut.blocks for cut in item.cuts for scope in cut.scopes):
         return True
     return item.grid is not None and int(room_D[item.allowed_D].sum()) >= item.least_bytes

@@ -1,0 +1,165 @@
+"""The ways to cut a table, as far as memory tells: equal blocks of columns or rows, grids of them, and parts that are
+known beforehand. What a device holds of one table is one part.
+
+Legend: D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
+from evenshard.tables.table import Table
+
+Devices = npt.NDArray[np.int64]
+
+
+class Taken(NamedTuple):
+    """Bytes of a device, of its host's memory and of its host's SSDs."""
+
+    device: int
+    host: int = 0
+    ssd: int = 0
+
+    def less(self, other: Taken) -> Taken:
+        """The difference of each."""
+        return Taken(*(own - their for own, their in zip(self, other, strict=True)))
+
+
+class Line(NamedTuple):
+    """What a part takes: so much for being there, and so much for each of its blocks."""
+
+    part: Taken
+    block: Taken
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Blocks of a table, and where they may live.
+
+    Attributes:
+        fills: devices that rows are on, all of them unless equal blocks end before the last ones; 0 for columns.
+        blocks: how many the table has.
+        line: what each part takes; of rows whose lookups are counted, with the inputs of the busiest even share.
+        least_blocks: blocks of the smallest part.
+        scopes: sets of devices, in one of which all parts live.
+    """
+
+    fills: int
+    blocks: int
+    line: Line
+    least_blocks: int
+    scopes: tuple[Devices, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        """Device memory of a block."""
+        return self.line.block.device
+
+    @property
+    def part_bytes(self) -> int:
+        """Device memory of a part beside its blocks, such as an optimizer's state of each row."""
+        return self.line.part.device
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether blocks are rows; else four columns."""
+        return self.fills > 0
+
+    @property
+    def even_rows(self) -> int:
+        """Rows of an even share, rounded up."""
+        return -(-self.blocks // self.fills)
+
+    @property
+    def even_holders(self) -> int:
+        """Devices with rows where each has an even share, as long as there are any."""
+        return -(-self.blocks // self.even_rows)
+
+    def parts(self, table: Table, blocks: Mapping[int, int]) -> list[TablePart]:
+        """The table where each device holds so many blocks."""
+        rows, columns = Span(0, table.num_rows), Span(0, table.embedding_dim)
+        found, stop = [], 0
+        for device, count in blocks.items():
+            start, stop = stop, stop + count
+            if self.in_rows:
+                rows = Span(start, stop)
+            else:
+                columns = Span(COLUMN_STEP * start, COLUMN_STEP * stop)
+            found.append(TablePart(table.name, rows, columns, (device,)))
+        return found
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Columns of a table over nodes, the rows of each part over the devices of one.
+
+    Attributes:
+        nodes: devices of each.
+        blocks: fours of columns that the table has.
+        least_blocks: of the narrowest part.
+        num_rows: of the table.
+        block_bytes: device memory of four columns of a row.
+        row_bytes: device memory of a row beside its columns.
+        part_bytes: device memory of each part beside its rows and columns.
+        outputs_bytes: device memory of each part for each of its blocks, however many rows it has.
+        even: rows cut evenly over the devices of a node, and what each of these takes: a line of fours of columns.
+    """
+
+    nodes: tuple[Devices, ...]
+    blocks: int
+    least_blocks: int
+    num_rows: int
+    block_bytes: int
+    row_bytes: int
+    part_bytes: int
+    outputs_bytes: int
+    even: tuple[tuple[Span, Line], ...]
+
+    def rows_cut(self, blocks: int, node: Devices) -> Cut:
+        """The way to cut the rows of so many blocks."""
+        part, block = self.part_bytes + blocks * self.outputs_bytes, blocks * self.block_bytes + self.row_bytes
+        return Cut(len(node), self.num_rows, Line(Taken(part), Taken(block)), 1, (node,))
+
+    def even_parts(self, table: Table, fours: Sequence[int]) -> list[TablePart]:
+        """The table where each node holds so many fours of columns, cut by rows evenly over its devices."""
+        found, stop = [], 0
+        for node, count in zip(self.nodes, fours, strict=False):
+            start, stop = stop, stop + COLUMN_STEP * count
+            if count:
+                own = zip(self.even, node.tolist(), strict=False)
+                found += [TablePart(table.name, rows, Span(start, stop), (device,)) for (rows, _), device in own]
+        return found
+
+    def most_blocks(self, left_D: npt.NDArray[np.int64]) -> int:
+        """The widest part that a node has room for, with so much left on its devices."""
+        low, high = 0, self.blocks + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            room_D = left_D - self.part_bytes - middle * self.outputs_bytes
+            rows_D = np.where(room_D < 0, 0, room_D // max(middle * self.block_bytes + self.row_bytes, 1))
+            fits = rows_D.sum() >= self.num_rows and np.count_nonzero(rows_D) >= min(self.num_rows, len(left_D))
+            low, high = (middle, high) if fits else (low, middle)
+        return low if low >= self.least_blocks else 0
+
+
+@dataclass(frozen=True)
+class KnownParts:
+    """Parts that are known beforehand, with what each device has of them: replicas, and even rows of uneven lookups."""
+
+    parts: tuple[TablePart, ...]
+    taken: Mapping[int, Taken]
+
+    @property
+    def device_bytes(self) -> int:
+        """Of all devices together."""
+        return sum(one.device for one in self.taken.values())
+
+    def fit(self, left_D: npt.NDArray[np.int64]) -> bool:
+        """Whether devices have so much left."""
+        return all(left_D[device] >= one.device for device, one in self.taken.items())

@@ -1,0 +1,165 @@
+"""No request is refused that has an answer: some by hand, and random ones against a program of the tests' own."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import evenshard
+from evenshard.placement.machine import Machine
+from evenshard.placement.sharding import (
+    DATA_PARALLEL,
+    ROW_WISE,
+    TABLE_COLUMN_WISE,
+    TABLE_WISE,
+    check_sharding,
+    ways_of,
+)
+from evenshard.placement.storage import FUSED
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.place import PlaceConfig, place_request
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rules import Rules
+from evenshard.sharders.plan_search.search import PlanSearchEffort
+from evenshard.sharders.room.legal_parts import legal_parts
+from evenshard.tables.table import Table
+from evenshard.utils.errors import InfeasibleTask
+from support.legal_placements import legal_placement
+from support.random_requests import random_request
+from support.repository import ROOT
+from support.request_builders import LITTLE, QUICK, request, untrained
+
+REPRO = ROOT.parent / "shared" / "repro"
+LINK = "infiniband_ndr"
+SAMPLE, BATCHES, BATCH = 60, 20, 100
+
+
+def answer(asked: PlacementRequest, effort: PlanSearchEffort = LITTLE) -> PlacementAnswer:
+    return place_request(asked, untrained(), PlaceConfig(QUICK, effort))
+
+
+# By hand --------------------------------------------------------------------------------------------------------------
+
+
+def test_columns_of_one_node_are_cut_unevenly_and_stay_there() -> None:
+    """Ten rows of 64 columns are 2,560 bytes: 24 and 40 columns fill one node, and 40 would fit another one too."""
+    tables = (Table("wide", 10, 64, 1.0), Table("b", 10, 8, 20.0))
+    asked = request(tables=tables, caps=(960, 1600, 1600, 300, 960, 300), machine=Machine(6, 2, inter=LINK))
+    asked = replace(asked, sharding_types=(TABLE_WISE, TABLE_COLUMN_WISE))
+    wide = [part for part in answer(asked).parts if part.table == "wide"]
+    assert sorted(part.columns.size for part in wide) == [24, 40]
+    assert TABLE_COLUMN_WISE in ways_of(wide, tables[0], asked.nodes)
+
+
+def test_hosts_are_packed_too() -> None:
+    """Devices hold none of the tables, and each host one: all of them would go to the first by devices alone."""
+    rules = Rules(table_kernels={name: ("fused_uvm",) for name in "abc"})
+    machine = Machine(3, 1, inter=LINK, host_bytes=(330, 320, 330))
+    asked = request(8, 8, 8, rows=10, caps=(0,) * 3, machine=machine, sharding_types=(TABLE_WISE,), rules=rules)
+    for parts in (answer(asked).parts, legal_parts(asked.sharding_task())):
+        assert sorted(part.device for part in parts) == [0, 1, 2]
+
+
+def test_a_solver_chooses_what_leaves_device_memory() -> None:
+    """Of 320 + 320 + 640 bytes the largest has to leave, though it is looked up most for its size."""
+    tables = (Table("a", 10, 8, 1.0), Table("b", 10, 8, 1.0), Table("c", 20, 8, 20.0))
+    machine = Machine(2, 1, inter=LINK, host_bytes=(640, 0))
+    asked = request(tables=tables, caps=(320, 320), machine=machine, sharding_types=(TABLE_WISE,))
+    storages = {part.table: part.storage.kernel for part in answer(asked).parts}
+    assert storages["a"] == storages["b"] == FUSED != storages["c"]
+
+
+def test_replicas_count_where_a_whole_table_has_too_many_outputs() -> None:
+    """Two rows are next to nothing, outputs of all samples are not: each device has room for those of its own."""
+    table = Table("tiny", 2, 128, 1.0)
+    asked = request(tables=(table,), caps=(0,) * 4, batch_size=4096, training_pipeline="sparse_dist")
+    room = asked.sample_memory.total + 2**20
+    rules = Rules(min_columns={"tiny": 8})  # what rules leave is looked at before anything is searched
+    asked = replace(asked, caps_bytes=(room,) * 4, sharding_types=(TABLE_WISE, DATA_PARALLEL), rules=rules)
+    check_sharding(asked.sharding_task(), legal_parts(asked.sharding_task()))
+    assert answer(asked).type_of_table == {"tiny": DATA_PARALLEL}
+    with pytest.raises(InfeasibleTask, match="more than a whole device"):
+        answer(replace(asked, sharding_types=(TABLE_WISE,)))
+
+
+def test_rows_are_where_their_counted_lookups_have_room() -> None:
+    """Even rows fit each device only with the inputs of their own lookups; the first rows have most of them."""
+    shares = (0.7, 0.1, 0.1, 0.1)
+    table = Table("t", 400, 4, 20.0, row_shares=shares)
+    asked = request(tables=(table,), caps=(0,) * 4, batch_size=1000, training_pipeline="sparse_dist")
+    inputs = [2 * (1000 * 20 * share * 8 + 1000 * 12) for share in shares]
+    room = [asked.sample_memory.total + 100 * 16 + 1000 * 16 + int(one) for one in inputs]
+    asked = replace(asked, caps_bytes=tuple(room), sharding_types=(ROW_WISE,))
+    assert [part.rows.size for part in answer(asked).parts] == [100] * 4
+
+
+def test_tables_that_stay_together_have_a_kernel_in_common() -> None:
+    kernels = {"a": (FUSED,), "b": ("fused_uvm",)}
+    machine = replace(Machine.one_node(2), host_bytes=(10**6,))
+    asked = request(8, 8, machine=machine, rules=Rules(together=(("a", "b"),), table_kernels=kernels))
+    with pytest.raises(InfeasibleTask, match="tables 'a, b' stay together, and no kernel is allowed for all of them"):
+        answer(asked)
+
+
+def test_replicas_are_in_device_memory_or_nowhere() -> None:
+    machine = replace(Machine.one_node(2), host_bytes=(10**6,))
+    rules = Rules(table_types={"a": (DATA_PARALLEL,)}, table_kernels={"a": ("fused_uvm",)})
+    with pytest.raises(InfeasibleTask, match="'a' may only be sharded data_parallel, and only be kept fused_uvm"):
+        answer(request(8, 8, machine=machine, rules=rules))
+
+
+@pytest.mark.parametrize("name", ["E3", "E4"])
+def test_requests_that_were_refused_though_another_solver_placed_them(name: str) -> None:
+    file = REPRO / f"{name}.json"
+    if not file.exists():
+        pytest.skip(f"{file.name} is not beside the repository")
+    recorded = json.loads(file.read_text())
+    assert evenshard.place(_tables(recorded["tables"]), **recorded["kw"]).parts
+
+
+def _tables(recorded: list[Any]) -> list[Table]:
+    """Records, or texts that a table has in Python."""
+    return [Table(**one) if isinstance(one, dict) else eval(one, {"Table": Table}) for one in recorded]
+
+
+# Random requests ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would do instead is searched for longer than the answer, and is tested elsewhere."""
+    monkeypatch.setattr("evenshard.planner.place.refusal", lambda _, error: error)
+
+
+def ended(seed: int) -> str:
+    """How a random request ends, which is legal or refused with reason."""
+    asked = random_request(seed)
+    task = asked.sharding_task()
+    try:
+        found = answer(asked, PlanSearchEffort(changes=30, idle_kicks=2))
+    except InfeasibleTask as error:
+        known = legal_placement(task)
+        assert known.parts is None, f"{seed}: {error}\n{known.parts}"
+        return "refused" if known.is_proof else "refused, and the program does not know"
+    check_sharding(task, found.parts)
+    return "placed"
+
+
+def check_ends(seeds: range) -> None:
+    ends = Counter(ended(seed) for seed in seeds)
+    assert min(ends["placed"], ends["refused"]) > len(seeds) / 5, ends
+    assert ends["placed"] + ends["refused"] > 0.95 * len(seeds), ends
+
+
+def test_no_request_of_a_sample_is_refused_that_has_an_answer(without_remedies: None) -> None:
+    check_ends(range(SAMPLE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_no_random_request_is_refused_that_has_an_answer(batch: int, without_remedies: None) -> None:
+    check_ends(range(batch * BATCH, (batch + 1) * BATCH))
