@@ -64,7 +64,7 @@ def small_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
     merge_costs.run(merge_costs.MergeCostsInputs(parts), merge_costs.MergeCostsOutputs(costs))
     train_cost.run(
         loop.TrainCostConfig(**CONFIG["train_cost"]),
-        loop.TrainCostInputs(tables, tasks, (costs,), 1, 1),
+        loop.TrainCostInputs(tables, (costs,), tasks, 1, 1),
         loop.TrainCostOutputs(folder / "cost_net", folder / "cost_model"),
     )
     train_policy.run(

@@ -49,7 +49,7 @@ def run_loop(params: dict[str, Any], seed: int, work: Path) -> tuple[dict[str, A
         )
         train_cost.run(
             section(params, "train_cost", loop.TrainCostConfig, seed=seed),
-            loop.TrainCostInputs(tables, tasks, tuple(costs), number, num_rounds, cost_net, cost_model),
+            loop.TrainCostInputs(tables, tuple(costs), tasks, number, num_rounds, cost_net, cost_model),
             loop.TrainCostOutputs(folder / "cost_net", folder / "cost_model"),
         )
         cost_net, cost_model = folder / "cost_net", folder / "cost_model"

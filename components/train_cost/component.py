@@ -11,7 +11,6 @@ from evenshard.kubeflow.image import image
 @dsl.component(base_image=image(), install_kfp_package=False)
 def train_cost(
     tables: dsl.Input[dsl.Dataset],
-    tasks: dsl.Input[dsl.Dataset],
     costs: dsl.Input[dsl.Dataset],
     cost_net: dsl.Output[dsl.Model],
     cost_model: dsl.Output[dsl.Model],
@@ -19,6 +18,7 @@ def train_cost(
     config: dict[str, Any],
     round_number: int,
     num_rounds: int,
+    tasks: dsl.Input[dsl.Dataset] = None,
     previous_cost_net: dsl.Input[dsl.Model] = None,
     previous_cost_model: dsl.Input[dsl.Model] = None,
 ) -> None:
@@ -28,14 +28,14 @@ def train_cost(
 
     Args:
         tables: the pool, as generate-tables writes it: a folder with ``tables.parquet``.
-        tasks: train and test tasks, as generate-tables writes them.
         costs: cost datasets of rounds 1 to this one: a folder with ``round_001.parquet`` and so on.
-        cost_net: folder of the network to write.
+        cost_net: folder of the network to write (default: none is fitted).
         cost_model: folder of evenshard's cost model to write (default: none is fitted).
         metrics: errors of both.
         config: section ``train_cost`` of params.yaml.
         round_number: round of the loop.
         num_rounds: rounds of the loop; the learning rate falls over them.
+        tasks: train and test tasks, as generate-tables writes them; only the cost network needs them.
         previous_cost_net: cost network of the previous round, which this one goes on from.
         previous_cost_model: evenshard's cost model of the previous round, whose errors widen the new one's intervals.
     """
@@ -44,7 +44,6 @@ def train_cost(
     run_in_pod(
         "train_cost",
         tables=tables,
-        tasks=tasks,
         costs=costs,
         cost_net=cost_net,
         cost_model=cost_model,
@@ -52,6 +51,7 @@ def train_cost(
         config=config,
         round_number=round_number,
         num_rounds=num_rounds,
+        tasks=tasks,
         previous_cost_net=previous_cost_net,
         previous_cost_model=previous_cost_model,
     )

@@ -69,7 +69,7 @@ class Stage:
         for path, one in zip(costs, rounds, strict=True):
             save_costs(one, path)
         tables, tasks = self.folder / "tables.parquet", self.folder / "tasks.json"
-        inputs = loop.TrainCostInputs(tables, tasks, costs, len(rounds), 3, cost_model=cost_model)
+        inputs = loop.TrainCostInputs(tables, costs, tasks, len(rounds), 3, cost_model=cost_model)
         outputs = loop.TrainCostOutputs(self.folder / name / "cost_net", self.folder / name / "cost_model")
         return train_cost.run(config, inputs, outputs, Lineage(git_commit="c0ffee")).metrics
 
@@ -171,7 +171,7 @@ def test_all_rounds_teach_and_the_model_says_what_it_was_trained_on(stage: Stage
 def test_without_a_folder_for_it_no_cost_model_is_fitted(stage: Stage) -> None:
     save_costs(placements(), stage.folder / "costs.parquet")
     files = [stage.folder / name for name in ("tables.parquet", "tasks.json", "costs.parquet")]
-    inputs = loop.TrainCostInputs(files[0], files[1], (files[2],), 1, 3)
+    inputs = loop.TrainCostInputs(files[0], (files[2],), files[1], 1, 3)
     found = train_cost.run(CONFIG, inputs, loop.TrainCostOutputs(stage.folder / "net/cost_net"))
     assert not any(name.startswith("cost_model") for name in found.metrics)
     assert [path.name for path in (stage.folder / "net").iterdir()] == ["cost_net"]

@@ -20,6 +20,7 @@ from evenshard.cli import (
     datasets,
     decisions,
     estimators,
+    init,
     models,
     pipeline,
     place,
@@ -36,7 +37,17 @@ from evenshard.utils.messages import one_line
 from evenshard.version import __version__
 
 GROUPS = {
-    "place": ("place", "what-if", "explain", "diff", "lineage", "hardware", "export-estimator", "convert-checkpoint"),
+    "place": (
+        "init",
+        "place",
+        "what-if",
+        "explain",
+        "diff",
+        "lineage",
+        "hardware",
+        "export-estimator",
+        "convert-checkpoint",
+    ),
     "the loop: measure and learn": (
         *("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate"),
         *("import-costs", "merge-costs", "describe", "observe", "calibrate-link", "calibrate-device", "bundle"),
@@ -62,7 +73,7 @@ def _parser() -> OneLineParser:
         help="print the script that completes commands, flags and files in a shell",
     )
     commands = Commands(parser)
-    families = [stages, costs, traces, place, what_if, placements, estimators, checkpoints]
+    families = [init, stages, costs, traces, place, what_if, placements, estimators, checkpoints]
     families += [models, pipeline, datasets, decisions]
     for module in families:
         module.add_commands(commands)

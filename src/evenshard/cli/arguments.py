@@ -140,9 +140,12 @@ class Commands:
         return sub
 
 
+PARAMS = Path("params.yaml")
+
+
 def params_flag(sub: argparse.ArgumentParser) -> None:
     """``--params``: the settings."""
-    sub.add_argument("--params", **PATH, default=Path("params.yaml"), help="settings (default: params.yaml)")
+    sub.add_argument("--params", **PATH, default=PARAMS, help=f"settings (default: {PARAMS})")
 
 
 def metrics_flag(sub: argparse.ArgumentParser) -> None:

@@ -89,7 +89,8 @@ def add_commands(commands: Commands) -> None:
         _import_costs,
         "Make a cost dataset of shards that others have measured.",
         "Of a CSV file with one shard per line: tables (their lines in the table file, from 0), dims (where the table "
-        "file has none) and fwd_bwd_ms (forward and backward together). `evenshard train-cost` learns from the sum.",
+        "file has none) and fwd_bwd_ms (forward and backward together); --columns renames those of both files. "
+        "`evenshard train-cost` learns from the sum.",
     )
     sub.add_argument("shards", **PATH, help="the shards (.csv)")
     sub.add_argument("--tables", **PATH, required=True, help="their tables; names and dims may be missing")

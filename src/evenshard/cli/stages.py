@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, get_origin, get_type_hints
 
 from evenshard.cli.arguments import (
+    PARAMS,
     PATH,
     SOURCE,
     Commands,
@@ -26,13 +27,14 @@ def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages.runner import run_stage
     from evenshard.utils.params import load_params, section
 
-    params = load_params(args.params)
+    missing = args.params == PARAMS and not args.params.exists()
+    params = {} if missing and not stage.needs_params else load_params(args.params)
     overrides = {stage.name: _given(args, stage.config)}
     if stage.measures:
         overrides["measure"] = {"hardware": args.hardware}
     settings = stage.settings(params, overrides)
     of_loop = {}
-    if names := declared(stage.inputs, LoopSetting):
+    if (names := declared(stage.inputs, LoopSetting)) and (params or stage.needs_params):
         loop = section(params, "loop", LoopConfig)
         of_loop = {name: max(getattr(loop, name), args.round) for name in names}
     inputs = stage.inputs(**_given(args, stage.inputs), **of_loop)

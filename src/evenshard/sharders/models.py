@@ -155,8 +155,8 @@ def _load(folder: Path, source: str) -> PlacementModel:
 
 
 def _policy(folder: Path) -> DreamShardSharder | None:
-    """The policy, if the folder has one; half of one is torn."""
-    if not (folder / COST_NET).exists() and not (folder / POLICY).exists():
+    """The policy, if the folder has one: before it is trained, there is a cost network alone."""
+    if not (folder / POLICY).exists():
         return None
     cost_net, normalizer = load_network(folder / COST_NET, DreamShardCostNet)
     policy, _ = load_network(folder / POLICY, DreamShardPolicy)

@@ -28,7 +28,12 @@ from evenshard.utils.messages import brief, reason_of
 from evenshard.utils.provenance import UNKNOWN, Lineage, git_commit
 
 _TABLES, _DIMS, _TIME = "tables", "dims", "fwd_bwd_ms"
+_OF_SHARDS = (_TABLES, _DIMS, _TIME)
 _COLUMNS = f"{_TABLES}, {_DIMS} (where the table file has none) and {_TIME}"
+
+_REMEDY = (
+    f"Its columns are {_COLUMNS}. Name others with --columns, such as time_ms={_TIME}, or owner= to leave one out."
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class ImportCostsInputs:
     Attributes:
         shards: the CSV file.
         tables: the table file, which may lack names, and dims if the shards give them.
-        columns: columns of the table file that are called otherwise, each with evenshard's.
+        columns: columns of both files that are called otherwise, each with evenshard's; empty to leave one out.
     """
 
     shards: Path
@@ -109,7 +114,7 @@ def read_shards(
         path: the shards.
         tables: their table file.
         config: what the files do not say.
-        columns: columns of the table file that are called otherwise, each with evenshard's.
+        columns: columns of both files that are called otherwise, each with evenshard's; empty to leave one out.
 
     Raises:
         BadConfig: if ``columns`` names what is not there.
@@ -117,8 +122,10 @@ def read_shards(
     """
     if_none = f"Its columns are {_COLUMNS}, one shard per line."
     records = records_in(path, read_csv, "shard", if_none, "Import it in parts.")
+    of_shards, of_tables = _split(columns or {}, records[0])
+    records = [_renamed(record, of_shards) for record in records]
     _check_columns(path, records[0])
-    numbered = load_numbered_tables(tables, _DIMS in records[0], columns)
+    numbered = load_numbered_tables(tables, _DIMS in records[0], of_tables or None)
     pool = [replace(table, weight_bits=config.weight_bits) for table in numbered]
     return tuple(
         _measured(path, number, _shard(path, number, record, pool), record[_TIME], config)
@@ -126,13 +133,28 @@ def read_shards(
     )
 
 
+def _split(columns: Mapping[str, str], record: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The renamed columns of the shards and those of the table file."""
+    of_shards = {
+        theirs: ours for theirs, ours in columns.items() if ours in _OF_SHARDS or (not ours and theirs in record)
+    }
+    missing = next((theirs for theirs in of_shards if theirs not in record), None)
+    if missing is not None:
+        raise BadConfig(f"columns names {brief(missing)}, which the shards lack. They have {', '.join(record)}.")
+    return of_shards, {theirs: ours for theirs, ours in columns.items() if theirs not in of_shards}
+
+
+def _renamed(record: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, str]:
+    return {columns.get(name, name): value for name, value in record.items() if columns.get(name, name)}
+
+
 def _check_columns(path: Path, record: dict[str, str]) -> None:
     for column in record:
-        if column not in (_TABLES, _DIMS, _TIME):
-            raise BadFile(path, f"unknown column {brief(column)}", f"Its columns are {_COLUMNS}.")
+        if column not in _OF_SHARDS:
+            raise BadFile(path, f"unknown column {brief(column)}", _REMEDY)
     for needed in (_TABLES, _TIME):
         if needed not in record:
-            raise BadFile(path, f"column {needed!r} is missing", f"Its columns are {_COLUMNS}.")
+            raise BadFile(path, f"column {needed!r} is missing", _REMEDY)
 
 
 def _shard(path: Path, number: int, record: dict[str, str], pool: Sequence[Table]) -> tuple[Table, ...]:

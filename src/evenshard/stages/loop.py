@@ -269,10 +269,13 @@ class TrainCostInputs:
     """The costs of all rounds so far, and the previous round's networks, which there are none of in round 1."""
 
     tables: Pool
-    tasks: Tasks
     costs: Annotated[
         tuple[Path, ...], Reads("cost datasets of rounds 1 to this one", WhichRound.SO_FAR, role="training")
     ]
+    tasks: Annotated[
+        Path | None,
+        Reads("train and test tasks, as generate-tables writes them; only the cost network needs them"),
+    ] = None
     round: RoundNumber = 1
     num_rounds: NumRounds = 1
     cost_net: Annotated[
@@ -292,9 +295,15 @@ class TrainCostOutputs:
     """DreamShard's cost network, against which its policy is trained; the cost model that evenshard searches with."""
 
     cost_net: Annotated[
-        Path,
-        Writes("folder of the network to write", "--out", NETWORK_FOLDER, path=f"{OF_ROUND}/cost_net", artifact=MODEL),
-    ]
+        Path | None,
+        Writes(
+            "folder of the network to write (default: none is fitted)",
+            "--out",
+            NETWORK_FOLDER,
+            path=f"{OF_ROUND}/cost_net",
+            artifact=MODEL,
+        ),
+    ] = None
     cost_model: Annotated[
         Path | None,
         Writes(
@@ -314,10 +323,14 @@ TRAIN_COST = Stage(
     TrainCostInputs,
     TrainCostOutputs,
     about="DreamShard's policy is trained against the cost network, evenshard searches with the cost model.",
-    usage="Give the cost datasets of all rounds so far; --cost-net goes on from the previous round's network.",
+    usage="Give the cost datasets of all rounds so far; --cost-net goes on from the previous round's network. Of costs "
+    "that were measured elsewhere, --model-out MODEL/cost_model is all that `evenshard place --model MODEL` takes, and "
+    "neither tasks nor settings are needed.",
     metrics="errors of both",
     tags=("training",),
     takes_lineage=True,
+    needs_params=False,
+    tracked=lambda inputs, outputs: inputs.tasks is not None,  # else it is no stage of a loop
     curve="loss_per_update",
 )
 

@@ -159,6 +159,7 @@ class Stage:
         learned_from: the input whose network names the data that this stage has learned from.
         concludes: whether it ends the loop: its metrics go to the loop's own run as well, and the networks that it has
             read become versions of the registered models.
+        needs_params: whether its command needs params.yaml.
         tracked: whether MLflow gets a run with these inputs and outputs.
     """
 
@@ -176,6 +177,7 @@ class Stage:
     curve: str = ""
     learned_from: str = ""
     concludes: bool = False
+    needs_params: bool = True
     tracked: Callable[[Any, Any], bool] = _always
 
     @property

@@ -30,7 +30,7 @@ from evenshard.stages.loop import TrainCostConfig, TrainCostInputs, TrainCostOut
 from evenshard.stages.stage import Outcome
 from evenshard.tables.files import load_tables
 from evenshard.utils.console import progress
-from evenshard.utils.errors import BadFile
+from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
 from evenshard.utils.provenance import Lineage
@@ -48,20 +48,35 @@ def run(
     """
     for name in ("num_updates", "minibatch_size", "learning_rate", "convex_updates"):
         require(getattr(config, name) > 0, f"train_cost.{name} is {getattr(config, name)}. Make it above 0.")
+    if outputs.cost_net is None and outputs.cost_model is None:
+        raise BadConfig("nothing is to be written. Name a folder for the cost model: --model-out MODEL/cost_model.")
+    if outputs.cost_net is not None and inputs.tasks is None:
+        raise BadConfig(
+            "the cost network needs tasks. Give --tasks, or leave --out out and train the cost model alone."
+        )
     pool = load_tables(inputs.tables)
     ran = [one for path in inputs.costs for one in load_costs(path, pool) if one.cost.fits]
     optimizer_of(ran)  # refuses several, before a training
-    whole = whole_placements(ran)
-    if not whole:
-        problem = "no placement that fits its devices, so there is nothing to learn from"
-        raise BadFile(inputs.costs[-1], problem, "Measure some with `evenshard benchmark --placements`.")
-    lineage = lineage or Lineage()
-    outcome = _fit_cost_net(config, inputs, outputs.cost_net, whole, load_tasks(inputs.tasks, pool).train, lineage)
+    lineage, outcome = lineage or Lineage(), Outcome({})
+    if outputs.cost_net is not None and inputs.tasks is not None:
+        whole = _require(whole_placements(ran), inputs, "Measure some with `evenshard benchmark --placements`.")
+        outcome = _fit_cost_net(config, inputs, outputs.cost_net, whole, load_tasks(inputs.tasks, pool).train, lineage)
     if outputs.cost_model is None:
         return outcome
+    _require(ran, inputs, "Measure some.")
     known = [one for one in ran if not one.is_control]
     more = _fit_cost_model(config, inputs, outputs.cost_model, known, lineage)
     return Outcome({**outcome.metrics, **more}, outcome.curve)
+
+
+def _require(
+    measured: Sequence[MeasuredPlacement], inputs: TrainCostInputs, remedy: str
+) -> Sequence[MeasuredPlacement]:
+    """The measurements to learn from, where there are any."""
+    if not measured:
+        problem = "no placement that fits its devices, so there is nothing to learn from"
+        raise BadFile(inputs.costs[-1], problem, remedy)
+    return measured
 
 
 def _fit_cost_net(

@@ -1,0 +1,51 @@
+"""The command that writes the files a user begins with."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from evenshard.cli.arguments import Commands
+
+TEMPLATES = {
+    "tables.csv": "tables, as `evenshard place` takes them",
+    "rules.yaml": "where they may live, for --rules",
+    "cluster.yaml": "a machine of several hosts, for --cluster",
+    "prices.yaml": "what machines cost, for `evenshard what-if --price`",
+    "costs.csv": "times of shards of tables.csv, for `evenshard import-costs`; simulated:h100's until you put in yours",
+    "params.yaml": "settings of the loop that measures and learns on this machine",
+}
+"""The files, and what each is for; they stand in templates/."""
+
+
+def _init(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.utils.atomic import atomic_path
+    from evenshard.utils.errors import BadConfig
+
+    there = next((name for name in TEMPLATES if (args.folder / name).exists()), None)
+    if there is not None:
+        raise BadConfig(f"{args.folder / there} exists, and nothing is overwritten. Name another folder.")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    templates = resources.files("evenshard.cli").joinpath("templates")
+    for name, what in TEMPLATES.items():
+        with atomic_path(args.folder / name) as draft:
+            draft.write_bytes(templates.joinpath(name).read_bytes())
+        print(f"{args.folder / name}: {what}")
+    return {}
+
+
+def add_commands(commands: Commands) -> None:
+    """Declares init."""
+    sub = commands.add(
+        "init",
+        _init,
+        "Write files to begin with: tables, rules, machine, prices, costs and settings.",
+        "All are examples to change, and none is needed by itself. Exit code 2 where one of them exists: nothing is "
+        "overwritten.",
+    )
+    sub.add_argument(
+        "folder", type=Path, nargs="?", default=Path(), metavar="FOLDER", help="(default: the current one)"
+    )

@@ -1,0 +1,97 @@
+"""The files that init writes, and own costs in three commands in a folder that holds nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evenshard.cli import main
+from evenshard.cli.init import TEMPLATES
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.planner.cluster_file import load_cluster_file
+from evenshard.planner.file import load_answer
+from evenshard.planner.rules import load_rules
+from evenshard.planner.what_if.prices import load_prices
+from evenshard.sharders.models import load_model
+from evenshard.stages.import_costs import ImportCostsConfig, read_shards
+from evenshard.stages.loop import STAGES
+from evenshard.utils.params import load_params
+from support.documented import ROOT, command
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "mine"]) == 0
+    monkeypatch.chdir(tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+def test_every_template_is_written_and_can_be_read(begun: Path) -> None:
+    assert sorted(path.name for path in begun.iterdir()) == sorted(TEMPLATES)
+    params = load_params(Path("params.yaml"))
+    assert params == load_params(ROOT / "params.yaml") and all(stage.settings(params, {}) for stage in STAGES)
+    assert load_cluster_file("cluster.yaml").num_devices == 16
+    assert load_prices("prices.yaml").hardware
+    assert main(["place", "tables.csv", "--rules", "rules.yaml", "--devices", "4", "-q"]) == 0
+    assert load_rules(Path("rules.yaml")).pinned
+
+
+def test_nothing_is_overwritten(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rules.yaml").write_text("mine")
+    for name in TEMPLATES:
+        if name != "rules.yaml":
+            Path(name).unlink()
+    assert main(["init"]) == 2
+    assert "rules.yaml exists, and nothing is overwritten" in capsys.readouterr().err
+    assert [path.name for path in begun.iterdir()] == ["rules.yaml"] and Path("rules.yaml").read_text() == "mine"
+
+
+def test_its_costs_are_those_of_the_simulated_h100(begun: Path) -> None:
+    shards = read_shards(Path("costs.csv"), Path("tables.csv"), ImportCostsConfig("cuda: x", 65_536))
+    hardware = SimulatedHardware(MeasureConfig("h100"))
+    for one in shards[::6]:
+        (device,) = hardware.measure(one.task, one.placement).devices
+        total_ms = device.fwd_compute_ms + device.bwd_compute_ms
+        assert one.cost.max_device_ms == pytest.approx(total_ms, abs=1e-4)
+
+
+def test_own_costs_in_three_commands(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As docs/measure.md shows them, on the files of init: no tasks, no settings, no policy, no checkout."""
+    for name in ("params.yaml", "rules.yaml", "cluster.yaml", "prices.yaml"):
+        Path(name).unlink()
+    costs = Path("costs.csv").read_text().replace("tables,fwd_bwd_ms", "ids,ms").splitlines()
+    Path("shards.csv").write_text("\n".join(f"{line},{'owner' if not n else 'x'}" for n, line in enumerate(costs)))
+    imported = command("docs/measure.md", "evenshard import-costs shards.csv --tables ours.csv")
+    imported[imported.index("ours.csv")] = "tables.csv"
+    imported[imported.index("feature=name,cardinality=num_rows")] = "ids=tables,ms=fwd_bwd_ms,owner="
+    assert main(imported) == 0
+    assert main(command("docs/measure.md", "evenshard train-cost --tables tables.parquet --costs")) == 0
+    placed = command(
+        "docs/measure.md", "evenshard place ours.csv --columns feature=name,cardinality=num_rows --devices 4"
+    )
+    placed[placed.index("ours.csv")] = "tables.csv"
+    del placed[placed.index("--columns") : placed.index("--columns") + 2]
+    assert main([*placed, "-o", "placement.json"]) == 0
+    assert load_model("mine").hardware == load_answer(Path("placement.json")).request.hardware == "cuda"
+    assert not Path("mlflow.db").exists() and not Path("mlruns").exists()
+    text = capsys.readouterr().out
+    assert text.index("Warning: ") < text.index("device  tables")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tables", "t.parquet", "--costs", "c.parquet"], "nothing is to be written"),
+        (["--tables", "t.parquet", "--costs", "c.parquet", "--out", "net"], "the cost network needs tasks"),
+        (["--tables", "t.parquet", "--costs", "c.parquet", "--params", "no.yaml"], "no.yaml: no such file"),
+    ],
+)
+def test_what_a_training_without_tasks_cannot_do(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train-cost", *words]) == 2
+    assert said in capsys.readouterr().err
