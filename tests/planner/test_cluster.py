@@ -68,10 +68,14 @@ def test_memory_left_out_is_that_of_the_profile(hardware: str, cap_gb: float) ->
     assert devices_of(2, hardware=hardware) == MachineAndMemory(Machine(2, 2), (round(cap_gb * GB),) * 2, hardware)
 
 
-def test_memory_left_out_of_a_cpu_is_assumed_and_said() -> None:
-    found = devices_of(2, hardware="cpu")
-    assert found.caps_bytes == (64 * GB,) * 2
-    assert found.notes == ("Memory is assumed: 64 GB for each device, as nothing says what a CPU may take.",)
+def test_memory_left_out_of_a_cpu_is_its_share_of_this_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenshard.planner.device_memory.machine_bytes", lambda: 48 * GB)
+    found = devices_of(8, hardware="cpu", nodes=2, inter="ethernet_25g")
+    assert found.caps_bytes == (12 * GB,) * 8
+    assert found.notes == (
+        "Memory is that of this machine: 48.00 GB, of which each of 4 devices of a node has 12.00. Give memory_cap_gb "
+        "for other machines.",
+    )
     assert devices_of(2, 64, "cpu").notes == ()
 
 

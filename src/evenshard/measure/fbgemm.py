@@ -27,6 +27,7 @@ from evenshard.tables.dlrm_batch import read_dlrm_batch
 from evenshard.tables.table import SUM, Table
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed, MissingPackage
 from evenshard.utils.extras import remedy, require_package
+from evenshard.utils.machine_memory import CONTROL_GROUP, machine_bytes
 from evenshard.utils.messages import reason_of
 from evenshard.utils.process import one_thread
 from evenshard.utils.units import BYTES_PER_GB
@@ -47,7 +48,6 @@ NOT_ON_CPU = {"lars_sgd", "partial_rowwise_adam", "partial_rowwise_lamb", "adam"
 LEARNING_RATE = 1e-6  # keeps the borrowed weights where they are
 MAX_INT32 = 2**31 - 1
 LOOKUP_CACHE_SHARE = 0.2  # of the device's memory; a table recurs in many shards, so its drawn lookups are kept
-CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -303,7 +303,7 @@ def _free_host_memory() -> int:
 def _total_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return machine_bytes()
 
 
 @contextmanager

@@ -87,7 +87,8 @@ def place(
             list of their configurations.
         num_devices: devices; where left out, those of all nodes or of the cluster, else 8.
         memory_cap_gb: memory of a device, GB of 1024**3 bytes; one number, or one for each device. Where left out:
-            that of the profile of simulated hardware, what the driver says of cuda, 64 of cpu.
+            that of the profile of simulated hardware, what the driver says of cuda, this machine's for all cpu devices
+            of a node together.
         reserved_gb: GB of each device kept for everything that is not counted, such as fragmentation; where left out,
             15 % of its memory, which TorchRec's planner keeps too.
         dense_gb: GB that the dense model takes of each device, with its gradients and optimizer state; where left out,

@@ -96,8 +96,8 @@ def _with_memory(
     """
     if memory_cap_gb is not None:
         return MachineAndMemory(machine, caps_of(memory_cap_gb, machine.num_devices), hardware[0])
-    own = {kind: own_memory_gb(kind) for kind in dict.fromkeys(hardware)}
-    notes = (own_memory_note(kind) for kind in own)
+    own = {kind: own_memory_gb(kind, machine.devices_per_node) for kind in dict.fromkeys(hardware)}
+    notes = (own_memory_note(kind, machine.devices_per_node) for kind in own)
     caps = caps_of([own[kind] for kind in hardware], machine.num_devices)
     return MachineAndMemory(machine, caps, hardware[0], tuple(note for note in notes if note))
 

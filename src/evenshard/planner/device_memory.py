@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.machine_memory import machine_bytes
 from evenshard.utils.params import check_ranges
-from evenshard.utils.units import BYTES_PER_GB, gb_to_bytes
+from evenshard.utils.units import bytes_to_gb, gb_text, gb_to_bytes
 
-CPU_MEMORY_GB = 64.0
-"""Of a device that is a CPU. What a process may take of its machine's memory is for its user to say."""
 RESERVED_SHARE = 0.15
 """Of each device's memory, kept for everything that is not counted: what TorchRec's planner keeps by default."""
 
@@ -21,29 +20,43 @@ def reserves_of(caps_bytes: Sequence[int], reserved_bytes: int, reserved_share: 
     return tuple(reserved_bytes + round(reserved_share * cap) for cap in caps_bytes)
 
 
-def own_memory_gb(hardware: str) -> float:
-    """Memory of a device: a profile's, of a GPU here what its driver says, of a CPU a round number.
+def gpu_bytes() -> int | None:
+    """Memory of a GPU here, of the smallest of several, as its driver says; None where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return min(torch.cuda.get_device_properties(device).total_memory for device in range(torch.cuda.device_count()))
+
+
+def own_memory_gb(hardware: str, devices_per_node: int = 1) -> float:
+    """Memory of a device: a profile's; of a GPU here what its driver says; of a CPU its share of this machine's.
+
+    Args:
+        hardware: such as simulated:h200, cuda or cpu.
+        devices_per_node: CPU devices that share a machine like this one.
 
     Raises:
         BadConfig: if the hardware is a GPU, and there is none here.
     """
-    import torch
-
     name = HardwareName.parse(hardware)
     if name.kind.times == "simulated":
         return gpu_profile(name.device).memory_gb
-    if torch.cuda.is_available() and not name.is_cpu:
-        devices = range(torch.cuda.device_count())
-        return min(torch.cuda.get_device_properties(device).total_memory for device in devices) / BYTES_PER_GB
+    found = None if name.is_cpu else gpu_bytes()
+    if found is not None:
+        return bytes_to_gb(found)
     if name.kind.name == "cuda":
         raise BadConfig("there is no GPU here to ask for its memory. Give memory_cap_gb.")
-    return CPU_MEMORY_GB
+    return bytes_to_gb(machine_bytes() // devices_per_node)
 
 
-def own_memory_note(hardware: str) -> str | None:
-    """What to know of ``own_memory_gb`` where nothing says it; None where something does."""
+def own_memory_note(hardware: str, devices_per_node: int = 1) -> str | None:
+    """What to know of ``own_memory_gb`` where the devices may be elsewhere; None where it is sure."""
     if HardwareName.parse(hardware).is_cpu:
-        return f"Memory is assumed: {CPU_MEMORY_GB:g} GB for each device, as nothing says what a CPU may take."
+        return (
+            f"Memory is that of this machine: {gb_text(machine_bytes())}, of which each of {devices_per_node} devices "
+            f"of a node has {own_memory_gb(hardware, devices_per_node):.2f}. Give memory_cap_gb for other machines."
+        )
     return None
 
 

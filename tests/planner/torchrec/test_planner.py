@@ -148,10 +148,11 @@ def test_kernels_are_those_that_torchrec_has() -> None:
     assert request.compute_kernels == ("fused", "fused_uvm") and request.rules.table_kernels == {"tags": ("fused",)}
 
 
-def test_without_a_topology_memory_is_what_torchrec_assumes() -> None:
-    for device in ("cuda", "cpu"):
-        theirs = topology(2, device, hbm_cap_bytes=None, ddr_cap_bytes=None)
-        assert asked(world_size=2, compute_device=device) == asked(topology=theirs)
+def test_without_a_topology_or_a_gpu_memory_is_what_torchrec_assumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of CPU ranks it is this machine's: drop_in/test_assumed_machine.py."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    theirs = topology(2, "cuda", hbm_cap_bytes=None, ddr_cap_bytes=None)
+    assert asked(world_size=2, compute_device="cuda") == asked(topology=theirs)
     assert asked(world_size=2, compute_device="cuda").memory_cap_bytes == round(0.85 * 32 * BYTES_PER_GB)
 
 

@@ -7,17 +7,44 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from evenshard.placement.machine import Machine
+from evenshard.placement.parts import TablePart
+from evenshard.placement.storage import KEY_VALUE
 from evenshard.planner.device_memory import reserve_of, reserves_of
 from evenshard.planner.host_memory import NO_HOST_MEMORY, HostMemory
 from evenshard.planner.request import caps_of
 from evenshard.planner.torchrec.entries import checked_local_world_size
-from evenshard.planner.torchrec.topology import device_of_process
+from evenshard.planner.torchrec.rank_memory import memory_of_ranks
+from evenshard.planner.torchrec.topology import assumed_link, device_of_process
 from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.units import gb_to_bytes
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import Topology
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What nobody said of a machine, a sentence or two each; empty where it was said or measured.
+
+    Attributes:
+        devices: of their memory.
+        link: of the one between nodes.
+        hosts, ssds: of their memory, which is to be known where tables are kept there.
+    """
+
+    devices: str = ""
+    link: str = ""
+    hosts: str = ""
+    ssds: str = ""
+
+    def notes(self, parts: Sequence[TablePart]) -> tuple[str, ...]:
+        """What is to be known of a plan of these parts."""
+        kept = (
+            (self.hosts, any(part.storage.is_on_host for part in parts)),
+            (self.ssds, any(part.storage.kernel == KEY_VALUE for part in parts)),
+        )
+        return tuple(note for note in (self.devices, self.link, *(note for note, is_used in kept if is_used)) if note)
 
 
 @dataclass(frozen=True)
@@ -33,6 +60,7 @@ class TorchRecMachine:
         host_gb_s: its bandwidth, 10**9 bytes per second; 0 if unknown.
         ssd_bytes, ssd_gb_s: of each node's SSDs, likewise.
         nodes_per_domain: nodes that the fast link connects; TorchRec's ``pod_size``.
+        assumed: what of all that nobody said.
     """
 
     local_world_size: int
@@ -45,6 +73,7 @@ class TorchRecMachine:
     ssd_bytes: tuple[int, ...] = ()
     ssd_gb_s: float = 0.0
     nodes_per_domain: int = 1
+    assumed: Assumed = Assumed()
 
     @property
     def world_size(self) -> int:
@@ -85,6 +114,8 @@ def machine_of(
     memory_cap_gb: float | Sequence[float] | None,
     reserved_gb: float | None,
     host: HostMemory = NO_HOST_MEMORY,
+    hardware: str | None = None,
+    inter: str | None = None,
 ) -> TorchRecMachine:
     """The machine; see ``EvenshardPlanner`` for the arguments.
 
@@ -94,8 +125,6 @@ def machine_of(
     require_torchrec()
     import torch.distributed as dist
     from torchrec.distributed import comm
-    from torchrec.distributed.planner import constants
-    from torchrec.distributed.planner.types import Storage
 
     if topology is not None:
         if (world_size, local_world_size, compute_device) != (None, None, None):
@@ -129,29 +158,26 @@ def machine_of(
     on_cpu = compute_device == "cpu"  # where tables live in host memory
     if on_cpu and host != NO_HOST_MEMORY:
         raise BadConfig("on the CPU, memory_cap_gb is of host memory. Leave all other memory of hosts and SSDs out.")
-    if topology is None:
-        storages = [Storage(hbm=constants.HBM_CAP, ddr=constants.DDR_CAP)] * world_size
-        ssds = [getattr(constants, "SSD_CAP", 0)] * world_size  # TorchRec before 1.8 knows none
-    else:
-        storages = [one.storage for one in topology.devices]
-        ssds = [getattr(one, "ssd", 0) for one in storages]
-    if memory_cap_gb is not None:
-        caps = caps_of(memory_cap_gb, world_size)
-    else:
-        caps = tuple(one.ddr if on_cpu else one.hbm for one in storages)
+    found = memory_of_ranks(topology, world_size, local_world_size, compute_device, hardware)
     reserved_bytes, reserved_share = reserve_of(reserved_gb)
-    ddrs = [one.ddr for one in storages]
+    assumed = Assumed(
+        devices=found.device_note if memory_cap_gb is None else "",
+        link="" if inter or world_size == pod_size * local_world_size else assumed_link(topology),
+        hosts=found.host_note if host.host_memory_gb is None else "",
+        ssds=found.ssd_note if host.ssd_gb is None else "",
+    )
     return TorchRecMachine(
         local_world_size,
         compute_device,
-        caps,
+        found.device if memory_cap_gb is None else caps_of(memory_cap_gb, world_size),
         reserved_bytes,
         reserved_share,
-        host_bytes=() if on_cpu else of_nodes(ddrs, local_world_size, host.host_memory_gb),
+        host_bytes=() if on_cpu else of_nodes(found.host, local_world_size, host.host_memory_gb),
         host_gb_s=host.host_bandwidth_gb_s or 0.0,
-        ssd_bytes=() if on_cpu else of_nodes(ssds, local_world_size, host.ssd_gb),
+        ssd_bytes=() if on_cpu else of_nodes(found.ssd, local_world_size, host.ssd_gb),
         ssd_gb_s=host.ssd_bandwidth_gb_s or 0.0,
         nodes_per_domain=pod_size,
+        assumed=assumed,
     )
 
 

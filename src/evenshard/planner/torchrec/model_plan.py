@@ -175,9 +175,11 @@ class ModelPlanner:
             found = None if least == request else self._parts_if_they_fit(least, result)
             if found is None:
                 kind = "STRICT_CONSTRAINTS" if _fits_in_all(least) else "INSUFFICIENT_STORAGE"
-                raise planner_error(error, kind) from error
+                raise planner_error(InfeasibleTask(str(error), self.machine.assumed.devices), kind) from error
             notes = (_kept_less(request, least), *notes)
             request, parts = least, found
+        if self.sharder is not None:
+            notes = (*self.machine.assumed.notes(parts), *notes)
         for note in notes:
             result.say(note)
         return request, parts
@@ -203,9 +205,10 @@ class ModelPlanner:
         def count(predicted_ms: float) -> None:
             result.num_found += 1
 
-        result.answer = place_request(replace(request, hardware=hardware), model, config, progress=count)
-        lookups = assumed_lookups_texts(result.answer)
-        for line in (*lookups, *result.answer.notes, *result.answer.warnings):
+        answer = place_request(replace(request, hardware=hardware), model, config, progress=count)
+        assumed = self.machine.assumed.notes(answer.parts)
+        result.answer = replace(answer, warnings=(*assumed, *answer.warnings))
+        for line in (*assumed, *assumed_lookups_texts(answer), *answer.notes, *answer.warnings):
             log.warning("%s", line)
         if limit_s is not None and time.monotonic() - started >= limit_s:
             result.say(f"The search ended after timeout_seconds={limit_s}: this is the best plan until then.")

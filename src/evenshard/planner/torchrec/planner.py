@@ -149,13 +149,15 @@ class EvenshardPlanner:
             compute_device: cuda or cpu. Where left out, that of the process: cpu if its process group is of gloo, cuda
                 if it is of NCCL, and otherwise cuda if there is a GPU.
             memory_cap_gb: GB (1024**3 bytes) of each rank; one number, or one for each. Where left out: those of the
-                topology, or what TorchRec assumes without one, which is 32 of a GPU, however large it is.
+                topology. Without one: of a GPU what the driver here says, or the hardware that is named, or TorchRec's
+                32, with a warning; of a CPU rank its share of this machine's memory.
             reserved_gb: memory of each device kept for everything that is not counted; 15 % of it where left out.
             dense_gb: memory of the dense model on each device, with its gradients and optimizer state; where left out,
                 counted from the model, as Adam trains it.
             training_pipeline: none, base, sparse_dist or prefetch, as ``evenshard.place`` takes it.
             host_memory_gb, ssd_gb: memory and SSDs of each node that tables may take. Where left out: those of the
-                topology's ranks, or what TorchRec assumes without one, which is 128 GB and 2 TB of each rank.
+                topology's ranks. Without one: 85 % of this machine's memory, if it has a GPU; otherwise, and of SSDs,
+                TorchRec's 128 GB and 2 TB of each rank, with a warning where tables are kept there.
             host_bandwidth_gb_s, ssd_bandwidth_gb_s: their bandwidths, as ``evenshard.place`` takes them.
             compute_kernels: where weights may be kept; fused, fused_uvm_caching and fused_uvm where left out, of a GPU.
             pooling_factors: pooling factors by table or feature, as ``tables_of`` takes them; of one pooling, where
@@ -174,8 +176,8 @@ class EvenshardPlanner:
             sharding_types: the ways in which tables may be sharded, by TorchRec's words; all seven where left out, but
                 see dense_optimizer.
             allow_column_split: short for sharding_types table_wise and column_wise.
-            intra, inter: links within a node and between nodes, as ``evenshard hardware`` lists them. Several nodes
-                need one between them; a topology's has its bandwidth.
+            intra, inter: links within a node and between nodes, as ``evenshard hardware`` lists them. A topology has
+                one between nodes; a warning says where its bandwidth is TorchRec's constant.
             hardware: hardware to place for, such as h200, which is simulated:h200. Where left out: the model's, or that
                 of this process' GPU, or simulated:h100.
             model: model as in ``evenshard.place``.
@@ -183,7 +185,6 @@ class EvenshardPlanner:
 
         Raises:
             BadConfig: if ranks are unknown, something is given twice or makes no sense, or TorchRec is not installed.
-                With fallback, TorchRec's planner may know better.
         """
         self.answer: PlacementAnswer | None = None
         self.notes: tuple[str, ...] = ()
@@ -239,9 +240,8 @@ class EvenshardPlanner:
             batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
             check_ranges(batch_size=batch_size, seed=seed, dense_gb=dense_gb or 0.0)
             host = HostMemory(host_memory_gb, host_bandwidth_gb_s, ssd_gb, ssd_bandwidth_gb_s)
-            machine = machine_of(
-                topology, world_size, local_world_size, compute_device, memory_cap_gb, reserved_gb, host
-            )
+            ranks = (topology, world_size, local_world_size, compute_device)
+            machine = machine_of(*ranks, memory_cap_gb, reserved_gb, host, hardware, inter)
             rules = Rules.of(
                 pinned,
                 forbidden,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.link import bandwidth_name
 from evenshard.sharders.torchrec_planner import BYTES_PER_MS
@@ -73,6 +73,24 @@ def with_memory(topology: Topology, device_bytes: Sequence[int], host_bytes: Seq
     return own
 
 
+def assumed_link(topology: Topology | None) -> str:
+    """What to know of a topology's link between nodes where it is TorchRec's constant; empty where the user said it."""
+    from torchrec.distributed.planner.constants import CROSS_NODE_BANDWIDTH
+
+    if topology is None or _bandwidths(topology).inter_host_bw != CROSS_NODE_BANDWIDTH:
+        return ""
+    return (
+        f"The link between nodes is assumed: {CROSS_NODE_BANDWIDTH / BYTES_PER_MS:.1f} GB/s is TorchRec's constant, "
+        f"not this machine's. Give inter, such as inter='ib_400g' (`evenshard hardware` lists the links), or a "
+        f"Topology with its own inter_host_bw."
+    )
+
+
+def _bandwidths(topology: Topology) -> Any:
+    """Those of its links, with ``inter_host_bw`` and ``intra_host_bw``."""
+    return getattr(topology, "comms_bandwidths", topology)  # TorchRec before 1.3 has them in the topology itself
+
+
 def links_of_topology(topology: Topology) -> tuple[str, str]:
     """The links within a node and between nodes, by a topology's bandwidths, as ``measure.link`` names them.
 
@@ -80,6 +98,6 @@ def links_of_topology(topology: Topology) -> tuple[str, str]:
     """
     from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 
-    given = getattr(topology, "comms_bandwidths", topology)  # TorchRec before 1.3 has them in the topology itself
+    given = _bandwidths(topology)
     intra = "" if given.intra_host_bw == INTRA_NODE_BANDWIDTH else bandwidth_name(given.intra_host_bw / BYTES_PER_MS)
     return intra, bandwidth_name(given.inter_host_bw / BYTES_PER_MS)
