@@ -153,7 +153,8 @@ def test_rules_come_before_memory_and_one_table_before_all() -> None:
 
 def test_what_is_missing_is_rounded_up() -> None:
     assert [missing_text(size) for size in (3, 2**20, GB // 2, GB, GB + 1)] == [
-        f"{size} is missing" for size in ("3 bytes", "1.00 MB", "0.50 GB", "1.00 GB", "1.01 GB")
+        "3 bytes are missing",
+        *(f"{size} is missing" for size in ("1.00 MB", "0.50 GB", "1.00 GB", "1.01 GB")),
     ]
 
 

@@ -175,7 +175,7 @@ def test_a_move_needs_room_and_so_does_what_comes_back() -> None:
     tables = tuple(replace(one, num_rows=10 * sizes[one.name]) for one in asked(FOUR, 2).tables)
     request = asked(FOUR, 2, tables=tables, caps_bytes=(4 * 320, 4 * 320))
     part = part_of(answered(request, (0, 0, 1, 1)), "a")
-    assert part.options[1].illegal == ("0.01 GB is missing",)  # rounded up
+    assert part.options[1].illegal == ("640 bytes are missing",)
     assert part.best is None  # a for d: device 1 would hold 5; a for c: device 0 would
     roomy = part_of(answered(replace(request, caps_bytes=(4 * 320, 5 * 320)), (0, 0, 1, 1)), "a")
     assert roomy.best is not None and roomy.best.swap_with == ("d",)
@@ -543,9 +543,9 @@ def test_places_without_memory_are_marked() -> None:
     kept = {one.kernel: one for one in explain(hosted(), additive(), "b").kept}
     assert kept["fused"].is_now
     (reason,) = kept["fused_uvm"].illegal
-    assert reason.endswith("GB is missing in the memory of host 1")
+    assert reason.endswith("KB is missing in the memory of host 1")
     small = {str(one.storage): one for one in explain(hosted(caps_bytes=(3199, ROOM)), additive(), "a").kept}
-    assert small["fused"].illegal == ("0.01 GB is missing on device 0",)
+    assert small["fused"].illegal == ("1 byte is missing on device 0",)
     assert small["fused_uvm"].illegal == ()
 
 
@@ -559,7 +559,7 @@ def test_a_table_outside_of_device_memory_moves_as_it_is_kept() -> None:
     answer = hosted()
     explanation = explain(answer, additive(), "a")
     (part,) = explanation.parts
-    assert part.options[1].illegal == ("0.01 GB is missing in the memory of host 1",)
+    assert part.options[1].illegal == ("2.12 KB is missing in the memory of host 1",)
     assert part.options[0].illegal == ()
     in_ways = {way.sharding_type: way for way in explanation.ways}
     assert in_ways[COLUMN_WISE].table_bytes == 2 * (100 * 4 + 10 * 4 * 4 + 10 * 16)

@@ -223,5 +223,6 @@ def _devices(allowed_D: npt.NDArray[np.bool_]) -> str:
 def missing_text(num_bytes: int) -> str:
     """So many GB are missing, rounded up: what is asked for is enough. Less than 0.01 GB in its own unit."""
     if num_bytes < BYTES_PER_GB / 100:
-        return f"{size_text(num_bytes)} is missing"
+        size = size_text(num_bytes)
+        return f"{size} are missing" if size.endswith("bytes") else f"{size} is missing"
     return f"{-(-num_bytes * 100 // BYTES_PER_GB) / 100:.2f} GB is missing"

@@ -53,4 +53,4 @@ def size_text(num_bytes: float) -> str:
         if num_bytes >= of_unit:
             value = num_bytes / of_unit
             return f"{value:,.{min(decimals(value), 2)}f} {unit}"
-    return f"{num_bytes:.0f} bytes"
+    return f"{num_bytes:.0f} byte{'' if num_bytes == 1 else 's'}"
