@@ -153,7 +153,11 @@ def test_assumptions_that_differ_in_numbers_alone_are_one_line() -> None:
         (5, {}, "tables is 5. Give a file, a data frame"),
         (None, {}, "tables is None. Give a file"),
         ([1], {}, "tables holds 1. Give a file"),
-        ("mlperf_dlrm_v2", {"sharding_types": "row_wise"}, r"not a list of words. Put it in brackets: \['row_wise'\]"),
+        (
+            "mlperf_dlrm_v2",
+            {"sharding_types": "row_wise"},
+            r"not a list of strings. Put it in brackets: \['row_wise'\]",
+        ),
         ("mlperf_dlrm_v2", {"compute_kernels": "fused"}, "compute_kernels is 'fused', not a list"),
         ("mlperf_dlrm_v2", {"hardware": "H100x"}, "Did you mean h100"),
     ],

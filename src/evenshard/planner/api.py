@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenshard.utils.signature import checked
+
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
 
@@ -26,6 +28,7 @@ VISITS = 3
 """Moments at which a candidate is measured: what disturbs one moment does not decide."""
 
 
+@checked(PlacementModel="evenshard.sharders.models")
 def place(
     tables: "str | Path | Sequence[Table] | Sequence[Mapping[str, Any]] | Collections | Any",
     num_devices: int | None = None,
@@ -173,7 +176,7 @@ def place(
     from evenshard.tables.named_lookups import with_pooling_factors
     from evenshard.utils.params import check_ranges
 
-    check_ranges(batch_size=batch_size, dense_gb=dense_gb or 0.0, seed=seed)
+    check_ranges(batch_size=batch_size, seed=seed)
     reserved_bytes, reserved_share = reserve_of(reserved_gb)
     check_ranges(default_pooling_factor=default_pooling_factor, num_measured=num_measured)
     named, own_hardware = named_with_hardware(model, hardware)
@@ -219,7 +222,7 @@ def place(
         reserved_share=reserved_share,
         dense_bytes=dense_bytes_of(tables, dense_gb),
         training_pipeline=training_pipeline,
-        compute_kernels=_words("compute_kernels", compute_kernels),
+        compute_kernels=tuple(compute_kernels),
         dense_optimizer=dense_optimizer,
         table_optimizers=optimizers.of_tables,
     )
@@ -260,6 +263,8 @@ def _near(near: str | Path | None, max_move_gb: float | None) -> "Near | None":
     from evenshard.utils.s3 import is_address, local
     from evenshard.utils.units import gb_to_bytes
 
+    if max_move_gb is not None:
+        check_ranges(max_move_gb=max_move_gb)
     if near is None:
         if max_move_gb is not None:
             raise BadConfig(
@@ -267,8 +272,6 @@ def _near(near: str | Path | None, max_move_gb: float | None) -> "Near | None":
                 "or leave max_move_gb out."
             )
         return None
-    if max_move_gb is not None:
-        check_ranges(max_move_gb=max_move_gb)
     with local(near) if is_address(near) else nullcontext(near) as here:
         old = load_placement(Path(here))
     return Near(old, str(near), None if max_move_gb is None else gb_to_bytes(max_move_gb))
@@ -280,27 +283,19 @@ def _types(sharding_types: Sequence[str], allow_column_split: bool) -> tuple[str
     from evenshard.utils.errors import BadConfig
 
     if not allow_column_split:
-        return _words("sharding_types", sharding_types)
+        return tuple(sharding_types)
     if sharding_types and set(sharding_types) != set(BY_COLUMNS):
         both = ", ".join(BY_COLUMNS)
         raise BadConfig(f"allow_column_split is short for sharding_types {both}. Give one of the two.")
     return BY_COLUMNS
 
 
-def _words(name: str, words: Sequence[str]) -> tuple[str, ...]:
-    """Several words; a single one in quotes would be read letter by letter."""
-    from evenshard.utils.errors import BadConfig
-    from evenshard.utils.messages import brief
-
-    if isinstance(words, str):
-        raise BadConfig(f"{name} is {brief(words)}, not a list of words. Put it in brackets: [{brief(words)}].")
-    return tuple(words)
-
-
 def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
     """What the dense model takes of each device."""
+    from evenshard.utils.params import check_ranges
     from evenshard.utils.units import gb_to_bytes
 
+    check_ranges(dense_gb=dense_gb or 0.0)
     if dense_gb is not None or not hasattr(tables, "named_parameters"):
         return gb_to_bytes(dense_gb or 0.0)
     from evenshard.planner.torchrec.dense_model import dense_bytes

@@ -17,6 +17,7 @@ from evenshard.planner.torchrec.rank_memory import memory_of_ranks
 from evenshard.planner.torchrec.topology import assumed_link, device_of_process
 from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.limits import RANGES
 from evenshard.utils.units import gb_to_bytes
 
 if TYPE_CHECKING:
@@ -143,8 +144,8 @@ def machine_of(
         local_world_size = comm.get_local_size(world_size) if local_world_size is None else local_world_size
         if hasattr(comm, "get_topology_domain_multiple"):  # of the job's environment; older ones know none
             pod_size = comm.get_topology_domain_multiple() or 1
-    if world_size < 1:
-        raise BadConfig(f"world_size is {world_size}, which is below 1. Raise it.")
+    if problem := RANGES["num_devices"].problem(world_size):
+        raise BadConfig(f"world_size {problem}. Correct it.")
     if compute_device is None:
         compute_device = device_of_process()
     local_world_size = checked_local_world_size(local_world_size, world_size, compute_device)

@@ -94,6 +94,8 @@ def _configs(
                 yield from (("", config, one) for config in configs_of(one))
         return
     for path, collection in collections.items():
+        if not isinstance(path, str) or not isinstance(collection, nn.Module):
+            raise BadConfig(f"tables holds {brief(collection)} as {brief(path)}. {TABLES_ARE}")
         yield from ((path, config, collection) for config in configs_of(collection))
 
 

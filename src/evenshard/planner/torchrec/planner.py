@@ -34,6 +34,7 @@ from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.utils.errors import BadConfig, EvenshardError
 from evenshard.utils.messages import one_line
 from evenshard.utils.params import check_ranges
+from evenshard.utils.signature import checked
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -68,6 +69,7 @@ class EvenshardPlanner:
         notes: what there is to say about the last plan beside the answer, a line each; all is logged, too.
     """
 
+    @checked()
     def __init__(
         self,
         topology: Topology | None = None,
@@ -81,7 +83,7 @@ class EvenshardPlanner:
         constraints: Mapping[str, ParameterConstraints] | None = None,
         debug: bool = True,
         callbacks: Sequence[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None,
-        timeout_seconds: int | None = None,
+        timeout_seconds: float | None = None,
         plan_loader: PlanLoader | None = None,
         *,
         heuristical_storage_reservation_percentage: float | None = None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.planner.torchrec.failures import planner_error
 from evenshard.planner.torchrec.machine import TorchRecMachine, of_nodes
 from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.limits import Range
 from evenshard.utils.messages import brief
 from evenshard.utils.units import gb_text
 
@@ -50,7 +51,7 @@ class PlannerArguments:
     constraints: Mapping[str, ParameterConstraints] | None = None
     debug: bool = True
     callbacks: Sequence[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None
-    timeout_seconds: int | None = None
+    timeout_seconds: float | None = None
     plan_loader: PlanLoader | None = None
 
     def __post_init__(self) -> None:
@@ -153,6 +154,8 @@ def heuristical(percentage: float, dense_bytes: int | None = None) -> StorageRes
     """
     from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 
+    if problem := Range(0, 1).problem(percentage):
+        raise BadConfig(f"heuristical_storage_reservation_percentage {problem}. Correct it.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return HeuristicalStorageReservation(percentage=percentage, dense_tensor_estimate=dense_bytes)

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenshard.planner.api import place
 from evenshard.planner.options import place_option
+from evenshard.utils.signature import checked
 
 if TYPE_CHECKING:
     from evenshard.planner.what_if.prices import Prices
@@ -44,6 +46,7 @@ SHARED_KNOBS = (
 """Knobs of ``evenshard.place`` that hold for every machine alike."""
 
 
+@checked(place, Prices="evenshard.planner.what_if.prices", PlacementModel="evenshard.sharders.models")
 def what_if(
     tables: Any,
     hardware: Sequence[str] = (),
@@ -60,7 +63,7 @@ def what_if(
     nodes_per_domain: int | Mapping[str, int] = 1,
     intra: str | Mapping[str, str] = "",
     inter: str | Mapping[str, str] = "",
-    model: str | Mapping[str, str] | None = None,
+    model: str | Path | Mapping[str, str | Path] | None = None,
     group_sizes: Sequence[int] | str = (),
     sync_every: int = 1,
     progress: Callable[[Sequence[Any]], Iterable[Any]] | None = None,
@@ -129,7 +132,8 @@ def what_if(
         raise BadConfig(f"max_step_ms is {max_step_ms:g}, but without prices no machine is the cheapest. Add price.")
     if not hardware and not isinstance(model, Mapping):
         hardware = (named_with_hardware(model, None)[1] or DEFAULT_HARDWARE,)
-    names = tuple(dict.fromkeys(str(HardwareName.parse(name)) for name in hardware or model or ()))
+    kinds = hardware or (model if isinstance(model, Mapping) else ())
+    names = tuple(dict.fromkeys(str(HardwareName.parse(name)) for name in kinds))
     dense = of_hardware("dense_ms", dense_ms, names)
     if lacking := [name for name in names if name not in dense]:
         raise BadConfig(f"dense_ms names no time for {lacking[0]}. Add it: {lacking[0]}=12.")

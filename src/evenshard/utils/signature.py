@@ -1,0 +1,192 @@
+"""Arguments of a public function, checked against the types in its signature before it runs.
+
+Types are strict: a string is neither a number nor true, and True is not 1. Numbers of NumPy are numbers. Which values
+make sense is for the function to say.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial, wraps
+from importlib import import_module
+from numbers import Integral, Real
+from pathlib import Path
+from types import GenericAlias, NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_OTHER = object()
+_WORDS = {
+    str: ("a string", "strings"),
+    bool: ("True or False", "True or False"),
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    Path: ("a path", "paths"),
+    NoneType: ("None", "None"),
+}
+"""Of one value, and of several."""
+
+
+def checked(knobs_of: Callable[..., Any] | None = None, **homes: str) -> Callable[[_Function], _Function]:
+    """A decorator: the function gets values of the types that its signature states, or its caller a ``BadConfig``.
+
+    Args:
+        knobs_of: function whose arguments the function takes as ``**knobs``.
+        homes: the modules of types that the signature names without importing them, as they are heavy; a name that is
+            not among them stands for any type.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+
+        @cache
+        def types() -> dict[str, Any]:
+            knobs = {} if knobs_of is None else _types(inspect.unwrap(knobs_of), homes)
+            return {**knobs, **_types(function, homes)}
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            for name, value in bound.arguments.items():
+                if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                    bound.arguments[name] = {
+                        one: _checked(one, own, types().get(one, Any)) for one, own in value.items()
+                    }
+                else:
+                    bound.arguments[name] = _checked(name, value, types()[name])
+            return function(*bound.args, **bound.kwargs)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _types(function: Callable[..., Any], homes: Mapping[str, str]) -> dict[str, Any]:
+    """The type of each argument; what is quoted is evaluated."""
+
+    class Names(dict[str, Any]):
+        def __missing__(self, name: str) -> Any:
+            if name in homes:
+                return getattr(import_module(homes[name]), name)
+            return function.__globals__.get(name, getattr(builtins, name, Any))
+
+    found = {}
+    for name, argument in inspect.signature(function).parameters.items():
+        kind = Any if argument.annotation is argument.empty else argument.annotation
+        while isinstance(kind, str):
+            kind = eval(kind, {}, Names())
+        found[name] = kind
+    return found
+
+
+def _checked(name: str, value: Any, kind: Any) -> Any:
+    """A value as the type that is stated for its name."""
+    for text in value.values() if isinstance(value, Mapping) else [value]:
+        if isinstance(text, str | Path):
+            _check_text(name, str(text))
+            if Path in get_args(kind):
+                _check_path(name, text)
+    found = _typed(value, kind)
+    if found is _OTHER:
+        in_brackets = isinstance(value, str) and _typed([value], kind) is not _OTHER
+        remedy = f"Put it in brackets: [{brief(value)}]." if in_brackets else "Correct it."
+        raise BadConfig(f"{name} is {brief(value)}, not {_in_words(kind)}. {remedy}")
+    return found
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """The value, or ``_OTHER``."""
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(kind).validate_python(value)
+    except (ValidationError, OverflowError):
+        return _OTHER
+
+
+def _check_text(name: str, text: str) -> None:
+    """Raises BadConfig for text that neither files nor terminals take."""
+    if "\0" in text:
+        raise BadConfig(f"{name} is {brief(text)}, which holds a character of value 0. Leave it out.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadConfig(f"{name} is {brief(text)}, which holds half of a character. Rename it.") from None
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(_strict(kind), config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+
+
+def _strict(kind: Any) -> Any:
+    """A type that takes the numbers of other libraries, too, and any sequence where one is stated."""
+    from pydantic import BeforeValidator, PlainValidator
+
+    if kind is int:
+        return Annotated[int, PlainValidator(_whole)]
+    if kind is float:
+        return Annotated[float, PlainValidator(_real)]
+    if getattr(kind, "_is_protocol", False):
+        return Any  # what it must have, the function looks for itself
+    origin, inner = get_origin(kind), tuple(map(_strict, get_args(kind)))
+    if origin in (Union, UnionType):
+        return Union[inner]  # noqa: UP007  # of a tuple
+    if origin is Sequence:
+        return Annotated[GenericAlias(Sequence, inner), BeforeValidator(_listed)]
+    return GenericAlias(Mapping, inner) if origin is Mapping else kind
+
+
+def _check_path(name: str, path: str | Path) -> None:
+    """Raises BadConfig for what the system does not even look up; that there is such a file is not asked."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise BadConfig(
+            f"{name} is {brief(str(path))}, which cannot be looked up ({error.strerror}). Correct it."
+        ) from None
+
+
+def _whole(value: Any) -> int:
+    is_whole = isinstance(value, Integral) or (isinstance(value, Real) and not value % 1)  # JSON may write 1 as 1.0
+    if not is_whole or isinstance(value, bool):
+        raise ValueError
+    return int(value)
+
+
+def _real(value: Any) -> float:
+    """A whole number stays what it is: messages repeat it, and it may be larger than a float."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise ValueError
+    return value if isinstance(value, int) else float(value)
+
+
+def _listed(value: Any) -> Any:
+    """Such as a range."""
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes | list) else value
+
+
+def _in_words(kind: Any, several: bool = False) -> str:
+    origin, parts = get_origin(kind), get_args(kind)
+    words = partial(_in_words, several=True)
+    if origin in (Union, UnionType):
+        *others, last = [_in_words(part, several) for part in parts if part not in (NoneType, Any)]
+        return f"{', '.join(others)} or {last}" if others else last
+    if origin is Sequence:
+        return f"{'lists' if several else 'a list'} of {words(parts[0])}"
+    if origin is Mapping:
+        return f"{'mappings' if several else 'a mapping'} of {words(parts[0])} to {words(parts[1])}"
+    if origin is Callable:
+        return "functions" if several else "a function"
+    name = getattr(kind, "__name__", str(kind))
+    return _WORDS.get(kind, (f"a {name}", f"{name}s"))[several]

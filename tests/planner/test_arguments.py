@@ -1,0 +1,112 @@
+"""Whatever is given for an argument in Python: an answer, or one line that says what is wrong with it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import evenshard
+from evenshard.planner.api import place
+from evenshard.planner.torchrec import EvenshardPlanner
+from evenshard.planner.what_if.api import SHARED_KNOBS, what_if
+from evenshard.utils.errors import BadConfig, BadInput, InfeasibleTask
+from support.builders import table
+from support.repository import ROOT
+
+SPOILT = ROOT.parent / "shared/repro/spoilt"
+TABLES = [table("a", 1000, 16, 2.0), table("b", 500, 16, 1.0)]
+WRONG: tuple[Any, ...] = (
+    None, True, "no", "", b"x", "\ud800", "a\0b", "x" * 5000, float("nan"), -1, 0.5, 1e300, 10**400, 1j,
+    object(), print, [], [None], ["\ud800"], [[]], [["a", "b"]], [1, [2]], {}, {"a": None}, {"a": "\ud800"},
+    {"h100": "x" * 5000}, {1: 2}, np.array([1, 2]),
+)  # fmt: skip
+ASKED = {"num_devices": 2, "memory_cap_gb": 4, "batch_size": 64}
+
+
+class _SearchBegun(Exception):
+    """All arguments were taken: what follows knows nothing of them."""
+
+
+def begun(_: Any) -> Any:
+    raise _SearchBegun
+
+
+def problems_of(call: Callable[..., object], argument: str) -> list[str]:
+    found = []
+    for value in WRONG:
+        try:
+            call(**{argument: value})
+        except _SearchBegun:
+            pass
+        except (BadInput, InfeasibleTask) as error:
+            if not str(error).isprintable() or len(str(error)) > 1200:
+                found.append(f"{value!r:.60}: {error}")
+        except Exception as error:
+            found.append(f"{value!r:.60}: {type(error).__name__}: {error}")
+    return found
+
+
+@pytest.mark.parametrize("argument", [name for name in inspect.signature(place).parameters if name != "progress"])
+def test_place(argument: str) -> None:
+    assert not problems_of(lambda **more: place(**{"tables": TABLES, **ASKED, "progress": begun, **more}), argument)
+
+
+OF_WHAT_IF = [name for name in inspect.signature(what_if).parameters if name not in ("progress", "knobs")]
+
+
+@pytest.mark.parametrize("argument", [*OF_WHAT_IF, *SHARED_KNOBS])
+def test_what_if(argument: str) -> None:
+    asked = {"tables": TABLES, "hardware": ["h100"], "devices": [2], "progress": begun}
+    assert not problems_of(lambda **more: what_if(**{**asked, **more}), argument)
+
+
+OF_PLANNER = [name for name in inspect.signature(EvenshardPlanner.__init__).parameters if name != "self"]
+
+
+@pytest.mark.parametrize("argument", OF_PLANNER)
+def test_the_planner(argument: str) -> None:
+    assert not problems_of(
+        lambda **more: EvenshardPlanner(**{"world_size": 2, "compute_device": "cuda", **more}), argument
+    )
+
+
+def test_the_line_names_the_argument_its_value_and_what_is_expected() -> None:
+    for asked, said in (
+        ({"allow_column_split": "no"}, "allow_column_split is 'no', not True or False. Correct it."),
+        ({"num_devices": "2"}, "num_devices is '2', not a whole number. Correct it."),
+        ({"seed": True}, "seed is True, not a whole number. Correct it."),
+        ({"communication": [-1]}, r"communication is \[-1\], not a list of strings. Correct it."),
+        ({"optimizer": [float("nan")]}, r"optimizer is \[nan\], not a string. Correct it."),
+        ({"progress": 3}, "progress is 3, not a function. Correct it."),
+        ({"model": 3}, "model is 3, not a string, a path or a PlacementModel. Correct it."),
+        ({"cluster": Path("\udc80")}, "which holds half of a character"),
+        ({"num_devices": 10**6}, "num_devices is 1000000, not a whole number from 1 to 4,096"),
+    ):
+        with pytest.raises(BadConfig, match=said):
+            place(TABLES, **{**ASKED, **asked})
+    with pytest.raises(BadConfig, match="overlap is '1', not a number"):
+        what_if(TABLES, overlap="1")  # type: ignore[arg-type]
+    with pytest.raises(BadConfig, match="allow_column_split is 'no', not True or False"):
+        what_if(TABLES, allow_column_split="no")
+    with pytest.raises(BadConfig, match="fallback is 'no', not True or False"):
+        EvenshardPlanner(world_size=2, fallback="no")  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_give_the_same_answer() -> None:
+    plain = place(TABLES, 2, [4.0, 4.0], batch_size=64, pinned={"a": 1})
+    numpy = place(TABLES, np.int64(2), list(np.full(2, 4.0)), batch_size=np.int32(64), pinned={"a": np.int8(1)})  # type: ignore[arg-type,dict-item]
+    assert plain == numpy
+    assert evenshard.planner.file.json_text(plain) == evenshard.planner.file.json_text(numpy)
+
+
+@pytest.mark.skipif(not SPOILT.is_dir(), reason="no folder of spoilt inputs beside the checkout")
+@pytest.mark.parametrize("path", sorted(SPOILT.glob("place_kwargs_*")), ids=lambda path: path.name)
+def test_spoilt_arguments_get_a_line(path: Path) -> None:
+    with pytest.raises(BadConfig, match=r"^(communication|optimizer) is \[.*\], not a "):
+        place(TABLES, **json.loads(path.read_text()))
