@@ -342,3 +342,22 @@ def test_a_terminal_shows_the_best_placement_so_far(table_file: Path) -> None:
 def test_unknown_rivals_are_refused() -> None:
     with pytest.raises(BadConfig, match=r"'nobody'.*lookup_greedy"):
         evenshard.place(TABLES, 2, compare=("nobody",))
+
+
+def test_dims_that_no_kernel_takes_are_refused() -> None:
+    """In FBGEMM's own words, on the CPU; TorchRec passes the dim on as it is."""
+    common = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_common")
+    training = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    where = (common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
+    with pytest.raises(AssertionError, match="embedding_dim must be a multiple of 4, but got 15"):
+        training.SplitTableBatchedEmbeddingBagsCodegen([(10, 15, *where)])
+    training.SplitTableBatchedEmbeddingBagsCodegen([(10, 16, *where)])
+    said = (
+        "table 'odd' has an embedding_dim of 15, and FBGEMM's kernels take multiples of 4. Make it 16, in the model too"
+    )
+    tables = [
+        {"name": "even", "num_rows": 10, "embedding_dim": 16},
+        {"name": "odd", "num_rows": 10, "embedding_dim": 15},
+    ]
+    with pytest.raises(BadConfig, match=said):
+        evenshard.place(tables, 2, 4)

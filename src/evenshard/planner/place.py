@@ -9,7 +9,7 @@ from typing import Any
 
 from evenshard.measure.link import beyond_span
 from evenshard.placement.optimizer_state import NUMBERS
-from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.parts import COLUMN_STEP, TablePart, whole_tables
 from evenshard.placement.placement import parts_on
 from evenshard.placement.sharding import TABLE_WISE, ShardingTask, check_sharding
 from evenshard.placement.storage import FUSED
@@ -33,7 +33,9 @@ from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort, 
 from evenshard.sharders.room.legal_parts import legal_parts
 from evenshard.sharders.room.reasons import require_sharding_room, require_types
 from evenshard.tables.assumptions import Assumption
-from evenshard.utils.errors import InfeasibleTask
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.messages import brief
 from evenshard.utils.process import one_thread
 from evenshard.version import __version__
 
@@ -81,9 +83,10 @@ def place_request(
 
     Raises:
         InfeasibleTask: if there is no legal placement, or none was found; the message says which, and what is missing.
-        BadConfig: if something in ``config`` makes no sense.
+        BadConfig: if something in ``config`` makes no sense, or FBGEMM's kernels do not take a table.
     """
     config = config or PlaceConfig()
+    _check_dims(request.tables)
     costs = part_costs(request, model)
     task = costs.task
     try:
@@ -140,6 +143,17 @@ def place_request(
     if near is None or beside is None:
         return answer
     return with_nearness(answer, near, beside, found.best.predicted_ms)
+
+
+def _check_dims(tables: Sequence[Table]) -> None:
+    """Raises BadConfig for an embedding dim that FBGEMM refuses when TorchRec builds its kernels: neither pads rows."""
+    for table in tables:
+        if table.embedding_dim % COLUMN_STEP:
+            wider = -(-table.embedding_dim // COLUMN_STEP) * COLUMN_STEP
+            raise BadConfig(
+                f"table {brief(table.name)} has an embedding_dim of {table.embedding_dim}, and FBGEMM's kernels take "
+                f"multiples of {COLUMN_STEP}. Make it {wider}, in the model too."
+            )
 
 
 def _searched(
