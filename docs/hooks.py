@@ -15,6 +15,7 @@ PAGES = (
     "k8s/README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "examples/*.py",
     "examples/*.yaml",
     "examples/*.ipynb",

@@ -25,10 +25,16 @@ The packages, each of which imports only from those before it (import-linter hol
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from evenshard.version import __version__
+
+if sys.platform == "win32":
+    raise ImportError(
+        "evenshard is for Linux: it locks files with fcntl. Use WSL on Windows."
+    )
 
 if TYPE_CHECKING:
     from evenshard.placement.parts import TablePart
