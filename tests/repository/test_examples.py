@@ -110,6 +110,19 @@ def test_the_notebook_shows_what_it_gives(tmp_path: Path) -> None:
     )
 
 
+def test_torchrec_trains_rows_of_means_wrongly_beside_a_whole_table(tmp_path: Path) -> None:
+    """And rightly where all tables are cut by rows; SUM with weights of 1/length is MEAN, and right beside any type."""
+    pytest.importorskip("torchrec", reason="TorchRec is not installed", exc_type=ImportError)
+    lines = [line for line in printed_by("means_by_rows.py", tmp_path).splitlines() if ", in one piece " in line]
+    cases = dict(line.split(": ", 1) for line in lines)
+    losses = {name: tuple(map(json.loads, said.split(", in one piece "))) for name, said in cases.items()}
+    assert all(line in (ROOT / "docs" / "torchrec.md").read_text() for line in lines), "the page shows what it prints"
+    wrong, expected = losses["MEAN, a by rows beside b whole"]
+    assert all(abs(one - other) > 0.1 * other for one, other in zip(wrong, expected, strict=True))
+    for name in ("MEAN, a and b by rows", "SUM with weights of 1/length, a by rows beside b whole"):
+        assert losses[name] == (expected, expected)
+
+
 @pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_an_example_is_short(example: str) -> None:
     assert len((EXAMPLES / example).read_text().splitlines()) < MAX_LINES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -106,7 +106,11 @@ def jagged(
     return KeyedJaggedTensor.from_lengths_sync(names, torch.cat(mine), torch.tensor([len(one) for one in mine]), own)
 
 
-def unsharded_losses(world_size: int) -> list[float]:
+Look = Callable[[Any], None]
+"""Looks at a trained model."""
+
+
+def unsharded_losses(world_size: int, look: Look | None = None) -> list[float]:
     """The losses of the model in one piece."""
     torch.manual_seed(0)
     model = Everything()
@@ -118,6 +122,8 @@ def unsharded_losses(world_size: int) -> list[float]:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+    if look is not None:
+        look(model)
     return losses
 
 
@@ -130,7 +136,7 @@ def module_sharders() -> list[Any]:
     return [EmbeddingBagCollectionSharder(fused), EmbeddingCollectionSharder(fused)]
 
 
-def sharded_losses(plan: ShardingPlan, group: Any) -> list[float]:
+def sharded_losses(plan: ShardingPlan, group: Any, look: Look | None = None) -> list[float]:
     """The sharded model's mean losses over the ranks of a group; it begins with the weights of the whole one."""
     import torch.distributed as dist
     from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -161,6 +167,8 @@ def sharded_losses(plan: ShardingPlan, group: Any) -> list[float]:
         mean = loss.detach().clone()
         dist.all_reduce(mean, group=group)
         losses.append(mean.item() / world_size)
+    if look is not None:
+        look(model)
     return losses
 
 

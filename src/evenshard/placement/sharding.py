@@ -16,8 +16,8 @@ device: they are one wider part. Where a table has fewer rows than all devices n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from evenshard.placement.machine import Machine
@@ -48,6 +48,8 @@ SEQUENCE_TYPES = (TABLE_WISE, COLUMN_WISE, ROW_WISE, DATA_PARALLEL)
 """What TorchRec can do with the tables of an ``EmbeddingCollection``."""
 IN_ROWS = (ROW_WISE, TABLE_ROW_WISE, GRID_SHARD)
 """Types whose devices hold partial sums of all samples' bags."""
+ROWS_ALONE = (ROW_WISE, TABLE_ROW_WISE)
+"""Types that cut rows and no columns: TorchRec takes means right of a collection whose tables all have one of these."""
 REPLICATED_DATA_TYPES = ("fp32", "fp16", "bf16")
 """Weights that a dense kernel can train; replicas have no other."""
 
@@ -127,6 +129,7 @@ class ShardingTask:
         apart: groups of tables, by position, of which a device holds one at most.
         pipeline: training pipeline, one of ``memory.BATCHES``; empty to count weights and optimizer state alone.
         kernels: where weights may be kept, of ``storage.COMPUTE_KERNELS``.
+        means_of_rows: takes rows of MEAN tables for right beside all types, to price what TorchRec would train wrongly.
     """
 
     tables: tuple[Table, ...]
@@ -141,6 +144,7 @@ class ShardingTask:
     pipeline: str = ""
     kernels: tuple[str, ...] = (FUSED,)
     table_optimizers: Mapping[str, str] = field(default_factory=dict)
+    means_of_rows: bool = False
 
     @property
     def num_devices(self) -> int:
@@ -173,6 +177,13 @@ class ShardingTask:
             *(() if self.machine.ssd_bytes else (KEY_VALUE,)),
         }
         return tuple(one for one in (self.kernels if limits is None else sorted(limits)) if one not in missing)
+
+    @cached_property
+    def in_rows(self) -> frozenset[int]:
+        """Tables, by position, of collections whose tables may all be cut by rows alone."""
+        types_of = [self.limits_of(at).types for at in range(len(self.tables))]
+        free = {table.collection for table, types in zip(self.tables, types_of, strict=True) if types - {*ROWS_ALONE}}
+        return frozenset(at for at, table in enumerate(self.tables) if table.collection not in free)
 
     @cached_property
     def may_offload(self) -> bool:
@@ -394,7 +405,11 @@ def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
         rule_out([one for one in SHARDING_TYPES if one not in SEQUENCE_TYPES], "its lookups are not pooled")
         rule_out((COLUMN_WISE,), "TorchRec cuts all sequences of a collection into one width, or none")
     if table.pooling == MEAN:
-        rule_out(IN_ROWS, "TorchRec takes means of rows wrongly beside tables that are not cut by rows")
+        rule_out((GRID_SHARD,), "TorchRec takes no means in a grid")
+        if table.is_weighted:
+            rule_out(ROWS_ALONE, "TorchRec takes no means of weighted rows")
+        elif position not in task.in_rows and not task.means_of_rows:
+            rule_out(ROWS_ALONE, "TorchRec takes means of rows wrongly beside tables that are not cut by rows")
     if position in task.kept_together:
         others = [one for one in SHARDING_TYPES if one != TABLE_WISE]
         rule_out(others, "it stays together with others, whole on one device")
@@ -429,6 +444,32 @@ def whole_nodes(machine: Machine, devices: frozenset[int] | None) -> tuple[int, 
     """Nodes of which a table may live on every device."""
     nodes = range(machine.num_nodes)
     return tuple(node for node in nodes if devices is None or devices.issuperset(machine.devices_of_node(node)))
+
+
+def cut_by_rows(task: ShardingTask, collections: Collection[object]) -> ShardingTask:
+    """The task in which the tables of some collections (``Table.collection``) may be cut by rows alone."""
+    limits = [task.limits_of(at) for at in range(len(task.tables))]
+    narrowed = tuple(
+        replace(own, types=own.types & {*ROWS_ALONE}) if table.collection in collections else own
+        for table, own in zip(task.tables, limits, strict=True)
+    )
+    return replace(task, limits=narrowed)
+
+
+def as_cut(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> ShardingTask:
+    """The task in which collections with MEAN tables that a placement cuts by rows alone may be cut so alone.
+
+    In it such a placement is legal, and no other type of a table of such a collection is.
+    """
+    collections = {table.collection for table in task.tables if table.pooling == MEAN}
+    if not collections or task.num_devices == 1:
+        return task
+    for at, table in enumerate(task.tables):
+        if table.collection in collections:
+            ways = ways_of(by_table[table.name], table, task.machine)
+            if not ways & task.limits_of(at).types & {*ROWS_ALONE}:
+                collections.discard(table.collection)
+    return cut_by_rows(task, collections) if collections else task
 
 
 # Legality ------------------------------------------------------------------------------------------------------------
@@ -491,8 +532,9 @@ def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
                 )
 
 
-def broken_rule(task: ShardingTask, by_table: dict[str, tuple[TablePart, ...]]) -> str | None:
+def broken_rule(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> str | None:
     """The first rule that parts break, memory left aside, as a clause; None if they break none."""
+    task = as_cut(task, by_table)
     devices_of = [{device for part in by_table[table.name] for device in part.devices} for table in task.tables]
     for position, table in enumerate(task.tables):
         if (broken := broken_limit(task, position, by_table[table.name])) is not None:

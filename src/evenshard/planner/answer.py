@@ -12,7 +12,7 @@ from evenshard.measure.costs import PlacementCost
 from evenshard.measure.evidence import DeviceError, with_device_error
 from evenshard.placement.memory import PartMemory
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import TABLE_WISE, ShardingTask, memory_of_part, parts_by_table, sharding_type
+from evenshard.placement.sharding import TABLE_WISE, ShardingTask, as_cut, memory_of_part, parts_by_table, sharding_type
 from evenshard.placement.storage import Storage
 from evenshard.planner.memory import DeviceMemory, NodeMemory, brim_warnings, device_memories, host_memories
 from evenshard.planner.nearness import Nearness
@@ -141,8 +141,9 @@ class PlacementAnswer:
 
     @cached_property
     def task(self) -> ShardingTask:
-        """The task of sharding the tables."""
-        return self.request.sharding_task()
+        """The task of sharding the tables; collections whose MEAN tables are cut by rows may only be cut so."""
+        task = self.request.sharding_task()
+        return as_cut(task, parts_by_table(task, self.parts))
 
     @cached_property
     def parts_of_table(self) -> Mapping[str, tuple[TablePart, ...]]:

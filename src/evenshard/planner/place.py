@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from evenshard.measure.costs import PlacementCost
 from evenshard.measure.link import beyond_span
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, TablePart, whole_tables
@@ -15,6 +17,7 @@ from evenshard.placement.sharding import TABLE_WISE, ShardingTask, check_shardin
 from evenshard.placement.storage import FUSED
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
+from evenshard.planner.means_by_rows import Collections, MeansSearched, Searched, means_notes, search_means
 from evenshard.planner.near import Near, with_nearness
 from evenshard.planner.priced import priced
 from evenshard.planner.pricing import PartsMeasurer, part_costs
@@ -27,13 +30,13 @@ from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchCon
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.costs import PartCosts
-from evenshard.sharders.plan_search.near import NearSearch
+from evenshard.sharders.plan_search.near import NearResult, NearSearch
 from evenshard.sharders.plan_search.options import SMALL
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort, PlanSearchResult, Progress
 from evenshard.sharders.room.legal_parts import legal_parts
 from evenshard.sharders.room.reasons import require_sharding_room, require_types
 from evenshard.tables.assumptions import Assumption
-from evenshard.tables.table import Table
+from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 from evenshard.utils.process import one_thread
@@ -87,19 +90,29 @@ def place_request(
     """
     config = config or PlaceConfig()
     _check_dims(request.tables)
+    started = time.monotonic()
     costs = part_costs(request, model)
     task = costs.task
+    cost: PlacementCost | None = None
+    failure: InfeasibleTask | None = None
+    first: Searched | None = None
     try:
         require_types(task)
         if request.rules != Rules() and not task.may_offload:
             require_sharding_room(task)
-        search, found = _searched(request, model, config, costs, progress)
+        first = Searched(*_searched(request, model, config, costs, progress))
     except InfeasibleTask as error:
-        raise refusal(request, error) from None
-    best, cost, is_interrupted = found.best, None, found.is_interrupted
-    candidates, beside = found.candidates, None
-    if near is not None:
-        beside = NearSearch(search, near.earlier(request), near.most_bytes).run(found)
+        failure = error
+    means = _with_means(costs, first, config, near, started)
+    if not means.found:
+        assert failure is not None
+        raise refusal(request, failure) from None
+    if near is None:
+        chosen, beside = min(means.found, key=lambda one: one.step_ms), None
+        best, is_interrupted = chosen.result.best, chosen.result.is_interrupted
+        candidates = chosen.result.candidates
+    else:
+        chosen, beside = _nearest(means.found, near, request)
         best, candidates, is_interrupted = beside.best, beside.candidates, beside.is_interrupted
     if config.num_measured:
         assert measure is not None, "measuring needs hardware"
@@ -123,7 +136,7 @@ def place_request(
     answer = PlacementAnswer(
         request=replace(request, assumptions=(*request.assumptions, *_even_rows(task, best.parts))),
         **answered.of_answer,
-        lower_bound_ms=min(lower_bound_ms(search.options), best.predicted_ms),
+        lower_bound_ms=min(_bound_ms(means), best.predicted_ms),
         warnings=model.trained_on.outside(request.task()),
         comparison=rivals(request, costs, config.compare, measure if config.num_measured else None),
         measured=cost,
@@ -135,6 +148,7 @@ def place_request(
                 INTERRUPTED if is_interrupted else None,
                 widened,
                 *_notes(request, model, best.parts),
+                *means_notes(means, chosen),
             )
             if note
         ),
@@ -142,7 +156,7 @@ def place_request(
     )
     if near is None or beside is None:
         return answer
-    return with_nearness(answer, near, beside, found.best.predicted_ms)
+    return with_nearness(answer, near, beside, chosen.result.best.predicted_ms)
 
 
 def _check_dims(tables: Sequence[Table]) -> None:
@@ -170,6 +184,51 @@ def _searched(
     if costs.task.may_offload and not search.options.offloads:  # it only seemed that all of them fit
         search = PlanSearch(costs, config.effort, seed, progress, offloads=True)
     return search, search.run(known)
+
+
+def _with_means(
+    costs: PartCosts, first: Searched | None, config: PlaceConfig, near: Near | None, started: float
+) -> MeansSearched:
+    """The first search, and those among rows of MEAN tables, in the time that is left."""
+    limit_s, seed = config.effort.time_limit_s, config.search.seed
+
+    def make(of_rows: PartCosts, share: float) -> PlanSearch:
+        require_types(of_rows.task)
+        left_s = None if limit_s is None else max(limit_s - (time.monotonic() - started), 0.0)
+        effort = replace(config.effort, changes=round(share * config.effort.changes), time_limit_s=left_s)
+        return PlanSearch(of_rows, effort, seed)
+
+    kept: Collections = frozenset()
+    if near is not None:
+        old = near.old
+        cut = {table.collection for table in old.request.tables if table.pooling == MEAN}
+        kept = frozenset(old.task.tables[at].collection for at in old.task.in_rows) & cut
+    if limit_s is not None and time.monotonic() - started >= limit_s:
+        return MeansSearched(() if first is None else (first,))
+    return search_means(costs, first, kept, make)
+
+
+def _nearest(found: Sequence[Searched], near: Near, request: PlacementRequest) -> tuple[Searched, NearResult]:
+    """The fastest of what each search finds near an earlier placement.
+
+    Raises:
+        BadConfig: if none finds anything within the bound.
+    """
+    results: list[tuple[Searched, NearResult]] = []
+    failures: list[BadConfig] = []
+    for one in found:
+        try:
+            results.append((one, NearSearch(one.search, near.earlier(request), near.most_bytes).run(one.result)))
+        except BadConfig as error:
+            failures.append(error)
+    if not results:
+        raise failures[0]
+    return min(results, key=lambda one: one[1].best.predicted_ms + one[0].divided_ms)
+
+
+def _bound_ms(means: MeansSearched) -> float:
+    """What no legal placement is predicted to take less than."""
+    return min(means.bound_ms, *(lower_bound_ms(one.search.options) for one in means.found))
 
 
 def _whole_starts(

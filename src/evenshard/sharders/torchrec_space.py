@@ -335,7 +335,7 @@ class TorchRecPlanner:
                 config = EmbeddingBagConfig(
                     **fields, pooling=PoolingType.MEAN if table.pooling == MEAN else PoolingType.SUM
                 )
-            configs[table.module, table.is_sequence, table.is_weighted].append(config)
+            configs[table.collection].append(config)
         meta = torch.device("meta")
         root = torch.nn.Module()
         for number, ((_, is_sequence, is_weighted), of_module) in enumerate(configs.items()):

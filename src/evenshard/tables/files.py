@@ -33,7 +33,7 @@ from evenshard.tables.records import (
     table_of,
     table_record,
 )
-from evenshard.tables.table import Table
+from evenshard.tables.table import MEAN, Table
 from evenshard.tables.torchrec_configs import unused_in
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, BadRecords
@@ -293,6 +293,8 @@ def _assumed(record: RawTable, names: ColumnNames, table: Table) -> Iterator[Ass
         yield assumed_reuse_bins(table.name)
     if {"weight_bits", "data_type"} <= lacks:
         yield assumed_weight_bits(table.name, table.weight_bits)
+    if table.pooling == MEAN and not table.module:
+        yield Assumption(table.name, "collection", "one collection with all tables that name no module")
     yield from unused_in(table.name, record)
 
 

@@ -94,6 +94,11 @@ class Table:
         return self.pooling == SEQUENCE
 
     @property
+    def collection(self) -> tuple[str, bool, bool]:
+        """What the tables of one TorchRec collection share: its path, whether they are sequences, or weighted."""
+        return self.module, self.is_sequence, self.is_weighted
+
+    @property
     def feature_lookups(self) -> tuple[float, ...]:
         """Mean lookups per sample of each feature."""
         return self.feature_pooling_factors or (self.pooling_factor,)

@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.feasibility import missing_text
-from evenshard.placement.sharding import COLUMN_WISE, SHARDING_TYPES, TABLE_COLUMN_WISE, TABLE_WISE, TableLimits
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    ROWS_ALONE,
+    SHARDING_TYPES,
+    TABLE_COLUMN_WISE,
+    TABLE_WISE,
+    TableLimits,
+    ruled_out,
+)
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights import names_text
@@ -24,6 +32,7 @@ from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.plan_search.options import DEVICE, Options, Way
 from evenshard.sharders.plan_search.state import Choice, State, choices_of, parts_of
+from evenshard.tables.table import MEAN
 from evenshard.utils.errors import BadConfig
 
 Changes = Mapping[int, Choice]
@@ -60,10 +69,11 @@ class WhatIf:
 
     def __init__(self, answer: PlacementAnswer, model: PlacementModel) -> None:
         self.answer, self.task = answer, answer.task
+        self._asked = answer.request.sharding_task()
         of_request = part_costs(answer.request, model)
         free = tuple(TableLimits(types=frozenset(self.types(position))) for position in range(len(self.task.tables)))
         self.costs = PartCosts(
-            replace(of_request.task, limits=free, together=(), apart=()),
+            replace(of_request.task, limits=free, together=(), apart=(), means_of_rows=self._has_means_of_rows),
             of_request.kinds,
             of_request.kind_of_D.tolist(),
             of_request.links,
@@ -81,6 +91,11 @@ class WhatIf:
         self.together = [set(group) for group in self.task.together]
         for group in self.together:
             self._require_together(sorted(group))
+
+    @property
+    def _has_means_of_rows(self) -> bool:
+        """Whether a MEAN table is cut by rows, with all tables of its collection."""
+        return any(self.task.tables[at].pooling == MEAN for at in self.task.in_rows)
 
     def _require_together(self, group: Sequence[int]) -> None:
         devices = sorted({device for position in group for device in self.devices(position)})
@@ -220,7 +235,12 @@ class WhatIf:
         if with_it and name != TABLE_WISE:
             yield f"a rule keeps it with {self._names(with_it)}, whole and on one device"
         if name not in self.task.limits_of(position).types:
-            yield "not among the allowed types"
+            is_asked = name in self._asked.limits_of(position).types
+            yield (
+                "its collection is cut by rows as a whole, for its means" if is_asked else "not among the allowed types"
+            )
+        elif self._has_means_of_rows and name in ROWS_ALONE and (why := ruled_out(self.task, position).get(name)):
+            yield why
         if name == TABLE_COLUMN_WISE and len({self.task.machine.node_of(device) for device in devices}) > 1:
             yield "its columns must stay on one node"
 

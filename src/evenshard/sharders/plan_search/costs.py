@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -71,6 +72,12 @@ class PartCosts:
         self.task, self.links = task, links
         self.kinds, self.kind_of_D = tuple(kinds), np.asarray(kind_of_D)
         self.networks = tuple(CallNetwork(kind.model, kind.alone_ms) for kind in kinds)
+
+    def of_task(self, task: ShardingTask) -> PartCosts:
+        """The costs of the same tables on the same machine under other rules."""
+        found = copy(self)
+        found.task = task
+        return found
 
     def predict(self, parts: Sequence[TablePart]) -> PredictedParts:
         """Times of every device, and how sure the slowest one's is.

@@ -1,0 +1,208 @@
+"""Rows of MEAN tables: where TorchRec trains them right, and what they would save where it does not.
+
+TorchRec takes means of rows by dividing a collection's whole output, which is right where all of its tables are cut by
+rows. So a search leaves MEAN tables without rows at first. A second one, shorter, takes rows of them for right beside
+all types: where that saves nothing, there is nothing more to do. Where it does, the collections that it cuts are cut by
+rows as a whole, as far as a bound leaves hope, and what is faster is the answer. What remains is said in a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import ROWS_ALONE, ShardingTask, cut_by_rows, parts_by_table, ruled_out, sharding_type
+from evenshard.sharders.plan_search.bounds import lower_bound_ms
+from evenshard.sharders.plan_search.costs import PartCosts
+from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchResult
+from evenshard.tables.table import MEAN
+from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.units import ms_text
+
+LEAST_SAVING = 0.01
+"""Share of a step that rows must promise for collections to be cut by rows as a whole."""
+WORTH_A_NOTE = 0.02
+"""Share of a step that rows would save for a note to say so."""
+HOPE_ON_A_NODE = 0.1
+"""Share of a step that a bound must leave open on a single node, where rows seldom save anything."""
+SHORT, LONG = 1 / 4, 1 / 2
+"""Effort of the further searches, as shares of the first one's; the second is for what nearly is the answer."""
+NEARLY = 1.1
+"""Times the first answer: what a short search finds within that is searched for longer."""
+MOST_ALONE = 3
+"""Collections that are also cut by rows one by one."""
+PASSES = 9
+"""Times that a division of outputs, forward and backward, moves each of them: TorchRec repeats lengths to the width of
+the output, adds a little to them, and divides; the gradients are divided too."""
+
+Collections = frozenset[tuple[str, bool, bool]]
+"""By ``Table.collection``."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A search, and what it found.
+
+    Attributes:
+        search: the search, which has run.
+        result: what it found.
+        collections: those with MEAN tables that it cuts by rows as a whole.
+        divided_ms: time of dividing sums of rows into means, which no other time counts.
+    """
+
+    search: PlanSearch
+    result: PlanSearchResult
+    collections: Collections = frozenset()
+    divided_ms: float = 0.0
+
+    @property
+    def step_ms(self) -> float:
+        """With that division."""
+        return self.result.best.predicted_ms + self.divided_ms
+
+
+@dataclass(frozen=True)
+class MeansSearched:
+    """What to choose the answer of.
+
+    Attributes:
+        found: searches of legal placements; the first one leaves MEAN tables without rows, if it found anything.
+        bound_ms: no legal placement is predicted to take less; infinite where the searches' own bounds say all.
+        free_ms: what was found with rows of MEAN tables beside all types; None where nothing was.
+        restricted: of each MEAN table that has no rows beside other types, its collection.
+    """
+
+    found: tuple[Searched, ...]
+    bound_ms: float = float("inf")
+    free_ms: float | None = None
+    restricted: tuple[tuple[str, bool, bool], ...] = ()
+
+
+Make = Callable[[PartCosts, float], PlanSearch]
+"""A search for a task, with a share of the effort; raises InfeasibleTask where a table has no type left."""
+
+
+def search_means(costs: PartCosts, first: Searched | None, kept: Collections, make: Make) -> MeansSearched:
+    """The first search, and those whose collections with MEAN tables are cut by rows.
+
+    Args:
+        costs: of the request.
+        first: without rows of MEAN tables; None where it found nothing.
+        kept: collections to cut by rows whatever that promises, as an earlier placement does.
+        make: makes a search.
+    """
+    task = costs.task
+    restricted = [at for at in range(len(task.tables)) if _is_restricted(task, at)]
+    begun = () if first is None else (first,)
+    if not restricted or (first is not None and first.result.is_interrupted):
+        return MeansSearched(begun)
+    of = tuple(task.tables[at].collection for at in restricted)
+    try:
+        free = make(costs.of_task(replace(task, means_of_rows=True)), SHORT)
+    except InfeasibleTask:  # another table has no type at all
+        return MeansSearched(begun)
+    able = _able(task, restricted)
+    free_bound_ms = lower_bound_ms(free.options)
+    bound_ms = free_bound_ms if able else float("inf")
+    now_ms = float("inf") if first is None else first.step_ms
+    hope = LEAST_SAVING if task.machine.num_nodes > 1 else HOPE_ON_A_NODE
+    if free_bound_ms > now_ms * (1 - hope) and not kept:
+        return MeansSearched(begun, bound_ms, None, of)
+    try:
+        result = free.run([one.result.best.parts for one in begun])
+    except InfeasibleTask:
+        return MeansSearched(begun, bound_ms, None, of)
+    wanted = _in_rows(task, result.best.parts)
+    free_ms = result.best.predicted_ms + divided_ms(costs, wanted)
+    found = list(begun)
+    if free_ms < now_ms * (1 - LEAST_SAVING) or kept:
+        for collections in _sets(wanted & able, kept & able):
+            narrowed = costs.of_task(cut_by_rows(task, collections))
+            searched = _searched(narrowed, collections, now_ms, make, always=bool(kept))
+            found += [] if searched is None else [searched]
+    return MeansSearched(tuple(found), bound_ms, free_ms, of)
+
+
+def _searched(
+    costs: PartCosts, collections: Collections, now_ms: float, make: Make, *, always: bool
+) -> Searched | None:
+    """What a search among rows finds, where it may be faster than now; with all effort where it nearly is."""
+    try:
+        short, divided = make(costs, SHORT), divided_ms(costs, collections)
+    except InfeasibleTask:  # a rule of another collection asks for rows
+        return None
+    if lower_bound_ms(short.options) + divided >= now_ms and not always:
+        return None
+    try:
+        found = Searched(short, short.run(), collections, divided)
+        if found.step_ms < NEARLY * now_ms:
+            full = make(costs, LONG)
+            again = Searched(full, full.run((found.result.best.parts,)), collections, divided)
+            found = min(found, again, key=lambda one: one.step_ms)
+    except InfeasibleTask:
+        return None
+    return found
+
+
+def _is_restricted(task: ShardingTask, position: int) -> bool:
+    """Whether a MEAN table could have rows but for the other tables of its collection."""
+    table = task.tables[position]
+    if table.pooling != MEAN or table.is_weighted or position in task.in_rows:
+        return False
+    allowed = task.limits_of(position).types & {*ROWS_ALONE}
+    return bool(allowed - ruled_out(replace(task, means_of_rows=True), position).keys())
+
+
+def _able(task: ShardingTask, restricted: Collection[int]) -> Collections:
+    """Collections of such tables all of whose tables can be cut by rows."""
+    collections = frozenset(task.tables[at].collection for at in restricted)
+    types = cut_by_rows(task, collections).types
+    return collections - {table.collection for table, own in zip(task.tables, types, strict=True) if not own}
+
+
+def _in_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Collections:
+    """Collections with a MEAN table that a placement cuts by rows."""
+    by_table, machine = parts_by_table(task, parts), task.machine
+    return frozenset(
+        table.collection
+        for table in task.tables
+        if table.pooling == MEAN and sharding_type(by_table[table.name], table, machine) in ROWS_ALONE
+    )
+
+
+def _sets(wanted: Collections, kept: Collections) -> Iterator[Collections]:
+    """Collections to cut by rows: all that want it, some of them alone, and those that are cut so already."""
+    alone = sorted(wanted)[:MOST_ALONE] if len(wanted) > 1 else []
+    yield from dict.fromkeys(one for one in (wanted, *(frozenset({each}) for each in alone), kept) if one)
+
+
+def divided_ms(costs: PartCosts, collections: Collection[object]) -> float:
+    """Time of dividing the outputs of collections, on the device whose memory is slowest."""
+    task = costs.task
+    columns = sum(table.embedding_dim * table.num_features for table in task.tables if table.collection in collections)
+    moved = PASSES * 4 * task.local_batch * columns
+    return moved / min(kind.bytes_per_ns for kind in costs.kinds) * 1e-6
+
+
+# What is said of it ---------------------------------------------------------------------------------------------------
+
+
+def means_notes(means: MeansSearched, chosen: Searched) -> Iterator[str]:
+    """What rows of MEAN tables cost, and what they would save."""
+    if chosen.collections:
+        yield (
+            f"All tables of collections with MEAN tables are cut by rows: TorchRec trains rows of means right only so. "
+            f"It divides their sums, about {ms_text(chosen.divided_ms)} ms of a step that no time here counts."
+        )
+    if means.free_ms is None or means.free_ms > chosen.step_ms * (1 - WORTH_A_NOTE):
+        return
+    saved = 100 * (1 - means.free_ms / chosen.step_ms)
+    count = sum(one not in chosen.collections for one in means.restricted)
+    which = "" if not count else f" {count:,} MEAN table{'s have' if count > 1 else ' has'} no rows for that reason."
+    yield (
+        f"TorchRec trains rows of MEAN tables wrongly beside tables of their collection that are not cut by rows."
+        f"{which} Otherwise a step would take {ms_text(means.free_ms)} ms or less, {saved:.2g} % less. SUM with "
+        f"weights of 1/length has no such limit, and a collection of MEAN tables alone may be cut by rows as a whole "
+        f"(docs/torchrec.md#means)."
+    )

@@ -1,0 +1,135 @@
+"""Rows of MEAN tables: collections cut by rows as a whole where that is faster, and what other rows would save."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evenshard
+from evenshard.placement.machine import Machine
+from evenshard.placement.sharding import ROWS_ALONE, check_sharding
+from evenshard.planner.explain.explain import explain
+from evenshard.planner.means_by_rows import _able, _is_restricted, divided_ms
+from evenshard.planner.model import model_of
+from evenshard.planner.pricing import part_costs
+from evenshard.planner.request import PlacementRequest
+from evenshard.tables.table import Table
+from evenshard.utils.errors import InfeasibleTask
+from support.builders import table
+
+MEANS = tuple(Table(f"m{number}", 10**7, 64, 40.0, pooling="mean", module="means") for number in range(2))
+SUMS = tuple(Table(f"s{number}", 10**5, 16, 1.0, module="sums") for number in range(2))
+HARDWARE = {"hardware": "simulated:h100", "nodes": 2, "devices_per_node": 4, "inter": "ib_400g"}
+
+
+@cache
+def placed(*tables: Table, **named: Any) -> evenshard.PlacementAnswer:
+    return evenshard.place(tables, **{**HARDWARE, "batch_size": 32_768, **named})
+
+
+def types(answer: evenshard.PlacementAnswer, *tables: Table) -> set[str]:
+    return {answer.type_of_table[one.name] for one in tables}
+
+
+def test_a_collection_of_means_alone_is_cut_by_rows_where_that_is_faster() -> None:
+    """The tables of other collections are as free as before; a note says what no time counts."""
+    answer = placed(*MEANS, *SUMS)
+    columns = placed(*MEANS, *SUMS, sharding_types=("table_wise", "column_wise", "table_column_wise", "grid_shard"))
+    assert types(answer, *MEANS) == {"table_row_wise"} and not types(answer, *SUMS) & {*ROWS_ALONE}
+    assert answer.predicted_ms < 0.8 * columns.predicted_ms
+    assert answer.lower_bound_ms <= answer.predicted_ms
+    (note,) = answer.notes
+    assert note.startswith("All tables of collections with MEAN tables are cut by rows: TorchRec trains")
+    check_sharding(answer.request.sharding_task(), answer.parts)
+
+
+def test_what_rows_would_save_is_said_where_there_are_none() -> None:
+    """A table of a single row is not cut by rows, and so no table of its collection with means is."""
+    answer = placed(*MEANS, Table("single", 1, 16, 1.0, module="means"))
+    assert not types(answer, *MEANS) & {"row_wise", "table_row_wise", "grid_shard"}
+    (note,) = answer.notes
+    assert note.startswith("TorchRec trains rows of MEAN tables wrongly beside tables of their collection")
+    assert " 2 MEAN tables have no rows for that reason. Otherwise a step would take " in note
+    assert "SUM with weights of 1/length" in note and "docs/torchrec.md#means" in note
+    above, _, _ = answer.summary().partition("\ndevice ")
+    assert "2 MEAN tables have no rows" in " ".join(above.split())
+    free = placed(*(replace(one, pooling="sum") for one in MEANS), Table("single", 1, 16, 1.0, module="means"))
+    said_ms = float(note.split("would take ")[1].split(" ms")[0])
+    assert said_ms == pytest.approx(free.predicted_ms, rel=0.05) and said_ms < 0.98 * answer.predicted_ms
+
+
+def test_a_mean_table_that_must_be_cut_by_rows_takes_its_collection_along() -> None:
+    small = tuple(table(name, 1000, 16) for name in "xy")
+    request = {"sharding_types": ("table_wise", "row_wise"), "table_types": {"m": "row_wise"}}
+    mean = replace(table("m", 1000, 16), pooling="mean")
+    answer = evenshard.place([mean, *small], 2, **request)
+    assert set(answer.type_of_table.values()) == {"row_wise"}
+    with pytest.raises(
+        InfeasibleTask, match="TorchRec takes means of rows wrongly beside tables that are not cut by rows"
+    ):
+        evenshard.place([mean, *small], 2, **{**request, "table_types": {"m": "row_wise", "x": "table_wise"}})
+
+
+def test_means_too_large_for_a_device_are_cut_by_rows_with_their_collection() -> None:
+    mean = replace(table("m", 4_000_000, 4), pooling="mean")  # 61 MB, too narrow for columns
+    answer = evenshard.place([mean, table("x", 1000, 4)], 2, 0.05, reserved_gb=0, batch_size=64)
+    assert set(answer.type_of_table.values()) == {"row_wise"}
+
+
+def test_a_file_says_what_is_taken_for_a_collection(tmp_path: Path) -> None:
+    path = tmp_path / "tables.yaml"
+    path.write_text(
+        "- {name: a, num_rows: 10, embedding_dim: 8, pooling_factor: 1, pooling: mean}\n"
+        "- {name: b, num_rows: 10, embedding_dim: 8, pooling_factor: 1, pooling: mean, module: m}\n"
+        "- {name: c, num_rows: 10, embedding_dim: 8, pooling_factor: 1}\n"
+    )
+    assumed = [one for one in evenshard.place(str(path), 2).assumptions if one.column == "collection"]
+    assert [(one.table, one.text) for one in assumed] == [("a", "one collection with all tables that name no module")]
+
+
+def test_an_answer_by_rows_is_kept_explained_and_stayed_near_to(tmp_path: Path) -> None:
+    answer = placed(*MEANS, *SUMS)
+    evenshard.save_answer(answer, tmp_path / "placement.json")
+    again = evenshard.load_answer(tmp_path / "placement.json")
+    assert again.parts == answer.parts and again.task.types[0] == {*ROWS_ALONE}
+    ways = {one.sharding_type: one for one in explain(again, model_of(None, "simulated:h100"), "m0").ways}
+    assert ways["table_wise"].illegal == ("its collection is cut by rows as a whole, for its means",)
+    assert ways["table_row_wise"].is_now and not ways["table_row_wise"].illegal
+    near = evenshard.place(
+        (*MEANS, *SUMS), **HARDWARE, batch_size=32_768, near=tmp_path / "placement.json", max_move_gb=0.0
+    )
+    assert near.parts == answer.parts and near.nearness is not None and near.nearness.moved_bytes == 0
+
+
+def test_who_may_be_cut_by_rows() -> None:
+    """Not with a table of one row, a sequence's rules, or weighted means; and only what the types ask for."""
+
+    def of(*tables: Table, **named: Any) -> tuple[int, bool]:
+        request = PlacementRequest(tables, (10**9,) * 4, 64, machine=Machine(4, 2, inter="ib_400g"), **named)
+        task = request.sharding_task()
+        restricted = [at for at in range(len(tables)) if _is_restricted(task, at)]
+        return len(restricted), bool(_able(task, restricted))
+
+    mean, other = replace(table("m", 100, 8), pooling="mean"), table("x", 100, 8)
+    assert of(mean, other) == (1, True)
+    assert of(mean, replace(other, num_rows=1)) == (1, False)
+    assert of(mean, replace(other, num_rows=1, module="else")) == (1, True)
+    assert of(replace(mean, num_rows=1), other) == (0, False)
+    assert of(replace(mean, is_weighted=True), other) == (0, False)
+    assert of(other) == (0, False)
+    assert of(mean, other, sharding_types=("table_wise", "column_wise")) == (0, False)
+    assert of(mean, other, sharding_types=ROWS_ALONE) == (0, False), "all are cut by rows anyway"
+
+
+def test_dividing_sums_takes_memory_traffic() -> None:
+    """Nine times the outputs of a device's samples: 64 x (8 + 16) x 4 bytes, at what the memory moves."""
+    both = (replace(table("a", 100, 8), pooling="mean"), replace(table("b", 100, 16), module="m"))
+    request = PlacementRequest(both, (10**9,) * 2, 128, hardware="simulated:h100")
+    costs = part_costs(request, model_of(None, "simulated:h100"))
+    moved = 9 * 4 * 64 * 8
+    assert divided_ms(costs, {both[0].collection}) == pytest.approx(moved / costs.kinds[0].bytes_per_ns * 1e-6)
+    assert divided_ms(costs, ()) == 0
