@@ -32,9 +32,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.version import __version__
 
 if sys.platform == "win32":
-    raise ImportError(
-        "evenshard is for Linux: it locks files with fcntl. Use WSL on Windows."
-    )
+    raise ImportError("evenshard is for Linux: it locks files with fcntl. Use WSL on Windows.")
 
 if TYPE_CHECKING:
     from evenshard.placement.parts import TablePart

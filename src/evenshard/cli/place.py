@@ -23,7 +23,7 @@ NO_FLAG = {"compare", "constraints"}
 """Arguments of ``evenshard.place`` without a flag. The command compares with the rules of thumb, and for a report with
 TorchRec's planner; constraints are a model's."""
 
-EXAMPLE = "Example: evenshard place tables.yaml --devices 8 --hardware h100 --report page.html -o placement.json"
+PLACE_EXAMPLE = "Example: evenshard place tables.yaml --devices 8 --hardware h100 --report page.html -o placement.json"
 RULES_HEADING, RULES_HINT = "rules of tables", "Each can be given several times."
 FLAG_GROUPS = {
     "devices and their memory": (
@@ -31,7 +31,14 @@ FLAG_GROUPS = {
         *("host_memory_gb", "host_bandwidth_gb_s", "ssd_gb", "ssd_bandwidth_gb_s", "compute_kernels"),
     ),
     "several nodes": ("nodes", "devices_per_node", "nodes_per_domain", "intra", "inter", "cluster"),
-    "what trains": ("batch_size", "optimizer", "communication", "sharding_types", "allow_column_split"),
+    "what trains": (
+        "batch_size",
+        "optimizer",
+        "dense_optimizer",
+        "communication",
+        "sharding_types",
+        "allow_column_split",
+    ),
     "about the tables": (
         *("columns", "weight_bits", "embedding_dim", "traffic", "pooling_factors", "default_pooling_factor"),
     ),
@@ -198,7 +205,7 @@ def add_commands(commands: Commands) -> None:
         "own planner, as .py or .json (default: json)")  # fmt: skip
     add("--local-world-size", type=at_least(1), metavar="N",
         help="ranks of a node, for a TorchRec plan (default: all ranks)")  # fmt: skip
-    sub.epilog = EXAMPLE
+    sub.epilog = PLACE_EXAMPLE
     left = {option.name: option for option in place_options() if option.name not in NO_FLAG}
     for heading, names in FLAG_GROUPS.items():
         group = sub.add_argument_group(heading, RULES_HINT if heading == RULES_HEADING else None)

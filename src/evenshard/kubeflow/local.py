@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.kubeflow.containers import container_runner, containers_as_here
-from evenshard.kubeflow.local_log import COLOURS, LOG, RunLog
+from evenshard.kubeflow.local_log import LOG, TERMINAL_COLOURS, RunLog
 from evenshard.tracking import LOOP_ID
 from evenshard.utils.errors import BadFile, PipelineFailed
 from evenshard.utils.s3 import is_address
@@ -53,7 +53,7 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
         try:
             pipeline(**values)
         except Exception as error:  # kfp.local raises bare RuntimeErrors
-            said = " ".join(COLOURS.sub("", str(error)).split())
+            said = " ".join(TERMINAL_COLOURS.sub("", str(error)).split())
             print(run_log.last_lines(), file=sys.stderr)
             raise PipelineFailed(f"{said} {_where_it_says_why(_made(out, before))}") from None
         made = _made(out, before)

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from typing import TextIO
 
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+TERMINAL_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOG = "log.txt"
 """The file, in the folder of a run."""
 LAST_LINES = 20
@@ -44,7 +44,7 @@ class RunLog(io.TextIOBase):
         with self._lock:
             *lines, self._rest = (self._rest + text).split("\n")
             for line in lines:
-                self._take(COLOURS.sub("", line))
+                self._take(TERMINAL_COLOURS.sub("", line))
         return len(text)
 
     def last_lines(self) -> str:
