@@ -15,8 +15,10 @@ from urllib.parse import quote
 
 import pytest
 
+from evenshard.tracking.descriptions import FOR_MODELS, NOTE
 from support import servers
 from support.loops import Loop
+from support.patience import PATIENCE_S
 
 FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -27,9 +29,8 @@ COMPARED = ["evenshard.mean_measured_ms", "dreamshard.mean_measured_ms"]
 TIDY = """
 localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
 localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
-localStorage.setItem('mlflow.workflowType_v1', '"machine_learning"');
 """
-"""Without the panel of MLflow's assistant, and with the menu for models instead of that for chats."""
+"""Without the panel of MLflow's assistant."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def page(mlflow_server: servers.MLflow) -> Iterator[Any]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=servers.chromium(), args=FLAGS.split())
         opened = browser.new_page(viewport={"width": 1500, "height": 1000})
-        opened.set_default_timeout(30_000)
+        opened.set_default_timeout(1000 * PATIENCE_S)
         opened.add_init_script(TIDY)
         yield opened
         browser.close()
@@ -72,10 +73,48 @@ def runs_page(mlflow_server: servers.MLflow, three_loops: list[Loop]) -> str:
     return f"{mlflow_server.url}/#/experiments/{experiment.experiment_id}/runs"
 
 
+def shows(what: Any) -> Any:
+    """What a part of the page shows, once it does."""
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=1000 * PATIENCE_S)
+    return expect(what)
+
+
 def metric_of(server: servers.MLflow, loop: Loop, name: str) -> float:
     from mlflow import MlflowClient
 
     return float(MlflowClient(server.url).get_run(loop.run_id).data.metrics[name])
+
+
+def test_each_link_opens_what_it_names_in_a_browser_that_has_not_been_there(
+    page: Any, three_loops: list[Loop], mlflow_server: servers.MLflow
+) -> None:
+    """MLflow opens with its menu for chats, in which an experiment has no runs and "Traces 0"."""
+    from mlflow import MlflowClient
+
+    client, loop = MlflowClient(mlflow_server.url), three_loops[0]
+    run = client.get_run(loop.run_id)
+    experiment = client.get_experiment(run.info.experiment_id)
+    (version,) = client.search_model_versions("name = 'evenshard-cost' AND version_number = '1'")
+    seen = {}
+    for note, link, expected in (
+        (experiment.tags[NOTE], "runs", loop.name),
+        (experiment.tags[NOTE], "charts", loop.name),
+        (experiment.tags[NOTE], "evenshard-cost", "names the version to use"),
+        (run.data.tags[NOTE], "evaluate", "Compare all sharders on the held-out tasks"),
+        (version.description, "evaluate", "Compare all sharders on the held-out tasks"),
+    ):
+        (address,) = re.findall(rf"\[{link}\]\((#[^)]+)\)", note)
+        with page.context.browser.new_context() as context:
+            opened = context.new_page()
+            opened.goto(f"{mlflow_server.url}/{address}")
+            opened.set_default_timeout(1000 * PATIENCE_S)
+            opened.get_by_text(expected).first.wait_for()
+            opened.get_by_text("Model registry").first.wait_for()
+            seen[link, address] = opened.inner_text("body")
+    for where, text in seen.items():
+        assert "Observability" not in text, where
 
 
 def test_loops_are_ticked_and_compared(
@@ -101,32 +140,31 @@ def test_loops_are_ticked_and_compared(
     page.keyboard.press("Escape")
     plot = page.locator(".js-plotly-plot").first
     plot.get_by_text(COMPARED[-1]).wait_for()
-    page.wait_for_timeout(500)
-    assert plot.locator(".axis-title").all_text_contents() == [*CHANGED, *COMPARED]
-    ends = plot.locator("text").all_text_contents()
+    shows(plot.locator(".axis-title")).to_have_text([*CHANGED, *COMPARED])
     for name in COMPARED:
         values = [metric_of(mlflow_server, loop, name) for loop in three_loops]
         if min(values) < max(values):  # an axis of equal values has labels around them
-            assert {f"{min(values):.5f}", f"{max(values):.5f}"} <= set(ends)
+            for end in (min(values), max(values)):
+                shows(plot).to_contain_text(f"{end:.5f}")
     picture("compare", 940)
-    text = page.inner_text("body")
-    assert all(loop.name in text for loop in three_loops)
+    for loop in three_loops:
+        shows(page.locator("body")).to_contain_text(loop.name)
 
 
 def test_metrics_are_charts_with_names_and_values(
     page: Any, picture: Any, runs_page: str, three_loops: list[Loop], mlflow_server: servers.MLflow
 ) -> None:
-    page.goto(f"{runs_page}?compareRunsMode=CHART")
+    page.goto(f"{runs_page}?compareRunsMode=CHART&{FOR_MODELS}")
     page.reload()
     page.get_by_placeholder("Search metric charts").fill("evenshard|dreamshard|kendall|median|single_cost")
     chart = page.locator(".js-plotly-plot").filter(has_text="0.").first
     chart.wait_for()
     page.get_by_text("evenshard.mean_measured_ms").first.wait_for()
-    text = page.inner_text("body")
-    assert all(loop.name in text for loop in three_loops)
+    for loop in three_loops:
+        shows(page.locator("body")).to_contain_text(loop.name)
     for name in ("kendall_tau", "cost_model.median_abs_pct_error"):
         for loop in three_loops:
-            assert f"{metric_of(mlflow_server, loop, name):.2f}" in text, f"{name} of {loop.name}"
+            shows(page.locator("body")).to_contain_text(f"{metric_of(mlflow_server, loop, name):.2f}")
     picture("charts", 960)
 
 
@@ -151,15 +189,15 @@ def test_losses_of_all_rounds_are_curves(
         "show_point": "false",
         "deselected_curves": "[]",
         "last_linear_y_axis_range": "[]",
+        **dict([FOR_MODELS.split("=")]),
     }
     page.goto(f"{mlflow_server.url}/#/metric?{'&'.join(f'{key}={quote(value)}' for key, value in asked.items())}")
     page.get_by_role("link", name="train_cost_2", exact=True).wait_for()
     page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
-    text = page.inner_text("body")
     for run in found:
         points = client.get_metric_history(run.info.run_id, "loss_per_update")
-        assert f"{run.info.run_name} (loss_per_update)" in text
-        assert f"{points[-1].value} (step={len(points) - 1})" in text
+        shows(page.locator("body")).to_contain_text(f"{run.info.run_name} (loss_per_update)")
+        shows(page.locator("body")).to_contain_text(f"{points[-1].value} (step={len(points) - 1})")
     picture("losses", 720)
 
 
@@ -182,7 +220,7 @@ def test_descriptions_lead_from_page_to_page(
         link.wait_for()
         page.goto(f"{mlflow_server.url}/{link.get_attribute('href')}")
 
-    page.goto(f"{runs_page}/{loop.run_id}")
+    page.goto(f"{runs_page}/{loop.run_id}?{FOR_MODELS}")
     page.get_by_text("Show more", exact=True).first.click()
     page.get_by_text("docs/mlflow.md").first.wait_for()
     picture("loop", 560)
@@ -191,7 +229,7 @@ def test_descriptions_lead_from_page_to_page(
     follow(re.compile(r"^evenshard-cost \d+$"))
     page.get_by_text("learned from costs").wait_for()
     picture("version", 560)
-    back = page.locator(f'a[href$="/runs/{loop.run_id}"]').first
+    back = page.locator(f'a[href*="/runs/{loop.run_id}"]').first
     page.goto(f"{mlflow_server.url}/{back.get_attribute('href')}")
     page.get_by_role("heading", name=loop.name, exact=True).wait_for()
     follow("round_2/costs.parquet")  # which the second round wrote, and what came after read
@@ -202,14 +240,14 @@ def test_descriptions_lead_from_page_to_page(
     some = client.search_runs([experiment], f"tags.`evenshard.costs_sha256` LIKE '%{sha256}%'")
     assert {"benchmark_2", "train_cost_2"} <= {run.info.run_name for run in some}
     page.get_by_text(f"{len(some)} matching runs").wait_for()
-    page.goto(f"{mlflow_server.url}/#/models/evenshard-cost")
+    page.goto(f"{mlflow_server.url}/#/models/evenshard-cost?{FOR_MODELS}")
     page.get_by_text("names the version to use").first.wait_for()
     picture("model", 560)
 
 
 def _show_columns(page: Any, runs_page: str) -> None:
     """Opens the table of runs with what the loops differ in, as its button "Columns" would."""
-    page.goto(f"{runs_page}?compareRunsMode=TABLE")
+    page.goto(f"{runs_page}?compareRunsMode=TABLE&{FOR_MODELS}")
     page.get_by_role("columnheader", name="Run Name").first.wait_for()
     key = f'MLflowLocalStorage-1.1-ExperimentPage-["{runs_page.split("/")[-2]}"]-ReactComponentState'
     page.wait_for_function("key => localStorage.getItem(key)", arg=key)
@@ -217,5 +255,5 @@ def _show_columns(page: Any, runs_page: str) -> None:
     state["selectedColumns"] = [*(f"params.`{name}`" for name in CHANGED), *(f"metrics.`{name}`" for name in COMPARED)]
     page.evaluate("([key, value]) => localStorage.setItem(key, value)", [key, json.dumps(state)])
     page.goto("about:blank")
-    page.goto(f"{runs_page}?compareRunsMode=TABLE")
+    page.goto(f"{runs_page}?compareRunsMode=TABLE&{FOR_MODELS}")
     page.get_by_role("columnheader", name="Run Name").first.wait_for()

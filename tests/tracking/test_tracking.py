@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from getpass import getuser
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,8 @@ def a_loop(folder: Path) -> None:
 def check_loop(client: Any) -> None:
     """MLflow has all of it, once."""
     found = runs_of(client)
-    parent = found.pop(f"loop-{params_hash(PARAMS)[:8]}")
+    (name,) = (name for name in found if re.fullmatch(f"loop-{params_hash(PARAMS)[:8]}-[0-9a-f]{{4}}", name))
+    parent = found.pop(name)
     assert found.keys() == {"generate_tables", "train_cost_2"}
     assert parent.data.params == {"loop.num_rounds": "2", "train_cost.seed": "0"}
     assert parent.data.metrics == {"evenshard.mean_measured_ms": 1.5}
@@ -75,6 +78,7 @@ def check_loop(client: Any) -> None:
         assert run.data.tags["evenshard.params_hash"] == params_hash(PARAMS)
         assert run.data.tags["evenshard.git_commit"]
         assert "torch " in run.data.tags["evenshard.libraries"]
+        assert run.data.tags["mlflow.source.name"] and run.data.tags["mlflow.user"] == run.info.user_id == getuser()
     for run in found.values():
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
     train = found["train_cost_2"]
@@ -105,6 +109,9 @@ def check_loop(client: Any) -> None:
         assert one.tags["evenshard.device_error"] == "no measurement confirms this profile"
         assert one.tags["evenshard.metric.evenshard.mean_measured_ms"] == "1.5"
     assert len(train.outputs.model_outputs) == 2
+    assert [one.dataset.digest for one in parent.inputs.dataset_inputs] == [dataset.dataset.digest]
+    made = {one.model_id for one in train.outputs.model_outputs}
+    assert {one.model_id for one in parent.outputs.model_outputs} == made, "the loop's row shows what its stages have"
 
 
 def test_a_loop_is_a_run_with_a_run_for_each_stage(
@@ -113,6 +120,16 @@ def test_a_loop_is_a_run_with_a_run_for_each_stage(
     a_loop(workdir)
     check_loop(client)
     assert capsys.readouterr().out == ""
+
+
+def test_loops_of_equal_settings_have_names_of_their_own(client: Any) -> None:
+    for _ in range(2):
+        with tracking.stage_run("generate_tables", PARAMS, {}):
+            pass
+        tracking.log_to_parent({"one": 1.0})
+    experiment = client.get_experiment_by_name("evenshard").experiment_id
+    names = [run.info.run_name for run in client.search_runs([experiment], "tags.`evenshard.key` != ''")]
+    assert len(names) == len({*names}) == 2
 
 
 def test_other_settings_or_new_tables_are_another_loop(client: Any) -> None:
@@ -340,6 +357,8 @@ def test_of_two_loops_with_one_name_the_newest_is_meant(client: Any) -> None:
     for _ in range(2):
         with tracking.stage_run("generate_tables", PARAMS, {}):
             pass
+    for loop in tracking.find_runs():
+        client.update_run(loop.run_id, name="of Monday")
     newest, oldest = tracking.find_runs()
     assert newest.name == oldest.name and newest.start_ms >= oldest.start_ms
     assert tracking.find_runs([newest.name]) == [newest]

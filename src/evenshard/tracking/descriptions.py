@@ -1,6 +1,7 @@
 """Descriptions of experiment, runs and models on MLflow's pages: what each is, with links to what belongs to it.
 
-The links begin with # and hold wherever the server is. A description that somebody else has written stays.
+The links begin with # and hold wherever the server is. They open the pages for models: a browser that has not been
+there shows those for chats ("GenAI"), which know no runs. A description that somebody else has written stays.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from typing import Any
 from urllib.parse import quote
 
 from evenshard.tracking.at_once import write_together
+from evenshard.tracking.parents import PARENT_TAG
 from evenshard.tracking.tags import COSTS_SHA256, STAGE
 from evenshard.version import __version__
 
 NOTE = "mlflow.note.content"
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""MLflow's pages then show runs, charts and models, and not what is for chats."""
+"""Pages of MLflow before 3.17 then show runs, charts and models, and not what is for chats."""
+FOR_MODELS = "workflowType=machine_learning"
+"""What an address of MLflow's pages has, so that the menu for models is shown, in 3.17 whatever the kind is."""
 REGISTERED_AS = "evenshard.registered"
 """Tag of a run: the model versions that hold its model, as models:/ addresses."""
 DOCS = "EVENSHARD_DOCS"
 """Address of the documentation as `make docs` builds it, for links to it."""
-_PARENT = "mlflow.parentRunId"
 _OURS = "**evenshard**"
 
 MODELS = {
@@ -62,7 +65,7 @@ def describe_run(client: Any, run_id: str, about: str = "") -> None:
         about: what a stage does, in a sentence.
     """
     run = client.get_run(run_id)
-    parent_id = run.data.tags.get(_PARENT, "")
+    parent_id = run.data.tags.get(PARENT_TAG, "")
     if STAGE not in run.data.tags:
         _describe_loop(client, run)
         return
@@ -94,7 +97,7 @@ def version_description(client: Any, name: str, run_id: str, model_id: str, tags
         run = client.get_run(run_id)
         experiment = run.info.experiment_id
         lines.append(f"- made by {_run_link(run)}")
-        if parent_id := run.data.tags.get(_PARENT):
+        if parent_id := run.data.tags.get(PARENT_TAG):
             lines[-1] += f" of the loop {_run_link(client.get_run(parent_id))}"
     costs = [one for one in tags.get(COSTS_SHA256, "").split(",") if one]
     if costs:
@@ -105,7 +108,7 @@ def version_description(client: Any, name: str, run_id: str, model_id: str, tags
 
 
 def _describe_loop(client: Any, run: Any) -> None:
-    search = f"tags.`{_PARENT}` = '{run.info.run_id}'"
+    search = f"tags.`{PARENT_TAG}` = '{run.info.run_id}'"
     stages = sorted(client.search_runs([run.info.experiment_id], search), key=lambda one: one.info.start_time)
     lines = ["a loop; its parameters are all of params.yaml.", *_model_lines(stages), *_data_lines(stages)]
     if stages:
@@ -163,4 +166,6 @@ def _costs_link(experiment: str, sha256: str, text: str) -> str:
 
 
 def _link(text: str, address: str) -> str:
+    if address.startswith("#"):
+        address += f"{'&' if '?' in address else '?'}{FOR_MODELS}"
     return f"[{text}]({address})"

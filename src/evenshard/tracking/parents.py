@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from evenshard.utils.provenance import params_hash
 
 PARENT_FILE = Path("work/mlflow_parent.json")
 LOOP_ID, LOOP_TAG = "EVENSHARD_LOOP_ID", "evenshard.loop_id"
+PARENT_TAG = "mlflow.parentRunId"
 KEY_TAG = "evenshard.key"
 """Tag of every run that evenshard makes: one that was made before, perhaps by a call that got no answer, is found."""
 
@@ -60,7 +61,7 @@ def parent_of(params: Mapping[str, Any], new_loop: bool) -> Parent:
         known = {**identity, "key": secrets.token_hex(8)}
         with atomic_path(PARENT_FILE) as draft:
             draft.write_text(json.dumps(known) + "\n")
-    return Parent("", KEY_TAG, known["key"], f"loop-{identity['params'][:8]}", origin_tags(params), params)
+    return Parent("", KEY_TAG, known["key"], _name(known), origin_tags(params), params)
 
 
 def current_parent() -> Parent | None:
@@ -72,7 +73,12 @@ def current_parent() -> Parent | None:
     known = _remembered()
     if not known.get("key"):
         return None
-    return Parent("", KEY_TAG, known["key"], f"loop-{known['params'][:8]}")
+    return Parent("", KEY_TAG, known["key"], _name(known))
+
+
+def _name(known: Mapping[str, str]) -> str:
+    """Of a loop: the hash of its settings, and what tells it from others with the same."""
+    return f"loop-{known['params'][:8]}-{known['key'][:4]}"
 
 
 def ensure_parent(client: Any, experiment: str, parent: Parent, start_ms: int) -> str:
@@ -93,6 +99,35 @@ def ensure_parent(client: Any, experiment: str, parent: Parent, start_ms: int) -
     if parent.params:
         _log_settings(client, run_id, parent)
     return str(run_id)
+
+
+def share_with_parent(client: Any, run_id: str) -> None:
+    """Gives a loop's run the datasets and the models of a stage, so that its row on MLflow's pages shows them too."""
+    run = client.get_run(run_id)
+    parent_id = run.data.tags.get(PARENT_TAG)
+    if parent_id is None:
+        return
+
+    def share() -> None:
+        parent = client.get_run(parent_id)
+        read = {(one.dataset.name, one.dataset.digest) for one in _datasets(parent)}
+        made = {one.model_id for one in _models(parent)}
+        inputs = [one for one in _datasets(run) if (one.dataset.name, one.dataset.digest) not in read]
+        outputs = [one for one in _models(run) if one.model_id not in made]
+        if inputs:
+            client.log_inputs(parent_id, inputs)
+        if outputs:
+            client.log_outputs(parent_id, outputs)
+
+    write_together(share)
+
+
+def _datasets(run: Any) -> Sequence[Any]:
+    return run.inputs.dataset_inputs if run.inputs else ()
+
+
+def _models(run: Any) -> Sequence[Any]:
+    return run.outputs.model_outputs if run.outputs else ()
 
 
 def _found(client: Any, experiment: str, parent: Parent) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from evenshard.tracking.client import connect, experiment_id, first_line, short_timeouts, tracking_uri
 from evenshard.tracking.dataset_inputs import dataset_input
 from evenshard.tracking.descriptions import REGISTERED_AS, describe_run
-from evenshard.tracking.parents import Parent, current_parent, ensure_parent, parent_of
+from evenshard.tracking.parents import PARENT_TAG, Parent, current_parent, ensure_parent, parent_of, share_with_parent
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.tracking.registry import REGISTERED_COST, REGISTERED_POLICY, ensure_version
 from evenshard.tracking.tags import (
@@ -180,7 +180,8 @@ class StageRun:
             self.register(scratch, code, metrics)
 
     def end(self, status: str) -> None:
-        """Ends the run, as FINISHED, FAILED or KILLED, and describes it and its loop."""
+        """Ends the run, as FINISHED, FAILED or KILLED, gives its loop what it has, and describes both."""
+        self._log(share_with_parent)
         self._log(lambda client, run_id: describe_run(client, run_id, self._about))
         self._log(lambda client, run_id: client.set_terminated(run_id, status))
 
@@ -306,7 +307,7 @@ def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, A
         experiment = _experiment(client, parent)
         all_tags = dict(tags)
         if parent is not None:
-            all_tags["mlflow.parentRunId"] = ensure_parent(client, experiment, parent, start_ms)
+            all_tags[PARENT_TAG] = ensure_parent(client, experiment, parent, start_ms)
         run_id = str(client.create_run(experiment, start_ms, all_tags, stage).info.run_id)
         client.log_batch(run_id, params=[Param(name, str(value)[:6000]) for name, value in settings.items()])
         return run_id

@@ -31,7 +31,7 @@ class FoundRun:
 
     Attributes:
         run_id: 32 hex digits.
-        name: such as loop-1a2b3c4d or train_cost_2.
+        name: such as loop-1a2b3c4d-5e6f or train_cost_2.
         status: FINISHED, FAILED, KILLED or RUNNING.
         params: settings; of a loop, those of all sections, such as ``loop.num_rounds``.
         metrics: the last value of each.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
+from getpass import getuser
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,14 @@ WEIGHTS_SHA256 = "evenshard.weights_sha256"
 TABLES_SHA256 = "evenshard.tables_sha256"
 NUM_MEASURED = "evenshard.num_measured"
 DEVICE_ERROR = "evenshard.device_error"
+PROGRAM = "evenshard"
 _LISTED = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "mlflow")
 
 
 def origin_tags(params: Mapping[str, Any] | None) -> dict[str, str]:
-    """Of what runs now: the commit ("-dirty" with changed files), the hash of params.yaml, and versions."""
+    """Of what runs now: commit ("-dirty" with changed files), hash of params.yaml, versions, program and user."""
     commit = _commit()
-    tags = {COMMIT: commit, VERSION: __version__, LIBRARIES: _libraries()}
+    tags = {COMMIT: commit, VERSION: __version__, LIBRARIES: _libraries(), **_source()}
     if commit != UNKNOWN:
         tags["mlflow.source.git.commit"] = commit.removesuffix("-dirty")  # which MLflow's pages show
     if params is not None:
@@ -102,6 +105,16 @@ def _libraries() -> str:
         except PackageNotFoundError:
             continue
     return ", ".join(known)
+
+
+def _source() -> dict[str, str]:
+    """Program and user as MLflow's pages show them; nothing about a user without a name, as in a container."""
+    program = Path(sys.argv[0]).name
+    tags = {"mlflow.source.name": PROGRAM if program in ("", "-c", "-m", "__main__.py") else program}
+    tags["mlflow.source.type"] = "LOCAL"
+    with suppress(OSError, KeyError):
+        tags["mlflow.user"] = getuser()
+    return tags
 
 
 def _joined(values: Any) -> str:
