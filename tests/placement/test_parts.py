@@ -23,6 +23,7 @@ from evenshard.placement.parts import (
     whole_tables,
 )
 from evenshard.placement.placement import Placement, by_table, parts_on
+from evenshard.tables.reuse import thinned_reuse_bins
 from evenshard.utils.errors import BadConfig
 from support.builders import cuts_of, parts_of, table
 
@@ -162,6 +163,9 @@ def test_a_replica_keeps_the_lookups_of_a_sample() -> None:
     assert seen.pooling_factor == 10 and seen.reuse_bins is not None
     assert sum(seen.reuse_bins[2:5]) > 0.95  # 9 to 16 lookups, of which half fall on a device
     assert replica_table(often, 1) == often
+    for devices in (2, 3, 8):  # one of them sees its share of the lookups of a row
+        thinned = thinned_reuse_bins(often.reuse_bins or (), 1 / devices)
+        assert replica_table(often, devices) == replace(often, reuse_bins=thinned)
     assert replica_table(replace(often, reuse_bins=None), 2).reuse_bins is None
 
 

@@ -210,6 +210,8 @@ def whole_parts(one: Table, device: int) -> list[TablePart]:
 
 def test_a_device_that_would_hold_too_much_is_named() -> None:
     check_sharding(of_task(room=6400), WHOLE)
+    with pytest.raises(InfeasibleTask, match=r"^device \d would hold "):
+        check_sharding(of_task(room=6399), WHOLE)
     gb = 2**30
     large = replace(T, num_rows=3 * 2**24)  # 3 GB
     with pytest.raises(InfeasibleTask, match=r"^device 2 would hold 3\.00 GB, but has 2\.00 GB\. Raise memory_cap_gb"):
@@ -241,6 +243,10 @@ def test_the_fewest_columns_of_a_part() -> None:
     check_sharding(of_task(limits=(TableLimits(min_columns=8),)), ON_ONE_NODE)
     with pytest.raises(InfeasibleTask, match=r"^table 't' has a part of 4 columns, where at least 8 are asked"):
         check_sharding(of_task(limits=(TableLimits(min_columns=8),)), ACROSS)
+    with pytest.raises(InfeasibleTask, match=r"^table 't' has a part of 8 columns, where at least 9 are asked"):
+        check_sharding(of_task(limits=(TableLimits(min_columns=9),)), ON_ONE_NODE)
+    with pytest.raises(InfeasibleTask, match=r"^table 't' has a part of 8 columns, where at least 32 are asked"):
+        check_sharding(of_task(limits=(TableLimits(min_columns=32),)), ON_ONE_NODE)
     check_sharding(of_task(limits=(TableLimits(min_columns=32),)), WHOLE)  # the table itself is narrower
 
 

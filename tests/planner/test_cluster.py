@@ -202,6 +202,7 @@ def test_each_kind_has_the_memory_of_its_profile(tmp_path: Path) -> None:
     path = written(tmp_path, {"hosts": hosts, "inter": "ib_400g"})
     assert devices_of(cluster=path).caps_bytes == (178 * GB, 79 * GB)
     assert devices_of(cluster=path, memory_cap_gb=64).caps_bytes == (64 * GB,) * 2
+    assert devices_of(cluster=path).hardware == devices_of(cluster=path, memory_cap_gb=64).hardware == "simulated:b200"
 
 
 def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
@@ -248,6 +249,12 @@ def test_a_file_that_makes_no_machine(tmp_path: Path, content: Any, problem: str
     assert str(caught.value).startswith(f"{path}") and problem in str(caught.value)
 
 
+def test_hardware_that_a_file_leaves_to_the_flags_has_a_profile(tmp_path: Path) -> None:
+    path = written(tmp_path, {"hosts": [{"devices": 2, "memory_gb": 4}]})
+    with pytest.raises(BadInput, match="abacus"):
+        devices_of(cluster=path, hardware="simulated:abacus")
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="no such file"):
         load_cluster_file(tmp_path / "cluster.yaml")
@@ -258,6 +265,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
     [
         ({"num_devices": 8}, "has 12 devices, num_devices is 8. Leave it out, or take hosts out of the file."),
         ({"nodes": 3}, "the cluster file says what nodes says. Leave nodes out."),
+        ({"nodes_per_domain": 2}, "the cluster file says what nodes_per_domain says. Leave nodes_per_domain out."),
         ({"inter": "ib_400g"}, "the cluster file says what inter says."),
         ({"memory_cap_gb": 80.0}, "memory_gb is in the file, and memory_cap_gb is given too."),
         ({"memory_cap_gb": 64.0}, "memory_gb is in the file, and memory_cap_gb is given too."),

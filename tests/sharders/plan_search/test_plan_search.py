@@ -105,6 +105,22 @@ def test_the_answer_is_legal_and_better_than_its_starts() -> None:
     assert found.best.parts == found.candidates[0] and found.best.predicted_ms <= least_ms * (1 + MOST_SLOWER)
 
 
+def test_a_step_makes_the_score_better_within_the_memory_or_is_none() -> None:
+    """Two equal tables on one of two devices: one of them moves to the other, if that has memory for it."""
+    tables = (Table("a", 10**6, 64, 20.0), Table("b", 10**6, 64, 20.0))
+    two = Machine.one_node(2)
+    for room, moves in ((2 * tables[0].size_bytes, True), (tables[0].size_bytes - 1, False)):
+        search = PlanSearch(costs_of(tables, two, room_bytes=(2 * tables[0].size_bytes, room)), SHORT)
+        state = State(search.options, [Choice(0, (0,)), Choice(0, (0,))])
+        before = state.score
+        assert search._try(state, [(0, state.choices[0])]) == []  # as good as before
+        assert bool(search._try(state, [(0, Choice(0, (1,)))])) == moves
+        assert state.choices[0].places == (int(moves),)
+        assert (state.score < before) == moves
+        if moves:
+            assert search._try(state, [(0, Choice(0, (0,)))]) == [] and state.choices[0].places == (1,)
+
+
 def test_the_same_seed_gives_the_same_placement() -> None:
     one, two = (PlanSearch(costs_of(some_tables()), SHORT, seed=3).run().best.parts for _ in range(2))
     assert one == two

@@ -252,8 +252,7 @@ class Options:
             _summed(network.columns([one for group in self._looked_up for one in group]), list(self._looked_up))
             for network in costs.networks
         ]
-        self.dense = np.array([call.is_dense for call in self.calls], dtype=bool)
-        self.collective_of_call = tuple((call.module, call.sharding_type) for call in self.calls)
+        self.collective_of_call = self._collectives()
 
     @cached_property
     def flat(self) -> FlatWays:
@@ -274,12 +273,17 @@ class Options:
         units[unit] = Unit(old.tables, (*old.ways, *ways), old.allowed_D)
         self.units = tuple(units)
         known = len(self.columns_KPH[0])
+        self.collective_of_call = self._collectives()
         new = list(self._looked_up)[known:]
         if new:
             self.columns_KPH = [
                 np.concatenate([old_PH, _summed(network.columns([one for group in new for one in group]), new)])
                 for old_PH, network in zip(self.columns_KPH, self.costs.networks, strict=True)
             ]
+
+    def _collectives(self) -> tuple[tuple[str, str], ...]:
+        """The module and the type of each kernel call: calls that share them share a collective."""
+        return tuple((call.module, call.sharding_type) for call in self.calls)
 
     def _units(self) -> Iterator[Unit]:
         task = self.task
