@@ -13,6 +13,8 @@ import pytest
 
 import evenshard
 from evenshard.planner.api import place
+from evenshard.planner.diff.diff import diff
+from evenshard.planner.explain.explain import explain
 from evenshard.planner.torchrec import EvenshardPlanner
 from evenshard.planner.what_if.api import SHARED_KNOBS, what_if
 from evenshard.utils.errors import BadConfig, BadInput, InfeasibleTask
@@ -96,6 +98,18 @@ def test_the_line_names_the_argument_its_value_and_what_is_expected() -> None:
         what_if(TABLES, allow_column_split="no")
     with pytest.raises(BadConfig, match="fallback is 'no', not True or False"):
         EvenshardPlanner(world_size=2, fallback="no")  # type: ignore[arg-type]
+
+
+def test_answers_are_explained_and_compared_with_checked_arguments_too() -> None:
+    one = place(TABLES, **ASKED)
+    for call, said in (
+        (lambda: explain(one, None, "a"), "model is None, not a PlacementModel"),  # type: ignore[arg-type]
+        (lambda: explain("placement.json", None, "a"), "answer is 'placement.json', not a PlacementAnswer"),  # type: ignore[arg-type]
+        (lambda: diff(one, None), "new is None, not a PlacementAnswer"),  # type: ignore[arg-type]
+        (lambda: diff(one, one, link_gb_s="25"), "link_gb_s is '25', not a number"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(BadConfig, match=said):
+            call()
 
 
 def test_numbers_of_numpy_give_the_same_answer() -> None:

@@ -124,7 +124,7 @@ def _check_text(name: str, text: str) -> None:
 def _adapter(kind: Any) -> Any:
     from pydantic import ConfigDict, TypeAdapter
 
-    return TypeAdapter(_strict(kind), config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+    return TypeAdapter(_strict(kind), config=ConfigDict(strict=True))
 
 
 def _strict(kind: Any) -> Any:
@@ -137,6 +137,8 @@ def _strict(kind: Any) -> Any:
         return Annotated[float, PlainValidator(_real)]
     if getattr(kind, "_is_protocol", False):
         return Any  # what it must have, the function looks for itself
+    if isinstance(kind, type) and kind is not Any and kind not in _WORDS:
+        return Annotated[Any, PlainValidator(partial(_instance, kind))]  # pydantic would look into a dataclass
     origin, inner = get_origin(kind), tuple(map(_strict, get_args(kind)))
     if origin in (Union, UnionType):
         return Union[inner]  # noqa: UP007  # of a tuple
@@ -155,6 +157,12 @@ def _check_path(name: str, path: str | Path) -> None:
         raise BadConfig(
             f"{name} is {brief(str(path))}, which cannot be looked up ({error.strerror}). Correct it."
         ) from None
+
+
+def _instance(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError
+    return value
 
 
 def _whole(value: Any) -> int:

@@ -37,9 +37,11 @@ from evenshard.planner.diff.times import step_times
 from evenshard.planner.request import kept_optimizers
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.table import Table
+from evenshard.utils.signature import checked
 from evenshard.utils.units import gb_to_bytes
 
 
+@checked()
 def diff(
     old: PlacementAnswer, new: PlacementAnswer, model: PlacementModel | None = None, link_gb_s: float | None = None
 ) -> Difference:

@@ -29,12 +29,14 @@ from evenshard.sharders.plan_search.state import Choice
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.process import one_thread
+from evenshard.utils.signature import checked
 
 PRICED_SWAPS = 64
 """Parts elsewhere that a part may change places with: those after which the two devices promise most are priced."""
 
 
 @one_thread()
+@checked()
 def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Explanation:
     """What a table costs as it is sharded, and what it would elsewhere and otherwise.
 
