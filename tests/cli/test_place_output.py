@@ -109,7 +109,7 @@ def test_the_best_so_far_is_shown_in_a_terminal(flags: list[str], shows: bool) -
     ("flags", "said"),
     [
         (["--devices", "0"], "--devices is 0, not a whole number from 1 to 4,096."),
-        (["--hardware", "h100"], "Did you mean simulated:h100?"),
+        (["--hardware", "h1000"], "Did you mean h100?"),
         (["--max-move-gb", "1"], "no placement is named to stay near to"),
     ],
 )

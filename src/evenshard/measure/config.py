@@ -59,7 +59,7 @@ class MeasureConfig:
             if not getattr(self, name) >= least:
                 raise BadConfig(f"measure.{name} is {getattr(self, name)}. Make it at least {least}.")
         chosen = self.hardware_name
-        if chosen.kind.times == "measured" and chosen.device:  # it may be another device than the one here
+        if bool(chosen.device) != bool(chosen.kind.device):  # a real device may be another one than the one here
             raise BadConfig(f"hardware is {brief(self.hardware)}. Use one of {CHOICES}.")
         object.__setattr__(self, "hardware", str(chosen))
         if problem := optimizer_problem(self.optimizer):
