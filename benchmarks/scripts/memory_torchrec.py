@@ -51,6 +51,8 @@ PIPELINE_TYPES = {
     "prefetch": "TRAIN_PREFETCH_SPARSE_DIST",
 }
 """TorchRec's names of training pipelines."""
+OPTIMIZERS = {"sgd": "SGD", "rowwise_adagrad": "RowWiseAdagrad", "adagrad": "Adagrad", "adam": "Adam"}
+"""TorchRec's classes of the optimizers that are compared: those whose states its estimator knows."""
 NOTHING = "TorchRec counts none"
 
 
@@ -81,7 +83,7 @@ def random_plan(seed: int) -> Plan:
         machine,
         (TB,) * machine.num_devices,
         machine.num_devices * int(rng.integers(64, 4096)),
-        optimizer=str(rng.choice(list(NUMBERS))),
+        optimizer=str(rng.choice(list(OPTIMIZERS))),
         pipeline=str(rng.choice(list(BATCHES))),
     )
     kept = {table.name: _random_storage(rng) for table in tables}
@@ -171,14 +173,8 @@ class Estimator:
 
         data_types = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
         tensor = torch.empty(table.num_rows, table.embedding_dim, dtype=data_types[table.dtype], device="meta")
-        classes = {
-            "sgd": fused.SGD,
-            "rowwise_adagrad": fused.RowWiseAdagrad,
-            "adagrad": fused.Adagrad,
-            "adam": fused.Adam,
-        }
         if optimizer:
-            tensor._optimizer_classes = [classes[self._plan.task.optimizer]]  # type: ignore[attr-defined]
+            tensor._optimizer_classes = [getattr(fused, OPTIMIZERS[self._plan.task.optimizer])]  # type: ignore[attr-defined]
         way, storage, machine = way_of(self._plan, table, parts), parts[0].storage, self._plan.task.machine
         return ShardingOption(
             name=table.name,

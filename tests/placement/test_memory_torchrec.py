@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("torchrec", reason="TorchRec is not installed", exc_type=ImportError)
 from benchmarks.scripts.memory_torchrec import (
     NOTHING,
+    OPTIMIZERS,
     PIPELINE_TYPES,
     Line,
     Plan,
@@ -13,7 +14,6 @@ from benchmarks.scripts.memory_torchrec import (
     side_by_side,
     way_of,
 )
-from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.sharding import SHARDING_TYPES, parts_by_table
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING
 
@@ -44,7 +44,7 @@ def test_the_plans_have_everything(plans: list[Plan]) -> None:
     tasks = [plan.task for plan in plans]
     tables = [table for task in tasks for table in task.tables]
     assert {task.pipeline for task in tasks} == set(PIPELINE_TYPES)
-    assert {task.optimizer for task in tasks} == set(NUMBERS)
+    assert {task.optimizer for task in tasks} == set(OPTIMIZERS)
     assert {plan.at_peak for plan in plans} == {False, True}
     assert {table.dtype for table in tables} == {"fp32", "fp16", "bf16"}
     assert {table.pooling for table in tables} == {"sum", "mean", "none"}
