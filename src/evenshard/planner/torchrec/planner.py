@@ -24,7 +24,12 @@ from evenshard.planner.torchrec.failures import planner_error
 from evenshard.planner.torchrec.machine import machine_of
 from evenshard.planner.torchrec.model_plan import ModelPlanner
 from evenshard.planner.torchrec.model_request import RequestSettings
-from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE, PlannerArguments, heuristical
+from evenshard.planner.torchrec.planner_arguments import (
+    DEFAULT_BATCH_SIZE,
+    PlannerArguments,
+    heuristical,
+    reservation_of,
+)
 from evenshard.planner.torchrec.sharding_options import stats_of
 from evenshard.planner.torchrec.tables import DEFAULT_POOLING_FACTOR
 from evenshard.planner.torchrec.topology import links_of_topology, topology_of, with_memory
@@ -196,13 +201,7 @@ class EvenshardPlanner:
         self._failure: EvenshardError | None = None
         self._planner: ModelPlanner | None = None
         require_torchrec()
-        if heuristical_storage_reservation_percentage is not None:
-            if storage_reservation is not None:
-                raise BadConfig(
-                    "storage_reservation and heuristical_storage_reservation_percentage are both given. "
-                    "Give one of the two."
-                )
-            storage_reservation = heuristical(heuristical_storage_reservation_percentage)
+        storage_reservation = reservation_of(storage_reservation, heuristical_storage_reservation_percentage)
         self._arguments = PlannerArguments(
             topology,
             batch_size,

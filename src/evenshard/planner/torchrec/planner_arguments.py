@@ -145,6 +145,21 @@ def _types_of(one: Any) -> str:
     return ", ".join(type(each).__name__ for each in (one if isinstance(one, list) else [one]))
 
 
+def reservation_of(given: StorageReservation | None, percentage: float | None) -> StorageReservation | None:
+    """The storage reservation that was given, or the heuristical one of a percentage.
+
+    Raises:
+        BadConfig: if both are given.
+    """
+    if percentage is None:
+        return given
+    if given is not None:
+        raise BadConfig(
+            "storage_reservation and heuristical_storage_reservation_percentage are both given. Give one of the two."
+        )
+    return heuristical(percentage)
+
+
 def heuristical(percentage: float, dense_bytes: int | None = None) -> StorageReservation:
     """TorchRec's ``HeuristicalStorageReservation``, without its warning.
 
