@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+
 from support.repository import ROOT
 
 FOLDERS = ("src/evenshard", "benchmarks", "components", "pipelines", "tests", "docs")
