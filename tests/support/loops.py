@@ -127,6 +127,7 @@ def _named(name: str, place: Path, mlflow_uri: str) -> Loop:
 
 
 def _run_in(place: Path, name: str) -> None:
+    sys.argv[0] = "evenshard"  # whose commands run here; MLflow shows the program
     place.mkdir()
     os.chdir(place)
     run_loop(CHANGES[name])

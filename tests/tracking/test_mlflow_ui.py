@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
-from evenshard.tracking.descriptions import FOR_MODELS, NOTE
+from evenshard.tracking.descriptions import NOTE
 from support import servers
 from support.loops import Loop
 from support.patience import PATIENCE_S
@@ -29,8 +29,9 @@ COMPARED = ["evenshard.mean_measured_ms", "dreamshard.mean_measured_ms"]
 TIDY = """
 localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
 localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
+localStorage.setItem('mlflow.workflowType_v1', '"machine_learning"');
 """
-"""Without the panel of MLflow's assistant."""
+"""Without the panel of MLflow's assistant, and with the switch at "Model training", which MLflow remembers."""
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,7 @@ def test_loops_are_ticked_and_compared(
 def test_metrics_are_charts_with_names_and_values(
     page: Any, picture: Any, runs_page: str, three_loops: list[Loop], mlflow_server: servers.MLflow
 ) -> None:
-    page.goto(f"{runs_page}?compareRunsMode=CHART&{FOR_MODELS}")
+    page.goto(f"{runs_page}?compareRunsMode=CHART")
     page.reload()
     page.get_by_placeholder("Search metric charts").fill("evenshard|dreamshard|kendall|median|single_cost")
     chart = page.locator(".js-plotly-plot").filter(has_text="0.").first
@@ -189,7 +190,6 @@ def test_losses_of_all_rounds_are_curves(
         "show_point": "false",
         "deselected_curves": "[]",
         "last_linear_y_axis_range": "[]",
-        **dict([FOR_MODELS.split("=")]),
     }
     page.goto(f"{mlflow_server.url}/#/metric?{'&'.join(f'{key}={quote(value)}' for key, value in asked.items())}")
     page.get_by_role("link", name="train_cost_2", exact=True).wait_for()
@@ -220,7 +220,7 @@ def test_descriptions_lead_from_page_to_page(
         link.wait_for()
         page.goto(f"{mlflow_server.url}/{link.get_attribute('href')}")
 
-    page.goto(f"{runs_page}/{loop.run_id}?{FOR_MODELS}")
+    page.goto(f"{runs_page}/{loop.run_id}")
     page.get_by_text("Show more", exact=True).first.click()
     page.get_by_text("docs/mlflow.md").first.wait_for()
     picture("loop", 560)
@@ -240,14 +240,14 @@ def test_descriptions_lead_from_page_to_page(
     some = client.search_runs([experiment], f"tags.`evenshard.costs_sha256` LIKE '%{sha256}%'")
     assert {"benchmark_2", "train_cost_2"} <= {run.info.run_name for run in some}
     page.get_by_text(f"{len(some)} matching runs").wait_for()
-    page.goto(f"{mlflow_server.url}/#/models/evenshard-cost?{FOR_MODELS}")
+    page.goto(f"{mlflow_server.url}/#/models/evenshard-cost")
     page.get_by_text("names the version to use").first.wait_for()
     picture("model", 560)
 
 
 def _show_columns(page: Any, runs_page: str) -> None:
     """Opens the table of runs with what the loops differ in, as its button "Columns" would."""
-    page.goto(f"{runs_page}?compareRunsMode=TABLE&{FOR_MODELS}")
+    page.goto(f"{runs_page}?compareRunsMode=TABLE")
     page.get_by_role("columnheader", name="Run Name").first.wait_for()
     key = f'MLflowLocalStorage-1.1-ExperimentPage-["{runs_page.split("/")[-2]}"]-ReactComponentState'
     page.wait_for_function("key => localStorage.getItem(key)", arg=key)
@@ -255,5 +255,5 @@ def _show_columns(page: Any, runs_page: str) -> None:
     state["selectedColumns"] = [*(f"params.`{name}`" for name in CHANGED), *(f"metrics.`{name}`" for name in COMPARED)]
     page.evaluate("([key, value]) => localStorage.setItem(key, value)", [key, json.dumps(state)])
     page.goto("about:blank")
-    page.goto(f"{runs_page}?compareRunsMode=TABLE&{FOR_MODELS}")
+    page.goto(f"{runs_page}?compareRunsMode=TABLE")
     page.get_by_role("columnheader", name="Run Name").first.wait_for()
