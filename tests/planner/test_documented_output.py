@@ -9,7 +9,7 @@ import pytest
 
 import evenshard
 from evenshard.cli import main
-from support.documented import command, snippet
+from support.documented import command, shown, snippet, stands_there
 
 PAGE = "docs/place.md"
 
@@ -38,3 +38,21 @@ def test_torchrec_may_be_faster_and_its_settings_are_said(
     said = " ".join(capsys.readouterr().out.split())
     shown = snippet(page, "The best of 8 others").partition("\n\n")[2]
     assert "faster" in shown and " ".join(shown.partition("...")[0].split()) in said
+
+
+def test_tables_that_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An answer with tables in host memory, other sizes of memory, and every place for one table."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    place = "evenshard place mlperf_dlrm_v2 --devices 4 --memory-cap-gb 24"
+    for start in (place, "evenshard explain placement.json --table C1"):
+        assert main(command(PAGE, start)) == 0
+        stands_there(shown(PAGE, start), capsys.readouterr().out)
+
+
+def test_a_request_that_cannot_be_met(capsys: pytest.CaptureFixture[str]) -> None:
+    start = "$ evenshard place mlperf_dlrm_v2 --devices 2 --memory-cap-gb 30"
+    assert main(command(PAGE, start)[2:]) == 2
+    stands_there(shown(PAGE, start), capsys.readouterr().err)

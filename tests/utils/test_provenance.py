@@ -46,6 +46,21 @@ def test_a_changed_tracked_file_makes_it_dirty_and_an_untracked_one_does_not(rep
     assert not git_commit(repository).endswith("-dirty")
 
 
+def test_what_is_made_from_the_commit_does_not_make_it_dirty(repository: Path, tmp_path: Path) -> None:
+    """Five models are trained one after the other: the first, written over its old files, is no other code."""
+    for name in ("one", "two"):
+        (repository / name).mkdir()
+        (repository / name / "state.pt").write_text("old")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "--message", "Models")
+    clean = git_commit(repository)
+    (repository / "one" / "state.pt").write_text("new")
+    assert git_commit(repository, made=[repository / "one", repository / "new", tmp_path / "elsewhere"]) == clean
+    assert git_commit(repository, made=[repository / "two"]) == f"{clean}-dirty"
+    (repository / "code.py").write_text("print(2)\n")
+    assert git_commit(repository, made=[repository / "one"]) == f"{clean}-dirty"
+
+
 def test_outside_of_git_or_without_git_or_before_the_first_commit_it_is_unknown(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

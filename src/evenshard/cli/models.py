@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ def _bundle(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.measure.config import MeasureConfig
     from evenshard.measure.simulated.hardware import SimulatedHardware
     from evenshard.sharders.bundled.train import BundleConfig, train_bundle
-    from evenshard.sharders.models import digest_of, save_model
+    from evenshard.sharders.models import COST_MODEL, digest_of, save_model
     from evenshard.sharders.trained_on import TrainedOn
     from evenshard.utils.errors import BadConfig
     from evenshard.utils.provenance import git_commit
@@ -23,8 +24,13 @@ def _bundle(args: argparse.Namespace) -> Mapping[str, Any]:
     measure = MeasureConfig(args.hardware)
     if measure.hardware_name.kind.times == "measured":
         raise BadConfig(f"--hardware is {brief(args.hardware)}. Only simulated:<profile> is fast enough for this.")
+    models = [one.parent for one in args.out.parent.glob(f"*/{COST_MODEL}")]  # which do not learn from each other
+    commit = git_commit(made=[args.out, *models])
+    if commit.endswith("-dirty"):
+        print("evenshard bundle: warning: tracked files are changed: git cannot give back what the model learned from "
+              f"({commit}). Commit them first.", file=sys.stderr)  # fmt: skip
     trained = train_bundle(SimulatedHardware(measure), BundleConfig(seed=args.seed))
-    trained_on = TrainedOn.of(trained.measured, git_commit())
+    trained_on = TrainedOn.of(trained.measured, commit)
     networks = (trained.dreamshard.cost_net, trained.dreamshard.policy, trained.dreamshard.normalizer)
     save_model(args.out, trained.evenshard.model, trained_on, networks)
     error = trained.evenshard.metrics.held_out_pct_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,22 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def git_commit(folder: Path | None = None) -> str:
-    """The commit that ``folder`` (default: the working directory) has checked out; see ``Lineage``."""
+def git_commit(folder: Path | None = None, made: Sequence[Path] = ()) -> str:
+    """The commit that ``folder`` (default: the working directory) has checked out; see ``Lineage``.
+
+    Args:
+        made: files and folders that are made from the commit, so that their changes do not count.
+    """
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
         return done.stdout.strip()
 
     try:
-        dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
+        top = Path(git("rev-parse", "--show-toplevel"))
+        inside = [path.resolve().relative_to(top) for path in made if path.resolve().is_relative_to(top)]
+        others = [f":(top,exclude){path.as_posix()}" for path in inside]
+        dirty = bool(git("status", "--porcelain", "--untracked-files=no", "--", ":/", *others))
         return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
     except (OSError, subprocess.SubprocessError):
         return UNKNOWN
