@@ -97,7 +97,8 @@ def place(
         dense_gb: GB that the dense model takes of each device, with its gradients and optimizer state; where left out,
             counted from a model that is given as tables, as Adam trains it, else 0.
         training_pipeline: none, base, sparse_dist or prefetch, after TorchRec's TrainPipelines, which hold the inputs
-            of 1, 1, 2 and 3 batches; empty to count weights and optimizer state alone.
+            of 1, 1, 2 and 3 batches; empty to count weights and optimizer state alone. It changes what is counted of
+            memory, and no time: batches overlap in none.
         host_memory_gb: GB of each host's memory that tables may take; where left out, all tables stay in device
             memory.
         host_bandwidth_gb_s: bandwidth of each host's memory, 10**9 bytes per second, which its devices share.
