@@ -104,8 +104,11 @@ def test_what_confirms_a_simulated_device_is_said_below_its_name(tmp_path: Path)
     one = placed("m0", 4.0, 0.0)
     confirmed = replace(PROVENANCE, device_error_percent=12.0, device_error_points=40)
     for provenance, said in (
-        (PROVENANCE, ["simulated adds up: no measurement confirms this profile; a time may be a factor of 3.5 off"]),
-        (confirmed, ["simulated adds up: 90 % of times within 12 %, by 40 held-out measurements"]),
+        (
+            PROVENANCE,
+            ["simulated adds up: 90 % of times taken to be within a factor of 3.49, since no measurement confirms it"],
+        ),
+        (confirmed, ["simulated adds up: 90 % of times within a factor of 1.13, by 40 held-out measurements"]),
         (replace(PROVENANCE, hardware="cpu: a core"), []),
     ):
         save_costs([replace(one, provenance=provenance)], tmp_path / "costs.parquet")

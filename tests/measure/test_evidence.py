@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 
 import pytest
 
-from evenshard.measure.evidence import EXTRAPOLATED_PERCENT, UNCONFIRMED_PERCENT, DeviceError, Evidence, evidence_of
+from evenshard.measure.evidence import (
+    EXTRAPOLATED_PERCENT,
+    UNCONFIRMED_PERCENT,
+    DeviceError,
+    Evidence,
+    error_factors,
+    evidence_of,
+    with_device_error,
+)
 
 SHARDS = Evidence("shards of real tables", "a paper", 6000, 2000, 5.1, 14.2)
 KERNELS = Evidence("kernels of traces", "a repository", 30, 12, 8.0, 40.0)
@@ -64,6 +73,38 @@ def test_a_profile_that_takes_from_another_is_at_least_as_wrong_as_kernels_that_
 
 
 def test_it_says_what_confirms_the_profile() -> None:
-    assert str(DeviceError(14.2, 2000)) == "90 % of times within 14 %, by 2,000 held-out measurements"
-    assert str(DeviceError.of([])) == "no measurement confirms this profile"
-    assert str(DeviceError.of([FEW])) == "9 held-out measurements are too few to confirm this profile"
+    assert str(DeviceError(14.2, 2000)) == "90 % of times within a factor of 1.15, by 2,000 held-out measurements"
+    taken = "90 % of times taken to be within a factor of"
+    assert str(DeviceError.of([])) == f"{taken} 3.49, since no measurement confirms it"
+    assert str(DeviceError.of([FEW])) == f"{taken} 3.49, since 9 held-out measurements are too few to confirm it"
+
+
+def test_an_error_that_is_taken_from_other_devices_is_not_called_measured() -> None:
+    """Twelve held-out measurements within 17 % do not say 45 %: that is what other devices were off by."""
+    few_of_it = replace(SHARDS, held_out=12, median_error_percent=4.7, p90_error_percent=17.0)
+    error = DeviceError.of([few_of_it], is_extrapolated=True)
+    assert error.is_confirmed and not error.is_measured
+    assert str(error) == (
+        "90 % of times taken to be within a factor of 1.57, since 12 held-out measurements leave much of it to another "
+        "profile"
+    )
+    assert DeviceError.of([few_of_it]).is_measured
+
+
+def test_an_interval_as_it_is_printed_is_the_one_that_is_said() -> None:
+    for error in (DeviceError(45.0, 12), DeviceError(), DeviceError(16.0, 4000)):
+        low_ms, high_ms = with_device_error(error, 2.0, 2.0, 2.0)
+        assert (2.0 / low_ms, high_ms / 2.0) == pytest.approx((error.factor, error.factor))
+        assert f"within a factor of {high_ms / 2.0:.3g}" in str(error)
+
+
+def test_kernels_and_exchanges_are_off_independently() -> None:
+    kernels, links = DeviceError(100 * math.log(2), 20), DeviceError(100 * math.log(4), 20)
+    assert error_factors(kernels, None, 0.5) == pytest.approx((2, 2))  # nothing is known of links
+    assert error_factors(kernels, links, 0.0) == pytest.approx((2, 2))
+    assert error_factors(kernels, links, 1.0) == pytest.approx((4, 4))
+    assert error_factors(None, links, 0.0) == (1, 1)
+    assert error_factors(None, links, 0.5) == pytest.approx((1 / (1 - 0.5 * 0.75), 1 + 0.5 * 3))
+    assert error_factors(kernels, links, 0.5) == pytest.approx(
+        (1 / (1 - math.hypot(0.5 * 0.5, 0.5 * 0.75)), 1 + math.hypot(0.5 * 1, 0.5 * 3))
+    )

@@ -62,13 +62,16 @@ def test_a_name_ends_with_its_unit(constant: str, unit: str) -> None:
     assert unit_of(constant) == unit
 
 
+TAKEN = "90 % of times taken to be within a factor of 3.49, since"
+
+
 @pytest.mark.parametrize(
     ("evidence", "more", "said"),
     [
-        ([CONFIRMED], {}, "its error counts as 12 %"),
-        ([FEW], {}, "4 held-out measurements are too few to confirm it"),
-        ([], {}, "nothing confirms it"),
-        ([], {"extrapolated_from": "a100_80gb"}, "extrapolated from a100_80gb: nothing confirms it"),
+        ([CONFIRMED], {}, "90 % of times within a factor of 1.13, by 40 held-out measurements"),
+        ([FEW], {}, f"{TAKEN} 4 held-out measurements are too few to confirm it"),
+        ([], {}, f"{TAKEN} no measurement confirms it"),
+        ([], {"extrapolated_from": "a100_80gb"}, f"extrapolated from a100_80gb: {TAKEN} no measurement confirms it"),
     ],
 )
 def test_what_confirms_a_profile(
@@ -99,7 +102,8 @@ def test_the_command_lists_everything(capsys: pytest.CaptureFixture[str], monkey
         if confirmed:
             assert f"{confirmed[0].held_out:,}" in line
         elif not one.evidence:
-            assert " ".join(line).endswith(one.confirmation)
+            assert " ".join(line).endswith(one.error.why)
+        assert f"{one.error.factor:.3g}" in line
     assert main(["hardware", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(inventory(), allow_nan=False))
 

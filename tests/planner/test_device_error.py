@@ -16,9 +16,11 @@ from evenshard.cli import main
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.costs import MeasuredPlacement
-from evenshard.measure.evidence import DeviceError, Evidence, device_text, with_device_error
+from evenshard.measure.evidence import DeviceError, Evidence, device_text, error_factors, with_device_error
 from evenshard.measure.hardware import open_hardware
+from evenshard.measure.link import link
 from evenshard.measure.profiles import profile_path, write_profile
+from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
 from evenshard.planner.diff.diff import diff
 from evenshard.planner.explain.explain import explain
@@ -28,6 +30,7 @@ from evenshard.planner.highlights import device_error_text
 from evenshard.planner.page.page import page
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.summary import print_answer
+from evenshard.sharders.convex_search.prediction import exchange_share
 from evenshard.sharders.models import load_model
 from evenshard.sharders.trained_on import TrainedOn
 from support.answer_builders import answer
@@ -35,8 +38,8 @@ from support.request_builders import LITTLE, QUICK, request, untrained
 
 CONFIRMED, UNCONFIRMED = DeviceError(12.0, 40), DeviceError()
 WORDS = {
-    CONFIRMED: "simulated h100: 90 % of times within 12 %, by 40 held-out measurements",
-    UNCONFIRMED: "simulated h100: no measurement confirms this profile; a time may be a factor of 3.5 off",
+    CONFIRMED: "simulated h100: 90 % of times within a factor of 1.13, by 40 held-out measurements",
+    UNCONFIRMED: "simulated h100: 90 % of times taken to be within a factor of 3.49, since no measurement confirms it",
 }
 TABLES = """tables:
 - {name: clicks, num_rows: 2000000, embedding_dim: 128, pooling_factor: 20}
@@ -100,7 +103,25 @@ def test_it_travels_from_the_profile_of_the_training_data_into_the_answer(tmp_pa
     learned = replace(untrained(), trained_on=TrainedOn.load(tmp_path / "trained_on.json"))
     one = place_request(asked, learned, PlaceConfig(QUICK, LITTLE))
     assert one.device_error == CONFIRMED
-    assert device_error_text(one) == "simulated mine: 90 % of times within 12 %, by 40 held-out measurements"
+    assert one.link_error == DeviceError()
+    assert device_error_text(one) == (
+        "simulated mine: 90 % of times within a factor of 1.13, by 40 held-out measurements; exchanges: 90 % of times "
+        "taken to be within a factor of 3.49, since no measurement confirms it"
+    )
+
+
+def test_the_interval_knows_the_link() -> None:
+    """The same placement over a link that measurements confirm, and over one that nothing does."""
+    ends = {}
+    for intra in ("pcie3_host", "50gb_s"):
+        one = place_request(request(8, 16, machine=Machine(2, 2, intra=intra)), untrained(), PlaceConfig(QUICK, LITTLE))
+        assert one.link_error == link(intra).error
+        share = exchange_share(one.devices)
+        assert 0 < share < 1
+        below, above = error_factors(None, one.link_error, share)
+        assert one.low_ms <= one.predicted_ms / below and one.high_ms >= one.predicted_ms * above
+        ends[intra] = above
+    assert ends["pcie3_host"] < ends["50gb_s"]
 
 
 # In words ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import Any
 from evenshard.measure.hardware import names_in
 from evenshard.utils.limits import Range
 from evenshard.utils.records import record_of
-from evenshard.utils.units import pct_text
 
 MIN_HELD_OUT = 10
 """Fewer measurements than these have no 90th percentile."""
@@ -146,38 +145,83 @@ class DeviceError:
                 return f"{name} {problem}"
         return None
 
+    @property
+    def factor(self) -> float:
+        """Nine of ten times are within this factor of the real ones, or taken to be: the one number of this error."""
+        return math.exp(self.log_error)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the factor is what the held-out measurements say, and not one that is taken for want of them."""
+        return self.is_confirmed and self.percent != EXTRAPOLATED_PERCENT
+
     def __str__(self) -> str:
-        """Such as "90 % of times within 12 %, by 40 held-out measurements"."""
+        """Such as "90 % of times within a factor of 1.13, by 40 held-out measurements"."""
+        taken = "90 % of times taken to be"
+        within = f"within a factor of {self.factor:.3g}"
+        return f"90 % of times {within}, by {self.why}" if self.is_measured else f"{taken} {within}, since {self.why}"
+
+    @property
+    def why(self) -> str:
+        """What the factor follows from, in a clause."""
+        if self.is_measured:
+            return f"{self.points:,} held-out measurements"
         if self.is_confirmed:
-            return f"90 % of times within {pct_text(self.percent)}, by {self.points:,} held-out measurements"
+            return f"{self.points:,} held-out measurements leave much of it to another profile"
         if self.points:
-            return f"{self.points} held-out measurements are too few to confirm this profile"
-        return "no measurement confirms this profile"
+            return f"{self.points} held-out measurements are too few to confirm it"
+        return "no measurement confirms it"
 
 
-def device_text(hardware: str, error: DeviceError | None) -> str:
-    """What stands behind the times of simulated hardware, beside its name; empty for real hardware.
+def device_text(hardware: str, error: DeviceError | None, links: DeviceError | None = None) -> str:
+    """What stands behind the times of simulated hardware and of modelled links; empty where all is real.
 
     Args:
         hardware: one name in any of its spellings, or several joined.
+        error: of the device; None for real hardware.
+        links: of its exchanges; None where none is modelled, or nothing is said of them.
     """
-    if error is None:
-        return ""
     names = " and ".join(name.provenance.replace(": ", " ") for name in names_in(hardware))
-    off = "" if error.is_confirmed else f"; a time may be a factor of {math.exp(error.log_error):.2g} off"
-    return f"{names}: {error}{off}"
+    said = [] if error is None else [f"{names}: {error}"]
+    return "; ".join([*said, *([] if links is None else [f"exchanges: {links}"])])
 
 
-def with_device_error(error: DeviceError | None, ms: float, low_ms: float, high_ms: float) -> tuple[float, float]:
-    """The 90 % interval of a predicted time by the cost model alone, widened by the error of the device.
+def error_factors(kernels: DeviceError | None, links: DeviceError | None, exchange_share: float) -> tuple[float, float]:
+    """What to divide a time by for the lower end of its 90 % interval, and to multiply it with for the upper one.
 
-    The two errors are independent: on the scale of logarithms, their squares add up.
+    Kernels and exchanges are off independently of each other, so that the squares of their shares add up.
+
+    Args:
+        kernels: error of the device; None for real hardware.
+        links: error of the modelled exchanges; None takes them to be off with the kernels.
+        exchange_share: share of exchanges in the time, 0 to 1.
     """
-    if error is None:
-        return low_ms, high_ms
+    off = kernels.factor if kernels is not None else 1.0
+    shares = ((1.0, off),) if links is None else ((1 - exchange_share, off), (exchange_share, links.factor))
+    below = math.hypot(*(share * (1 - 1 / factor) for share, factor in shares))
+    above = math.hypot(*(share * (factor - 1) for share, factor in shares))
+    return 1 / (1 - below), 1 + above
 
-    def factor(end_ms: float) -> float:
+
+def with_device_error(
+    error: DeviceError | None,
+    ms: float,
+    low_ms: float,
+    high_ms: float,
+    links: DeviceError | None = None,
+    exchange_share: float = 0.0,
+) -> tuple[float, float]:
+    """The 90 % interval of a predicted time by the cost model alone, widened by the errors of device and links.
+
+    They are independent of the model's: on the scale of logarithms, their squares add up.
+
+    Args:
+        error, links, exchange_share: as ``error_factors`` takes them.
+    """
+
+    def factor(end_ms: float, off: float) -> float:
         own = abs(math.log(end_ms) - math.log(ms)) if end_ms > 0 and ms > 0 else 0.0
-        return math.exp(math.hypot(own, error.log_error) - own)
+        return math.exp(math.hypot(own, math.log(off)) - own)
 
-    return low_ms / factor(low_ms), high_ms * factor(high_ms)
+    below, above = error_factors(error, links, exchange_share)
+    return low_ms / factor(low_ms, below), high_ms * factor(high_ms, above)

@@ -65,14 +65,8 @@ class KnownHardware:
     @property
     def confirmation(self) -> str:
         """What confirms it, in a clause."""
-        extrapolated = f"extrapolated from {self.extrapolated_from}" if self.extrapolated_from else ""
-        if self.error.is_confirmed:
-            what = f"its error counts as {pct_text(self.error.percent)}"
-        elif self.error.points:
-            what = f"{self.error.points} held-out measurements are too few to confirm it"
-        else:
-            what = "nothing confirms it"
-        return f"{extrapolated}: {what}" if extrapolated else what
+        of_other = f"extrapolated from {self.extrapolated_from}: " if self.extrapolated_from else ""
+        return f"{of_other}{self.error}"
 
 
 def known_devices() -> tuple[KnownHardware, ...]:
@@ -117,7 +111,7 @@ def _link(name: str) -> KnownHardware:
     sources = dict.fromkeys((one.name for one in fields(Link)), found.source)
     if name not in LINKS:
         sources |= sources_of(profile_path(name))
-    return KnownHardware(name, None, _constants(found, sources), found.evidence, DeviceError.of(found.evidence))
+    return KnownHardware(name, None, _constants(found, sources), found.evidence, found.error)
 
 
 def _constants(profile: GpuProfile | Link, sources: dict[str, str]) -> dict[str, Constant]:
@@ -159,7 +153,7 @@ def inventory_text() -> str:
     """All of it for a terminal."""
     kinds = "; ".join(f"{kind.usage}: {kind.times}" for kind in KINDS)
     devices = [
-        ("simulated device", "memory, GB", "link", *_EVIDENCE_HEADS),
+        ("simulated device", "memory, GB", "link", *_LIST_HEADS),
         *(
             row
             for one in known_devices()
@@ -167,7 +161,7 @@ def inventory_text() -> str:
         ),
     ]
     links = [
-        ("link", "tier", "GB/s", "GPUs", *_EVIDENCE_HEADS),
+        ("link", "tier", "GB/s", "GPUs", *_LIST_HEADS),
         *(row for name, of in LINKS.items() for row in _rows((name, of.tier, *_speed_and_span(of)), _link(name))),
     ]
     return "\n".join(
@@ -175,15 +169,16 @@ def inventory_text() -> str:
             f"--hardware: {kinds}",
             *textwrap.wrap(_DEFAULT, _width()),
             "",
-            text_table(devices, "<><>>>><", width=_width()),
+            text_table(devices, "<><>>><", width=_width()),
             "",
-            text_table(links, "<<>>>>>><", width=_width()),
+            text_table(links, "<<>>>>><", width=_width()),
             "",
             *textwrap.wrap(
-                "Held out are measurements that the fit did not use: half of them are predicted with an error below "
-                "the median, 90 % with one below the next figure. GB/s are NCCL's bus bandwidth of an even exchange of "
-                f"{GPUS_OF_A_NODE} GPUs, or of as many as the link connects; between nodes (inter), of the bytes that "
-                "cross it, for each GPU. Links have other names too, such as h100_nvlink and ib_400g.",
+                "90 % of times are within the factor, or taken to be: the interval of every answer has it, that of the "
+                "device for kernels and that of the link for exchanges. Held out are measurements that the fit did not "
+                f"use. GB/s are NCCL's bus bandwidth of an even exchange of {GPUS_OF_A_NODE} GPUs, or of as many as "
+                "the link connects; between nodes (inter), of the bytes that cross it, for each GPU. Links have other "
+                "names too, such as h100_nvlink and ib_400g.",
                 _width(),
             ),
         ]
@@ -206,7 +201,7 @@ def hardware_text(one: KnownHardware) -> str:
         for seen in one.evidence:
             evidence += [_evidence_cells(seen), ("", "", "", "", printable(seen.source))]
         lines += [text_table(evidence, ">>>><", width=_width()), ""]
-    return "\n".join([*lines, f"{one.name}: {one.confirmation}."])
+    return "\n".join([*lines, *textwrap.wrap(f"{one.name}: {one.confirmation}.", _width())])
 
 
 _DEFAULT = (
@@ -215,15 +210,18 @@ _DEFAULT = (
     f"{', '.join(f'{short} simulated:{own}' for short, own in SHORT_NAMES.items())}."
 )
 _EVIDENCE_HEADS = ("fitted", "held out", "median", "90 %", "measurements")
+_LIST_HEADS = ("factor", "fitted", "held out", "measurements")
 
 
 def _rows(head: Sequence[str], one: KnownHardware) -> Iterator[tuple[str, ...]]:
-    """The rows of a device or a link: one for each evidence, and what they amount to."""
+    """The rows of a device or a link: one for each evidence; why the factor is taken, where it is not measured."""
+    cells = (*head, f"{one.error.factor:.3g}")
     for evidence in one.evidence:
-        yield (*head, *_evidence_cells(evidence))
-        head = [""] * len(head)
-    if not one.error.is_confirmed or one.extrapolated_from:
-        yield (*head, *([""] * 4), one.confirmation)
+        yield (*cells, f"{evidence.fitted:,}", f"{evidence.held_out:,}", printable(evidence.points))
+        cells = ("",) * len(cells)
+    if not one.error.is_measured:
+        of_other = f"extrapolated from {one.extrapolated_from}: " if one.extrapolated_from else ""
+        yield (*cells, "", "", f"{of_other}{one.error.why}")
 
 
 def _evidence_cells(evidence: Evidence) -> tuple[str, ...]:

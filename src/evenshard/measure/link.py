@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.evidence import Evidence
+from evenshard.measure.evidence import DeviceError, Evidence
 from evenshard.measure.hardware import AUTO
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.errors import BadConfig, BadFile
@@ -69,6 +69,11 @@ class Link:
     forward_share: float = 1.0
     spans: float = math.inf
     evidence: tuple[Evidence, ...] = ()
+
+    @property
+    def error(self) -> DeviceError:
+        """How far its exchanges are from real ones, by the evidence: what nothing confirms counts as devices do."""
+        return DeviceError.of(self.evidence)
 
     def all_to_all_ms(self, device_dims: Sequence[int], batch_size: int) -> tuple[float, ...]:
         """Duration of the backward all-to-all on each device, ms.

@@ -18,7 +18,7 @@ from evenshard.planner.memory import DeviceMemory, NodeMemory, brim_warnings, de
 from evenshard.planner.nearness import Nearness
 from evenshard.planner.offloaded import OffloadedPart, offloaded_of
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.convex_search.prediction import PredictedDevice
+from evenshard.sharders.convex_search.prediction import PredictedDevice, exchange_share
 from evenshard.tables.assumptions import Assumption, assumed_miss_ratios
 from evenshard.tables.cache import COUNTED
 from evenshard.utils.errors import BadConfig
@@ -68,6 +68,7 @@ class PlacementAnswer:
         link: name of the link in the training data; empty where a file does not state it.
         notes: notes on how far to trust a time; a sentence or two each.
         device_error: how far the simulated device is from the real one; None for real hardware.
+        link_error: how far modelled exchanges are from real ones; None where there are none, or no file states it.
         nearness: what moves from the placement that it was to be near to; None where it was to be near to none.
     """
 
@@ -87,6 +88,7 @@ class PlacementAnswer:
     link: str = ""
     notes: tuple[str, ...] = ()
     device_error: DeviceError | None = None
+    link_error: DeviceError | None = None
     nearness: Nearness | None = None
 
     def __post_init__(self) -> None:
@@ -237,7 +239,7 @@ class PlacementAnswer:
 
     @property
     def low_ms(self) -> float:
-        """Lower end of the 90 % interval of ``predicted_ms``, the error of a simulated device included."""
+        """Lower end of the 90 % interval of ``predicted_ms``, with the errors of device and links."""
         return self._interval_ms[0]
 
     @property
@@ -247,7 +249,8 @@ class PlacementAnswer:
 
     @property
     def _interval_ms(self) -> tuple[float, float]:
-        return with_device_error(self.device_error, self.predicted_ms, self.model_low_ms, self.model_high_ms)
+        ends = self.predicted_ms, self.model_low_ms, self.model_high_ms
+        return with_device_error(self.device_error, *ends, self.link_error, exchange_share(self.devices))
 
     @property
     def uncertainty_ms(self) -> float:

@@ -214,6 +214,7 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
         link=answer.link,
         notes=list(answer.notes),
         device_error=answer.device_error,
+        link_error=answer.link_error,
         nearness=answer.nearness,
         request=answer.request,
         lineage=dict(answer.lineage),
@@ -252,6 +253,7 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
         link=record.link,
         notes=tuple(record.notes),
         device_error=_device_error(record),
+        link_error=_checked(record.link_error, "link_error"),
         nearness=record.nearness,
     )
     stated = record.type_of_table
@@ -273,6 +275,10 @@ def _device_error(record: PlacementFile) -> DeviceError | None:
     error = record.device_error
     if "device_error" not in record.model_fields_set:
         error = DeviceError() if measured_or_simulated(record.request.hardware) == "simulated" else None
+    return _checked(error, "device_error")
+
+
+def _checked(error: DeviceError | None, name: str) -> DeviceError | None:
     if error is not None and (problem := error.problem()):
-        raise BadConfig(f"device_error.{problem}")
+        raise BadConfig(f"{name}.{problem}")
     return error

@@ -117,6 +117,9 @@ class PlacementFile(FileRecord):
     device_error: DeviceError | None = Field(
         None, description="how far the simulated device is from the real one; null for real hardware"
     )
+    link_error: DeviceError | None = Field(
+        None, description="how far modelled exchanges are from real ones; null where none is modelled"
+    )
     nearness: Nearness | None = Field(
         None, description="what moves from the placement that it was to be near to; left out where there is none"
     )

@@ -20,7 +20,7 @@ from evenshard.planner.capacity import refusal
 from evenshard.planner.means_by_rows import Collections, MeansSearched, Searched, means_notes, search_means
 from evenshard.planner.near import Near, with_nearness
 from evenshard.planner.priced import priced
-from evenshard.planner.pricing import PartsMeasurer, part_costs
+from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs
 from evenshard.planner.replicas import replica_notes
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import rivals
@@ -153,6 +153,7 @@ def place_request(
             if note
         ),
         device_error=model.trained_on.device_error,
+        link_error=link_error(request, model),
     )
     if near is None or beside is None:
         return answer

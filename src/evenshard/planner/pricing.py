@@ -9,6 +9,7 @@ from functools import partial
 from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import PlacementCost, combine_visits
+from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import HardwareName, open_hardware
 from evenshard.measure.link import LINKS, NO_LINK, Link, link
 from evenshard.measure.offload import host_link
@@ -53,6 +54,16 @@ def links_of_request(request: PlacementRequest, model: PlacementModel) -> Links:
             f"devices would exchange in no time. Name their link, such as --intra nvlink_h100 or --intra 50gb_s."
         )
     return Links(link(machine.intra) if machine.intra else _learned_link(model), inter)
+
+
+def link_error(request: PlacementRequest, model: PlacementModel) -> DeviceError | None:
+    """How far modelled exchanges are from real ones: the larger error of both tiers; None where none is modelled."""
+    if request.num_devices == 1:
+        return None
+    machine = request.nodes
+    inside = machine.intra or (model.trained_on.link if model.trained_on.link in LINKS else "")
+    names = [*([inside] if machine.domain_size > 1 else []), *([machine.inter] if machine.num_domains > 1 else [])]
+    return max((link(name).error for name in names if name), key=lambda error: error.percent, default=None)
 
 
 def _learned_link(model: PlacementModel) -> Link:

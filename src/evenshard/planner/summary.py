@@ -54,9 +54,9 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     console = plain_console(file)
     compared, not_compared = highlights.rival_text(answer), highlights.not_compared_text(answer, missing)
     _print_text(console, f"{highlights.setting_text(answer)}. {highlights.reserve_text(answer.request)}.", "dim")
-    if answer.device_error is not None:
-        style = "dim" if answer.device_error.is_confirmed else "bold yellow"
-        _print_text(console, f"{printable(highlights.device_error_text(answer))}.", style)
+    if text := highlights.device_error_text(answer):
+        unconfirmed = any(one is not None and not one.is_confirmed for one in (answer.device_error, answer.link_error))
+        _print_text(console, f"{printable(text)}.", "bold yellow" if unconfirmed else "dim")
     for note in (*highlights.assumed_lookups_texts(answer), *answer.notes):
         _print_text(console, printable(note), "bold yellow")
     for warning in _warnings(answer):

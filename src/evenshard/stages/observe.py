@@ -22,10 +22,10 @@ from evenshard.planner.highlights import device_error_text
 from evenshard.planner.model import model_of
 from evenshard.planner.place import place_request
 from evenshard.planner.priced import priced
-from evenshard.planner.pricing import part_costs
+from evenshard.planner.pricing import link_error, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.plan_file import load_plan_parts
-from evenshard.sharders.convex_search.prediction import PredictedDevice
+from evenshard.sharders.convex_search.prediction import PredictedDevice, exchange_share
 from evenshard.sharders.models import PlacementModel
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.table import Table
@@ -167,7 +167,13 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
     prediction = costs.predict(parts or place_request(request, model).parts)
     answered, _ = priced(request, model, costs, prediction)
     ends = (answered.model_low_ms, answered.model_high_ms)
-    low_ms, high_ms = with_device_error(learned.device_error, answered.predicted_ms, *ends)
+    low_ms, high_ms = with_device_error(
+        learned.device_error,
+        answered.predicted_ms,
+        *ends,
+        link_error(request, model),
+        exchange_share(prediction.devices),
+    )
     return _Placed(
         source=source,
         request=request,
@@ -177,7 +183,7 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
         low_ms=low_ms,
         high_ms=high_ms,
         predicted_by=model.source,
-        device=device_text(learned.hardware, learned.device_error),
+        device=device_text(learned.hardware, learned.device_error, link_error(request, model)),
         known=known,
     )
 

@@ -11,8 +11,9 @@ from evenshard.placement.sharding import check_sharding
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.shared_work import difference_error, error_correlation, shared_work
 from evenshard.planner.priced import PricedParts, priced
-from evenshard.planner.pricing import part_costs
+from evenshard.planner.pricing import link_error, part_costs
 from evenshard.planner.rules import Rules
+from evenshard.sharders.convex_search.prediction import step_shares_ms
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.options import Options
@@ -57,8 +58,9 @@ def step_times(
         unlike = tuple(_unlike(old, new))
         is_same = old.parts == new.parts and _ends(before) == _ends(after)
         shared = 0.0 if unlike else shared_work(before, after, _looked_up_alike(old, new))
-        times = _times(OWN_FIGURES, before, after, shared, new.lower_bound_ms, new.device_error, is_same)
-        return times, (*unlike, *_of_device(device_text(new.request.hardware, new.device_error)))
+        errors = new.device_error, new.link_error
+        times = _times(OWN_FIGURES, before, after, shared, new.lower_bound_ms, errors, is_same)
+        return times, (*unlike, *_of_device(device_text(new.request.hardware, *errors)))
     costs = part_costs(new.request, model)
     same_machine = old.request.nodes == new.request.nodes
     # Memory, rules and links of the new machine say nothing about the old one.
@@ -73,11 +75,11 @@ def step_times(
             check_sharding(costs.task, old.parts)
         except InfeasibleTask as error:
             notes.append(f"the old placement is not legal any more: {error}")
-    device_error = model.trained_on.device_error
+    errors = model.trained_on.device_error, link_error(new.request, model)
     is_same = same_machine and set(old.parts) == set(new.parts)
     shared = shared_work(before, after, [table.name for table in new.request.tables])
-    times = _times(model.source, before, after, shared, bound_ms, device_error, is_same)
-    return times, (*notes, *_of_device(device_text(model.trained_on.hardware, device_error)))
+    times = _times(model.source, before, after, shared, bound_ms, errors, is_same)
+    return times, (*notes, *_of_device(device_text(model.trained_on.hardware, *errors)))
 
 
 def _ends(one: PricedParts) -> tuple[float, float, float]:
@@ -96,13 +98,16 @@ def _times(
     after: PricedParts,
     shared: float,
     bound_ms: float,
-    device_error: DeviceError | None,
+    errors: tuple[DeviceError | None, DeviceError | None],
     is_same: bool,
 ) -> StepTimes:
     """The times, with an interval of their difference.
 
     The more of their work the two slowest devices share, the more alike the model errs in both. A simulated device is
-    as fast or slow for both, so that its error scales the difference, and cannot turn it over.
+    as fast or slow for both, and so is a link: their errors scale what kernels and what exchanges save.
+
+    Args:
+        errors: of the device and of its links, as ``error_factors`` takes them.
     """
     saves = 0.0 if is_same else before.predicted_ms - after.predicted_ms
     below = above = 0.0
@@ -111,11 +116,16 @@ def _times(
         (old_ms, old_low_ms, old_high_ms), (new_ms, new_low_ms, new_high_ms) = _ends(before), _ends(after)
         below = difference_error(old_ms - old_low_ms, new_high_ms - new_ms, alike)
         above = difference_error(old_high_ms - old_ms, new_ms - new_low_ms, alike)
-    if device_error is not None:
-        larger = math.exp(device_error.log_error) - 1
-        smaller = 1 - math.exp(-device_error.log_error)
-        below = math.hypot(below, abs(saves) * (smaller if saves > 0 else larger))
-        above = math.hypot(above, abs(saves) * (larger if saves > 0 else smaller))
+    kernels, links = errors
+    saved = [(saves, kernels)]
+    if links is not None and not is_same:
+        old_parts, new_parts = step_shares_ms(before.devices), step_shares_ms(after.devices)
+        saved = [(old_parts[0] - new_parts[0], kernels), (old_parts[1] - new_parts[1], links)]
+    for saves_ms, error in saved:
+        if error is not None:
+            larger, smaller = error.factor - 1, 1 - 1 / error.factor
+            below = math.hypot(below, abs(saves_ms) * (smaller if saves_ms > 0 else larger))
+            above = math.hypot(above, abs(saves_ms) * (larger if saves_ms > 0 else smaller))
     return StepTimes(
         predicted_by, before.predicted_ms, after.predicted_ms, saves, saves - below, saves + above, bound_ms
     )

@@ -145,8 +145,8 @@ def timing_word(answer: PlacementAnswer) -> str:
 
 
 def device_error_text(answer: PlacementAnswer) -> str:
-    """What stands behind the times of a simulated device; empty for real hardware."""
-    return device_text(answer.request.hardware, answer.device_error)
+    """What stands behind the times of a simulated device and of modelled links; empty where all is real."""
+    return device_text(answer.request.hardware, answer.device_error, answer.link_error)
 
 
 def may_cut(request: PlacementRequest) -> bool:

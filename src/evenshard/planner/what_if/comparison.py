@@ -51,8 +51,8 @@ def separable(one: WhatIfOption, other: WhatIfOption, weight: StepWeight = lambd
     apart = math.log(weight(one) / weight(other)) if weight(one) > 0 < weight(other) else 0.0
     if one.hardware != other.hardware:
         return _is_apart(apart + math.log(one.step_ms.value / other.step_ms.value), one.step_ms, other.step_ms)
-    factor = max(one.device_factor, other.device_factor)
-    cases = ((1.0, 1.0), (factor, 1.0), (1 / factor, 1.0), (1.0, factor), (1.0, 1 / factor))
+    kernels, links = max(one.device_factor, other.device_factor), max(one.link_factor, other.link_factor)
+    cases = ((1.0, 1.0), (kernels, 1.0), (1 / kernels, 1.0), (1.0, links), (1.0, 1 / links))
     logs = [apart + math.log(one.step_if_ms(*case) / other.step_if_ms(*case)) for case in cases]
     same_sign = all(log > 0 for log in logs) or all(log < 0 for log in logs)
     return same_sign and all(_is_apart(log, one.model_ms, other.model_ms) for log in logs)

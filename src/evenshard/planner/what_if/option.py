@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from evenshard.placement.machine import Machine
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.memory import DeviceMemory
+from evenshard.sharders.convex_search.prediction import step_shares_ms
 
 SAMPLES_OF_COST = 10**9
 """Samples that a cost is of."""
@@ -100,7 +100,13 @@ class WhatIfOption:
     def device_factor(self) -> float:
         """Nine of ten times on the device are within this factor of the real one's; 1 for real hardware."""
         error = self._placed.device_error
-        return math.exp(error.log_error) if error is not None else 1.0
+        return error.factor if error is not None else 1.0
+
+    @property
+    def link_factor(self) -> float:
+        """The same of exchanges; of the device where nothing is known of links."""
+        error = self._placed.link_error
+        return error.factor if error is not None else self.device_factor
 
     @property
     def embeddings_ms(self) -> PredictedInterval:
@@ -111,7 +117,7 @@ class WhatIfOption:
     @property
     def step_ms(self) -> PredictedInterval:
         """Time of a step: embeddings, the dense rest, and the share of ``sync``. The dense time counts as exact."""
-        off, sync = self.device_factor, self.sync_ms
+        off, sync = self.link_factor, self.sync_ms
         one = self.embeddings_ms
         ends = ((one.value, sync), (one.low, sync / off), (one.high, sync * off))
         return PredictedInterval(*(self._with_dense(embeddings) + averaging for embeddings, averaging in ends))
@@ -130,8 +136,7 @@ class WhatIfOption:
 
     def step_if_ms(self, kernels: float, links: float) -> float:
         """Time of a step if kernels, or exchanges, take so many times as long as predicted."""
-        slowest = max(self._placed.devices, key=lambda one: one.predicted_total_ms)
-        compute_ms = slowest.predicted_fwd_compute_ms + slowest.predicted_bwd_compute_ms
+        compute_ms, _ = step_shares_ms(self._placed.devices)
         exchange_ms = self._placed.predicted_ms - compute_ms + self.replicas_ms
         return self._with_dense(kernels * compute_ms + links * exchange_ms) + links * self.sync_ms
 
