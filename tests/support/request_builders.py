@@ -24,7 +24,7 @@ LITTLE = PlanSearchEffort(changes=200, idle_kicks=5)
 def untrained(seed: int = 0) -> PlacementModel:
     """It has seen everything and knows nothing."""
     everything = (0.0, 1e18)
-    seen = TrainedOn("simulated: h200", "nvlink", "none", 1, *(everything,) * 8, weight_bits=(8, 16, 32))
+    seen = TrainedOn("simulated: h100", "nvlink", "none", 1, *(everything,) * 8, weight_bits=(8, 16, 32))
     return PlacementModel(random_model(seed), None, seen, "untrained", "0" * 64)
 
 

@@ -389,7 +389,7 @@ def test_the_gpu_chooses_the_model(
 
 
 def test_a_model_knows_its_hardware() -> None:
-    known = untrained()
+    known = replace(untrained(), trained_on=replace(untrained().trained_on, hardware="simulated: h200"))
     assert chosen_model(known, None, "cpu") == (known, "simulated:h200")
     measured = replace(known, trained_on=replace(known.trained_on, hardware="cuda: NVIDIA H200"))
     assert chosen_model(measured, None, "cuda") == (measured, "cuda")
