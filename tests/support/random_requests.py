@@ -70,7 +70,7 @@ def _table(rng: np.random.Generator, name: str) -> Table:
     return Table(
         name,
         rows,
-        int(rng.choice([1, 3, 4, 8, 12, 16, 32, 48, 64, 128])),
+        int(rng.choice([4, 4, 8, 12, 16, 32, 48, 64, 96, 128])),
         lookups,
         weight_bits=DATA_TYPES[data_type],
         data_type=data_type,

@@ -6,6 +6,7 @@ import math
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,7 +19,7 @@ from evenshard.sharders.models import save_model
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tracking import deadline
 from evenshard.utils.provenance import Lineage
-from support.builders import cost, cost_net, measured, policy, some_tables, task
+from support.builders import PROVENANCE, cost, cost_net, measured, policy, some_tables, task
 from support.convex_builders import NORMALIZER, random_model
 
 AWAY = "http://127.0.0.1:9"
@@ -85,9 +86,16 @@ def write_costs(path: Path, lineage: Lineage | None = None) -> Path:
     return path
 
 
-def write_model(folder: Path, costs: tuple[Path, ...] = (), seed: int = 0, commit: str = "unknown") -> Path:
+def write_model(
+    folder: Path,
+    costs: tuple[Path, ...] = (),
+    seed: int = 0,
+    commit: str = "unknown",
+    hardware: str = PROVENANCE.hardware,
+) -> Path:
     """A model that was trained on these datasets."""
     tables = some_tables(4)
     seen = TrainedOn.of([measured(task(tables, 2), (0, 1, 0, 1), cost(1.0, 2.0))], commit, costs)
+    seen = replace(seen, hardware=hardware)
     save_model(folder, random_model(seed), seen, (cost_net(), policy(seed), NORMALIZER))
     return folder

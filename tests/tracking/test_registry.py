@@ -34,7 +34,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         empty_mlflow(folder)
         for seed in (0, 1):
-            write_model(folder / f"round_{seed}", seed=seed)
+            write_model(folder / f"round_{seed}", seed=seed, hardware="simulated: h100")
             (folder / f"round_{seed}" / "costs.parquet").write_text("is not of the model")
             register_model(
                 folder / f"round_{seed}", served_code(), {"evenshard.git_commit": "abc"}, {"evenshard.mean_ms": 1 / 3}

@@ -29,6 +29,7 @@ _WORDS = {
     float: ("a number", "numbers"),
     Path: ("a path", "paths"),
     NoneType: ("None", "None"),
+    Any: ("an object", "objects"),
 }
 """Of one value, and of several."""
 

@@ -216,6 +216,7 @@ def test_the_batch_is_the_models_unless_one_says_so(tables: Path) -> None:
 def test_a_new_placement_says_what_moves_and_what_it_saves(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The busiest tables have become idle and the idle ones busy; one is gone, with the rule that pinned it."""
     place = ["place", "tables.csv", "--devices", "3", "--batch-size", "4096", "--memory-cap-gb", "1", "-o", "old.json"]
+    place += ["--model", "bundled:h200"]
     assert main([*place, "--pin", "t0=1", "--pin", "t3=2", "--together", "t1,t0"]) == 0
     before = some_tables(12)
     lookups = sorted(one.pooling_factor for one in before)
