@@ -99,6 +99,7 @@ FIELDS = [
     "link",
     "notes",
     "device_error",
+    "link_error",
     "nearness",
 ]
 PROPERTIES = [

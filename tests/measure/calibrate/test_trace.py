@@ -100,8 +100,8 @@ def test_calls_of_other_tables_gpus_and_optimizers_are_refused() -> None:
     assert "no kernels of a GPU" in str(shard_of([replace(first.call, kernels_us={})], first.tables))
     with pytest.raises(BadInput, match="several GPUs"):
         fit_to_calls(START, [first, replace(second, call=replace(second.call, gpu="NVIDIA H200"))])
-    with pytest.raises(BadInput, match="optimizer lamb has no device model"):
-        fit_to_calls(START, [replace(first, call=replace(first.call, optimizer="lamb"))])
+    with pytest.raises(BadInput, match="optimizer shampoo has no device model"):
+        fit_to_calls(START, [replace(first, call=replace(first.call, optimizer="shampoo"))])
 
 
 def test_a_real_a100_s_trace_corrects_another_gpu_s_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
