@@ -1,4 +1,4 @@
-"""The site asks nobody else for scripts, styles or fonts."""
+"""The site loads no scripts, styles or fonts from third parties."""
 
 from __future__ import annotations
 

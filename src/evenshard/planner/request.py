@@ -56,7 +56,7 @@ class PlacementRequest:
         training_pipeline: one of ``memory.BATCHES``; empty to count weights and optimizer state of tables alone, as
             the first files do.
         compute_kernels: where weights may be kept; empty for the usual ones that the machine has memory for.
-        dense_optimizer: the optimizer of the dense model; empty where nobody says.
+        dense_optimizer: the optimizer of the dense model; empty where it is not told.
         table_optimizers: fused optimizers that tables have of their own, by name.
 
     Raises:
@@ -168,9 +168,10 @@ class PlacementRequest:
         return self.table_optimizers.get(name, self.optimizer)
 
     def leaves_optimizer(self, name: str) -> bool:
-        """Whether the dense optimizer is known not to be, or nobody says that it is, a table's own: it trains replicas.
+        """Whether a replica of this table would be trained by another optimizer than the table's own, as far as is known.
 
-        Of a table without a fused optimizer of its own, that is asked only where the dense optimizer is named.
+        The dense optimizer trains replicas. A table without a fused optimizer of its own loses nothing by that, unless
+        the dense optimizer is named and differs from the request's.
         """
         has_own = name in self.table_optimizers or bool(self.dense_optimizer)
         return has_own and self.optimizer_of(name) != self.dense_optimizer

@@ -22,7 +22,7 @@ class AllowedReplicas:
     """What is said about the replicas of a placement.
 
     Attributes:
-        dense_optimizer: the optimizer of the dense model; empty where nobody says.
+        dense_optimizer: the optimizer of the dense model; empty where it is not told.
         by_name: tables that may be replicated whatever trains them.
     """
 

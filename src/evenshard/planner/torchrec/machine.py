@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What nobody said of a machine, a sentence or two each; empty where it was said or measured.
+    """What is assumed of a machine, in a sentence or two each; empty where it was given or measured.
 
     Attributes:
         devices: of their memory.
@@ -61,7 +61,7 @@ class TorchRecMachine:
         host_gb_s: its bandwidth, 10**9 bytes per second; 0 if unknown.
         ssd_bytes, ssd_gb_s: of each node's SSDs, likewise.
         nodes_per_domain: nodes that the fast link connects; TorchRec's ``pod_size``.
-        assumed: what of all that nobody said.
+        assumed: what of all that was neither given nor measured.
     """
 
     local_world_size: int

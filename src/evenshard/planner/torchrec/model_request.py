@@ -57,7 +57,7 @@ class RequestSettings:
         is_whole: a sharder decides, of whole tables in device memory.
         types: the ways in which tables may be sharded; empty for all.
         optimizer: of all tables; None for what the model says.
-        dense_optimizer: of the dense model; empty where nobody says.
+        dense_optimizer: of the dense model; empty where it is not told.
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE

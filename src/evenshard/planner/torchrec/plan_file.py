@@ -149,8 +149,8 @@ def load_plan(
 
     Raises:
         BadFile: if the file is missing, torn, or says something impossible.
-        BadConfig: if the model has other tables, or a fused optimizer for one that is replicated where nobody allowed
-            that, TorchRec is not installed, or an argument makes no sense.
+        BadConfig: if the model has other tables, or a fused optimizer for one that is replicated without
+            permission, TorchRec is not installed, or an argument makes no sense.
     """
     record, tables, parts = _read(path)
     compute_device = device_of_process(record.compute_device) if compute_device is None else compute_device

@@ -99,7 +99,7 @@ def sharding_plan(
 
     Raises:
         BadConfig: if answer, tables and modules do not belong together, or TorchRec cannot train the tables so; if an
-            answer replicates a table with a fused optimizer, which nobody allowed.
+            answer replicates a table with a fused optimizer, which was not allowed.
     """
     allowed: Mapping[str, frozenset[str]] = {}
     prefetched = prefetches(answer.request.training_pipeline) if isinstance(answer, PlacementAnswer) else None

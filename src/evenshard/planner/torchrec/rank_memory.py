@@ -18,7 +18,7 @@ SAY_IT = "Give memory_cap_gb, or a Topology with its own hbm_cap."
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Memory of each rank, bytes, and what there is to say where nobody said how much it is.
+    """Memory of each rank, bytes, and what there is to say where its size was not given.
 
     Attributes:
         device: of the device where tables live; on CPU ranks, of the host.

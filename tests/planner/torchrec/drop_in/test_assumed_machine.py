@@ -1,4 +1,4 @@
-"""Memory and links that nobody named: this machine's own, or TorchRec's constants with a warning above everything."""
+"""Memory and links that are not given: this machine's own, or TorchRec's constants with a warning above everything."""
 
 from __future__ import annotations
 
