@@ -168,7 +168,7 @@ class PlacementRequest:
         return self.table_optimizers.get(name, self.optimizer)
 
     def leaves_optimizer(self, name: str) -> bool:
-        """Whether a replica of this table would be trained by another optimizer than the table's own, as far as is known.
+        """Whether a replica of this table would be trained by another optimizer than its own, as far as is known.
 
         The dense optimizer trains replicas. A table without a fused optimizer of its own loses nothing by that, unless
         the dense optimizer is named and differs from the request's.
