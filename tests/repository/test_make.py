@@ -14,8 +14,9 @@ from tools.torchrec_planner_tests import DOCS, FILES, TESTS, find_tests, listed_
 
 
 def recipe(*words: str) -> str:
-    """What make would run."""
-    return subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    """What make would run, without the lines about folders that it adds where the tests were started by make."""
+    command = ["make", "-n", "--no-print-directory", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(("words", "version"), [((), "1.7"), (("TORCHREC_VERSION=1.5",), "1.5")])
