@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -53,7 +54,7 @@ def _impatient(original: Any) -> Any:
     """No pauses between tries."""
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **{**kwargs, "pauses_s": (0.0, 0.0, 0.0)})
+        original(self, *args, **{**kwargs, "pauses_s": (0.0,) * 3, "pauses_waiting_s": (0.0,) * 5})
 
     return init
 
@@ -274,6 +275,22 @@ def test_a_record_that_ends_is_told(
     assert "ended as FAILED. Kubeflow Pipelines has noted nothing of the tasks since" in the_line(capsys)
 
 
+def test_the_last_answer_has_all_tasks(
+    fake: FakePipelines, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kubeflow Pipelines says that a run has ended a moment before it says so of the last tasks."""
+    at_its_end, later = ("place_succeeded", "04:27:04"), ("place_succeeded", "04:27:05")
+    fake.finished_at = datetime.now(UTC)
+    for words in ([*SUBMIT, "--wait", "--poll-seconds", "0.01"], STATUS):
+        fake.states, fake.ended = ["SUCCEEDED"], [at_its_end, at_its_end, later]
+        assert run(fake, words) == 0
+        assert "done: importer, place, record-outcome\nhttp" in capsys.readouterr().out
+        assert fake.ended == [later]
+    fake.ended, fake.finished_at = [(*at_its_end, 60.0)], datetime.now(UTC) - timedelta(seconds=59.5)
+    assert run(fake, STATUS) == 0  # nothing more comes
+    assert "Kubeflow Pipelines has noted nothing of the tasks since" in capsys.readouterr().out
+
+
 @pytest.fixture
 def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Kubernetes' API, which a kubeconfig leads to; what it says of the one pod that it has."""
@@ -378,6 +395,20 @@ def test_an_expired_token_is_named(fake: FakePipelines, tmp_path: Path, capsys: 
     (tmp_path / "two").write_text("not one\n")
     assert run(fake, STATUS, "--token-file", "two") == 2
     assert "holds no token" in the_line(capsys) and len(fake.requests) == 2
+
+
+def test_who_waits_does_not_mind_a_401_for_a_moment(
+    fake: FakePipelines, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kubeflow Pipelines answers so while it cannot ask Kubernetes whose token it is."""
+    wait = [*SUBMIT, "--wait", "--poll-seconds", "0.01"]
+    fake.states, fake.failures["GET /runs/r1"] = ["RUNNING", "SUCCEEDED"], [401] * 5
+    assert run(fake, wait) == 0
+    assert "SUCCEEDED: a run" in capsys.readouterr().out
+    assert sum("(401): told to answer 401" in one and "trying again" in one for one in caplog.messages) == 5
+    fake.failures["GET /runs/r1"] = [401] * 6
+    assert run(fake, wait) == 2
+    assert "does not accept a call without a token (401)" in the_line(capsys)
 
 
 @pytest.mark.parametrize(

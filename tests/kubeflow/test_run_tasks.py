@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kfp_server_api import ApiClient
 
 from evenshard.kubeflow.remote import RunStatus
-from evenshard.kubeflow.run_tasks import TaskStatus, record_ends, tasks_of
+from evenshard.kubeflow.run_tasks import NOTED_WITHIN, TaskStatus, has_open, record_ends, tasks_of
 from evenshard.kubeflow.status_text import failure_of
-from support.kfp_server import nodes_of
+from support.kfp_server import RUNS, more_runs, nodes_of
 
 
 def details(nodes: list[dict[str, Any]]) -> Any:
@@ -77,12 +79,60 @@ def test_a_driver_that_fails_is_named() -> None:
 
 
 def test_the_record_of_a_long_run_ends_before_it() -> None:
-    assert record_ends(details(nodes_of("place_failed")), finished=True) is None
-    assert record_ends(details(nodes_of("train_succeeded")), finished=True) is not None
-    assert record_ends(details(nodes_of("train_succeeded", "04:46:30")), finished=False) is not None
+    now = datetime.now(UTC)
+    assert record_ends(details(nodes_of("place_failed")), now, now) is None
+    assert record_ends(details(nodes_of("train_succeeded")), now, now) is not None
+    assert record_ends(details(nodes_of("train_succeeded", "04:46:30")), None, now) is not None
     for clock in ("04:34:10", "04:37:10", "04:41:30", "04:43:40"):
-        assert record_ends(details(nodes_of("train_succeeded", clock)), finished=False) is None
-    assert record_ends([], finished=True) is None and tasks_of([]) == ()
+        assert record_ends(details(nodes_of("train_succeeded", clock)), None, now) is None
+    assert record_ends([], now, now) is None and tasks_of([]) == ()
+
+
+def hour(stamp: str) -> datetime:
+    return datetime.fromisoformat(stamp)
+
+
+def known(node: dict[str, Any], moment: datetime) -> Iterator[SimpleNamespace]:
+    """What the API says of a node at a moment.
+
+    A pod also reports itself, as a node without name and state; that report goes when the pod's state is noted.
+    """
+    noted = [one for one in node.get("state_history", ()) if hour(one["update_time"]) <= moment]
+    ended, state = hour(node["end_time"]) <= moment, noted[-1].get("state") if noted else None
+    report = {"start_time": hour(node["start_time"]), "end_time": hour(node["end_time"]) if ended else None}
+    if "state" not in node or (state == "RUNNING" and node["display_name"] == "executor(0)"):
+        yield SimpleNamespace(**report, state=None, state_history=None)
+    if noted:
+        history = [SimpleNamespace(update_time=hour(one["update_time"])) for one in noted]
+        yield SimpleNamespace(**report, state=state, state_history=history)
+
+
+def moments(run: dict[str, Any]) -> Iterator[tuple[datetime, list[SimpleNamespace], datetime | None]]:
+    """Each second of a recorded run's life and two minutes more: its nodes as known then, and its end once known."""
+    moment, end = hour(run["created_at"]), hour(run["state_history"][-1]["update_time"])
+    while moment < end + timedelta(minutes=2):
+        begun = [one for one in run["tasks"] if hour(one["start_time"]) <= moment]
+        is_finished = moment >= end and run["state"] != "RUNNING"
+        nodes = [node for one in begun for node in known(one, moment)]
+        yield moment, nodes, hour(run["finished_at"]) if is_finished else None
+        moment += timedelta(seconds=1)
+
+
+def test_of_28_real_runs_the_record_of_two_ends() -> None:
+    """Those in two parts, of more than a hundred nodes. At the end of ten others some nodes are open for a second."""
+    said, open_at_the_end = {}, set()
+    for name, run in (RUNS | more_runs()).items():
+        last = max(hour(one["update_time"]) for node in run["tasks"] for one in node.get("state_history", ()))
+        for moment, nodes, finished_at in moments(run):
+            until = record_ends(nodes, finished_at, moment)
+            assert until in (None, last), (name, moment)
+            if until is not None:
+                said.setdefault(name, moment - last)
+            if finished_at is not None and has_open(nodes):
+                open_at_the_end.add(name)
+    assert said.keys() == {"train_succeeded", "parts2"} < open_at_the_end
+    assert all(NOTED_WITHIN < after < 2 * NOTED_WITHIN for after in said.values())
+    assert len(open_at_the_end) == 12
 
 
 def test_a_failure_names_three_tasks_each_once() -> None:

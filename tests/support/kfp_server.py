@@ -16,11 +16,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
+
 from support import http_server
+from support.repository import ROOT
 
 API = "/apis/v2beta1"
 RUNS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("kubeflow_runs.json").read_text())
+MORE_RUNS = ROOT.parent / "shared/kfp/real_runs_2.json"
+"""25 runs more, with faults; beside the repository, where they are at hand."""
 NEVER = "0001-01-01T00:00:00Z"
+
+
+def more_runs() -> dict[str, dict[str, Any]]:
+    """What is in ``MORE_RUNS``, in the form of ``RUNS``; skips the test where it is not at hand."""
+    if not MORE_RUNS.exists():
+        pytest.skip(f"no recorded runs at {MORE_RUNS.name}")
+    runs = json.loads(MORE_RUNS.read_text())
+    return {name: {**run, "tasks": run.pop("run_details")["task_details"]} for name, run in runs.items()}
 
 
 def nodes_of(run: str, clock: str = "23:59:59", ago_s: float = 0.0) -> list[dict[str, Any]]:
@@ -68,12 +81,15 @@ class FakePipelines:
         failures: statuses to answer first, one for each request, by "METHOD path"; 0: no answer until it ends.
         states: of the run, one for each look; the last stays.
         running: what ``nodes_of`` takes, for the nodes of a run that is RUNNING.
+        ended: likewise, of one that has SUCCEEDED, one for each look; the last stays.
     """
 
     token: str | None = None
     failures: dict[str, list[int]] = field(default_factory=dict)
     states: list[str] = field(default_factory=lambda: ["SUCCEEDED"])
     running: tuple[str, str, float] = ("train_succeeded", "04:41:30", 0.0)
+    ended: list[tuple[Any, ...]] = field(default_factory=lambda: [("place_succeeded",)])
+    finished_at: datetime | None = None
     login_page: bool = False
     experiments: dict[str, dict[str, Any]] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
@@ -115,10 +131,14 @@ class FakePipelines:
 
     def _run(self) -> dict[str, Any]:
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        recorded = {"SUCCEEDED": ("place_succeeded",), "RUNNING": self.running, "PENDING": None}
+        ended = self.ended[0]
+        if state == "SUCCEEDED" and len(self.ended) > 1:
+            self.ended.pop(0)
+        recorded = {"SUCCEEDED": ended, "RUNNING": self.running, "PENDING": None}
         names = recorded.get(state, ("place_failed",))
         nodes = [] if names is None else nodes_of(*names)
-        return {"run_id": "r1", "display_name": "a run", "state": state, "run_details": {"task_details": nodes}}
+        run = {"run_id": "r1", "display_name": "a run", "state": state, "run_details": {"task_details": nodes}}
+        return run if self.finished_at is None else {**run, "finished_at": self.finished_at.isoformat()}
 
 
 @contextmanager

@@ -20,8 +20,17 @@ class Again(Enum):
     """Whether to try a call again."""
 
     NEVER = "never"
+    WHILE_WAITING = "while waiting for a run"
     IF_IT_ONLY_READS = "if it only reads"
     ALWAYS = "always"
+
+
+STARTS = (Again.ALWAYS,)
+"""After what a call is tried again that starts something; another may have been started already."""
+READS = (*STARTS, Again.IF_IT_ONLY_READS)
+"""After what a call is tried again that only reads."""
+WAITS = (*READS, Again.WHILE_WAITING)
+"""After what a call is tried again that waits for a run: its token was good when the run was started."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +74,12 @@ def problem_of(error: Exception, what: str, url: str, namespace: str, token_file
 def _of_answer(status: int, said: str, what: str, url: str, namespace: str, token_file: Path | None) -> Problem:
     if status == 401:
         whose = f"the token in {token_file}" if token_file else "a call without a token"
+        # It answers so, too, for as long as it cannot ask Kubernetes whose token it is.
         return Problem(
             BadConfig(
                 f"{url} does not accept {whose} (401): {said}. Get a new token and name its file with --token-file."
-            )
+            ),
+            Again.WHILE_WAITING,
         )
     if status == 403:
         return Problem(

@@ -15,12 +15,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evenshard.kubeflow.api_errors import Again, problem_of
+from evenshard.kubeflow.api_errors import READS, STARTS, WAITS, Again, problem_of
 from evenshard.kubeflow.pods import Pod, pods_of
-from evenshard.kubeflow.run_tasks import FAILED, PENDING, RUNNING, TaskStatus, record_ends, tasks_of
+from evenshard.kubeflow.run_tasks import (
+    FAILED,
+    NOTED_WITHIN,
+    PENDING,
+    RUNNING,
+    TaskStatus,
+    has_open,
+    record_ends,
+    tasks_of,
+)
 from evenshard.utils.errors import BadConfig, BadFile, PipelineFailed
 from evenshard.utils.messages import brief, without_credentials
 
+log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 ENDPOINT = "KF_PIPELINES_ENDPOINT"
@@ -41,6 +51,7 @@ class Endpoint:
         token_file: read again for every call, as a cluster renews it; None for the pod's own, where there is one.
         timeout_s: limit for one call.
         pauses_s: pauses before each further try of a call after the server failed.
+        pauses_waiting_s: likewise, of a call that waits for a run.
     """
 
     url: str
@@ -48,6 +59,7 @@ class Endpoint:
     token_file: Path | None = None
     timeout_s: float = 30.0
     pauses_s: tuple[float, ...] = (1.0, 4.0, 10.0)
+    pauses_waiting_s: tuple[float, ...] = (1.0, 4.0, 10.0, 30.0, 60.0)
 
 
 @dataclass(frozen=True)
@@ -118,7 +130,7 @@ class Remote:
             ),
             f"starting {run_name}",
             "run_id",
-            repeatable=False,
+            STARTS,
         )
         return self._status(run)
 
@@ -156,7 +168,7 @@ class Remote:
             pipeline_package_path=str(package),
             service_account=service_account or None,
         )
-        return str(self._call(call, f"scheduling {name}", "recurring_run_id", repeatable=False).recurring_run_id)
+        return str(self._call(call, f"scheduling {name}", "recurring_run_id", STARTS).recurring_run_id)
 
     def status(self, run_id: str) -> RunStatus:
         """How a run is doing.
@@ -165,7 +177,7 @@ class Remote:
             BadInput: if there is no such run, or the server refuses to answer.
             PipelineFailed: if the server does not answer.
         """
-        return _with_pods(self._status(self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id")))
+        return self._look(run_id, READS)
 
     def wait(
         self, run_id: str, pause_s: float, patience_s: float | None, tell: Callable[[RunStatus], None]
@@ -180,7 +192,7 @@ class Remote:
         """
         deadline = None if patience_s is None else time.monotonic() + patience_s
         while True:
-            status = self.status(run_id)
+            status = self._look(run_id, WAITS)
             if status.is_finished:
                 return status
             tell(status)
@@ -188,31 +200,43 @@ class Remote:
                 raise PipelineFailed(f"run {run_id} is {status.state} after {patience_s:g} s. It goes on: {status.url}")
             time.sleep(pause_s)
 
+    def _look(self, run_id: str, again: tuple[Again, ...]) -> RunStatus:
+        """How a run is doing; of one that ends in this moment, once all of its tasks are noted as ended."""
+        settled_by = time.monotonic() + NOTED_WITHIN.total_seconds()
+        while True:
+            run = self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id", again)
+            status = self._status(run)
+            settles = status.is_finished and status.recorded_until is None and has_open(_details(run))
+            if not settles or time.monotonic() > settled_by:
+                return _with_pods(status)
+            time.sleep(self._endpoint.pauses_s[0])
+
     def _experiment(self, name: str) -> str:
         call = partial(self._client.create_experiment, name, namespace=self._endpoint.namespace)
         # it looks for one of the name first, so a second try makes no second experiment
         return str(self._call(call, f"experiment {name}", "experiment_id").experiment_id)
 
     def _status(self, run: Any) -> RunStatus:
-        details = getattr(run.run_details, "task_details", None) or []
-        state = str(run.state or "PENDING")
+        details, state = _details(run), str(run.state or "PENDING")
         return RunStatus(
             run_id=str(run.run_id),
             name=str(run.display_name),
             namespace=self._endpoint.namespace,
             state=state,
             tasks=tasks_of(details),
-            recorded_until=record_ends(details, state in FINISHED),
+            recorded_until=record_ends(details, run.finished_at if state in FINISHED else None, datetime.now(UTC)),
             url=run_page(self._endpoint.url, run.run_id),
         )
 
-    def _call(self, call: Callable[[], _Answer], what: str, id_name: str, repeatable: bool = True) -> _Answer:
-        """One call, again where the server is in trouble: always what only reads, and else what it has not begun.
+    def _call(self, call: Callable[[], _Answer], what: str, id_name: str, again: tuple[Again, ...] = READS) -> _Answer:
+        """One call, again where the server is in trouble.
 
         Args:
             id_name: id that the answer must have: the SDK turns a login page into an empty object.
+            again: problems after which the call is tried again.
         """
-        for pause_s in (*self._endpoint.pauses_s, None):
+        pauses_s = self._endpoint.pauses_waiting_s if again is WAITS else self._endpoint.pauses_s
+        for pause_s in (*pauses_s, None):
             try:
                 with contextlib.redirect_stdout(io.StringIO()), _unlogged():  # the SDK prints links, and logs
                     answer = call()
@@ -221,11 +245,16 @@ class Remote:
                 return answer
             except Exception as error:  # the SDK lets errors of urllib3, ssl, json and its own through
                 problem = problem_of(error, what, self._endpoint.url, self._endpoint.namespace, self._token_file)
-                again = problem.again is Again.ALWAYS or (problem.again is Again.IF_IT_ONLY_READS and repeatable)
-                if pause_s is None or not again:
+                if pause_s is None or problem.again not in again:
                     raise problem.error from None
+                if again is WAITS:
+                    log.warning("%s (trying again in %g s)", problem.error, pause_s)
                 time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
+
+
+def _details(run: Any) -> Any:
+    return getattr(run.run_details, "task_details", None) or []
 
 
 def is_slow(task: TaskStatus) -> bool:

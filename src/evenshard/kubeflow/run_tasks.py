@@ -17,8 +17,8 @@ from typing import Any
 PENDING, RUNNING, SUCCEEDED, FAILED = "PENDING", "RUNNING", "SUCCEEDED", "FAILED"
 DRIVER = "-driver"
 _GROUP = re.compile(r"root|exit-handler-\d+(\.onExit)?|for-loop-\d+|iteration(-item|-iterations)?|condition(-.+)?-\d+")
-_SLACK = timedelta(seconds=60)
-"""A node's state comes to Kubeflow Pipelines some ten seconds after the pod's own report."""
+NOTED_WITHIN = timedelta(seconds=60)
+"""Kubeflow Pipelines notes what a pod has reported some ten seconds later, and the end of a run in a second or two."""
 
 
 @dataclass(frozen=True)
@@ -82,20 +82,26 @@ def tasks_of(details: Sequence[Any]) -> tuple[TaskStatus, ...]:
     return tuple(reversed(found))
 
 
-def record_ends(details: Sequence[Any], finished: bool) -> datetime | None:
+def record_ends(details: Sequence[Any], finished_at: datetime | None, now: datetime) -> datetime | None:
     """When Kubeflow Pipelines stopped to note what the tasks do; None where nothing shows that it has.
 
     A run of 34 pods was noted up to its hundredth node and no further, presumably because Argo compresses more of them.
 
     Args:
-        finished: whether the run has.
+        finished_at: end of the run; None for one that goes on.
     """
     last = max((state.update_time for one in details for state in one.state_history or ()), default=None)
     if last is None:
         return None
-    open_still = any(one.state in (PENDING, RUNNING) for one in details)
-    reports = [time for one in details if not one.state for time in (one.start_time, one.end_time) if time]
-    return last if (finished and open_still) or any(time > last + _SLACK for time in reports) else None
+    events = [time for one in details if not one.state for time in (one.start_time, one.end_time) if time]
+    if finished_at is not None and has_open(details):
+        events.append(finished_at)
+    return last if any(last < time < now - NOTED_WITHIN for time in events) else None
+
+
+def has_open(details: Sequence[Any]) -> bool:
+    """Whether a node is noted as one that has not ended; of a run that has, some are for a moment."""
+    return any(one.state in (PENDING, RUNNING) for one in details)
 
 
 def _paths(workflow: str, ids: set[str], names: set[str]) -> dict[str, str]:
