@@ -32,7 +32,7 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
         (["place", "m"], {"mine.yaml", "mlperf_dlrm_v2"}),
         (["place", "--rules", "m"], {"mine.yaml"}),
         (["place", "--what-if", ""], {"memory"}),
-        (["pipeline", "s"], {"submit", "schedule", "status"}),
+        (["pipeline", "s"], {"submit", "stop", "schedule", "status"}),
     ],
 )
 def test_bash_completes(

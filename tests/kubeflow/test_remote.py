@@ -135,6 +135,37 @@ def test_a_schedule_is_a_recurring_run(fake: FakePipelines, capsys: pytest.Captu
     assert "has 1 fields" in the_line(capsys)
 
 
+def test_a_recurring_run_is_deleted_by_its_name(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+    schedule = ["pipeline", "schedule", *SUBMIT[2:], "--cron", "0 3 * * 0", "--run-name"]
+    unschedule = ["pipeline", "unschedule", *SUBMIT[2:4]]
+    for name in ("weekly", "daily", "daily"):
+        assert run(fake, [*schedule, name]) == 0
+    assert run(fake, [*schedule, "weekly", "--experiment", "other"]) == 0
+    assert run(fake, [*unschedule, "weekly"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("deleted: recurring run rr1.")
+    assert set(fake.recurring) == {"rr2", "rr3", "rr4"}
+    assert run(fake, [*unschedule, "daily"]) == 2
+    assert "2 recurring runs are called 'daily': rr2, rr3. Name one by its id." in the_line(capsys)
+    assert run(fake, [*unschedule, "rr3"]) == 0
+    assert set(fake.recurring) == {"rr2", "rr4"}
+    assert run(fake, [*unschedule, "weekly"]) == 2
+    assert "no recurring run 'weekly' in the experiment evenshard, which has 1: daily." in the_line(capsys)
+    assert run(fake, [*unschedule, "weekly", "--experiment", "another"]) == 2
+    assert "in the experiment another, which has none" in the_line(capsys)
+    assert "another" not in {one["display_name"] for one in fake.experiments.values()}
+
+
+def test_a_run_is_stopped_once(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+    stop = ["pipeline", "stop", *STATUS[2:]]
+    fake.states = ["RUNNING", "CANCELED"]
+    assert run(fake, stop) == 0
+    assert capsys.readouterr().out == f"run r1 stops; it was RUNNING\n{fake.url}/#/runs/details/r1\n"
+    assert run(fake, stop) == 0
+    assert capsys.readouterr().out.startswith("run r1 has ended before, as CANCELED\n")
+    assert len(fake.asked("POST", "/runs/r1:terminate")) == 1
+    assert run(fake, [*stop[:2], "r9", *stop[3:]]) == 2
+
+
 DOCUMENTED = {
     "pipeline schedule --cron": ("train", "0 0 3 * * 0", {}),
     "pipeline schedule --pipeline retrain": (

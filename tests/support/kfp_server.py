@@ -92,6 +92,7 @@ class FakePipelines:
     finished_at: datetime | None = None
     login_page: bool = False
     experiments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    recurring: dict[str, dict[str, Any]] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     url: str = ""
     ends: threading.Event = field(default_factory=threading.Event)
@@ -124,10 +125,26 @@ class FakePipelines:
         if (request.method, path) == ("POST", "/runs"):
             return 200, {**request.body, "run_id": "r1", "state": "PENDING"}
         if (request.method, path) == ("POST", "/recurringruns"):
-            return 200, {**request.body, "recurring_run_id": "rr1"}
+            made = {**request.body, "recurring_run_id": f"rr{len(self.recurring) + 1}"}
+            self.recurring[made["recurring_run_id"]] = made
+            return 200, made
+        if (request.method, path) == ("GET", "/recurringruns"):
+            return 200, self._page_of_recurring_runs(request.query)
+        if request.method == "DELETE" and path.removeprefix("/recurringruns/") in self.recurring:
+            del self.recurring[path.removeprefix("/recurringruns/")]
+            return 200, {}
+        if (request.method, path) == ("POST", "/runs/r1:terminate"):
+            return 200, {}
         if (request.method, path) == ("GET", "/runs/r1"):
             return 200, self._run()
         return 404, {"message": f"{path} not found"}
+
+    def _page_of_recurring_runs(self, query: dict[str, str]) -> dict[str, Any]:
+        """One on each page, to whatever size it was asked for."""
+        mine = [one for one in self.recurring.values() if one["experiment_id"] == query["experiment_id"]]
+        first = int(query.get("page_token") or 0)
+        more = {"next_page_token": str(first + 1)} if first + 1 < len(mine) else {}
+        return {"recurringRuns": mine[first : first + 1], "total_size": len(mine), **more} if mine else {}
 
     def _run(self) -> dict[str, Any]:
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
@@ -168,7 +185,7 @@ def serving(fake: FakePipelines) -> Iterator[FakePipelines]:
             except ConnectionError:
                 pass  # whoever asked has given up
 
-        do_GET = do_POST = _answer
+        do_GET = do_POST = do_DELETE = _answer
 
     with http_server.serving(Handler) as fake.url:
         try:

@@ -112,6 +112,19 @@ def _schedule(args: argparse.Namespace) -> Mapping[str, Any]:
     return {}
 
 
+def _unschedule(args: argparse.Namespace) -> Mapping[str, Any]:
+    number = _remote(args).unschedule(args.name, args.experiment)
+    print(f"deleted: recurring run {number}. Its runs stay, and one that is in progress goes on.")
+    return {}
+
+
+def _stop(args: argparse.Namespace) -> Mapping[str, Any]:
+    before = _remote(args).stop(args.run_id)
+    done = f"has ended before, as {before.state}" if before.is_finished else f"stops; it was {before.state}"
+    print(f"run {args.run_id} {done}\n{before.url}")
+    return {}
+
+
 def _status(args: argparse.Namespace) -> Mapping[str, Any]:
     status = _remote(args).status(args.run_id)
     if args.json:
@@ -265,6 +278,22 @@ def add_commands(commands: Commands) -> None:
     _remote_flags(sub)
     _submit_flags(sub)
     sub.add_argument("--cron", required=True, help="when, such as '0 3 * * 0' (UTC); six fields begin with the seconds")
+
+    sub = nested.add(
+        "unschedule", _unschedule, "Delete a recurring run on a cluster.", "The runs that it has started stay."
+    )
+    sub.add_argument("name", metavar="NAME", help="as in --run-name of schedule, or the id that schedule printed")
+    sub.add_argument("--experiment", default="evenshard", help="that it is in (default: evenshard)")
+    _remote_flags(sub)
+
+    sub = nested.add(
+        "stop",
+        _stop,
+        "Stop a run on a cluster.",
+        "Its pods end; what finished tasks have made stays. A run that has ended before is left as it is.",
+    )
+    sub.add_argument("run_id", metavar="RUN_ID", help="as submit prints it")
+    _remote_flags(sub)
 
     sub = nested.add("status", _status, "Say how a run is doing.", "Exit code 1 if it has failed.")
     sub.add_argument("run_id", metavar="RUN_ID", help="as submit prints it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import os
 import time
@@ -170,6 +171,65 @@ class Remote:
         )
         return str(self._call(call, f"scheduling {name}", "recurring_run_id", STARTS).recurring_run_id)
 
+    def unschedule(self, name: str, experiment: str) -> str:
+        """Deletes a recurring run; its runs, the one in progress included, stay. Returns its id.
+
+        Args:
+            name: its name or its id.
+            experiment: name of the experiment that it is in.
+
+        Raises:
+            BadInput: if there is none, or there are several of the name, or the server refuses it.
+            PipelineFailed: if the server does not answer.
+        """
+        found = self._recurring_runs(experiment)
+        named = {number for number, known in found if name in (number, known)}
+        if not named:
+            others = f": {', '.join(sorted({known for _, known in found}))}" if found else ""
+            raise BadConfig(
+                f"no recurring run {brief(name)} in the experiment {experiment}, which has {len(found) or 'none'}"
+                f"{others}. Name one of them, or its experiment with --experiment."
+            )
+        if len(named) > 1:
+            raise BadConfig(
+                f"{len(named)} recurring runs are called {brief(name)}: {', '.join(sorted(named))}. Name one by its id."
+            )
+        [number] = named
+        self._call(partial(self._client.delete_recurring_run, number), f"recurring run {name}", again=STARTS)
+        return number
+
+    def _recurring_runs(self, experiment: str) -> list[tuple[str, str]]:
+        """Id and name of each recurring run of an experiment."""
+        by_name = partial(
+            self._client._experiment_api.experiment_service_list_experiments,
+            namespace=self._endpoint.namespace,
+            filter=_named(experiment),
+        )
+        found, page = [], ""
+        for one in self._call(by_name, f"experiment {experiment}").experiments or ():
+            while True:
+                look = partial(
+                    self._client.list_recurring_runs, page_token=page, page_size=100, experiment_id=one.experiment_id
+                )
+                answer = self._call(look, f"recurring runs of {experiment}")
+                found += [(str(run.recurring_run_id), str(run.display_name)) for run in answer.recurring_runs or ()]
+                page = answer.next_page_token
+                if not page:
+                    break
+        return found
+
+    def stop(self, run_id: str) -> RunStatus:
+        """Stops a run: its pods end, and only ``record_outcome`` still runs. Returns how it was doing before.
+
+        Raises:
+            BadInput: if there is no such run, or the server refuses it.
+            PipelineFailed: if the server does not answer.
+        """
+        status = self._status(self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id"))
+        if not status.is_finished:
+            self._call(partial(self._client.terminate_run, run_id), f"stopping run {run_id}", again=STARTS)
+        return status
+
     def status(self, run_id: str) -> RunStatus:
         """How a run is doing.
 
@@ -228,11 +288,13 @@ class Remote:
             url=run_page(self._endpoint.url, run.run_id),
         )
 
-    def _call(self, call: Callable[[], _Answer], what: str, id_name: str, again: tuple[Again, ...] = READS) -> _Answer:
+    def _call(
+        self, call: Callable[[], _Answer], what: str, id_name: str = "", again: tuple[Again, ...] = READS
+    ) -> _Answer:
         """One call, again where the server is in trouble.
 
         Args:
-            id_name: id that the answer must have: the SDK turns a login page into an empty object.
+            id_name: id that the answer must have, if any: the SDK turns a login page into an empty object.
             again: problems after which the call is tried again.
         """
         pauses_s = self._endpoint.pauses_waiting_s if again is WAITS else self._endpoint.pauses_s
@@ -240,7 +302,7 @@ class Remote:
             try:
                 with contextlib.redirect_stdout(io.StringIO()), _unlogged():  # the SDK prints links, and logs
                     answer = call()
-                if not getattr(answer, id_name, None):
+                if id_name and not getattr(answer, id_name, None):
                     raise ValueError(f"no {id_name} in the answer")
                 return answer
             except Exception as error:  # the SDK lets errors of urllib3, ssl, json and its own through
@@ -255,6 +317,11 @@ class Remote:
 
 def _details(run: Any) -> Any:
     return getattr(run.run_details, "task_details", None) or []
+
+
+def _named(name: str) -> str:
+    """The filter of Kubeflow's lists for what has this name."""
+    return json.dumps({"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]})
 
 
 def is_slow(task: TaskStatus) -> bool:
