@@ -406,6 +406,19 @@ TRAIN_JOB_FIELDS = {"runtimeRef", "trainer", "suspend", "managedBy"}
 TRAINER_FIELDS = {"image", "command", "args", "env", "numNodes", "numProcPerNode", "resourcesPerNode"}
 
 
+def test_over_rdma_it_has_the_devices_and_refuses_sockets() -> None:
+    (job,), (plain,) = (of_kind(built(folder), "TrainJob") for folder in ("trainjob-rdma", "trainjob"))
+    trainer = job["spec"]["trainer"]
+    assert _parser().parse_args(trainer["args"][2:]).expect_transport == "ib"
+    assert all(trainer["resourcesPerNode"][kind]["rdma/hca"] == 1 for kind in ("requests", "limits"))
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert [name for name in trainer["args"] if name not in plain["spec"]["trainer"]["args"]] == [trainer["args"][-1]]
+    (runtime,) = of_kind(built("trainjob-rdma"), "TrainingRuntime")
+    (container,) = job_of(runtime)["spec"]["template"]["spec"]["containers"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert container["securityContext"]["runAsUser"] == 0  # Kubernetes gives no one else an added capability
+
+
 def test_the_train_job_is_what_kubeflow_trainer_expects() -> None:
     (job,) = of_kind(built("trainjob"), "TrainJob")
     (runtime,) = of_kind(built("trainjob"), "TrainingRuntime")

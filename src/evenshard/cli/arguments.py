@@ -160,6 +160,17 @@ def hardware_flag(sub: argparse.ArgumentParser) -> None:
         type=HARDWARE_NAME,
         help=f"hardware to measure on: {CHOICES} (default: measure.hardware)",
     )
+    sub.add_argument(
+        "--expect-transport",
+        metavar="NAME",
+        help="refuse exchanges between GPUs over another network than this one of NCCL's: ib (RoCE, too), socket or a "
+        "plugin's name (default: measure.expect_transport, else any)",
+    )
+
+
+def measure_overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """What ``hardware_flag`` read, by the names of ``MeasureConfig``; None where params.yaml decides."""
+    return {"hardware": args.hardware, "expect_transport": args.expect_transport}
 
 
 def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.cli.arguments import OUTPUT, PATH, SOURCE, Commands, at_least, hardware_flag, params_flag
+from evenshard.cli.arguments import (
+    OUTPUT,
+    PATH,
+    SOURCE,
+    Commands,
+    at_least,
+    hardware_flag,
+    measure_overrides,
+    params_flag,
+)
 from evenshard.cli.options import add_option
 from evenshard.planner.options import place_option
 
@@ -43,7 +52,7 @@ def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.utils.params import load_params, section
 
     params = load_params(args.params) if args.params.exists() else {}
-    measure = section(params, "measure", MeasureConfig, hardware=args.hardware)
+    measure = section(params, "measure", MeasureConfig, **measure_overrides(args))
     if collective.is_follower():
         collective.serve(measure)
         return {}

@@ -19,6 +19,7 @@ from evenshard.cli.arguments import (
     Commands,
     at_least,
     hardware_flag,
+    measure_overrides,
     output_flag,
     params_flag,
 )
@@ -58,7 +59,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.utils.provenance import Lineage, params_hash
 
     params = load_params(args.params) if args.params.exists() else {}
-    measure = section(params, "measure", MeasureConfig, hardware=args.hardware)
+    measure = section(params, "measure", MeasureConfig, **measure_overrides(args))
     evaluate = section(params, "evaluate", EvaluateConfig)
     if collective.is_follower():
         collective.serve(measure)

@@ -15,6 +15,7 @@ from evenshard.cli.arguments import (
     Commands,
     at_least,
     hardware_flag,
+    measure_overrides,
     metrics_flag,
     output_flag,
     params_flag,
@@ -31,7 +32,7 @@ def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
     params = {} if missing and not stage.needs_params else load_params(args.params)
     overrides = {stage.name: _given(args, stage.config)}
     if stage.measures:
-        overrides["measure"] = {"hardware": args.hardware}
+        overrides["measure"] = measure_overrides(args)
     settings = stage.settings(params, overrides)
     of_loop = {}
     if (names := declared(stage.inputs, LoopSetting)) and (params or stage.needs_params):

@@ -32,6 +32,8 @@ class MeasureConfig:
         controls: placements that are measured again and again, spread over the run, to know the noise.
         control_repeats: times each of them is measured (each time like any other placement).
         noise: relative standard deviation that a simulated device adds to its times; real hardware has its own.
+        expect_transport: several GPUs at once: NCCL's name of the network that their exchanges must take, such as ib or
+            socket; empty for any.
         timeout_s: several devices at once: seconds after which a silent device ends the run.
         seed: seed of drawn lookups, of simulated noise and of the order of measuring.
 
@@ -51,6 +53,7 @@ class MeasureConfig:
     controls: int = 2
     control_repeats: int = 4
     noise: float = 0.0
+    expect_transport: str = ""
     timeout_s: float = 120.0
     seed: int = 0
 
@@ -62,6 +65,9 @@ class MeasureConfig:
         if bool(chosen.device) != bool(chosen.kind.device):  # a real device may be another one than the one here
             raise BadConfig(f"hardware is {brief(self.hardware)}. Use one of {CHOICES}.")
         object.__setattr__(self, "hardware", str(chosen))
+        object.__setattr__(self, "expect_transport", self.expect_transport.lower())
+        if self.expect_transport and not chosen.kind.runs_kernels:
+            raise BadConfig(f"{self.hardware} exchanges nothing over a network. Leave --expect-transport out.")
         if problem := optimizer_problem(self.optimizer):
             raise BadConfig(f"measure.{problem}. Choose one of these.")
         if self.noise and self.hardware_name.kind.times == "measured":

@@ -104,7 +104,11 @@ def _open_kernels(config: MeasureConfig) -> Hardware:
     from evenshard.measure.in_turn import OneDeviceInTurn
 
     device = real_device(config)
-    return collective.lead(config, device) if collective.world_size() > 1 else OneDeviceInTurn(config, device)
+    if collective.world_size() > 1:
+        return collective.lead(config, device)
+    if config.expect_transport:
+        raise BadConfig("one process exchanges nothing. Start it under torchrun, or leave --expect-transport out.")
+    return OneDeviceInTurn(config, device)
 
 
 def _open_simulated(config: MeasureConfig) -> Hardware:

@@ -39,7 +39,8 @@ BANDWIDTHS = {
 }
 """The constants of a link that are bandwidths, and the bytes that each is for."""
 BACKENDS = ("gloo", "nccl")
-"""What a provenance names instead of a link where several devices measured at once."""
+"""What a provenance names instead of a link where several devices measured at once, with NCCL's network in brackets:
+nccl (NET/IB/GDRDMA)."""
 NO_LINK = "none"
 """What a provenance names where each shard was measured on one device alone, with no link to another."""
 GPUS_OF_A_NODE = 8
@@ -244,7 +245,7 @@ _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)gb_s")
 
 def is_modelled(name: str) -> bool:
     """Whether exchange times of a provenance with this link come from a model; else devices really exchanged."""
-    return name not in BACKENDS
+    return name.partition(" ")[0] not in BACKENDS
 
 
 def beyond_span(name: str, num_devices: int) -> str | None:

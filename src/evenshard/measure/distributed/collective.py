@@ -46,6 +46,7 @@ from evenshard.measure.distributed.jobs import (
     encode_job,
 )
 from evenshard.measure.distributed.ranks import INPUT_REFUSED, MEASURING_FAILED, PeerLost, Ranks, leave_group
+from evenshard.measure.distributed.transport import link_of, transport_problem
 from evenshard.measure.fbgemm import device_name, driver_version, library_versions, real_device
 from evenshard.measure.hardware import TimeShare
 from evenshard.placement.constraints import UNCONSTRAINED
@@ -118,7 +119,7 @@ def lead(config: MeasureConfig, device: torch.device, kinds: Kinds = JOBS) -> Co
 
     Raises:
         MeasurementFailed: if a rank does not come.
-        BadConfig: if a rank was started with other settings.
+        BadConfig: if a rank was started with other settings, or exchanges do not take the network that is expected.
     """
     return CollectiveHardware(config, device, kinds)
 
@@ -158,11 +159,15 @@ class CollectiveHardware:
         except PeerLost as error:
             raise MeasurementFailed(self._what_happened(error, "connecting")) from error
         self._in_step = True
+        ranks = self._worker.ranks
+        if problem := transport_problem(config.expect_transport, ranks.backend, ranks.networks):
+            self.close()
+            raise BadConfig(problem)
         self.provenance = Provenance(
             hardware=f"{device_name(device)} x {self._size}",
             driver=driver_version(device),
             versions=library_versions(device),
-            link=self._worker.ranks.backend,
+            link=link_of(ranks.backend, ranks.networks),
             seed=config.seed,
             repeats=config.repeats,
             optimizer=config.optimizer,

@@ -8,6 +8,7 @@ Legend: N ranks of a group.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from torch.distributed.distributed_c10d import Store
 
 from evenshard.measure.clock import stopwatch
 from evenshard.measure.costs import OUT_OF_MEMORY
+from evenshard.measure.distributed.transport import nccl_log, networks_in
 from evenshard.utils.errors import MeasurementFailed
 from evenshard.utils.messages import reason_of
 from evenshard.utils.units import seconds_to_ms
@@ -112,6 +114,7 @@ class Ranks:
         size: processes altogether.
         device: device of this process.
         backend: backend of the exchanges, "gloo" or "nccl".
+        networks: that any rank's connections take, on rank 0 alone; see ``transport``.
     """
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device, timeout_s: float) -> None:
@@ -122,16 +125,21 @@ class Ranks:
         self._tiers: dict[int, TierGroups] = {}
         # NCCL's watchdog must not take this process down before it has said which rank is lost.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
-        with self._answered():
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-                store=store,
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=timeout_s),
-            )
-        little = torch.zeros(size, device=device)
-        self.all_to_all_ms(torch.empty_like(little), little, Splits((1,) * size, (1,) * size))
+        with nccl_log() as log:
+            with self._answered():
+                dist.init_process_group(
+                    "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                    store=store,
+                    rank=rank,
+                    world_size=size,
+                    timeout=timedelta(seconds=timeout_s),
+                )
+            little = torch.zeros(size, device=device)
+            self.all_to_all_ms(torch.empty_like(little), little, Splits((1,) * size, (1,) * size))
+            own = networks_in(log) if self.backend == "nccl" else set()
+        self.networks = {
+            one for of_rank in self.gather(json.dumps(sorted(own)).encode()) for one in json.loads(of_rank)
+        }
 
     def meet(self, problem: str = FINE) -> str:
         """A barrier at which the ranks agree: returns the worst problem that any of them brings.

@@ -1,0 +1,112 @@
+"""The network that NCCL took, from its log. No GPU was at hand: lines are as its source and users' logs have them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.distributed.transport import UNKNOWN, link_of, nccl_log, networks_in, transport_problem
+from evenshard.measure.hardware import open_hardware
+from evenshard.measure.link import is_modelled
+from evenshard.utils.errors import BadConfig
+from support.patience import PATIENCE_S
+
+START = "node-1:20:289 [0] NCCL INFO "
+OTHERS = (
+    "NET/Plugin : No plugin found (libnccl-net.so), using internal implementation",
+    "NET/IB : Using [0]mlx5_0:1/IB ; OOB ib0:192.168.11.1<0>",
+    "NET/Socket : Using [0]ib0:192.168.11.1<0>",
+    "Channel 00/0 : 7[7] -> 6[6] via P2P/direct pointer/read",
+    "Ring 00 : 0[1b000] -> 7[41000] via direct shared memory",
+)
+"""Lines that name a network which is there, but which no connection takes."""
+
+
+@pytest.mark.parametrize(
+    ("connections", "networks"),
+    [
+        ((), set()),
+        (("Channel 03/0 : 5[5] -> 12[4] [send] via NET/IB/3",), {"NET/IB"}),
+        (("Ring 00 : 15[41000] -> 0[1b000] [receive] via NET/Socket/0",), {"NET/Socket"}),
+        (
+            (
+                "Channel 00/0 : 8[0] -> 0[0] [receive] via NET/IB/0/GDRDMA",
+                "Channel 00/0 : 0[0] -> 9[1] [send] via NET/IB/1(1)/GDRDMA(PCI)/Shared",
+            ),
+            {"NET/IB/GDRDMA"},
+        ),
+        (("Channel 00/0 : 8[0] -> 0[0] [receive] via NET/AWS Libfabric/0/GDRDMA",), {"NET/AWS Libfabric/GDRDMA"}),
+        (
+            (
+                "Channel 00 : 2[c7000] -> 0[8] [send] via NET/IB/5",
+                "Channel 01 : 2[c7000] -> 0[8] [send] via NET/Socket/0",
+            ),
+            {"NET/IB", "NET/Socket"},
+        ),
+    ],
+)
+def test_networks_are_those_of_connections(tmp_path: Path, connections: tuple[str, ...], networks: set[str]) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"{START}{line}\n" for line in (*OTHERS, *connections)))
+    assert networks_in(log) == networks
+
+
+def test_nccl_is_told_to_log_unless_the_user_has_said_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_DEBUG", raising=False)
+    with nccl_log() as log:
+        assert log is not None and log.exists() and os.environ["NCCL_DEBUG_FILE"] == str(log)
+        assert (os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_SUBSYS"]) == ("INFO", "NET")
+    assert not log.exists() and "NCCL_DEBUG" not in os.environ and "NCCL_DEBUG_FILE" not in os.environ
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    with nccl_log() as log:
+        assert log is None and networks_in(log) == {UNKNOWN} and "NCCL_DEBUG_FILE" not in os.environ
+
+
+def test_a_link_names_the_network_and_is_still_a_measured_one() -> None:
+    assert link_of("gloo", ()) == "gloo" and link_of("nccl", ()) == "nccl"
+    named = link_of("nccl", {"NET/Socket", "NET/IB/GDRDMA"})
+    assert named == "nccl (NET/IB/GDRDMA, NET/Socket)"
+    assert not is_modelled(named)
+
+
+@pytest.mark.parametrize(
+    ("expected", "backend", "networks", "why"),
+    [
+        ("", "nccl", {"NET/Socket"}, None),
+        ("ib", "nccl", {"NET/IB", "NET/IB/GDRDMA"}, None),
+        ("socket", "nccl", {"NET/Socket"}, None),
+        ("aws libfabric", "nccl", {"NET/AWS Libfabric/GDRDMA"}, None),
+        ("ib", "nccl", {"NET/Socket"}, "NCCL takes NET/Socket, where NET/ib is expected."),
+        ("ib", "nccl", {"NET/IB", "NET/Socket"}, "NCCL takes NET/IB, NET/Socket, where"),
+        ("ib", "nccl", set(), "no connection of NCCL's leaves its node, where"),
+        ("ib", "nccl", {UNKNOWN}, "NCCL_DEBUG is set"),
+        ("ib", "gloo", set(), "go through gloo, not NET/ib."),
+    ],
+)
+def test_another_network_than_the_expected_one_is_a_problem(
+    expected: str, backend: str, networks: set[str], why: str | None
+) -> None:
+    found = transport_problem(expected, backend, networks)
+    assert found is None if why is None else why in str(found)
+
+
+def test_what_exchanges_nothing_can_expect_no_network() -> None:
+    with pytest.raises(BadConfig, match="exchanges nothing over a network"):
+        MeasureConfig(hardware="simulated:h200", expect_transport="IB")
+    with pytest.raises(BadConfig, match="one process exchanges nothing"):
+        open_hardware(MeasureConfig(hardware="cpu", expect_transport="IB"))
+
+
+def test_a_run_over_another_network_ends_before_anything_is_measured(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "evenshard", "calibrate-link", "--hardware", "cpu", "--expect-transport", "ib"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode != 0
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("evenshard calibrate-link: ")]
+    assert "exchanges of CPUs go through gloo, not NET/ib" in line
+    assert list(tmp_path.iterdir()) == []
