@@ -14,20 +14,22 @@ def record_outcome(
 ) -> None:
     """Says how a run ended, whatever happened: the exit handler of the pipelines.
 
-    Why a task failed stands in its log: Kubeflow Pipelines gives an exit handler no message. And it does not tell all
-    successes from runs that were stopped: their state is UNKNOWN, and MLflow gets no record of it.
+    Kubeflow Pipelines gives an exit handler no message, and tells it the same state of a success, of a run that was
+    stopped and of one that has lost a pod. So it asks the API how its run stands and which tasks have failed; their
+    logs say why. Where the API cannot be asked, the outcome says so, and what the handler is told decides.
 
     Args:
         status: status of everything before, filled in by Kubeflow Pipelines.
-        outcome: JSON: state, what Kubeflow Pipelines said, name and page of the run, when it ended.
+        outcome: JSON: state, what Kubeflow Pipelines said, its API too, name and page of the run, when it ended.
         summary: the same in one line.
         run_id: id of the run: ``dsl.PIPELINE_JOB_ID_PLACEHOLDER``.
     """
     from pathlib import Path
 
+    from evenshard.kubeflow.own_run import look
     from evenshard.kubeflow.pod import page_of, record_end
     from evenshard.stages import record_outcome as stage
 
-    page = page_of(run_id)
-    ended = stage.RecordOutcomeInputs(status.state, status.pipeline_job_resource_name, page)
-    record_end(stage.run(ended, stage.RecordOutcomeOutputs(Path(outcome.path), Path(summary.path))), page)
+    page, seen = page_of(run_id), look(run_id)
+    ended = stage.RecordOutcomeInputs(status.state, status.pipeline_job_resource_name, page, seen)
+    record_end(stage.run(ended, stage.RecordOutcomeOutputs(Path(outcome.path), Path(summary.path))), page, seen)

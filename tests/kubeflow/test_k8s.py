@@ -19,6 +19,7 @@ from evenshard.cli import _parser
 from support.repository import ROOT
 
 K8S = ROOT / "k8s"
+RUNNER = "evenshard-runner"
 OVERLAYS = ("cpu", "nvidia-gpu", "local")
 IDENTITIES = {
     "aws": "eks.amazonaws.com/role-arn",
@@ -307,13 +308,23 @@ def test_rights_are_few(name: str) -> None:
     for role in roles:
         for rule in role["rules"]:
             assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"])
-            assert not {"pods/exec", "rolebindings", "roles", "serviceaccounts/token"} & set(rule["resources"])
+            assert not {"pods/exec", "rolebindings", "roles"} & set(rule["resources"])
+            if "serviceaccounts/token" in rule["resources"]:  # of its own account alone, whose rights it has anyway
+                assert rule["verbs"] == ["create"] and rule["resourceNames"] == [role["metadata"]["name"]]
+                assert role["metadata"]["name"] == RUNNER
             # No list: that would show every secret of the namespace.
             if "secrets" in rule["resources"]:
                 assert rule["verbs"] == ["get"] and rule["resourceNames"] == ["mlpipeline-minio-artifact"]
     for binding in of_kind(manifests, "RoleBinding"):
         assert binding["roleRef"]["name"] in names(roles)
         assert {one["name"] for one in binding["subjects"]} <= names(of_kind(manifests, "ServiceAccount"))
+
+
+def test_a_run_may_read_how_it_ends_and_change_none() -> None:
+    rules = next(one["rules"] for one in of_kind(built("overlays/cpu"), "Role") if one["metadata"]["name"] == RUNNER)
+    of_pipelines = [rule for rule in rules if "pipelines.kubeflow.org" in rule["apiGroups"]]
+    assert [(rule["resources"], rule["verbs"]) for rule in of_pipelines] == [(["runs"], ["get"])]
+    assert [rule["verbs"] for rule in rules if "serviceaccounts/token" in rule["resources"]] == [["create"]]
 
 
 def test_a_submitter_may_submit_and_touch_no_pod() -> None:

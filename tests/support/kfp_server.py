@@ -53,7 +53,7 @@ def nodes_of(run: str, clock: str = "23:59:59", ago_s: float = 0.0) -> list[dict
 
     nodes = []
     for node in RUNS[run]["tasks"]:
-        states = [one for one in node.get("state_history", ()) if begun(one["update_time"])]
+        states = [one for one in node.get("state_history", ()) if "state" in one and begun(one["update_time"])]
         if not begun(node["start_time"]) or ("state" in node and not states):
             continue
         times = {key: now(node[key]) for key in ("start_time", "end_time")}

@@ -15,7 +15,7 @@ from typing import Any
 
 from evenshard.kubeflow.containers import container_runner, containers_as_here
 from evenshard.kubeflow.local_log import LOG, TERMINAL_COLOURS, RunLog
-from evenshard.tracking import LOOP_ID
+from evenshard.tracking import LOCAL, LOOP_ID
 from evenshard.utils.errors import BadFile, PipelineFailed
 from evenshard.utils.s3 import is_address
 from evenshard.utils.scratch import scratch_folder
@@ -97,7 +97,7 @@ def _one_loop() -> Iterator[None]:
     """All tasks of the run find one parent run in MLflow."""
     own = LOOP_ID not in os.environ
     if own:
-        os.environ[LOOP_ID] = f"local-{secrets.token_hex(6)}"
+        os.environ[LOOP_ID] = f"{LOCAL}{secrets.token_hex(6)}"
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from evenshard.kubeflow.pod_measurement import on_gpus
 from evenshard.kubeflow.remote import ENDPOINT, run_page
 from evenshard.kubeflow.retry import with_retries
 from evenshard.stages.loop import STAGES
-from evenshard.stages.record_outcome import UNKNOWN_STATE
+from evenshard.stages.record_outcome import Seen
 from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, declared
 from evenshard.utils.console import log_to_stderr
 from evenshard.utils.errors import BadConfig
@@ -129,10 +129,10 @@ def log_metrics(metrics: Any, values: Mapping[str, float | None]) -> None:
             metrics.log_metric(name, float(value))
 
 
-def record_end(state: str, page: str) -> None:
-    """Tells MLflow how the run ended, where that is known and MLFLOW_TRACKING_URI names a server."""
-    if state != UNKNOWN_STATE and _has_server():
-        tracking.end_loop(state, page)
+def record_end(state: str, page: str, seen: Seen) -> None:
+    """Tells MLflow how the run ended, where MLFLOW_TRACKING_URI names a server."""
+    if _has_server():
+        tracking.end_loop(state, page, {"failed": seen.failed, "cached": seen.cached, "ran": seen.ran})
 
 
 def page_of(run_id: str) -> str:

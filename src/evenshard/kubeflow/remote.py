@@ -406,8 +406,7 @@ def _token_file(named: Path | None) -> Path | None:
         BadFile: if the named file cannot be read or is empty.
     """
     if named is None:
-        found = Path(os.environ.get(_TOKEN_PATH) or _TOKEN_IN_CLUSTER)
-        return found if found.is_file() else None
+        return pod_token_file()
     try:
         content = named.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -415,3 +414,9 @@ def _token_file(named: Path | None) -> Path | None:
     if not content or len(content.split()) > 1:
         raise BadFile(named, "holds no token", "Write the token alone into it.")
     return named
+
+
+def pod_token_file() -> Path | None:
+    """The file with a token for Kubeflow Pipelines that a pod has; None where it has none."""
+    found = Path(os.environ.get(_TOKEN_PATH) or _TOKEN_IN_CLUSTER)
+    return found if found.is_file() else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-PENDING, RUNNING, SUCCEEDED, FAILED = "PENDING", "RUNNING", "SUCCEEDED", "FAILED"
+PENDING, RUNNING, SUCCEEDED, FAILED, SKIPPED = "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "SKIPPED"
 DRIVER = "-driver"
 _GROUP = re.compile(r"root|exit-handler-\d+(\.onExit)?|for-loop-\d+|iteration(-item|-iterations)?|condition(-.+)?-\d+")
 NOTED_WITHIN = timedelta(seconds=60)
@@ -30,6 +30,7 @@ class TaskStatus:
         state: PENDING while its pod has not started, RUNNING, SUCCEEDED, FAILED or SKIPPED.
         since: time when it began, or its pod was made.
         nodes: ids of its pods, one for each try. The names of the pods end with the same number.
+        cached: whether it made no pod because Kubeflow Pipelines took an earlier result.
         pod: name of the last of them, where Kubernetes could be asked.
         reason: why that pod does not start, or has failed, where Kubernetes could be asked.
     """
@@ -38,6 +39,7 @@ class TaskStatus:
     state: str
     since: datetime
     nodes: tuple[str, ...]
+    cached: bool = False
     pod: str = ""
     reason: str = ""
 
@@ -60,6 +62,7 @@ def tasks_of(details: Sequence[Any]) -> tuple[TaskStatus, ...]:
     workflow = min(ids).rpartition("-")[0]
     paths = _paths(workflow, ids, {one.display_name for one in nodes})
     waiting = [one for one in nodes if one.display_name.startswith("executor") and one.state == PENDING]
+    skipped = {one.start_time for one in nodes if one.display_name == "executor" and one.state == SKIPPED}
     found = []
     for node in reversed(nodes):  # the youngest first: what waits is one of its
         name, children = node.display_name, tuple(one.pod_name for one in node.child_tasks or ())
@@ -78,7 +81,8 @@ def tasks_of(details: Sequence[Any]) -> tuple[TaskStatus, ...]:
             if mine:
                 waiting.remove(mine[-1])
                 state, since = PENDING, mine[-1].start_time
-        found.append(TaskStatus(name, state, since, pods))
+        cached = state == SUCCEEDED and node.start_time in skipped
+        found.append(TaskStatus(name, state, since, () if cached else pods, cached))
     return tuple(reversed(found))
 
 

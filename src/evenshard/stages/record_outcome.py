@@ -15,11 +15,30 @@ ENDED_AS = {
     "FAILED": "FAILED",
     **dict.fromkeys(("CANCELED", "CANCELLED"), "CANCELED"),
 }
-"""The state of a run by that of its exit handler's tasks.
+"""The state of a run by that of its exit handler's tasks, which the handler is told.
 
 On a cluster that is a state of ML Metadata, on this machine one of kfp.local. RUNNING, NEW and UNKNOWN say nothing: a
-success whose last branch was skipped reads RUNNING, as does a run that was stopped (kubeflow/pipelines#11979).
+success that was cached, or whose last branch was skipped, reads RUNNING, as do a run that was stopped and one whose pod
+was evicted (kubeflow/pipelines#11979).
 """
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the API of Kubeflow Pipelines says of a run while its exit handler runs.
+
+    Attributes:
+        state: SUCCEEDED, FAILED or CANCELED; UNKNOWN where it does not say.
+        failed, cached, ran: names of the tasks that have failed, that an earlier result stands for, and of the others
+            that have succeeded.
+        problem: why it does not say how the run ends; "" where it does, or where there is none to ask.
+    """
+
+    state: str = UNKNOWN_STATE
+    failed: tuple[str, ...] = ()
+    cached: tuple[str, ...] = ()
+    ran: tuple[str, ...] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -27,14 +46,16 @@ class RecordOutcomeInputs:
     """What Kubeflow Pipelines says at the end of a run.
 
     Attributes:
-        said: the state of all that came before, in its own words.
+        said: the state of all that came before, as the exit handler is told it.
         run: name of the run.
         page: page of the run, or its id if the address is unknown.
+        seen: what the API says.
     """
 
     said: str
     run: str
     page: str
+    seen: Seen = Seen()
 
 
 @dataclass(frozen=True)
@@ -46,12 +67,26 @@ class RecordOutcomeOutputs:
 
 
 def run(inputs: RecordOutcomeInputs, outputs: RecordOutcomeOutputs) -> str:
-    """Writes both; returns SUCCEEDED, FAILED, CANCELED or UNKNOWN."""
-    state = ENDED_AS.get(inputs.said, UNKNOWN_STATE)
+    """Writes both; returns SUCCEEDED, FAILED, CANCELED or UNKNOWN: what the API says, else what the handler is told."""
+    state = ENDED_AS.get(inputs.said, UNKNOWN_STATE) if inputs.seen.state == UNKNOWN_STATE else inputs.seen.state
     ended = {"state": state, **asdict(inputs), "ended_at": datetime.now(UTC).isoformat(timespec="seconds")}
-    ambiguous = f" (Kubeflow Pipelines says {inputs.said}, which a success may read like too)"
-    line = f"**{state}**: {inputs.run}{ambiguous if state == UNKNOWN_STATE else ''}. See {inputs.page}"
+    line = f"**{state}**: {inputs.run}{_because(state, inputs)}. See {inputs.page}"
     for path, text in ((outputs.outcome, json.dumps(ended, indent=1)), (outputs.summary, line)):
         with atomic_path(path) as draft:
             draft.write_text(text + "\n")
     return state
+
+
+def _because(state: str, inputs: RecordOutcomeInputs) -> str:
+    """Why the state is what it is, where that is more than the word says."""
+    seen = inputs.seen
+    told = f"the exit handler is told {inputs.said}"
+    if state == UNKNOWN_STATE:
+        told += ", which a success may read like too"
+    if seen.problem:
+        return f" ({seen.problem}; {told})"
+    if state == UNKNOWN_STATE:
+        return f" ({told})"
+    parts = [f"{', '.join(seen.failed)} failed"] if seen.failed else []
+    parts += [f"from the cache: {', '.join(seen.cached)}"] if seen.cached else []
+    return f" ({'; '.join(parts)})" if parts else ""

@@ -20,7 +20,7 @@ Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working dir
 """
 
 from evenshard.tracking.client import DEFAULT_URI, EXPERIMENT
-from evenshard.tracking.parents import LOOP_ID, LOOP_TAG, PARENT_FILE
+from evenshard.tracking.parents import LOCAL, LOOP_ID, LOOP_TAG, PARENT_FILE
 from evenshard.tracking.registry import (
     CHAMPION,
     REGISTERED_COST,
@@ -40,6 +40,7 @@ __all__ = [
     "CHAMPION",
     "DEFAULT_URI",
     "EXPERIMENT",
+    "LOCAL",
     "LOOP_ID",
     "LOOP_TAG",
     "PARENT_FILE",

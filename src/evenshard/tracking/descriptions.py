@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from evenshard.tracking.at_once import write_together
 from evenshard.tracking.parents import PARENT_TAG
-from evenshard.tracking.tags import COSTS_SHA256, STAGE
+from evenshard.tracking.tags import COSTS_SHA256, OUTCOME, STAGE, TASKS
 from evenshard.version import __version__
 
 NOTE = "mlflow.note.content"
@@ -26,6 +26,12 @@ REGISTERED_AS = "evenshard.registered"
 DOCS = "EVENSHARD_DOCS"
 """Address of the documentation as `make docs` builds it, for links to it."""
 _OURS = "**evenshard**"
+TASK_LINES = {
+    "failed": "tasks that have failed",
+    "cached": "tasks whose earlier results Kubeflow Pipelines took",
+    "ran": "tasks that ran",
+}
+"""What a loop's description says of the tasks of its pipeline, by what has become of them."""
 
 MODELS = {
     "evenshard-cost": "cost model, and the policy where one was trained: what `evenshard place --model "
@@ -110,9 +116,13 @@ def version_description(client: Any, name: str, run_id: str, model_id: str, tags
 def _describe_loop(client: Any, run: Any) -> None:
     search = f"tags.`{PARENT_TAG}` = '{run.info.run_id}'"
     stages = sorted(client.search_runs([run.info.experiment_id], search), key=lambda one: one.info.start_time)
-    lines = ["a loop; its parameters are all of params.yaml.", *_model_lines(stages), *_data_lines(stages)]
+    tags, what = run.data.tags, "a loop; its parameters are all of params.yaml."
+    if OUTCOME in tags and not stages:
+        what = "a run of a pipeline; none of its stages had anything to log."
+    lines = [what, *_model_lines(stages), *_data_lines(stages)]
     if stages:
         lines.append(f"- stages: {', '.join(_run_link(one) for one in stages)}")
+    lines += [f"- {text}: {tags[TASKS + key]}" for key, text in TASK_LINES.items() if TASKS + key in tags]
     _set_note(client, run, lines)
 
 

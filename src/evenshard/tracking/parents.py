@@ -23,7 +23,16 @@ from evenshard.utils.provenance import params_hash
 
 PARENT_FILE = Path("work/mlflow_parent.json")
 LOOP_ID, LOOP_TAG = "EVENSHARD_LOOP_ID", "evenshard.loop_id"
+LOCAL = "local-"
+"""Begins the id of a loop whose pipeline runs on this machine."""
 PARENT_TAG = "mlflow.parentRunId"
+ENDED_AS = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELED": "KILLED"}
+"""MLflow's status of a loop by the state of its pipeline's run."""
+LEFT_AS = {"SUCCEEDED": "KILLED", "CANCELED": "KILLED"}
+"""MLflow's status of a stage whose process is gone without a word, likewise; FAILED else.
+
+In a run that has succeeded or was stopped, it was ended from outside: another pod has taken its place, or none should.
+"""
 KEY_TAG = "evenshard.key"
 """Tag of every run that evenshard makes: one that was made before, perhaps by a call that got no answer, is found."""
 
@@ -46,6 +55,14 @@ class Parent:
     name: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_exit_handler(self) -> bool:
+        """Whether it is RUNNING until a pipeline's exit handler ends it, as on a cluster; here, Ctrl-C ends both.
+
+        Kubeflow Pipelines runs the handler once: of a run that is tried again, it has ended the loop before.
+        """
+        return self.tag == LOOP_TAG and not self.value.startswith(LOCAL)
 
 
 def parent_of(params: Mapping[str, Any], new_loop: bool) -> Parent:
@@ -81,24 +98,47 @@ def _name(known: Mapping[str, str]) -> str:
     return f"loop-{known['params'][:8]}-{known['key'][:4]}"
 
 
-def ensure_parent(client: Any, experiment: str, parent: Parent, start_ms: int) -> str:
+def ensure_parent(client: Any, experiment: str, parent: Parent, start_ms: int | None = None) -> str:
     """The id of the parent run, which is made if it is not there; those that make one at once agree on the first.
 
     Args:
-        start_ms: start of the loop, ms since 1970, for a new run.
+        start_ms: start of the loop, ms since 1970, for a new run; now by default.
     """
-    run_id = parent.run_id or _found(client, experiment, parent)
+    run_id = find_parent(client, experiment, parent)
     if not run_id:
         tags = {**parent.tags, parent.tag: parent.value}
         made = client.create_run(experiment, start_ms, tags, parent.name).info.run_id
-        run_id = _found(client, experiment, parent) or made
+        run_id = find_parent(client, experiment, parent) or made
         if run_id == made:
-            client.set_terminated(made, "FINISHED")  # its children tell how it went
+            if not parent.has_exit_handler:
+                client.set_terminated(made, "FINISHED")  # its children tell how it went
         else:
             client.delete_run(made)
     if parent.params:
         _log_settings(client, run_id, parent)
     return str(run_id)
+
+
+def has_ended(client: Any, run_id: str) -> bool:
+    """Whether a loop's own run is over."""
+    return str(client.get_run(run_id).info.status) != "RUNNING"
+
+
+def end_with_stages(client: Any, run_id: str, state: str) -> None:
+    """Ends a loop, and the stages that no process will end any more.
+
+    Args:
+        state: SUCCEEDED, FAILED or CANCELED; after any other one the loop has FINISHED if all of its stages have.
+    """
+    experiment = client.get_run(run_id).info.experiment_id
+    stages = client.search_runs([experiment], f"tags.`{PARENT_TAG}` = '{run_id}'")
+    last = {}
+    for one in sorted(stages, key=lambda one: one.info.start_time):
+        last[one.info.run_name] = one.info.status
+        if one.info.status == "RUNNING":
+            client.set_terminated(one.info.run_id, LEFT_AS.get(state, "FAILED"))
+    by_stages = "FINISHED" if set(last.values()) <= {"FINISHED"} else "FAILED"
+    client.set_terminated(run_id, ENDED_AS.get(state, by_stages))
 
 
 def share_with_parent(client: Any, run_id: str) -> None:
@@ -130,8 +170,9 @@ def _models(run: Any) -> Sequence[Any]:
     return run.outputs.model_outputs if run.outputs else ()
 
 
-def _found(client: Any, experiment: str, parent: Parent) -> str:
-    return find_by_tag(client, experiment, parent.tag, parent.value)
+def find_parent(client: Any, experiment: str, parent: Parent) -> str:
+    """The id of the parent run; empty where there is none yet."""
+    return parent.run_id or find_by_tag(client, experiment, parent.tag, parent.value)
 
 
 def find_by_tag(client: Any, experiment: str, tag: str, value: str) -> str:

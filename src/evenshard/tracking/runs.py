@@ -20,7 +20,18 @@ from typing import Any
 from evenshard.tracking.client import connect, experiment_id, first_line, short_timeouts, tracking_uri
 from evenshard.tracking.dataset_inputs import dataset_input
 from evenshard.tracking.descriptions import REGISTERED_AS, describe_run
-from evenshard.tracking.parents import PARENT_TAG, Parent, current_parent, ensure_parent, parent_of, share_with_parent
+from evenshard.tracking.parents import (
+    ENDED_AS,
+    PARENT_TAG,
+    Parent,
+    current_parent,
+    end_with_stages,
+    ensure_parent,
+    find_parent,
+    has_ended,
+    parent_of,
+    share_with_parent,
+)
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.tracking.registry import REGISTERED_COST, REGISTERED_POLICY, ensure_version
 from evenshard.tracking.tags import (
@@ -29,10 +40,12 @@ from evenshard.tracking.tags import (
     COSTS_SHA256,
     HARDWARE,
     LIBRARIES,
+    OUTCOME,
     PARAMS_HASH,
     ROUND,
     STAGE,
     TABLES_SHA256,
+    TASKS,
     VERSION,
     VERSIONS,
     costs_tags,
@@ -58,7 +71,7 @@ class StageRun:
     """A run in MLflow, from its first call to ``end``. Nothing is logged after the first call that fails.
 
     Args:
-        open_run: makes the run with a client and returns its id; None logs nothing at all.
+        open_run: makes the run with a client and returns its id; nothing is logged without one, or if that is empty.
         tags: tags of the run that are known beforehand.
         about: what it does, in a sentence.
     """
@@ -76,7 +89,7 @@ class StageRun:
             with self._unless_away("cannot be reached"):
                 client = connect()
                 self._run_id = open_run(client)
-                self._client = client
+                self._client = client if self._run_id else None
                 _AWAY.discard(tracking_uri())
 
     def metrics(self, values: Mapping[str, float]) -> None:
@@ -181,9 +194,24 @@ class StageRun:
 
     def end(self, status: str) -> None:
         """Ends the run, as FINISHED, FAILED or KILLED, gives its loop what it has, and describes both."""
+        self.describe()
+        self._log(lambda client, run_id: client.set_terminated(run_id, status))
+
+    def has_ended(self) -> bool:
+        """Whether the run was ended before, by whomever."""
+        found: list[bool] = []
+        self._log(lambda client, run_id: found.append(has_ended(client, run_id)))
+        return found == [True]
+
+    def describe(self) -> None:
+        """Gives its loop what the run has, and describes both."""
         self._log(share_with_parent)
         self._log(lambda client, run_id: describe_run(client, run_id, self._about))
-        self._log(lambda client, run_id: client.set_terminated(run_id, status))
+
+    def end_loop(self, state: str) -> None:
+        """Ends a loop's own run, and those of its stages that are open still; see ``parents.end_with_stages``."""
+        self._log(lambda client, run_id: end_with_stages(client, run_id, state))
+        self.describe()
 
     def _points(self, points: Sequence[tuple[str, float, int]]) -> None:
         """Logs values by name and step."""
@@ -255,32 +283,50 @@ def log_to_parent(values: Mapping[str, float], origin: Mapping[str, str] | None 
     Args:
         origin: tags: what the loop was measured on, and what it has learned from.
     """
-    run = _parent_run()
+    parent = current_parent()
+    if parent is None:
+        log.warning("no stage of this loop was tracked here; its metrics were not logged to MLflow")
+        return
+    run = _parent_run(parent, ensure_parent)
     run.metrics(values)
     run.tags(origin or {})
-    run.end("FINISHED")
+    if not parent.has_exit_handler:
+        run.end("FINISHED")
+    elif run.has_ended():
+        run.tags({OUTCOME: "SUCCEEDED"})
+        run.end("FINISHED")
+    else:
+        run.describe()
 
 
-def end_loop(state: str, page: str) -> None:
-    """Writes on the parent run how the loop ended.
+def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Writes on the parent run how the loop ended, and ends the runs of its stages that are still open.
 
     Args:
-        state: SUCCEEDED, FAILED or CANCELED.
+        state: SUCCEEDED, FAILED, CANCELED or UNKNOWN. If it is known, a run is made where no stage has made one.
         page: address of the pipeline's run, or its id.
+        tasks: names of its tasks by what has become of them: failed, cached or ran.
     """
-    run = _parent_run()
-    run.tags({"evenshard.outcome": state, "evenshard.kubeflow_run": page})
-    run.end({"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELED": "KILLED"}[state])
+    parent = current_parent()
+    if parent is None:
+        return
+    run = _parent_run(parent, ensure_parent if state in ENDED_AS else find_parent)
+    run.tags({OUTCOME: state, "evenshard.kubeflow_run": page})
+    run.tags({f"{TASKS}{what}": ", ".join(names) for what, names in (tasks or {}).items() if names})
+    run.end_loop(state)
 
 
 @contextmanager
 def _ended(run: StageRun) -> Iterator[StageRun]:
     try:
         yield run
+        run.end("FINISHED")
+    except (KeyboardInterrupt, SystemExit):  # Ctrl-C, or SIGTERM as ``run_stage`` hears it
+        run.end("KILLED")
+        raise
     except BaseException:
         run.end("FAILED")
         raise
-    run.end("FINISHED")
 
 
 def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, Any], about: str = "") -> StageRun:
@@ -315,13 +361,9 @@ def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, A
     return StageRun(open_run, tags, about)
 
 
-def _parent_run() -> StageRun:
-    """The loop's own run; nothing is logged where no stage was tracked here."""
-    parent = current_parent()
-    if parent is None:
-        log.warning("no stage of this loop was tracked here; its metrics were not logged to MLflow")
-        return StageRun()
-    return StageRun(lambda client: ensure_parent(client, _experiment(client, parent), parent, _now_ms()))
+def _parent_run(parent: Parent, get: Callable[..., str]) -> StageRun:
+    """The loop's own run, as ``get`` makes or finds it."""
+    return StageRun(lambda client: get(client, _experiment(client, parent), parent))
 
 
 def _experiment(client: Any, parent: Parent | None) -> str:

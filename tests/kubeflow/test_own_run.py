@@ -1,0 +1,204 @@
+"""How a run ends, as its exit handler finds out: real runs, as the API of Kubeflow Pipelines showed them to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from evenshard.kubeflow import own_run
+from evenshard.kubeflow.own_run import look
+from evenshard_components.record_outcome.component import record_outcome
+from support.own_run_server import OWN_TOKEN, Answers, as_asked, kubeflow, kubernetes
+
+STAGES = ("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate")
+NOT_NOTED = "Kubeflow Pipelines has not noted how the tasks ended"
+
+
+@pytest.fixture(autouse=True)
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of this machine's own, and no pauses."""
+    for name in ("KF_PIPELINES_SA_TOKEN_PATH", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(own_run, "ACCOUNT", tmp_path / "account")
+    monkeypatch.setattr(own_run.time, "sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Answers]]:
+    """Starts an API that answers so, and names it to the pod."""
+    answers = Answers([500])
+    with kubeflow(answers) as url:
+        monkeypatch.setenv("KF_PIPELINES_API", url)
+
+        def start(*runs: Any, token: str | None = None) -> Answers:
+            answers.runs, answers.token = list(runs), token
+            return answers
+
+        yield start
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "failed", "cached", "ran"),
+    [
+        ("termrun", "CANCELED", ("benchmark",), STAGES[:1], ()),
+        ("smallrun", "CANCELED", ("benchmark",), STAGES[:1], ()),  # stopped while its pod was Pending
+        ("evictrun", "FAILED", ("train-cost",), STAGES[:1], ("benchmark",)),
+        ("oomrun", "FAILED", ("benchmark",), STAGES[:1], ()),
+        ("evenshard-train-20261123-112750", "FAILED", ("generate-tables",), (), ()),  # bad input
+        ("cache2", "SUCCEEDED", (), STAGES, ()),
+        ("cache1", "SUCCEEDED", (), STAGES[:1], STAGES[1:]),
+        ("retrain1", "SUCCEEDED", (), (), ("drift",)),  # whose last branch was skipped
+        ("evenshard-train-20261123-113445", "SUCCEEDED", (), STAGES[:1], STAGES[1:]),  # a pod was deleted
+    ],
+)
+def test_the_outcome_is_that_of_the_recorded_run(
+    answering: Callable[..., Answers], name: str, state: str, failed: Any, cached: Any, ran: Any
+) -> None:
+    answering(as_asked(name))
+    seen = look("id-7")
+    assert (seen.state, seen.failed, seen.cached, seen.ran) == (state, failed, cached, ran)
+    assert seen.problem == ""
+
+
+def test_a_run_in_two_parts_has_more_nodes_than_are_noted(answering: Callable[..., Answers]) -> None:
+    asked = answering(as_asked("parts2"))
+    seen = look("id-7")
+    assert (seen.state, seen.problem) == ("UNKNOWN", NOT_NOTED)
+    assert len(asked.asked) == 1 + len(own_run.PAUSES_S)
+
+
+def test_what_is_noted_a_moment_later_is_waited_for(answering: Callable[..., Answers]) -> None:
+    early = {"run_id": "id-7", "state": "RUNNING"}
+    answering(503, early, as_asked("evictrun"))
+    assert look("id-7").state == "FAILED"
+
+
+def test_outside_of_a_cluster_nobody_is_asked() -> None:
+    assert look("id-7") == own_run.Seen()
+
+
+@pytest.mark.parametrize(("answer", "why"), [(403, "403 Forbidden"), (401, "401 Unauthorized"), (500, "500")])
+def test_an_api_that_refuses_is_named(answering: Callable[..., Answers], answer: int, why: str) -> None:
+    answering(answer)
+    seen = look("id-7")
+    assert seen.state == "UNKNOWN" and "could not be asked for the run: " + why in seen.problem
+
+
+def test_kubernetes_gives_the_pod_a_token_for_kubeflow(
+    answering: Callable[..., Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = answering({"run_id": "id-7", "state": "CANCELING"}, token="for kubeflow")
+    with kubernetes(tmp_path / "account") as (port, asked):
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+        assert look("id-7").state == "CANCELED"
+        assert asked == [
+            (
+                "/api/v1/namespaces/team-a/serviceaccounts/evenshard-runner/token",
+                f"Bearer {OWN_TOKEN}",
+                {"spec": {"audiences": ["pipelines.kubeflow.org"], "expirationSeconds": 600}},
+            )
+        ]
+    (tmp_path / "projected").write_text("of a volume\n")
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "projected"))
+    answers.token = "of a volume"
+    assert look("id-7").state == "CANCELED"
+
+
+def test_a_kubeflow_without_users_needs_no_token(
+    answering: Callable[..., Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = answering({"run_id": "id-7", "state": "CANCELING"})
+    with kubernetes(tmp_path / "account", allowed=False) as (port, asked):
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+        assert look("id-7").state == "CANCELED"
+    assert len(asked) == 1 and answers.asked == [None]
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "state", "because"),
+    [
+        ("evictrun", "RUNNING", "FAILED", "train-cost failed; from the cache: generate-tables"),
+        ("termrun", "RUNNING", "CANCELED", "benchmark failed; from the cache: generate-tables"),
+        ("parts2", "COMPLETE", "SUCCEEDED", f"{NOT_NOTED}; the exit handler is told COMPLETE"),
+        (
+            "parts2",
+            "RUNNING",
+            "UNKNOWN",
+            f"{NOT_NOTED}; the exit handler is told RUNNING, which a success may read like too",
+        ),
+    ],
+)
+def test_the_component_says_what_it_found(
+    answering: Callable[..., Answers], tmp_path: Path, name: str, told: str, state: str, because: str
+) -> None:
+    answering(as_asked(name))
+    outputs = {one: dsl.Artifact(name=one, uri=str(tmp_path / one)) for one in ("outcome", "summary")}
+    status = dsl.PipelineTaskFinalStatus(told, "run-7", "exit-handler-1", None, None)
+    record_outcome.python_func(status=status, run_id="id-7", **outputs)
+    assert (tmp_path / "summary").read_text() == f"**{state}**: run-7 ({because}). See id-7\n"
+    found = json.loads((tmp_path / "outcome").read_text())
+    assert (found["state"], found["said"]) == (state, told) and found["seen"]["problem"] in because
+
+
+@pytest.mark.tracked
+@pytest.mark.parametrize(
+    ("name", "stages", "left"),
+    [
+        ("termrun", {"benchmark_1": "RUNNING"}, {"loop-wf": "KILLED", "benchmark_1": "KILLED"}),
+        ("evictrun", {"benchmark_1": "FINISHED", "train_cost_1": "RUNNING"},
+         {"loop-wf": "FAILED", "benchmark_1": "FINISHED", "train_cost_1": "FAILED"}),
+        ("cache2", {}, {"loop-wf": "FINISHED"}),
+        ("parts2", {"benchmark_1": "FINISHED", "train_cost_1": "RUNNING"},
+         {"loop-wf": "FAILED", "benchmark_1": "FINISHED", "train_cost_1": "FAILED"}),
+        ("parts2", {"benchmark_1": "FINISHED"}, {"loop-wf": "FINISHED", "benchmark_1": "FINISHED"}),
+        ("parts2", {}, {}),
+    ],
+)  # fmt: skip
+def test_mlflow_has_the_loop_and_its_stages_as_they_ended(
+    answering: Callable[..., Answers],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    stages: dict[str, str],
+    left: dict[str, str],
+) -> None:
+    """Told RUNNING, as the handlers of all of these were or may have been."""
+    from evenshard.tracking.runs import _open, log_to_parent
+    from support.tracking_builders import empty_mlflow, runs_of
+
+    client = empty_mlflow(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    monkeypatch.setenv("EVENSHARD_LOOP_ID", "wf")
+    for stage, ended in stages.items():
+        run = _open(stage, {"loop": {"num_rounds": 1}}, {})
+        if ended != "RUNNING":
+            run.end(ended)
+    before = {one: run.info.status for one, run in runs_of(client).items()}
+    assert before == ({"loop-wf": "RUNNING", **stages} if stages else {})
+    answering(as_asked(name))
+    outputs = {one: dsl.Artifact(name=one, uri=str(tmp_path / one)) for one in ("outcome", "summary")}
+    status = dsl.PipelineTaskFinalStatus("RUNNING", "run-7", "exit-handler-1", None, None)
+    record_outcome.python_func(status=status, run_id="id-7", **outputs)
+    runs = runs_of(client)
+    assert {one: run.info.status for one, run in runs.items()} == left
+    if name == "cache2":
+        tags = runs["loop-wf"].data.tags
+        assert tags["evenshard.tasks_cached"] == ", ".join(STAGES)
+        said = f"tasks whose earlier results Kubeflow Pipelines took: {', '.join(STAGES)}"
+        assert said in tags["mlflow.note.content"] and "a loop" not in tags["mlflow.note.content"]
+    if name == "evictrun":  # its run is tried again, and its handler not
+        _open("train_cost_1", {"loop": {"num_rounds": 1}}, {}).end("FINISHED")
+        loop = runs["loop-wf"].info.run_id
+        assert client.get_run(loop).info.status == "FAILED"  # it may fail again
+        log_to_parent({"evenshard.mean_measured_ms": 1.5})
+        assert client.get_run(loop).info.status == "FINISHED"
+        assert client.get_run(loop).data.tags["evenshard.outcome"] == "SUCCEEDED"
