@@ -69,9 +69,9 @@ def moved_mlflow(folder: Path, old: Path) -> None:
                     base.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(old), str(folder)))
 
 
-def runs_of(client: Any) -> dict[str, Any]:
-    """Runs of the experiment by name; two of one name would be a fault."""
-    experiment = client.get_experiment_by_name("evenshard")
+def runs_of(client: Any, name: str = "evenshard") -> dict[str, Any]:
+    """Runs of an experiment by name; two of one name would be a fault."""
+    experiment = client.get_experiment_by_name(name)
     found = [] if experiment is None else client.search_runs([experiment.experiment_id])
     by_name = {run.info.run_name: run for run in found}
     assert len(by_name) == len(found)

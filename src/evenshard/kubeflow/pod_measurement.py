@@ -9,11 +9,13 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from evenshard.stages.stage import Stage, flags
 from evenshard.utils.errors import BadConfig, MeasurementFailed
+from evenshard.utils.process import on_sigterm, terminate
 from evenshard.utils.scratch import scratch_folder
 
 log = logging.getLogger(__name__)
@@ -43,12 +45,26 @@ def on_gpus(stage: Stage, num_gpus: int, params: Mapping[str, Any], inputs: Any,
                 if value is not None:
                     words += [flag, *map(str, value if isinstance(value, tuple) else (value,))]
         log.info("%d GPUs: %s", num_gpus, " ".join(words))
-        done = subprocess.run(words, cwd=scratch)
-        if done.returncode == 2 and num_gpus == 1:  # torchrun tells 1 of everything
+        code = _exit_code(words, scratch)
+        if code == 2 and num_gpus == 1:  # torchrun tells 1 of everything
             raise BadConfig(f"{stage.command}: bad input. See above.")
-        if done.returncode:
-            raise MeasurementFailed(
-                f"{stage.command} on {num_gpus} GPUs ended with exit code {done.returncode}. See above."
-            )
+        if code:
+            raise MeasurementFailed(f"{stage.command} on {num_gpus} GPUs ended with exit code {code}. See above.")
         found: dict[str, float] = json.loads(metrics.read_text())
         return found
+
+
+def _exit_code(words: Sequence[str], folder: Path) -> int:
+    """That of a command, which hears of a SIGTERM too and has the time to end as it should."""
+    stopped = []
+    with subprocess.Popen(words, cwd=folder) as child:
+
+        def stop() -> None:
+            stopped.append(True)
+            child.terminate()
+
+        with on_sigterm(stop):
+            code = child.wait()
+    if stopped:
+        terminate()
+    return code

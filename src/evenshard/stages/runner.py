@@ -14,6 +14,7 @@ from evenshard.planner.serving import served_code
 from evenshard.stages.stage import Outcome, Reads, Stage, Writes, declared
 from evenshard.tracking import StageRun
 from evenshard.utils.outputs import MODEL_PARTS, FilesInside
+from evenshard.utils.process import on_sigterm, terminate
 from evenshard.utils.provenance import Lineage
 
 Code = Callable[..., Outcome]
@@ -28,7 +29,7 @@ def run_stage(
     tracked: bool = True,
     attempts: Callable[[Code], Code] = lambda code: code,
 ) -> Outcome:
-    """Runs a stage and logs it to MLflow.
+    """Runs a stage and logs it to MLflow, where SIGTERM ends its run as KILLED.
 
     Args:
         settings: its sections as dataclasses, by name.
@@ -47,7 +48,8 @@ def run_stage(
     tracked = tracked and stage.tracked(inputs, outputs)
     values = {name: value for one in settings.values() for name, value in asdict(one).items()}
     name = stage.run_name(inputs)
-    with tracking.stage_run(name, params, values, stage.what) if tracked else nullcontext(StageRun()) as run:
+    in_mlflow = tracking.stage_run(name, params, values, stage.what) if tracked else nullcontext(StageRun())
+    with on_sigterm(terminate), in_mlflow as run:
         outcome = attempts(stage.run)(*arguments)
         _log(run, stage, inputs, outputs, outcome)
     if tracked and stage.concludes:

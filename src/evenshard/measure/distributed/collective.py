@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -56,7 +55,7 @@ from evenshard.placement.sharding import Communication, ShardingTask
 from evenshard.placement.task import PlacementTask
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.utils.messages import reason_of
-from evenshard.utils.process import on_sigterm
+from evenshard.utils.process import ignore_sigterm, on_sigterm
 
 START_S = 60.0
 """At least so long may processes take to start Python and import torch."""
@@ -98,14 +97,8 @@ def _join(start_s: float) -> tuple[Store, int, int]:
 
 def _stop() -> None:
     """Ends a job. torchrun sends SIGTERM to all as soon as one has died: time enough to say what happened."""
-    _ignore_sigterm()
+    ignore_sigterm()
     raise PeerLost("stopped by SIGTERM")
-
-
-def _ignore_sigterm() -> None:
-    """This process is ending already."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 # Rank 0 --------------------------------------------------------------------------------------------------------------
@@ -296,7 +289,7 @@ class CollectiveHardware:
 
     def _what_happened(self, error: PeerLost, during: str) -> str:
         """Names the ranks that do not say that they are well."""
-        _ignore_sigterm()
+        ignore_sigterm()
         leave_group(orderly=False)  # wakes those that wait for this rank
         lost = list(range(1, self._size))
         deadline = time.monotonic() + _report_s(self._config)
@@ -383,7 +376,7 @@ def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
         worker.close()
         leave_group(orderly=True)
     except PeerLost as error:
-        _ignore_sigterm()
+        ignore_sigterm()
         leave_group(orderly=False)  # wakes those that wait for this rank
         if not _leader_lives(store, rank, 4 * _report_s(config)):
             raise MeasurementFailed(
