@@ -11,18 +11,22 @@ import pandas as pd
 import pytest
 import yaml
 
+import evenshard
 from evenshard.cli import main
 from evenshard.planner.file import load_answer
 from evenshard.sharders import models
 from evenshard.tables.files import load_tables
 from evenshard.utils.errors import BadFile
-from evenshard.utils.s3 import content_hash, upload
+from evenshard.utils.s3 import Address, content_hash, upload
 from evenshard.utils.s3.client import s3_client
 from evenshard_components.drift.component import drift
 from evenshard_components.generate_tables.component import generate_tables
+from evenshard_components.watch.component import watch
 from evenshard_pipelines.build import build, default_cluster
 from support.kubeflow_builders import SMALL_PARAMS
 from support.servers import S3
+from support.traffic_builders import TRAFFIC, write_parquet
+from support.watch_builders import traced_job
 
 
 @pytest.fixture
@@ -90,6 +94,51 @@ def test_drift_watches_tables(at: str) -> None:
     assert "The 12 tables are covered by bundled:h200." in Path(outputs["summary"].path).read_text()
     with pytest.raises(BadFile, match="no such file, and no folder that was uploaded"):
         drift.python_func(**outputs, **given, tables_address=f"{at}/none.csv")
+
+
+def put_one_by_one(s3: S3, folder: Path, address: str) -> None:
+    """As a job writes its files to S3, or ``aws s3 cp --recursive``: no manifest tells what is whole."""
+    for path in folder.iterdir():
+        s3.client().upload_file(str(path), s3.bucket, f"{Address.of(address).key}/{path.name}")
+
+
+def watching(at: str, **request: Any) -> tuple[bool, str]:
+    outputs = {name: artifact(name) for name in ("summary", "observation", "placement", "plan", "page", "metrics")}
+    addresses = {"traces_address": f"{at}/job/traces", "in_use_address": f"{at}/job/in_use"}
+    pays = watch.python_func(**outputs, **addresses, request=request)
+    return pays, Path(outputs["summary"].path).read_text()
+
+
+def test_watch_reads_what_a_job_wrote_there_file_by_file(at: str, s3: S3) -> None:
+    traced_job(Path.cwd())
+    for name in ("traces", "in_use"):
+        put_one_by_one(s3, Path(name), f"{at}/job/{name}")
+    pays, text = watching(at, steps=10**7, restart_minutes=1.0)
+    assert pays and text.startswith("```text\nReplan: the new placement pays over 10,000,000 steps.\n")
+
+
+def test_watch_reads_what_the_command_uploaded(at: str, capsys: pytest.CaptureFixture[str]) -> None:
+    traced_job(Path.cwd())
+    for name in ("traces", "in_use"):
+        assert main(["upload", name, f"{at}/job/{name}"]) == 0
+    out = capsys.readouterr().out
+    assert f"saved: {at}/job/traces (2 files, " in out and f"saved: {at}/job/in_use (1 file, " in out
+    assert watching(at, steps=10**7, restart_minutes=1.0)[0]
+    assert main(["upload", "none", f"{at}/none"]) == 2 and main(["upload", "traces", "bucket/traces"]) == 2
+    said = capsys.readouterr().err
+    assert "no such file" in said and "'bucket/traces' is not an address on S3" in said
+
+
+def test_traffic_is_read_as_a_job_wrote_it(at: str, s3: S3) -> None:
+    write_parquet(Path("traffic"), TRAFFIC, 2)
+    Path("traffic/_SUCCESS").touch()
+    put_one_by_one(s3, Path("traffic"), f"{at}/traffic")
+    outputs = {"summary": artifact("summary"), "metrics": artifact("metrics")}
+    given = {"request": {"embedding_dim": 16, "batch_size": 2}, "model_uri": "bundled:h200"}
+    drift.python_func(**outputs, **given, tables_address=f"{at}/traffic")
+    assert "reuse of an index" in Path(outputs["summary"].path).read_text()
+    answer = evenshard.place(f"{at}/traffic", 2, 1.0, model="bundled:h200", embedding_dim=16, batch_size=2)
+    assert sorted(one.name for one in answer.request.tables) == ["ads", "user"]
 
 
 def generating(runs_now: bool = True) -> dict[str, Any]:

@@ -244,6 +244,73 @@ def test_two_uploads_at_once_leave_one_of_them_whole(store: S3, at: str, tmp_pat
     assert contents(download(at, tmp_path / "back")) in [contents(folder) for folder in folders]
 
 
+# Folders of others --------------------------------------------------------------------------------------------------
+
+
+def put(s3: S3, at: str, **contents: bytes) -> None:
+    """Puts objects there one by one, as ``aws s3 cp --recursive`` or a job does; "__" in a name stands for a slash."""
+    for name, content in contents.items():
+        key = f"{Address.of(at).key}/{name.replace('__', '/')}"
+        s3.client().put_object(Bucket=s3.bucket, Key=key, Body=content)
+
+
+def test_a_folder_that_others_wrote_is_what_its_listing_names(
+    store: S3, at: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(store, at, a=b"1", deep__er__b=b"22", empty=b"", big=blob(PART + 1))
+    put(store, at + "-other", c=b"3")
+    put(store, at, deep__=b"", __=b"")  # what a console makes of a folder
+    wanted = {"a": b"1", "deep/er/b": b"22", "empty": b"", "big": blob(PART + 1)}
+    assert contents(download(at, tmp_path / "back", listed=True)) == wanted
+    assert caplog.messages == [f"{at} has no manifest: its 4 files are those of its listing"]
+    with local(at, listed=True) as path:
+        assert contents(path) == wanted
+    with pytest.raises(BadFile, match=r"uploaded to its end. Check the address, or upload it with"):
+        download(at, tmp_path / "whole")  # where half a folder will not do
+    upload(folder_of(tmp_path / "data", mine=b"1"), at)
+    assert contents(download(at, tmp_path / "mine", listed=True)) == {"mine": b"1"}  # a manifest tells what is whole
+
+
+def test_an_upload_that_did_not_end_is_no_folder_of_others(store: S3, at: str, tmp_path: Path) -> None:
+    upload(folder_of(tmp_path / "data", a=b"1", b=b"2"), at)
+    store.client().delete_object(Bucket=store.bucket, Key=f"{Address.of(at).key}/{MANIFEST}")
+    for missing in (at, f"{at}-none"):
+        with pytest.raises(BadFile, match="no such file"):
+            download(missing, tmp_path / "back", listed=True)
+
+
+@pytest.mark.parametrize("path", ["../a", "b/../../a", "b//a", "/a", "back\\slash"])
+def test_a_listing_leads_nowhere_else(
+    store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """SeaweedFS takes most of these keys for others: this server answers as Amazon's does."""
+
+    class Listing(Silent):
+        def do_GET(self) -> None:
+            found = f"<ListBucketResult><Contents><Key>job/traces/{path}</Key><Size>1</Size></Contents>"
+            missing = "<Error><Code>NoSuchKey</Code><Message>none</Message></Error>"
+            lists = "list-type" in self.path
+            body = (f"{found}</ListBucketResult>" if lists else missing).encode()
+            self.send_response(200 if lists else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with serving(Listing) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        with pytest.raises(BadFile, match="is not a plain path"):
+            download("s3://bucket/job/traces", tmp_path / "back", listed=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_identifies_a_folder_of_others_changes_with_it(store: S3, at: str) -> None:
+    found = []
+    for content in (b"1", b"2", b"1"):
+        put(store, at, a=content, b=b"same")
+        found.append(content_hash(at))
+    assert found[0] == found[2] != found[1] and found[0].startswith("etags:")
+
+
 # A bad network ------------------------------------------------------------------------------------------------------
 
 

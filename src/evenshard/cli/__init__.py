@@ -26,6 +26,7 @@ from evenshard.cli import (
     place,
     placements,
     stages,
+    storage,
     traces,
     what_if,
 )
@@ -53,7 +54,7 @@ GROUPS = {
         *("import-costs", "merge-costs", "describe", "observe", "calibrate-link", "calibrate-device", "bundle"),
     ),
     "in a team": ("dataset", "promote", "compare", "drift"),
-    "on a cluster": ("pipeline",),
+    "on a cluster": ("pipeline", "upload"),
 }
 """The commands, by heading of the help."""
 
@@ -74,7 +75,7 @@ def _parser() -> OneLineParser:
     )
     commands = Commands(parser)
     families = [init, stages, costs, traces, place, what_if, placements, estimators, checkpoints]
-    families += [models, pipeline, datasets, decisions]
+    families += [models, pipeline, storage, datasets, decisions]
     for module in families:
         module.add_commands(commands)
     return parser

@@ -54,7 +54,7 @@ def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Dr
     asked = section({"drift": dict(request)}, "drift", DriftRequest)
     held = model_of(model, None)
     batch_size = asked.batch_size or int(held.trained_on.batch_size[1])
-    with local(tables) as path:
+    with local(tables, listed=True) as path:
         now = tables_from(
             path,
             batch_size,

@@ -94,7 +94,7 @@ def place_tables(
     text = "No plan in use was named: nothing to compare with.\n"
     if in_use is not None:
         judge = model_of(named_model(answer))
-        with local(in_use) as path:
+        with local(in_use, listed=True) as path:
             old = placement_in_use(path, answer, judge)
         text = as_markdown(lambda file: print_difference(diff(old, answer, judge), file))
     save_placement(answer, outputs.placement, outputs.plan, outputs.page)

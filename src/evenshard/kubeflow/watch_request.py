@@ -69,12 +69,12 @@ def watch_training(
     """
     config = section({"watch": dict(request)}, "watch", WatchConfig)
     outputs.observation.mkdir(parents=True, exist_ok=True)
-    with local(traces) as traced, local(in_use) as folder:
+    with local(traces, listed=True) as traced, local(in_use, listed=True) as folder:
         placement = folder / PLACEMENT if folder.is_dir() else folder
         old = load_answer(placement)
         today = None
         if tables is not None:
-            with local(tables) as path:
+            with local(tables, listed=True) as path:
                 today = tables_from(path, old.request.batch_size)
         model = model_of(model_uri or named_model(old), None)
         costs = outputs.observation / "costs.parquet"

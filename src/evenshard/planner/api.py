@@ -273,7 +273,7 @@ def _near(near: str | Path | None, max_move_gb: float | None) -> "Near | None":
                 "or leave max_move_gb out."
             )
         return None
-    with local(near) if is_address(near) else nullcontext(near) as here:
+    with local(near, listed=True) if is_address(near) else nullcontext(near) as here:
         old = load_placement(Path(here))
     return Near(old, str(near), None if max_move_gb is None else gb_to_bytes(max_move_gb))
 
@@ -339,7 +339,7 @@ def _tables(
     from evenshard.utils.s3 import is_address, local
 
     if isinstance(tables, str | Path):
-        with local(tables) if is_address(tables) else nullcontext(tables) as here:
+        with local(tables, listed=True) if is_address(tables) else nullcontext(tables) as here:
             return tables_from(here, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor, columns)
     if embedding_dim is not None:
         raise BadConfig(f"the tables have dims of their own. Leave embedding_dim ({embedding_dim}) out.")

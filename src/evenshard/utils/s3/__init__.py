@@ -5,6 +5,7 @@
     s3://bucket/some/tables.parquet                     a file: one object, its SHA-256 in the object's metadata
     s3://bucket/some/model/evenshard-manifest.json      a folder: names, sizes and SHA-256 of its files, written last
     s3://bucket/some/model/files/<sha256>               what they hold
+    s3://bucket/some/traces/rank_0.json.gz              a file of a folder that others wrote: its listing names them
 
 boto3's transfer manager sends and fetches, large files in parts. An object appears when all of its parts are there, and
 a folder is what its manifest says: until that comes, in one piece, an older version stays whole. The server checks what
@@ -37,8 +38,11 @@ def is_address(source: str | PathLike[str]) -> bool:
 
 
 @contextmanager
-def local(source: str | PathLike[str]) -> Iterator[Path]:
+def local(source: str | PathLike[str], listed: bool = False) -> Iterator[Path]:
     """A path to read ``source`` from: what is on S3 is here within the block, anything else stays where it is.
+
+    Args:
+        listed: see ``download``.
 
     Raises:
         BadInput, StorageFailed: see ``download``.
@@ -47,7 +51,7 @@ def local(source: str | PathLike[str]) -> Iterator[Path]:
         yield Path(source)
         return
     with scratch_folder() as folder:
-        path = download(str(source), folder / Address.of(str(source)).name)
+        path = download(str(source), folder / Address.of(str(source)).name, listed)
         try:
             yield path
         except BadInput as error:  # the user knows the address, not where it was fetched to

@@ -129,7 +129,7 @@ def _explain(error: Any, address: Address, doing: str) -> NoReturn:
         said = f"the endpoint {_endpoint()} has no bucket {address.bucket!r}. Create it, or correct the name."
     elif code in MISSING:
         problem = "no such file, and no folder that was uploaded to its end"
-        raise BadFile(str(address), problem, "Check the address, or upload it (again).") from None
+        raise BadFile(str(address), problem, "Check the address, or upload it with `evenshard upload`.") from None
     elif code in _WRONG_KEY:
         said = f"the endpoint {_endpoint()} does not know this key ({code}). Check {KEYS}."
     elif code in _EXPIRED:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,7 +30,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One file of a folder: its path below the folder with "/" between the parts, its length, its SHA-256 in hex."""
+    """One file of a folder: its path below the folder with "/" between the parts, its length, its SHA-256 in hex.
+
+    A file that others have put there has "" for a SHA-256.
+    """
 
     path: str
     size_bytes: int
@@ -95,7 +98,14 @@ class Manifest:
 
 
 def _problem(files: Sequence[StoredFile]) -> str | None:
-    """What keeps these from being the files of one folder."""
+    """What keeps these from being the files of one folder, as a manifest names them."""
+    for one in files:
+        if type(one.size_bytes) is not int or not re.fullmatch("[0-9a-f]{64}", one.sha256):
+            return f"size or SHA-256 of {brief(one.path)} is impossible"
+    return _problem_of_paths(files)
+
+
+def _problem_of_paths(files: Sequence[StoredFile]) -> str | None:
     paths = {one.path for one in files}
     if not files or len(paths) < len(files):
         return "it names no file, or one twice"
@@ -106,8 +116,6 @@ def _problem(files: Sequence[StoredFile]) -> str | None:
             return f"path {brief(one.path)} is not a plain path below the folder"
         if paths & {str(folder) for folder in path.parents}:
             return f"path {brief(one.path)} lies below a file"
-        if type(one.size_bytes) is not int or not re.fullmatch("[0-9a-f]{64}", one.sha256):
-            return f"size or SHA-256 of {brief(one.path)} is impossible"
     return None
 
 
@@ -139,12 +147,14 @@ def upload(source: Path, to: str) -> Manifest:
     return manifest
 
 
-def download(source: str, to: Path) -> Path:
+def download(source: str, to: Path, listed: bool = False) -> Path:
     """Downloads a file or a folder; ``to`` appears, or is replaced, when all of it is here and checked.
 
     Args:
         source: s3://bucket/key, as ``upload`` left it; a file may have been put there by others.
         to: path of the file or folder, which is also returned.
+        listed: also take a folder that others have put there file by file, as it is now: nothing tells whether that
+            is all of it.
 
     Raises:
         BadFile: if there is nothing whole at ``source``.
@@ -153,22 +163,35 @@ def download(source: str, to: Path) -> Path:
     address = Address.of(source)
     with readable_errors(address, "read"):
         manifest = _manifest(address)
-        if manifest is None:
-            head = _head(address)
-            File().require(to)  # before the gigabytes, and again behind them
-            with atomic_path(to) as draft:
-                _fetch(address, draft, StoredFile(address.name, head["ContentLength"], _sha256_in(head)))
-            return to
-        ANY_FOLDER.require(to, [one.path for one in manifest.files])
+        if manifest is not None:
+            return _fetch_folder(address, [(address.below(one.blob), one) for one in manifest.files], to)
+        if listed and (objects := _listing(address)):
+            files = [StoredFile(path, one["Size"], "") for path, one in objects.items()]
+            if problem := _problem_of_paths(files):
+                raise BadFile(str(address), problem, "Give that object another key.")
+            log.warning("%s has no manifest: its %d files are those of its listing", address, len(files))
+            return _fetch_folder(address, [(address.below(one.path), one) for one in files], to)
+        head = _head(address)
+        File().require(to)  # before the gigabytes, and again behind them
         with atomic_path(to) as draft:
-            for file in progress(manifest.files, f"downloading {address}"):
-                (draft / file.path).parent.mkdir(parents=True, exist_ok=True)
-                _fetch(address.below(file.blob), draft / file.path, file)
+            _fetch(address, draft, file := StoredFile(address.name, head["ContentLength"], _sha256_in(head)))
+        if not file.sha256:
+            log.warning("%s has no SHA-256; only its length was checked", address)
+        return to
+
+
+def _fetch_folder(address: Address, files: Sequence[tuple[Address, StoredFile]], to: Path) -> Path:
+    """Downloads files, each from its own address, into a folder."""
+    ANY_FOLDER.require(to, [one.path for _, one in files])
+    with atomic_path(to) as draft:
+        for at, file in progress(files, f"downloading {address}"):
+            (draft / file.path).parent.mkdir(parents=True, exist_ok=True)
+            _fetch(at, draft / file.path, file)
     return to
 
 
 def content_hash(source: str) -> str:
-    """What identifies the content at an address today: a SHA-256, or the server's tag for a file without one.
+    """What identifies the content at an address today: a SHA-256, or the server's tags for files without one.
 
     Raises:
         BadInput, StorageFailed: see ``download``; but nothing is fetched.
@@ -177,6 +200,9 @@ def content_hash(source: str) -> str:
     with readable_errors(address, "read"):
         if (manifest := _manifest(address)) is not None:
             return f"sha256:{hashlib.sha256(manifest.to_json()).hexdigest()}"
+        if objects := _listing(address):
+            tags = [(path, one["ETag"]) for path, one in objects.items()]
+            return f"etags:{hashlib.sha256(json.dumps(tags).encode()).hexdigest()}"
         head = _head(address)
         return f"sha256:{_sha256_in(head)}" if _sha256_in(head) else f"etag:{head['ETag']}"
 
@@ -200,14 +226,14 @@ def _fetch(address: Address, path: Path, file: StoredFile) -> None:
     with path.open("wb") as body:
         s3_client().download_fileobj(address.bucket, address.key, body, Config=_in_parts())
     found = StoredFile.of(path, file.path)
+    if found.size_bytes != file.size_bytes and not file.sha256:
+        raise StorageFailed(f"{address}: replaced while it was downloaded. Start again when nothing writes to it.")
     if found.size_bytes != file.size_bytes or file.sha256 not in (found.sha256, ""):
         # An upload takes what has the right name and length there for sent; so a damaged object has to go first.
         raise StorageFailed(
             f"{address}: {file.path} is damaged: SHA-256 {found.sha256[:12]} arrived, {file.sha256[:12]} was uploaded. "
             f"Where that happens again, delete this object and upload {file.path} again."
         )
-    if not file.sha256:
-        log.warning("%s has no SHA-256; only its length was checked", address)
 
 
 def _manifest(address: Address) -> Manifest | None:
@@ -236,7 +262,21 @@ def _sha256_in(head: dict[str, Any]) -> str:
     return str(head["Metadata"].get(_SHA256) or whole)
 
 
+def _listing(address: Address) -> dict[str, dict[str, Any]]:
+    """The objects of a folder that others have put there one by one, by path and in its order; {} for a file."""
+    folder = address.below("")
+    found = {one["Key"].removeprefix(folder.key): one for one in _objects_below(folder)}
+    objects = {path: found[path] for path in sorted(found) if path and not path.endswith("/")}  # as consoles mark one
+    unfinished = all(re.fullmatch("files/[0-9a-f]{64}", path) for path in objects)  # an upload that did not end
+    return {} if unfinished else objects
+
+
 def _sizes_below(address: Address) -> dict[str, int]:
     """Bytes of every object whose key begins with this one."""
+    return {one["Key"]: one["Size"] for one in _objects_below(address)}
+
+
+def _objects_below(address: Address) -> Iterator[dict[str, Any]]:
+    """Every object whose key begins with this one, as the server lists it."""
     pages = s3_client().get_paginator("list_objects_v2").paginate(Bucket=address.bucket, Prefix=address.key)
-    return {one["Key"]: one["Size"] for page in pages for one in page.get("Contents", ())}
+    return (one for page in pages for one in page.get("Contents", ()))
