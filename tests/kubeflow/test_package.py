@@ -119,7 +119,11 @@ def test_every_pod_has_image_resources_retries_and_a_timeout(packages: dict[str,
         assert container["image"] == DEFAULT_IMAGE
         for bound in ("Request", "Limit"):
             assert container["resources"][f"resourceCpu{bound}"] and container["resources"][f"resourceMemory{bound}"]
-        assert task.spec["retryPolicy"]["maxRetryCount"] == 2 and task.spec["retryPolicy"]["backoffFactor"] == 2
+        retried = task.spec["retryPolicy"]
+        assert retried["maxRetryCount"] == 2 and retried["backoffFactor"] == 2 and retried["backoffDuration"] == "5s"
+        longest_s = int(task.platform["activeDeadlineSeconds"])
+        # from the start of the first pod: the last one may begin after two that were lost at their ends
+        assert int(retried["backoffMaxDuration"].removesuffix("s")) > 3 * longest_s + 5 + 10
         assert {"name": "EVENSHARD_RETRY_PAUSES", "value": "60 120"} in container["env"]
         minutes = {one.timeout_minutes for one in default_cluster().stages.values()}
         assert int(task.platform["activeDeadlineSeconds"]) in {60 * one for one in minutes}

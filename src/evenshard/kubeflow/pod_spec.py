@@ -9,6 +9,16 @@ from evenshard.kubeflow.image import image
 from evenshard.kubeflow.retry import PAUSES
 from evenshard.tracking import LOOP_ID
 
+FIRST_PAUSE = "5s"
+"""Before another pod takes the place of one that was deleted.
+
+Argo lets it pass before it looks whether it retries at all: so long, a task whose input is bad is shown as running.
+"""
+RETRIED_WITHIN = f"{30 * 24 * 3600}s"
+"""No pod lives so long: Argo counts from the start of the first one, and neither makes nor keeps another one after it.
+
+(kubeflow/pipelines#14245; kfp's own word for it is the longest pause.)
+"""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """By which Kueue knows a pod that it is to admit."""
 
@@ -29,9 +39,9 @@ def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
     task.set_caching_options(has.cache)
     task.set_retry(
         num_retries=has.retries,
-        backoff_duration=has.backoff,
+        backoff_duration=FIRST_PAUSE,
         backoff_factor=BACKOFF_FACTOR,
-        backoff_max_duration=has.max_backoff,
+        backoff_max_duration=RETRIED_WITHIN,
     )
     if has.retries:
         task.set_env_variable(PAUSES, " ".join(map(str, has.pauses_s)))
