@@ -395,6 +395,88 @@ def test_kubernetes_knows_the_name_of_a_failed_pod(
     assert "whose name ends with 2412005322" in the_line(capsys)
 
 
+def ended(code: int, reason: str) -> dict[str, Any]:
+    """What Kubernetes says of a container that has ended."""
+    common = {"name": "main", "image": "", "imageID": "", "ready": False, "restartCount": 0}
+    return {**common, "state": {"terminated": {"exitCode": code, "reason": reason}}}
+
+
+EVICTED: dict[str, Any] = {
+    "phase": "Failed",
+    "reason": "Evicted",
+    "message": "The node was low on resource: memory.",
+    "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}],
+}
+"""What Kubernetes says of a pod that the kubelet has evicted; of a node that is shut down, the reason is Terminated."""
+WAIT = ["--wait", "--poll-seconds", "0.01"]
+
+
+@pytest.mark.parametrize("reason", ["Evicted", "Terminated"])
+def test_a_run_that_lost_a_pod_to_an_eviction_is_tried_again(
+    fake: FakePipelines, kubernetes: dict[str, Any], caplog: pytest.LogCaptureFixture, reason: str
+) -> None:
+    kubernetes.update({**EVICTED, "reason": reason})
+    fake.states = ["RUNNING", "FAILED", "SUCCEEDED"]
+    assert run(fake, SUBMIT, *WAIT) == 0
+    assert len(fake.asked("POST", "/runs/r1:retry")) == len(fake.asked("POST", "/runs")) == 1
+    assert (
+        f"place has lost its pod ({reason}: The node was low on resource: memory): the run is tried again"
+        in caplog.text
+    )
+
+
+def test_it_is_tried_again_as_often_as_a_pod_would_be(
+    fake: FakePipelines, kubernetes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubernetes.update(EVICTED)
+    fake.states = ["FAILED"]
+    assert run(fake, SUBMIT, *WAIT) == 1
+    assert len(fake.asked("POST", "/runs/r1:retry")) == 2
+    assert "run r1 ended as FAILED. place failed in pod" in the_line(capsys)
+    assert run(fake, STATUS) == 1
+    assert len(fake.asked("POST", "/runs/r1:retry")) == 2  # who looks changes nothing
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"containerStatuses": [ended(2, "Error")]},  # bad input
+        {"containerStatuses": [ended(137, "OOMKilled")]},
+        {"reason": "DeadlineExceeded", "message": "Pod was active on the node longer than the specified deadline"},
+        None,  # no pod of that name is there any more
+    ],
+)
+def test_a_run_that_failed_by_itself_is_not_tried_again(
+    fake: FakePipelines, kubernetes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, status: dict[str, Any] | None
+) -> None:
+    if status is None:
+        monkeypatch.setenv("KUBECONFIG", "none")
+    else:
+        kubernetes.update(phase="Failed", **status)
+    fake.states = ["FAILED"]
+    assert run(fake, SUBMIT, *WAIT) == 1
+    assert not fake.asked("POST", "/runs/r1:retry")
+
+
+def test_a_retry_that_is_refused_leaves_the_failure(
+    fake: FakePipelines,
+    kubernetes: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kubernetes.update(EVICTED)
+    fake.states, fake.failures["POST /runs/r1:retry"] = ["FAILED"], [403]
+    assert run(fake, SUBMIT, *WAIT) == 1
+    assert "not allowed in namespace team-a (403)" in caplog.text
+    assert "place failed in pod" in the_line(capsys)
+
+
+def test_a_retry_whose_answer_was_lost_has_begun(fake: FakePipelines, kubernetes: dict[str, Any]) -> None:
+    kubernetes.update(EVICTED)
+    fake.states, fake.failures["POST /runs/r1:retry"] = ["FAILED", "RUNNING", "SUCCEEDED"], [500, 400]
+    assert run(fake, SUBMIT, *WAIT) == 0
+
+
 def test_the_token_is_read_again_for_each_call(fake: FakePipelines, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("first\n")

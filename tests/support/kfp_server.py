@@ -133,7 +133,7 @@ class FakePipelines:
         if request.method == "DELETE" and path.removeprefix("/recurringruns/") in self.recurring:
             del self.recurring[path.removeprefix("/recurringruns/")]
             return 200, {}
-        if (request.method, path) == ("POST", "/runs/r1:terminate"):
+        if (request.method, path) in (("POST", "/runs/r1:terminate"), ("POST", "/runs/r1:retry")):
             return 200, {}
         if (request.method, path) == ("GET", "/runs/r1"):
             return 200, self._run()

@@ -82,7 +82,8 @@ def _submit(args: argparse.Namespace) -> Mapping[str, Any]:
     print(f"run: {status.run_id}\n{status.url}", flush=True)
     if args.wait:
         patience_s = None if args.patience_minutes is None else 60 * args.patience_minutes
-        _report(remote.wait(status.run_id, args.poll_seconds, patience_s, _Teller()))
+        retries = max(one.retries for one in cluster.stages.values())
+        _report(remote.wait(status.run_id, args.poll_seconds, patience_s, _Teller(), retries))
     return {}
 
 
@@ -266,7 +267,8 @@ def add_commands(commands: Commands) -> None:
     _pipeline_flags(sub)
     _remote_flags(sub)
     _submit_flags(sub)
-    sub.add_argument("--wait", action="store_true", help="wait until it has finished; exit code 1 if it failed")
+    sub.add_argument("--wait", action="store_true", help="wait until it has finished, and try it again where "
+                     "pods were evicted; exit code 1 if it failed")  # fmt: skip
     sub.add_argument("--poll-seconds", type=at_least(0.01, float), default=15.0, metavar="S",
                      help="between two looks while waiting (default: 15)")  # fmt: skip
     sub.add_argument("--patience-minutes", type=at_least(0, float), metavar="M", help="give up waiting after M minutes")

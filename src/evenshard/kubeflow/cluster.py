@@ -39,9 +39,10 @@ class StageResources:
         gpus: GPUs of each pod; 0 for none.
         shared_memory: size of /dev/shm; None keeps the node's own.
         timeout_minutes: time after which a pod is stopped; 0 for none.
-        retries: retries of a pod that Kubernetes has deleted, evicted or lost; and within it, of temporary failures
-            (``retry``).
-        backoff, max_backoff: seconds before the first retry, doubled before each further one, and the most of them.
+        retries: retries of a pod that was deleted, as where its node was drained or lost; and within it, of temporary
+            failures (``retry``). After an eviction, retries of the whole run by who waits for it.
+        backoff, max_backoff: seconds before the first retry within a pod, doubled before each further one, and the
+            most of them.
         cache: whether an earlier result of the same inputs will do.
         gpu_product: the GPU that its pods need, as the label of nodes names it, such as NVIDIA-H100-80GB-HBM3; None
             takes any. Of stages without GPUs it says nothing.

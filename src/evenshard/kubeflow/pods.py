@@ -22,11 +22,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pod:
-    """``reason``: why it does not start, or has failed; "" where nothing is wrong."""
+    """What Kubernetes says of a pod.
+
+    Attributes:
+        reason: why it does not start, or has failed; "" where nothing is wrong.
+        evicted: whether the cluster has ended it, and not what ran in it.
+    """
 
     name: str
     phase: str
     reason: str
+    evicted: bool = False
 
 
 def pods_of(namespace: str, workflow: str) -> dict[str, Pod]:
@@ -47,7 +53,10 @@ def pods_of(namespace: str, workflow: str) -> dict[str, Pod]:
         log.debug("Kubernetes cannot be asked (%s)", error)
         return {}
     named = ((str(one.metadata.name), one.status) for one in found.items)
-    return {name.rpartition("-")[2]: Pod(name, str(status.phase), _reason(status)) for name, status in named}
+    return {
+        name.rpartition("-")[2]: Pod(name, str(status.phase), _reason(status), _evicted(status))
+        for name, status in named
+    }
 
 
 def _api() -> Any:
@@ -61,6 +70,12 @@ def _api() -> Any:
     else:
         config.load_incluster_config(client_configuration=settings)
     return client.CoreV1Api(client.ApiClient(settings))
+
+
+def _evicted(status: Any) -> bool:
+    """Kubernetes says it by a condition, whether the node ran out of something, was shut down or went away."""
+    disrupted = any(one.type == "DisruptionTarget" and one.status == "True" for one in status.conditions or ())
+    return bool(status.phase == "Failed" and (disrupted or status.reason == "Evicted"))
 
 
 def _reason(status: Any) -> str:

@@ -28,7 +28,7 @@ from evenshard.kubeflow.run_tasks import (
     record_ends,
     tasks_of,
 )
-from evenshard.utils.errors import BadConfig, BadFile, PipelineFailed
+from evenshard.utils.errors import BadConfig, BadFile, EvenshardError, PipelineFailed
 from evenshard.utils.messages import brief, without_credentials
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,12 @@ class RunStatus:
     def is_finished(self) -> bool:
         """Whether it will not change any more."""
         return self.state in FINISHED
+
+    @property
+    def was_evicted(self) -> bool:
+        """Whether it has failed because the cluster has ended pods, as far as Kubernetes could be asked."""
+        failed = [one for one in self.tasks if one.state == FAILED]
+        return self.state == FAILED and bool(failed) and all(one.evicted for one in failed)
 
 
 class Remote:
@@ -240,12 +246,19 @@ class Remote:
         return self._look(run_id, READS)
 
     def wait(
-        self, run_id: str, pause_s: float, patience_s: float | None, tell: Callable[[RunStatus], None]
+        self,
+        run_id: str,
+        pause_s: float,
+        patience_s: float | None,
+        tell: Callable[[RunStatus], None],
+        retries: int = 0,
     ) -> RunStatus:
         """Waits until a run has finished.
 
         Args:
             tell: gets what is found at every look before.
+            retries: how often a run is tried again that has failed because pods were evicted, and nothing else. What
+                has succeeded is kept. Argo itself does not retry them; see ``retry``.
 
         Raises:
             PipelineFailed: if it takes longer than ``patience_s``.
@@ -254,11 +267,27 @@ class Remote:
         while True:
             status = self._look(run_id, WAITS)
             if status.is_finished:
-                return status
+                if not (retries and status.was_evicted and self._tried_again(status)):
+                    return status
+                retries -= 1
             tell(status)
             if deadline is not None and time.monotonic() > deadline:
                 raise PipelineFailed(f"run {run_id} is {status.state} after {patience_s:g} s. It goes on: {status.url}")
             time.sleep(pause_s)
+
+    def _tried_again(self, status: RunStatus) -> bool:
+        """Tries a run again from its failed tasks on; False, and a warning, where the server does not."""
+        failed = [one for one in status.tasks if one.state == FAILED]
+        why = ". ".join(f"{one.name} has lost its pod ({one.reason})" for one in failed)
+        try:
+            call = partial(self._client._run_api.run_service_retry_run, status.run_id)
+            self._call(call, f"trying run {status.run_id} again")  # it does not begin twice
+        except EvenshardError as error:
+            if self._look(status.run_id, WAITS).is_finished:
+                log.warning("%s. %s", why, error)
+                return False
+        log.warning("%s: the run is tried again from there", why)
+        return True
 
     def _look(self, run_id: str, again: tuple[Again, ...]) -> RunStatus:
         """How a run is doing; of one that ends in this moment, once all of its tasks are noted as ended."""
@@ -345,7 +374,8 @@ def _with_pod(task: TaskStatus, pods: Mapping[str, Pod]) -> TaskStatus:
     if pod is None:
         return task
     started = task.state == PENDING and pod.phase != "Pending"
-    return replace(task, state=RUNNING if started else task.state, pod=pod.name, reason=pod.reason)
+    state = RUNNING if started else task.state
+    return replace(task, state=state, pod=pod.name, reason=pod.reason, evicted=pod.evicted)
 
 
 def run_page(endpoint: str, run_id: str) -> str:

@@ -1,9 +1,12 @@
 """Retries in the same pod: of S3 or MLflow that do not answer, and of a kernel that fails.
 
-Kubeflow Pipelines itself tries a pod again that was deleted, evicted or lost, and no other: a stock installation sets
-Argo's ``retryPolicy: OnError``, and its compiler has no word for another one (kubeflow/pipelines#9950). So what a stage
-can get over, it gets over here. One that measures goes on from its journal, which lies beside its costs until they are
-written. Bad input stays bad, and no memory stays none: they are not tried again.
+Kubeflow Pipelines itself tries a pod again that was deleted, as where its node was drained or lost, and no other: a
+stock installation sets Argo's ``retryPolicy: OnError``, and its compiler has no word for another one
+(kubeflow/pipelines#9950). To Argo, a pod that the kubelet has evicted has failed, as one with bad input has; who waits
+for the run tries it again (``remote``).
+
+What a stage can get over itself, it gets over here. One that measures goes on from its journal, which lies beside its
+costs until they are written. Bad input stays bad, and no memory stays none: they are not tried again.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ class TaskStatus:
         cached: whether it made no pod because Kubeflow Pipelines took an earlier result.
         pod: name of the last of them, where Kubernetes could be asked.
         reason: why that pod does not start, or has failed, where Kubernetes could be asked.
+        evicted: whether the cluster has ended that pod, and not what ran in it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class TaskStatus:
     cached: bool = False
     pod: str = ""
     reason: str = ""
+    evicted: bool = False
 
     @property
     def prepares_a_group(self) -> bool:
