@@ -24,6 +24,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of this machine's own, and no pauses."""
     for name in ("KF_PIPELINES_SA_TOKEN_PATH", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("EVENSHARD_LOOP_ID", "wf")
     monkeypatch.setattr(own_run, "ACCOUNT", tmp_path / "account")
     monkeypatch.setattr(own_run.time, "sleep", lambda seconds: None)
 
@@ -78,8 +79,16 @@ def test_what_is_noted_a_moment_later_is_waited_for(answering: Callable[..., Ans
     assert look("id-7").state == "FAILED"
 
 
-def test_outside_of_a_cluster_nobody_is_asked() -> None:
-    assert look("id-7") == own_run.Seen()
+@pytest.mark.parametrize("loop", [None, "local-1a2b"])
+def test_for_a_pipeline_on_this_machine_nobody_is_asked(
+    answering: Callable[..., Answers], monkeypatch: pytest.MonkeyPatch, loop: str | None
+) -> None:
+    """In a notebook of the cluster neither, where there is an API to ask."""
+    answers = answering(as_asked("termrun"))
+    monkeypatch.delenv("EVENSHARD_LOOP_ID")
+    if loop is not None:
+        monkeypatch.setenv("EVENSHARD_LOOP_ID", loop)
+    assert look("id-7") == own_run.Seen() and answers.asked == []
 
 
 @pytest.mark.parametrize(("answer", "why"), [(403, "403 Forbidden"), (401, "401 Unauthorized"), (500, "500")])
@@ -177,7 +186,6 @@ def test_mlflow_has_the_loop_and_its_stages_as_they_ended(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
-    monkeypatch.setenv("EVENSHARD_LOOP_ID", "wf")
     for stage, ended in stages.items():
         run = _open(stage, {"loop": {"num_rounds": 1}}, {})
         if ended != "RUNNING":

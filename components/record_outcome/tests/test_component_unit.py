@@ -56,12 +56,12 @@ def test_mlflow_is_told_what_is_known(tmp_path: Path, made: Artifacts, monkeypat
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     ended = {"COMPLETE": "FINISHED", "FAILED": "FAILED", "CANCELED": "KILLED", "RUNNING": None}
     for said in ended:
-        monkeypatch.setenv("EVENSHARD_LOOP_ID", said)
+        monkeypatch.setenv("EVENSHARD_LOOP_ID", f"local-{said}")
         status = dsl.PipelineTaskFinalStatus(said, "run-7", "exit-handler-1", None, None)
         record_outcome.python_func(status=status, run_id=f"id-{said}", **made("outcome", "summary"))
     client = MlflowClient(uri)
     runs = client.search_runs([client.get_experiment_by_name("evenshard").experiment_id])
-    found = {run.data.tags["evenshard.loop_id"]: run for run in runs}
+    found = {run.data.tags["evenshard.loop_id"].removeprefix("local-"): run for run in runs}
     assert {said: run.info.status for said, run in found.items()} == {k: v for k, v in ended.items() if v}
     assert found["COMPLETE"].data.tags["evenshard.outcome"] == "SUCCEEDED"
     assert found["FAILED"].data.tags["evenshard.kubeflow_run"] == "id-FAILED"

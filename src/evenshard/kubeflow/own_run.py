@@ -25,6 +25,7 @@ from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 from evenshard.kubeflow.remote import pod_token_file
 from evenshard.kubeflow.run_tasks import FAILED, SUCCEEDED, TaskStatus, tasks_of
 from evenshard.stages.record_outcome import UNKNOWN_STATE, Seen
+from evenshard.tracking import LOCAL, LOOP_ID
 from evenshard.utils.messages import reason_of
 
 API = "KF_PIPELINES_API"
@@ -44,8 +45,8 @@ _HANDLER = "record-outcome"
 
 
 def look(run_id: str, pauses_s: Sequence[float] = PAUSES_S) -> Seen:
-    """What the API says of a run whose exit handler this is; nothing outside of a cluster, where none is named."""
-    if not (os.environ.get(API) or os.environ.get(_KUBERNETES[0])):
+    """What the API says of a run whose exit handler this is; nothing where the pipeline runs on this machine."""
+    if os.environ.get(LOOP_ID, LOCAL).startswith(LOCAL):
         return Seen()
     seen = _look(run_id)
     for pause_s in pauses_s:
