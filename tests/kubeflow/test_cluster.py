@@ -91,6 +91,10 @@ def test_the_settings_that_come_along_do_not_measure_from_memory(small: bool) ->
         ({"stages": {"default": {"cpu": 1, "memory": "2Gi"}}, "volume": {"path": "/data"}}, "volume.claim"),
         ({"stages": {"default": {"cpu": 1, "memory": "2Gi"}}, "volume": {"claim": "a", "path": "data"}}, "path is"),
         ({"stages": {"default": {"cpu": 1, "memory": "2Gi"}}, "volume": {"claim": "a", "caches": "../x"}}, "caches is"),
+        (
+            {"stages": {"default": {"cpu": 1, "memory": "2Gi"}}, "volume": {"claim": "a", "journals": "/j"}},
+            "journals is",
+        ),
         ({"hosts": [{"devices": 8}], "intra": "nvlink_h100"}, "a machine to place tables on"),
     ],
 )

@@ -409,6 +409,7 @@ def test_h100_here_and_a100_there_in_a_queue_with_a_volume(folder: Path) -> None
         )
         env = {one["name"]: one.get("value") for one in tasks[name].executor["container"]["env"]}
         assert env["XDG_CACHE_HOME"] == "/data/caches/home" and env["TRITON_CACHE_DIR"] == "/data/caches/triton"
+        assert env.get("EVENSHARD_JOURNAL_FOLDER") == ("/data/journals" if gpu else None)  # of what measures
 
 
 @pytest.mark.parametrize("name", PIPELINES)

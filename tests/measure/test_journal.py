@@ -211,6 +211,16 @@ def test_a_file_cut_between_two_lines_is_whole(tmp_path: Path, caplog: pytest.Lo
     assert not warnings_of(caplog)
 
 
+def test_a_journal_takes_in_what_another_holds_and_it_does_not(tmp_path: Path) -> None:
+    elsewhere, again = visit("a", origin=ANOTHER), visit("a", total_ms=5.0)
+    written(tmp_path / "earlier", [VISITS[0], VISITS[1], elsewhere])
+    written(tmp_path / "mine", [again])
+    with Journal(tmp_path / "mine") as mine, Journal(tmp_path / "earlier") as earlier:
+        mine.add_all(earlier)
+        assert len(mine) == 3 and mine.find("a", 0, ORIGIN) == again
+    assert found(tmp_path / "mine", [VISITS[1], elsewhere]) == [VISITS[1], elsewhere]
+
+
 # Broken journals -----------------------------------------------------------------------------------------------------
 
 

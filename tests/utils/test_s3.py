@@ -15,7 +15,18 @@ from urllib.parse import parse_qs
 import pytest
 
 from evenshard.utils.errors import BadConfig, BadFile, StorageFailed
-from evenshard.utils.s3 import MANIFEST, Address, Manifest, content_hash, download, is_address, local, transfer, upload
+from evenshard.utils.s3 import (
+    MANIFEST,
+    Address,
+    Manifest,
+    content_hash,
+    download,
+    is_address,
+    local,
+    remove,
+    transfer,
+    upload,
+)
 from evenshard.utils.s3.client import readable_errors, s3_client
 from support.faulty_network import faulty_network
 from support.http_server import Silent, serving
@@ -260,6 +271,7 @@ def test_a_folder_that_others_wrote_is_what_its_listing_names(
     put(store, at, a=b"1", deep__er__b=b"22", empty=b"", big=blob(PART + 1))
     put(store, at + "-other", c=b"3")
     put(store, at, deep__=b"", __=b"")  # what a console makes of a folder
+    caplog.set_level("INFO", "evenshard")
     wanted = {"a": b"1", "deep/er/b": b"22", "empty": b"", "big": blob(PART + 1)}
     assert contents(download(at, tmp_path / "back", listed=True)) == wanted
     assert caplog.messages == [f"{at} has no manifest: its 4 files are those of its listing"]
@@ -269,6 +281,14 @@ def test_a_folder_that_others_wrote_is_what_its_listing_names(
         download(at, tmp_path / "whole")  # where half a folder will not do
     upload(folder_of(tmp_path / "data", mine=b"1"), at)
     assert contents(download(at, tmp_path / "mine", listed=True)) == {"mine": b"1"}  # a manifest tells what is whole
+
+
+def test_a_folder_is_removed_and_nothing_beside_it(store: S3, at: str, tmp_path: Path) -> None:
+    put(store, at, a=b"1", deep__b=b"2")
+    put(store, f"{at}-other", c=b"3")
+    remove(at)
+    assert objects(store, at) == [f"{Address.of(at).key}-other/c"]
+    remove(at)
 
 
 def test_an_upload_that_did_not_end_is_no_folder_of_others(store: S3, at: str, tmp_path: Path) -> None:

@@ -72,16 +72,16 @@ class Processes:
         self.commands: list[list[str]] = []
         self.exit_codes: list[int] = []
 
-    def run(self, words: list[str], cwd: str) -> Any:
+    def run(self, words: list[str], folder: Path) -> int:
         self.commands.append(words)
         Path(words[words.index("--metrics") + 1]).write_text('{"num_placements": 6}')
-        return type("Done", (), {"returncode": self.exit_codes.pop(0) if self.exit_codes else 0})
+        return self.exit_codes.pop(0) if self.exit_codes else 0
 
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
     started = Processes()
-    monkeypatch.setattr(measuring.subprocess, "run", started.run)
+    monkeypatch.setattr(measuring, "_exit_code", started.run)
     return started
 
 
@@ -104,6 +104,19 @@ def test_gpus_are_measured_on_by_processes_of_their_own(
     assert flags["--out"] == str(costs_in(outputs, 2)) and flags["--part"] == "1"
     assert not {"--journal", "--budget-minutes"} & flags.keys()
     assert outputs["metrics"].metadata["num_placements"] == 6
+
+
+def test_processes_for_gpus_keep_the_journal_where_the_pod_says(
+    given: Artifacts, made: Artifacts, processes: Processes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EVENSHARD_JOURNAL_FOLDER", str(tmp_path / "journals"))
+    monkeypatch.setenv("EVENSHARD_LOOP_ID", "wf-1")
+    benchmark.python_func(
+        **given("tables", "tasks"), **made("costs", "metrics"), **SETTINGS, round_number=1, num_gpus=4
+    )
+    (words,) = processes.commands
+    journal = Path(words[words.index("--journal") + 1])
+    assert journal.parent == tmp_path / "journals/wf-1/benchmark_1" and not journal.parent.exists()
 
 
 def test_gpus_get_a_new_process_for_another_try(

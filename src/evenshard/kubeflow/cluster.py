@@ -90,17 +90,20 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume that all pods see: a PersistentVolumeClaim of the namespace, for datasets and caches.
+    """A volume that all pods see: a PersistentVolumeClaim of the namespace, for datasets, caches and journals.
 
     Attributes:
         claim: its name.
         path: where pods see it; tables on it are named by that path, such as /data/tables.parquet.
         caches: folder of it for the caches of libraries (``CACHES``); "" for none.
+        journals: folder of it for the journals of stages that measure, from which the next try of a task goes on
+            (``pod_journal``); "" for none.
     """
 
     claim: str
     path: str = "/data"
     caches: str = "caches"
+    journals: str = "journals"
 
     def problem(self) -> str | None:
         """Says in one clause what makes it impossible, or None."""
@@ -108,8 +111,10 @@ class Volume:
             return f"claim is {brief(self.claim)}, which no PersistentVolumeClaim is called"
         if not self.path.startswith("/") or self.path.rstrip("/") == "":
             return f"path is {brief(self.path)}, not a folder such as /data"
-        if self.caches.startswith("/") or ".." in Path(self.caches).parts:
-            return f"caches is {brief(self.caches)}, not a folder of the volume such as caches"
+        for name in ("caches", "journals"):
+            folder = getattr(self, name)
+            if folder.startswith("/") or ".." in Path(folder).parts:
+                return f"{name} is {brief(folder)}, not a folder of the volume such as {name}"
         return None
 
     @property
@@ -117,7 +122,15 @@ class Volume:
         """Where libraries keep what they have compiled or downloaded: folders by environment variable."""
         if not self.caches:
             return {}
-        return {name: f"{self.path.rstrip('/')}/{self.caches}/{folder}" for name, folder in CACHES.items()}
+        return {name: f"{self._folder(self.caches)}/{folder}" for name, folder in CACHES.items()}
+
+    @property
+    def journal_folder(self) -> str:
+        """Where stages that measure keep their journals; "" for nowhere."""
+        return self.journals and self._folder(self.journals)
+
+    def _folder(self, name: str) -> str:
+        return f"{self.path.rstrip('/')}/{name}"
 
 
 @dataclass(frozen=True)
@@ -133,7 +146,7 @@ class Cluster:
         image_pull_secrets: names.
         config_map, config_keys: environment variables from a ConfigMap; "" for none.
         secrets: environment variables from secrets: keys by name of the secret.
-        volume: for datasets and caches; None for none.
+        volume: for datasets, caches and journals; None for none.
     """
 
     num_parts: int

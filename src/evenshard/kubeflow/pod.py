@@ -6,14 +6,16 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from evenshard import tracking
 from evenshard.kubeflow.addresses import require_readable
 from evenshard.kubeflow.component import EARLIER, METRICS, NUM_GPUS, accumulates, input_name, own_file
+from evenshard.kubeflow.pod_journal import kept_journal
 from evenshard.kubeflow.pod_measurement import on_gpus
 from evenshard.kubeflow.remote import ENDPOINT, run_page
 from evenshard.kubeflow.retry import with_retries
@@ -48,10 +50,11 @@ def run_in_pod(name: str, **arguments: Any) -> None:
     settings = stage.settings(sections, overrides)
     inputs, outputs = _inputs(stage, arguments), _outputs(stage, arguments)
     params = {section: asdict(one) for section, one in settings.items()}
-    if num_gpus := arguments.get(NUM_GPUS, 0):
-        metrics = with_retries(on_gpus)(stage, num_gpus, params, inputs, outputs)  # the command logs to MLflow
-    else:
-        metrics = run_stage(stage, settings, inputs, outputs, params, _has_server(), with_retries).metrics
+    with _with_journal(stage, inputs, arguments) as inputs:
+        if num_gpus := arguments.get(NUM_GPUS, 0):
+            metrics = with_retries(on_gpus)(stage, num_gpus, params, inputs, outputs)  # the command logs to MLflow
+        else:
+            metrics = run_stage(stage, settings, inputs, outputs, params, _has_server(), with_retries).metrics
     log_metrics(arguments[METRICS], metrics)
 
 
@@ -65,6 +68,17 @@ def _inputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
         if path is not None:
             values[name] = round_costs(path) if accumulates(name) else _file_in(path, name)
     return stage.inputs(**values)
+
+
+@contextmanager
+def _with_journal(stage: Stage, inputs: Any, arguments: Mapping[str, Any]) -> Iterator[Any]:
+    """The inputs of a stage; of one that measures, with a journal that outlives this pod, where there is a place."""
+    if not stage.measures:
+        yield inputs
+        return
+    output = next(name for name, one in declared(stage.outputs, Writes).items() if one.artifact)
+    with kept_journal(stage.run_name(inputs), str(arguments[output].uri)) as journal:
+        yield replace(inputs, journal=journal)
 
 
 def _outputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:

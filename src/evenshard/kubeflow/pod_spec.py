@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from evenshard.kubeflow.cluster import BACKOFF_FACTOR, Cluster
+from evenshard.kubeflow.cluster import BACKOFF_FACTOR, MEASURING, Cluster
 from evenshard.kubeflow.image import image
+from evenshard.kubeflow.pod_journal import FOLDER as JOURNAL_FOLDER
 from evenshard.kubeflow.retry import PAUSES
 from evenshard.tracking import LOOP_ID
 
@@ -71,6 +72,8 @@ def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
         kubernetes.mount_pvc(task, pvc_name=cluster.volume.claim, mount_path=cluster.volume.path)
         for name, folder in cluster.volume.cache_folders.items():
             task.set_env_variable(name, folder)
+        if stage in MEASURING and cluster.volume.journal_folder:
+            task.set_env_variable(JOURNAL_FOLDER, cluster.volume.journal_folder)
     return with_credentials(task, cluster)
 
 

@@ -5,8 +5,8 @@ stock installation sets Argo's ``retryPolicy: OnError``, and its compiler has no
 (kubeflow/pipelines#9950). To Argo, a pod that the kubelet has evicted has failed, as one with bad input has; who waits
 for the run tries it again (``remote``).
 
-What a stage can get over itself, it gets over here. One that measures goes on from its journal, which lies beside its
-costs until they are written. Bad input stays bad, and no memory stays none: they are not tried again.
+What a stage can get over itself, it gets over here. One that measures goes on from its journal, in this pod or in
+the next (``pod_journal``). Bad input stays bad, and no memory stays none: they are not tried again.
 """
 
 from __future__ import annotations

@@ -30,6 +30,11 @@ _BEGINNING = b'{"journal": '
 log = logging.getLogger(__name__)
 
 
+def journal_beside(output: Path) -> Path:
+    """Where the journal of an output lies while no other place is named."""
+    return output.with_name(f".{output.name}.journal")
+
+
 @dataclass(frozen=True)
 class Origin:
     """What a visit was measured on, and how.
@@ -118,6 +123,12 @@ class Journal:
             }
         )
         self._visits.setdefault((visit.job, visit.number), []).append(visit)
+
+    def add_all(self, other: Journal) -> None:
+        """Appends the visits of another journal that this one does not hold."""
+        for visit in (one for visits in other._visits.values() for one in visits):
+            if self.find(visit.job, visit.number, visit.origin) is None:
+                self.append(visit)
 
     def close(self) -> None:
         """Flushes to disk and closes."""

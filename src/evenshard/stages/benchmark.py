@@ -16,7 +16,7 @@ from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement, MeasuredSharding
 from evenshard.measure.distributed.collective import local_world_size
 from evenshard.measure.hardware import TimeShare, open_hardware
-from evenshard.measure.journal import Journal
+from evenshard.measure.journal import Journal, journal_beside
 from evenshard.measure.noise import controls_of, noise_of
 from evenshard.measure.plan import save_measure_plan
 from evenshard.placement.task import load_tasks
@@ -54,7 +54,7 @@ def run(
         save_measure_plan(whole, measure, outputs.plan)
         log.info("%s: %d placements and shards to measure", outputs.plan, len(jobs))
         return Outcome({"num_placements": float(len(jobs))})
-    own_journal = outputs.costs.with_name(f".{outputs.costs.name}.journal")
+    own_journal = journal_beside(outputs.costs)
     if inputs.budget_minutes == 0 and not (inputs.journal or own_journal).exists():
         raise BadFile(inputs.journal or own_journal, "no such file", "Name a journal that holds measurements.")
     require_package("pyarrow")  # before an hour of measuring, not when the costs are written

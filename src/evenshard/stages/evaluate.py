@@ -18,7 +18,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.costs import MeasuredPlacement, PlacementCost
 from evenshard.measure.hardware import Hardware, open_hardware
-from evenshard.measure.journal import Journal
+from evenshard.measure.journal import Journal, journal_beside
 from evenshard.measure.noise import controls_of, noise_of
 from evenshard.placement.placement import alone
 from evenshard.placement.task import PlacementTask, load_tasks, single_table_task
@@ -81,8 +81,8 @@ def run(
     model = None if inputs.cost_model is None else CostModel.load(inputs.cost_model)
     dreamshard = DreamShardSharder(cost_net.net, policy.net, policy.normalizer, config.num_rollouts)
     search = SearchConfig(effort=SearchEffort(scores_per_table=config.scores_per_table), seed=config.seed)
-    journal_path = outputs.report.with_name(f".{outputs.report.name}.journal")
-    with closing(open_hardware(measure)) as hardware, Journal(journal_path) as journal:
+    own_journal = journal_beside(outputs.report)
+    with closing(open_hardware(measure)) as hardware, Journal(inputs.journal or own_journal) as journal:
         resources = Resources(
             config.seed,
             measure,
@@ -124,7 +124,7 @@ def run(
         with atomic_path(outputs.model, MODEL_FOLDER) as draft:
             for name in MODEL_PARTS:
                 shutil.copytree(getattr(inputs, name), draft / name)
-    journal_path.unlink(missing_ok=True)
+    own_journal.unlink(missing_ok=True)
     written = ", ".join(str(path) for path in sorted(REPORT.paths(folder)))
     return Outcome(_headline(metrics), text=f"{table}\n\nreport: {written}")
 

@@ -32,6 +32,15 @@ Tasks = Annotated[Path, Reads("train and test tasks, as generate-tables writes t
 RoundNumber = Annotated[int, Flag("round of the loop (default: 1)", least=1, parameter="round_number")]
 NumRounds = Annotated[int, LoopSetting("rounds of the loop; the learning rate falls over them")]
 
+JournalFile = Annotated[
+    Path | None,
+    Writes(
+        "file that gets every measurement at once; with the same journal, measuring goes on where it stopped "
+        "(default: one beside --out, removed at the end)",
+        "--journal",
+    ),
+]
+
 
 @dataclass(frozen=True)
 class LoopConfig:
@@ -166,14 +175,7 @@ class BenchmarkInputs:
     cost_model: Annotated[Path | None, Reads("evenshard's cost model of the previous round", WhichRound.PREVIOUS)] = (
         None
     )
-    journal: Annotated[
-        Path | None,
-        Writes(
-            "file that gets every measurement at once; with the same journal, the benchmark resumes "
-            "(default: one beside --out, removed at the end)",
-            "--journal",
-        ),
-    ] = None
+    journal: JournalFile = None
     budget_minutes: Annotated[
         float | None,
         Flag(
@@ -421,6 +423,7 @@ class EvaluateInputs:
     cost_model: Annotated[Path | None, Reads("evenshard's cost model of the last round; evenshard then takes part")] = (
         None
     )
+    journal: JournalFile = None
 
 
 @dataclass(frozen=True)

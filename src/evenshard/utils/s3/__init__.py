@@ -26,10 +26,21 @@ from pathlib import Path
 
 from evenshard.utils.errors import BadConfig, BadInput
 from evenshard.utils.s3.client import SCHEME, Address
-from evenshard.utils.s3.transfer import MANIFEST, Manifest, content_hash, download, upload
+from evenshard.utils.s3.transfer import MANIFEST, Manifest, content_hash, download, remove, upload
 from evenshard.utils.scratch import scratch_folder
 
-__all__ = ["MANIFEST", "SCHEME", "Address", "Manifest", "content_hash", "download", "is_address", "local", "upload"]
+__all__ = [
+    "MANIFEST",
+    "SCHEME",
+    "Address",
+    "Manifest",
+    "content_hash",
+    "download",
+    "is_address",
+    "local",
+    "remove",
+    "upload",
+]
 
 
 def is_address(source: str | PathLike[str]) -> bool:

@@ -82,7 +82,7 @@ def readable_errors(address: Address, doing: str) -> Iterator[None]:
     """Turns every error of boto3 in the block into one line that says what to do.
 
     Args:
-        doing: "read" or "write".
+        doing: "read", "write" or "remove".
 
     Raises:
         BadConfig: if key, bucket, rights or address are wrong.

@@ -169,7 +169,7 @@ def download(source: str, to: Path, listed: bool = False) -> Path:
             files = [StoredFile(path, one["Size"], "") for path, one in objects.items()]
             if problem := _problem_of_paths(files):
                 raise BadFile(str(address), problem, "Give that object another key.")
-            log.warning("%s has no manifest: its %d files are those of its listing", address, len(files))
+            log.info("%s has no manifest: its %d files are those of its listing", address, len(files))
             return _fetch_folder(address, [(address.below(one.path), one) for one in files], to)
         head = _head(address)
         File().require(to)  # before the gigabytes, and again behind them
@@ -188,6 +188,18 @@ def _fetch_folder(address: Address, files: Sequence[tuple[Address, StoredFile]],
             (draft / file.path).parent.mkdir(parents=True, exist_ok=True)
             _fetch(at, draft / file.path, file)
     return to
+
+
+def remove(address: str) -> None:
+    """Removes every object of a folder.
+
+    Raises:
+        BadConfig, StorageFailed: see ``client.readable_errors``.
+    """
+    folder = Address.of(address).below("")
+    with readable_errors(folder, "remove"):
+        for one in _objects_below(folder):
+            s3_client().delete_object(Bucket=folder.bucket, Key=one["Key"])
 
 
 def content_hash(source: str) -> str:

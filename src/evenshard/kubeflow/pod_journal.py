@@ -1,0 +1,165 @@
+"""The journal of a stage that measures, kept where the end of its pod does not take it: on a volume, or on S3 in parts.
+
+::
+
+    /data/journals/evenshard-train-2w4hm/benchmark_2_part_1/20261123T113445-9f2c.jsonl    one try of a task
+    s3://bucket/journals/evenshard-train-2w4hm/benchmark_2_part_1/20261123T113445-9f2c/   the same, in a file for each
+        000000000000 000000018231                                                minute, called by its first byte
+
+A try begins with what the tries before it have measured. What of that counts, the journal itself decides: the same
+placement of the same tables, on the same hardware, with the same settings. Each try writes a journal of its own, as
+the pod of an earlier one may still run on a node that is lost. All go when the stage has written its results.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from evenshard.kubeflow.retry import with_retries
+from evenshard.measure.journal import Journal
+from evenshard.tracking import LOOP_ID
+from evenshard.utils.errors import BadFile, EvenshardError
+from evenshard.utils.s3 import download, is_address, remove, upload
+from evenshard.utils.scratch import scratch_folder
+
+FOLDER = "EVENSHARD_JOURNAL_FOLDER"
+"""Variable of a pod: folder for journals, on a volume that all pods see."""
+ADDRESS = "EVENSHARD_JOURNALS"
+"""Variable of a pod: address for journals on S3, where there is no such volume."""
+UPLOAD_EVERY_S = 60.0
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def kept_journal(task: str, output_address: str) -> Iterator[Path | None]:
+    """The journal that a stage is to write; it holds what earlier tries of the task have measured.
+
+    It is removed if the block ends well, and else stays for the next try. None where it can be kept nowhere.
+
+    Args:
+        task: names the stage, its round and its part.
+        output_address: address of an output of the task; where that is on S3, a journal can be kept beside it.
+    """
+    run, folder, address = os.environ.get(LOOP_ID), os.environ.get(FOLDER), os.environ.get(ADDRESS)
+    if not address and is_address(output_address):
+        address = f"{output_address.partition('?')[0]}.journals"
+    with scratch_folder() as scratch:
+        if run and folder:
+            with _on_volume(Path(folder) / run / task, scratch) as journal:
+                yield journal
+        elif run and address:
+            with _on_s3(f"{address.rstrip('/')}/{run}/{task}", scratch) as journal:
+                yield journal
+        else:
+            yield None
+
+
+@contextmanager
+def _on_volume(folder: Path, scratch: Path) -> Iterator[Path | None]:
+    """Each measurement is there at once."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = [Path(shutil.copy(path, scratch)) for path in sorted(folder.glob("*.jsonl"))]
+        journal: Path | None = _continued(folder / f"{_name_of_try()}.jsonl", earlier)
+    except OSError as error:
+        log.warning("%s: no journal can be kept there (%s); if this pod is lost, all is measured again", folder, error)
+        journal = None
+    yield journal
+    if journal is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _on_s3(address: str, scratch: Path) -> Iterator[Path]:
+    """What was measured within a minute is there at its end."""
+    journal = _continued(scratch / "journal.jsonl", _earlier_on_s3(address, scratch))
+    with _uploaded(journal, f"{address}/{_name_of_try()}"):
+        yield journal
+    try:
+        remove(address)
+    except EvenshardError as error:
+        log.warning("%s: the journal stays, though nothing needs it any more (%s)", address, error)
+
+
+def _name_of_try() -> str:
+    """Later tries come later in the order of names."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
+
+
+def _continued(journal: Path, earlier: Sequence[Path]) -> Path:
+    """The journal, with all that earlier ones hold."""
+    with Journal(journal) as mine:
+        for path in earlier:
+            try:
+                with Journal(path) as theirs:
+                    mine.add_all(theirs)
+            except BadFile as error:
+                log.warning("%s What it holds is measured again.", error)
+    return journal
+
+
+def _earlier_on_s3(address: str, scratch: Path) -> list[Path]:
+    """The journals of earlier tries, put together from their parts."""
+    try:
+        folder = with_retries(download)(address, scratch / "earlier", listed=True)
+    except BadFile:  # there is none
+        return []
+    except EvenshardError as error:
+        log.warning("%s What earlier tries of this task have measured is measured again.", error)
+        return []
+    return [_joined(one) for one in sorted(folder.iterdir()) if one.is_dir()]
+
+
+def _joined(parts: Path) -> Path:
+    """One journal of its parts, up to the first that is missing."""
+    journal = parts.with_suffix(".jsonl")
+    with journal.open("wb") as file:
+        for part in sorted(parts.iterdir()):
+            if part.name != _name_of_part(file.tell()):
+                break
+            file.write(part.read_bytes())
+    return journal
+
+
+def _name_of_part(first_byte: int) -> str:
+    return f"{first_byte:012d}"
+
+
+@contextmanager
+def _uploaded(journal: Path, address: str) -> Iterator[None]:
+    """Uploads what the block appends to a journal, once a minute and at its end, however it ends."""
+    sent, ends, part = 0, threading.Event(), journal.with_suffix(".part")
+
+    def upload_rest() -> None:
+        nonlocal sent
+        whole = journal.read_bytes()[sent:]
+        whole = whole[: whole.rfind(b"\n") + 1]  # a line may be half written
+        if not whole:
+            return
+        part.write_bytes(whole)
+        try:
+            upload(part, f"{address}/{_name_of_part(sent)}")
+            sent += len(whole)
+        except EvenshardError as error:
+            log.warning("%s If this pod is lost, what was measured in this minute is, too.", error)
+
+    def every_minute() -> None:
+        while not ends.wait(UPLOAD_EVERY_S):
+            upload_rest()
+
+    thread = threading.Thread(target=every_minute, name="journal", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+        upload_rest()

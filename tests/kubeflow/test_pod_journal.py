@@ -1,0 +1,258 @@
+"""What a pod has measured outlives it: on the volume, or on a real S3; pods are processes, killed by SIGKILL."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from kfp import dsl
+
+from evenshard.kubeflow import pod_journal
+from evenshard.kubeflow.pod_journal import kept_journal
+from evenshard.measure.journal import Journal, Origin, Visit
+from evenshard.utils.errors import MeasurementFailed
+from evenshard.utils.s3.client import s3_client
+from evenshard_components.generate_tables.component import generate_tables
+from support import killable_pod
+from support.builders import PROVENANCE, cost
+from support.kubeflow_builders import SMALL_PARAMS
+from support.patience import wait_until
+from support.servers import S3
+
+TASK = "wf-1/benchmark_1_part_1"
+ORIGIN = Origin(PROVENANCE, {"num_batches": 2})
+VISITS = [Visit(job, number, cost(4.0), 1.5e9, ORIGIN) for job in "ab" for number in (0, 1)]
+
+
+@pytest.fixture(autouse=True)
+def _pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_TRACKING_URI", pod_journal.FOLDER, pod_journal.ADDRESS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("EVENSHARD_LOOP_ID", "wf-1")
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """A folder with tables and tasks."""
+    outputs = {name: dsl.Metrics(name=name, uri=str(tmp_path / "in" / name)) for name in ("tables", "tasks", "metrics")}
+    generate_tables.python_func(config=SMALL_PARAMS["generate_tables"], **outputs)
+    return tmp_path / "in"
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where journals go, for a test.
+
+    Attributes:
+        settings: environment of a pod that knows it.
+        files: content by path, below that place.
+        put: writes a file there.
+    """
+
+    settings: dict[str, str]
+    files: Callable[[], dict[str, bytes]]
+    put: Callable[[str, bytes], object]
+
+    def num_visits(self) -> int:
+        """Visits in the journal of the last try of the one task."""
+        tries: dict[str, bytes] = {}
+        for path, content in sorted(self.files().items()):
+            assert path.startswith(f"{TASK}/")
+            name = path.removeprefix(f"{TASK}/").partition("/")[0]
+            tries[name] = tries.get(name, b"") + content
+        return tries[max(tries)].count(b'"job"') if tries else 0
+
+
+def volume(folder: Path, s3: S3) -> Store:
+    def files() -> dict[str, bytes]:
+        found = [path for path in folder.rglob("*") if path.is_file()]
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+    return Store({pod_journal.FOLDER: str(folder)}, files, lambda path, content: (folder / path).write_bytes(content))
+
+
+def bucket(folder: Path, s3: S3) -> Store:
+    prefix = f"{folder.parent.name}/journals/"
+
+    def files() -> dict[str, bytes]:
+        client, keys = s3.client(), s3.keys(prefix)
+        return {key.removeprefix(prefix): client.get_object(Bucket=s3.bucket, Key=key)["Body"].read() for key in keys}
+
+    def put(path: str, content: bytes) -> None:
+        s3.client().put_object(Bucket=s3.bucket, Key=prefix + path, Body=content)
+
+    return Store({**s3.settings(), pod_journal.ADDRESS: f"s3://{s3.bucket}/{prefix}"}, files, put)
+
+
+@pytest.fixture(params=[volume, bucket])
+def store(request: pytest.FixtureRequest, tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch) -> Store:
+    found: Store = request.param(tmp_path / "journals", s3)
+    for name, value in found.settings.items():
+        monkeypatch.setenv(name, value)
+    s3_client.cache_clear()
+    return found
+
+
+def pod(inputs: Path, out: Path, after: int | None = None) -> subprocess.Popen[str]:
+    words = [sys.executable, killable_pod.__file__, str(inputs), str(out), *([] if after is None else [str(after)])]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def measured_until_killed(inputs: Path, out: Path, after: int, arrived: Callable[[], bool]) -> list[str]:
+    """Keys of what a pod has measured, which is killed when so much is in its journal, and that has ``arrived``."""
+    with pod(inputs, out, after) as process:
+        assert process.stdout is not None
+        keys = [process.stdout.readline().strip() for _ in range(after)]
+        assert process.stdout.readline() == "killed\n"
+        wait_until(arrived, "the journal did not arrive")
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    return keys
+
+
+def measured(inputs: Path, out: Path) -> list[str]:
+    with pod(inputs, out) as process:
+        said, _ = process.communicate()
+    assert process.returncode == 0
+    return said.split()
+
+
+def costs_in(out: Path) -> pa.Table:
+    return pq.read_table(out / "costs/round_001.parquet").drop_columns(["measured_at"])
+
+
+def test_a_pod_that_is_killed_measures_nothing_again(store: Store, inputs: Path, tmp_path: Path) -> None:
+    """Twice; each time it starts in a new folder, as a new pod does."""
+    whole = measured(inputs, tmp_path / "at once")
+    assert store.files() == {}
+    done: list[str] = []
+    for number, after in enumerate((4, 7)):
+        out, known = tmp_path / str(number), len(done) + after
+        done += measured_until_killed(inputs, out, after, lambda known=known: store.num_visits() == known)
+        assert not (out / "costs/round_001.parquet").exists()
+        shutil.rmtree(out)
+    rest = measured(inputs, tmp_path / "last")
+    assert Counter(done + rest) == Counter(whole) and len(rest) == len(whole) - 11
+    assert costs_in(tmp_path / "last").equals(costs_in(tmp_path / "at once"))
+    assert store.files() == {}
+
+
+@contextmanager
+def journal_of(task: str = "evaluate", output: str = "") -> Iterator[Journal]:
+    with kept_journal(task, output) as path:
+        assert path is not None
+        with Journal(path) as journal:
+            yield journal
+
+
+def fail_after(*visits: Visit, task: str = "evaluate") -> None:
+    with pytest.raises(MeasurementFailed), journal_of(task) as journal:
+        for one in visits:
+            journal.append(one)
+        raise MeasurementFailed("the device is away")
+
+
+def test_a_failure_leaves_what_was_measured(store: Store) -> None:
+    fail_after(VISITS[0])
+    fail_after(*VISITS[1:])
+    assert store.files()
+    with journal_of() as journal:
+        assert [journal.find(one.job, one.number, one.origin) for one in VISITS] == VISITS and len(journal) == 4
+    assert store.files() == {}
+
+
+@pytest.mark.parametrize(
+    ("run", "task"), [("wf-2", "evaluate"), ("wf-1", "benchmark_1_part_1"), ("wf-1", "benchmark_1_part_2")]
+)
+def test_two_tasks_share_no_journal(store: Store, monkeypatch: pytest.MonkeyPatch, run: str, task: str) -> None:
+    fail_after(VISITS[0])
+    monkeypatch.setenv("EVENSHARD_LOOP_ID", run)
+    with journal_of(task) as journal:
+        assert len(journal) == 0
+    monkeypatch.setenv("EVENSHARD_LOOP_ID", "wf-1")
+    with journal_of() as journal:
+        assert len(journal) == 1
+
+
+def test_a_journal_that_cannot_be_read_is_measured_again(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """What was torn is dropped; what is no journal is named; the task goes on."""
+    fail_after(*VISITS)
+    ((name, content),) = store.files().items()
+    for path, found in ((name, content[:-5]), (name.replace("wf-1/evaluate/", "wf-1/evaluate/0"), b"no journal\n")):
+        store.put(path, found)
+    with journal_of() as journal:
+        assert len(journal) == 3
+    assert "is not a journal" in caplog.text and "is measured again" in caplog.text
+
+
+def test_parts_are_read_up_to_the_first_that_is_missing(
+    tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = bucket(tmp_path / "journals", s3)
+    for name, value in store.settings.items():
+        monkeypatch.setenv(name, value)
+    s3_client.cache_clear()
+    monkeypatch.setattr(pod_journal, "UPLOAD_EVERY_S", 0.01)
+    with pytest.raises(MeasurementFailed), journal_of() as journal:
+        for number, one in enumerate(VISITS, start=1):
+            journal.append(one)
+            wait_until(lambda number=number: len(store.files()) == number, "no part arrived")
+        raise MeasurementFailed("the device is away")
+    second = sorted(store.files())[2]
+    s3.client().delete_object(Bucket=s3.bucket, Key=f"{tmp_path.name}/journals/{second}")
+    with journal_of() as journal:
+        assert len(journal) == 2
+
+
+def test_an_s3_that_is_away_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "some")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "some")
+    monkeypatch.setenv(pod_journal.ADDRESS, "s3://bucket/journals")
+    s3_client.cache_clear()
+    with journal_of() as journal:
+        journal.append(VISITS[0])
+    assert "does not answer" in caplog.text and "what was measured in this minute is, too" in caplog.text
+
+
+def test_a_volume_that_cannot_be_written_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(pod_journal.FOLDER, str(tmp_path / "file/journals"))
+    with kept_journal("evaluate", "") as path:
+        assert path is None
+    assert "no journal can be kept there" in caplog.text
+
+
+def test_beside_an_output_on_s3_there_is_always_a_place(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in s3.settings().items():
+        monkeypatch.setenv(name, value)
+    s3_client.cache_clear()
+    output = f"s3://{s3.bucket}/v2/artifacts/run-1/benchmark/costs"
+    with pytest.raises(MeasurementFailed), journal_of(output=f"{output}?region=us-east-1") as journal:
+        journal.append(VISITS[0])
+        raise MeasurementFailed("the device is away")
+    (key,) = s3.keys("v2/artifacts/run-1")
+    assert key.startswith("v2/artifacts/run-1/benchmark/costs.journals/wf-1/evaluate/")
+    with journal_of(output=output) as journal:
+        assert len(journal) == 1
+    assert s3.keys("v2/artifacts/run-1") == []
+    for other in ("minio://mlpipeline/v2/artifacts/run-1/costs", "/tmp/costs"):
+        with kept_journal("evaluate", other) as path:
+            assert path is None
+    monkeypatch.delenv("EVENSHARD_LOOP_ID")  # nothing would tell one run's from another's
+    with kept_journal("evaluate", output) as path:
+        assert path is None
