@@ -108,15 +108,17 @@ def pod(inputs: Path, out: Path, after: int | None = None) -> subprocess.Popen[s
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
-def measured_until_killed(inputs: Path, out: Path, after: int, arrived: Callable[[], bool]) -> list[str]:
+def measured_until_killed(
+    inputs: Path, out: Path, after: int, arrived: Callable[[], bool], by: signal.Signals = signal.SIGKILL
+) -> list[str]:
     """Keys of what a pod has measured, which is killed when so much is in its journal, and that has ``arrived``."""
     with pod(inputs, out, after) as process:
         assert process.stdout is not None
         keys = [process.stdout.readline().strip() for _ in range(after)]
         assert process.stdout.readline() == "killed\n"
         wait_until(arrived, "the journal did not arrive")
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+        process.send_signal(by)
+    assert process.returncode == (143 if by is signal.SIGTERM else -by)
     return keys
 
 
@@ -145,6 +147,17 @@ def test_a_pod_that_is_killed_measures_nothing_again(store: Store, inputs: Path,
     assert Counter(done + rest) == Counter(whole) and len(rest) == len(whole) - 11
     assert costs_in(tmp_path / "last").equals(costs_in(tmp_path / "at once"))
     assert store.files() == {}
+
+
+def test_a_pod_that_is_asked_to_end_uploads_the_rest(
+    inputs: Path, tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one is whose node is drained: the minute that has begun is not waited for."""
+    store = bucket(tmp_path / "journals", s3)
+    for name, value in (store.settings | {"UPLOAD_EVERY_S": "3600"}).items():
+        monkeypatch.setenv(name, value)
+    measured_until_killed(inputs, tmp_path / "out", 5, lambda: store.files() == {}, signal.SIGTERM)
+    assert store.num_visits() == 5
 
 
 @contextmanager

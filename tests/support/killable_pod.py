@@ -6,6 +6,7 @@ it measures. Once AFTER measurements are in its journal it says "killed" and wai
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -52,6 +53,6 @@ def _tell_and_wait(after: int | None) -> None:
 
 
 if __name__ == "__main__":
-    pod_journal.UPLOAD_EVERY_S = 0.1
+    pod_journal.UPLOAD_EVERY_S = float(os.environ.get("UPLOAD_EVERY_S", "0.1"))
     _tell_and_wait(int(sys.argv[3]) if len(sys.argv) > 3 else None)
     run(Path(sys.argv[1]), Path(sys.argv[2]))
