@@ -24,6 +24,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 # Tests run side by side, one process per core: more threads would only wait for each other.
 torch.set_num_threads(1)
+# A server that is away is tried once, but by the tests that are about waiting.
+os.environ["EVENSHARD_MLFLOW_PATIENCE"] = "0"
 # A busy machine is slow at random: no example of hypothesis is too slow.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

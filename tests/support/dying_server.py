@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class Dying:
         kill: called in the MIDDLE.
         requests: method and path of those that counted.
         dead: whether it has stopped.
+        pause_s: seconds that it lets pass before it hands on a request that counts.
     """
 
     url: str = ""
@@ -40,6 +42,7 @@ class Dying:
     kill: Callable[[], None] = lambda: None
     requests: list[tuple[str, str]] = field(default_factory=list)
     dead: bool = False
+    pause_s: float = 0.0
 
     def go_on(self) -> None:
         """Passes everything from now on."""
@@ -58,12 +61,15 @@ def dying(upstream: str) -> Iterator[Dying]:
             with lock:
                 if state.dead:
                     return
-                if state.counts(self.command, self.path):
+                counts = state.counts(self.command, self.path)
+                if counts:
                     state.requests.append((self.command, self.path))
                     state.dead = len(state.requests) == state.stop_at
                 stops = state.dead
             if stops and state.lost == REQUEST:
                 return
+            if counts:
+                time.sleep(state.pause_s)
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             with closing(
                 http.client.HTTPConnection(target.hostname or "", target.port, timeout=PATIENCE_S)

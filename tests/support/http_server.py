@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -31,3 +33,41 @@ def serving(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = 
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@dataclass
+class Hanging:
+    """A server that takes connections and says nothing.
+
+    Attributes:
+        port: where it listens, on 127.0.0.1.
+        taken: the connections so far.
+    """
+
+    port: int
+    taken: list[socket.socket] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def hanging() -> Iterator[Hanging]:
+    """Such a server, which ends with the block."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        state = Hanging(server.getsockname()[1])
+
+        def take() -> None:
+            with suppress(OSError):
+                while True:
+                    state.taken.append(server.accept()[0])
+
+        threading.Thread(target=take, daemon=True).start()
+        try:
+            yield state
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            for one in state.taken:
+                one.close()

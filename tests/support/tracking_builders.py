@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import sqlite3
 from contextlib import closing
@@ -12,30 +11,14 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import pytest
-
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.sharders.models import save_model
 from evenshard.sharders.trained_on import TrainedOn
-from evenshard.tracking import deadline
 from evenshard.utils.provenance import Lineage
 from support.builders import PROVENANCE, cost, cost_net, measured, policy, some_tables, task
 from support.convex_builders import NORMALIZER, random_model
 
 AWAY = "http://127.0.0.1:9"
-
-
-class Silences(dict[str, float]):
-    """Until when servers that were silent are left alone: for good, here; and how often one was waited for."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__()
-        self.count = 0
-        monkeypatch.setattr(deadline, "_SILENT_UNTIL", self)
-
-    def __setitem__(self, server: str, moment: float) -> None:
-        self.count += 1
-        super().__setitem__(server, math.inf)
 
 
 @cache

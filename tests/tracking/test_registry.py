@@ -15,7 +15,7 @@ from evenshard.planner.serving import served_code
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
-from evenshard.tracking.registry import copy_parts, register_folder, register_model
+from evenshard.tracking.registry import copy_parts, ensure_models, register_folder, register_model
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.units import bytes_to_gb
 from support.builders import some_tables
@@ -214,7 +214,7 @@ def test_the_same_model_of_two_runs_is_two_versions(registry: Path) -> None:
     assert other.model_id != versions[0].model_id, "another model of the same run has files of its own"
 
 
-def test_a_version_that_was_not_finished_is_none(
+def test_what_was_not_finished_is_no_version_and_is_finished_by_another_try(
     registry: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from mlflow import MlflowClient
@@ -222,25 +222,48 @@ def test_a_version_that_was_not_finished_is_none(
     client = MlflowClient(f"sqlite:///{registry}/mlflow.db")
     experiment = client.get_experiment_by_name("evenshard").experiment_id
     run_id = client.create_run(experiment).info.run_id
-    write_model(tmp_path / "model", seed=5)
-    upload = client.log_model_artifacts
+    model = write_model(tmp_path / "model", seed=5)
 
-    def torn(*args: Any) -> None:
-        raise ConnectionResetError("the server is gone")
+    def torn(logged: Any, file: Path, inside: str | None) -> None:
+        if file.name == "state.pt":
+            raise ConnectionResetError("the server is gone")
 
-    monkeypatch.setattr(client, "log_model_artifacts", torn)
     before = len(client.search_model_versions())
-    with pytest.raises(ConnectionResetError):
-        register_model(tmp_path / "model", served_code(), {}, run_id=run_id, client=client)
+    with monkeypatch.context() as patch:
+        patch.setattr("evenshard.tracking.registry._upload", torn)
+        with pytest.raises(ConnectionResetError):
+            register_model(model, served_code(), {}, run_id=run_id, client=client)
     of_run = f"source_run_id = '{run_id}'"
     [half] = client.search_logged_models([experiment], of_run)
     assert half.status == "FAILED" and len(client.search_model_versions()) == before
-    monkeypatch.setattr(client, "log_model_artifacts", upload)
-    version = register_model(tmp_path / "model", served_code(), {}, run_id=run_id, client=client)
+    version = register_model(model, served_code(), {}, run_id=run_id, client=client)
     logged = {one.model_id: str(one.status) for one in client.search_logged_models([experiment], of_run)}
-    assert logged == {half.model_id: "FAILED", version.model_id: "READY"}
+    assert logged == {half.model_id: "READY"} == {version.model_id: "READY"}
     with tracking.download_model(version.uri) as downloaded:
-        assert load_model(downloaded).digest == load_model(tmp_path / "model").digest
+        assert load_model(downloaded).digest == load_model(model).digest
+
+
+def test_both_models_are_registered_or_none(registry: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{registry}/mlflow.db")
+    before = {(one.name, one.version) for one in client.search_model_versions()}
+    model = write_model(tmp_path / "model", seed=11)
+    make = client.create_model_version
+
+    def refused(name: str, *args: Any, **named: Any) -> Any:
+        if name == tracking.REGISTERED_COST:
+            raise ConnectionResetError("the server is gone")
+        return make(name, *args, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "create_model_version", refused)
+        with pytest.raises(ConnectionResetError):
+            ensure_models(model, served_code(), {}, client=client)
+    assert {(one.name, one.version) for one in client.search_model_versions()} == before
+    cost, policy = ensure_models(model, served_code(), {}, client=client)
+    assert (cost.name, policy.name) == (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY)
+    assert ensure_models(model, served_code(), {}, client=client) == (cost, policy)
 
 
 def test_mlflow_does_not_tell_that_it_tries_the_example(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -19,11 +19,12 @@ import pytest
 from evenshard import tracking
 from evenshard.planner.serving import served_code
 from evenshard.tracking import runs
-from evenshard.tracking.client import first_line
+from evenshard.tracking.client import first_line, with_time_limits
 from evenshard.tracking.parents import Parent, ensure_parent, flatten
 from evenshard.utils.errors import BadConfig, TrackingFailed
 from evenshard.utils.provenance import params_hash
-from support.tracking_builders import AWAY, Silences, empty_mlflow, runs_of, write_costs, write_model
+from support.http_server import hanging
+from support.tracking_builders import AWAY, empty_mlflow, runs_of, write_costs, write_model
 
 PARAMS = {"loop": {"num_rounds": 2}, "train_cost": {"seed": 0}}
 POINTS = [("loss", 3.0, 1000, 0), ("loss", 2.0, 1000, 1)]
@@ -31,7 +32,7 @@ POINTS = [("loss", 3.0, 1000, 0), ("loss", 2.0, 1000, 1)]
 
 @pytest.fixture(autouse=True)
 def _nothing_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_AWAY", set())
+    monkeypatch.setattr(runs, "_SAID", set())
 
 
 @pytest.fixture
@@ -130,8 +131,8 @@ def test_loops_of_equal_settings_have_names_of_their_own(client: Any) -> None:
             pass
         tracking.log_to_parent({"one": 1.0})
     experiment = client.get_experiment_by_name("evenshard").experiment_id
-    names = [run.info.run_name for run in client.search_runs([experiment], "tags.`evenshard.key` != ''")]
-    assert len(names) == len({*names}) == 2
+    names = [run.info.run_name for run in client.search_runs([experiment])]
+    assert len(names) == 4 and len({*names}) == 2 + 1
 
 
 def test_other_settings_or_new_tables_are_another_loop(client: Any) -> None:
@@ -190,41 +191,53 @@ def test_a_table_is_one_that_mlflow_reads(client: Any, workdir: Path) -> None:
 def test_stages_go_on_while_mlflow_is_away_and_say_so_once(workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         a_loop(workdir)
-    [warning] = [record.getMessage() for record in caplog.records]
-    assert warning.startswith(f"MLflow cannot be reached at {AWAY} (Connection refused). The stage goes on")
+    away, kept = (record.getMessage() for record in caplog.records)
+    assert away == f"MLflow cannot be reached at {AWAY} (Connection refused). The stage goes on"
+    assert kept == "What MLflow misses is kept in work/mlflow_backlog: the next stage that reaches it logs it"
     with pytest.raises(ZeroDivisionError), tracking.stage_run("train_cost_1", PARAMS, {}):
         raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("lost", ["request", "reply"])
-@pytest.mark.parametrize("nth", [1, 6, 12, 18])
-def test_a_server_that_dies_in_the_middle_ends_no_stage(
-    client: Any, workdir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lost: str, nth: int
-) -> None:
-    calls: list[str] = []
+class Dying:
+    """A client of MLflow whose nth call, and all after it, fail until it is mended; the nth may have been heard."""
 
-    def dying(call: Callable[[], Any], patience_s: float, server: str) -> Any:
-        calls.append(server)
-        if len(calls) < nth or lost == "reply":
-            result = call()
-        if len(calls) >= nth:
+    def __init__(self, client: Any, nth: int, heard: bool) -> None:
+        self._client, self._nth, self._heard = client, nth, heard
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            self.calls += 1
+            if self.calls < self._nth:
+                return getattr(self._client, name)(*args, **named)
+            if self.calls == self._nth and self._heard:
+                getattr(self._client, name)(*args, **named)
             raise ConnectionResetError("the server is gone")
-        return result
 
-    costs = write_costs(workdir / "work" / "costs.parquet")
-    model = write_model(workdir / "work" / "round_1", (costs,))
-    monkeypatch.setattr("evenshard.tracking.deadline.with_deadline", dying)
-    monkeypatch.setattr("evenshard.tracking.client.with_deadline", lambda call, patience_s, server: call())
-    with tracking.stage_run("train_cost_2", PARAMS, {"seed": 0}) as run:
-        run.costs([costs], "training")
-        run.series("loss_per_update", [3.0, 2.0, 1.0])
-        run.artifact(costs)
-        run.register(model, served_code(), {"evenshard.mean_measured_ms": 1.5})
-    # a server that is gone is asked no more, but for marking a half-registered model as failed
-    assert len(calls) == nth
-    [warning] = caplog.records
-    assert "the server is gone" in warning.getMessage()
-    assert all(one.run_id for one in client.search_model_versions())
+        return call
+
+
+@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize("nth", [1, 3, 4, 7, 12, 18, 24, 28, 34, 39, 44, 49, 53, 57])
+def test_wherever_mlflow_dies_it_has_all_of_a_loop_once_when_it_is_back(
+    client: Any, workdir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, heard: bool, nth: int
+) -> None:
+    dying = Dying(client, nth, heard)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "connect", lambda: dying)
+        a_loop(workdir)
+    assert dying.calls >= nth
+    shutil.rmtree(workdir / "work" / "round_1")  # the backlog has its own copy
+    assert tracking.log_backlog(served_code) >= 1
+    check_loop(client)
+    assert not tracking.log_backlog(served_code), "nothing is left"
+    away, kept, logged = (record.getMessage() for record in caplog.records)
+    assert "the server is gone" in away and "mlflow_backlog" in kept and "has got what it had missed" in logged
+    [experiment] = client.search_experiments(filter_string="name = 'evenshard'")
+    models = client.search_logged_models([experiment.experiment_id])
+    assert sorted((one.name, str(one.status)) for one in models) == [
+        (name, "READY") for name in ("evenshard-cost", "evenshard-policy")
+    ]
 
 
 def test_mlflow_is_asked_again_by_the_next_run(
@@ -236,7 +249,7 @@ def test_mlflow_is_asked_again_by_the_next_run(
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         with tracking.stage_run(stage, PARAMS, {}) as run:
             run.metrics({"one": 1.0})
-    assert len(caplog.records) == 1
+    assert len([one for one in caplog.records if "cannot be reached" in one.getMessage()]) == 1
     assert runs_of(client)["train_cost_1"].data.metrics == {"one": 1.0}
 
 
@@ -283,26 +296,97 @@ def test_a_database_that_is_away_is_noticed_at_once(
     assert "Connection refused" in caplog.text and "secret" not in caplog.text
 
 
+@pytest.mark.usefixtures("away")
+def test_a_model_that_must_be_registered_fails_its_stage(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSHARD_MUST_REGISTER", "1")
+    model = write_model(workdir / "work" / "round_1")
+    says = rf"The model is not registered: MLflow at {AWAY} did not take it"
+    with pytest.raises(TrackingFailed, match=says), tracking.stage_run("evaluate", PARAMS, {}) as run:
+        run.register(model, served_code(), {})
+
+
+def test_what_is_kept_names_no_file_elsewhere(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A backlog on a volume may be written by others."""
+    (workdir / "secret").write_text("s3cr")
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "connect", lambda: Dying(client, 1, False))
+        with tracking.stage_run("benchmark_1", PARAMS, {}) as run:
+            run.artifact(workdir / "secret")
+    [kept] = workdir.glob("work/mlflow_backlog/*/run.json")
+    kept.write_text(kept.read_text().replace("files/0/secret", "../../../secret"))
+    assert not tracking.log_backlog(served_code)
+    assert "names a file outside of itself" in caplog.messages[-1] and not runs_of(client)
+
+
+def test_a_copy_of_what_was_kept_counts_once(workdir: Path, monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
+    """Pods that read the same artifact have one each."""
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "connect", lambda: Dying(client, 1, False))
+        with tracking.stage_run("benchmark_1", PARAMS, {"seed": 0}) as run:
+            run.series("ms", [3.0, 2.0])
+    shutil.copytree(workdir / "work" / "mlflow_backlog", workdir / "copy")
+    for folder in ("work/mlflow_backlog", "copy"):
+        monkeypatch.setenv("EVENSHARD_BACKLOG", folder)
+        assert tracking.log_backlog(served_code) == 1
+    known = runs_of(client)["benchmark_1"]
+    assert [one.value for one in client.get_metric_history(known.info.run_id, "ms")] == [3.0, 2.0]
+    assert known.data.params == {"seed": "0"} and len(runs_of(client)) == 2
+
+
+def test_what_is_kept_for_one_mlflow_is_not_logged_to_another(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, client: Any
+) -> None:
+    here = os.environ["MLFLOW_TRACKING_URI"]
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", AWAY)
+    with tracking.stage_run("benchmark_1", PARAMS, {}):
+        pass
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", here)
+    assert not tracking.log_backlog(served_code) and not runs_of(client)
+    assert len([*workdir.glob("work/mlflow_backlog/*/run.json")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("uri", "limits"),
+    [
+        ("postgresql://me:p%40ss@db/x", "connect_timeout=7&keepalives_idle=7&tcp_user_timeout=7000"),
+        ("postgresql+psycopg://db/x?connect_timeout=3", "connect_timeout=3&keepalives_idle=7&tcp_user_timeout=7000"),
+        ("mysql+pymysql://db/x", "connect_timeout=7&read_timeout=7&write_timeout=7"),
+        ("mssql+pyodbc://db/x", ""),
+        ("sqlite:///mlflow.db", ""),
+        ("http://me:secret@mlflow:5000", ""),
+    ],
+)
+def test_a_database_has_time_limits_of_its_own(monkeypatch: pytest.MonkeyPatch, uri: str, limits: str) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "7")
+    assert with_time_limits(uri) == (f"{uri.partition('?')[0]}?{limits}" if limits else uri)
+
+
 @pytest.mark.parametrize("scheme", ["http", "postgresql+psycopg"])
-def test_a_server_that_hangs_is_waited_for_once(
+def test_a_server_that_hangs_is_given_up(
     monkeypatch: pytest.MonkeyPatch, workdir: Path, caplog: pytest.LogCaptureFixture, scheme: str
 ) -> None:
-    """It takes connections and says nothing."""
+    """It takes connections and says nothing: at the start, when there is something to log, and for the loop's run."""
     if "+" in scheme:
         pytest.importorskip("psycopg")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    silences = Silences(monkeypatch)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}://me:secret@127.0.0.1:{silent.getsockname()[1]}/db")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with hanging() as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}://me:secret@127.0.0.1:{server.port}/db")
         with tracking.stage_run("evaluate", PARAMS, {}) as run:
             run.metrics({"one": 1.0})
+            run.metrics({"two": 1.0})
         tracking.log_to_parent({"one": 1.0})
         with pytest.raises(TrackingFailed) as caught:
             tracking.champion()
-    assert silences.count == 1
-    assert len(caplog.records) == 1
-    for said in (caplog.text, str(caught.value)):
-        assert "://***@127.0.0.1" in said and "no answer within 1 s" in said and "secret" not in said
+    assert len(server.taken) == 2 + 1 + 1
+    away, kept = (one.getMessage() for one in caplog.records)
+    for said in (away, str(caught.value)):
+        assert "://***@127.0.0.1" in said and ("timed out" in said or "timeout expired" in said)
+    assert "mlflow_backlog" in kept and "secret" not in caplog.text + str(caught.value)
+    assert not any(b"secret" in path.read_bytes() for path in workdir.rglob("*") if path.is_file())
 
 
 def test_settings_are_flat() -> None:

@@ -39,6 +39,7 @@ REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
 def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.measure.config import MeasureConfig
     from evenshard.measure.distributed import collective
+    from evenshard.planner.serving import served_code
     from evenshard.sharders.convex_search.local_search import SearchEffort
     from evenshard.sharders.convex_search.sharder import SearchConfig
     from evenshard.stages.decisions.promote import (
@@ -53,7 +54,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.stages.decisions.promotion import PromotionRules
     from evenshard.stages.decisions.promotion_text import print_promotion
     from evenshard.stages.loop import EvaluateConfig
-    from evenshard.tracking import study_run
+    from evenshard.tracking import log_backlog, study_run
     from evenshard.tracking.tags import PARAMS_HASH
     from evenshard.utils.params import load_params, section
     from evenshard.utils.provenance import Lineage, params_hash
@@ -65,6 +66,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
         collective.serve(measure)
         return {}
     search = SearchConfig(effort=SearchEffort(scores_per_table=evaluate.scores_per_table), seed=evaluate.seed)
+    log_backlog(served_code)  # in which the newest version may be
     inputs = PromoteInputs(args.tables, args.tasks, args.candidate, tuple(args.costs))
     outputs, rules = PromoteOutputs(args.out), PromotionRules(args.tolerance_pct)
     done = promote(inputs, outputs, measure, search, rules, Lineage.here(params))

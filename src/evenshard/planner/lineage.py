@@ -63,10 +63,10 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[LineageLink]:
     model: Mapping[str, Any] = answer.lineage["model"]
     trained_on = model.get("trained_on") or {}
     in_mlflow, tags = _in_mlflow(model)
-    away = any(link.state == UNCHECKED for link in in_mlflow)
+    away = next((link.note for link in in_mlflow if link.state == UNCHECKED), "")
     links = [
         LineageLink("evenshard", str(answer.lineage.get("evenshard_version", UNKNOWN)), STATED, "that placed"),
-        _model(model, UNCHECKED if away else BROKEN),
+        _model(model, away),
         *in_mlflow,
     ]
     files = _parquet_files(data, Path("work"))
@@ -90,21 +90,23 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[LineageLink]:
     return links
 
 
-def _model(model: Mapping[str, Any], if_failed: str) -> LineageLink:
+def _model(model: Mapping[str, Any], away: str) -> LineageLink:
     """The link to the model of the placement: whether it is still there, with the same files.
 
     Args:
-        if_failed: state where MLflow does not give the files.
+        away: why MLflow, which has been asked before, cannot be asked; empty where it can.
     """
     source, digest = str(model["source"]), str(model.get("sha256"))
     value = f"{source} (sha256 {digest[:12]})"
+    if away and source.startswith(REGISTERED):
+        return LineageLink("model", value, UNCHECKED, away)
     try:
         if source.startswith((BUNDLED, REGISTERED)):
             found = model_of(source).digest
         else:
             found = digest_of(Path(source)) if Path(source).is_dir() else ""
     except (BadInput, TrackingFailed) as error:
-        return LineageLink("model", value, if_failed if isinstance(error, TrackingFailed) else BROKEN, str(error))
+        return LineageLink("model", value, BROKEN, str(error))
     if not found:
         return LineageLink("model", value, BROKEN, "there is no such folder any more")
     if found != digest:
@@ -113,23 +115,35 @@ def _model(model: Mapping[str, Any], if_failed: str) -> LineageLink:
 
 
 def _in_mlflow(model: Mapping[str, Any]) -> tuple[list[LineageLink], Mapping[str, str]]:
-    """The version, its run and its policy's version, and the version's tags; nothing of a model from elsewhere."""
+    """The version, its run and its policy's version, and the version's tags; nothing of a model from elsewhere.
+
+    An MLflow that does not answer is asked once.
+    """
     if "mlflow" not in model:
         return [], {}
     named = model["mlflow"]
     version, tags = _registered("MLflow model", named, str(model.get("sha256")))
-    links = [version]
-    if named.get("run_id"):
-        links.append(_run(named["run_id"]))  # which may outlive the version
+    links, away = [version], version.note if version.state == UNCHECKED else ""
+    if run_id := named.get("run_id"):  # which may outlive the version
+        links.append(LineageLink("MLflow run", run_id, UNCHECKED, away) if away else _run(run_id))
     if "policy" in named:
-        links.append(_registered("MLflow policy", named["policy"], None)[0])
+        links.append(_registered("MLflow policy", named["policy"], None, away)[0])
     return links, tags
 
 
-def _registered(what: str, named: Mapping[str, str], digest: str | None) -> tuple[LineageLink, Mapping[str, str]]:
-    """The version in MLflow, and its tags; ``digest`` that its files must have, None where nothing tells."""
+def _registered(
+    what: str, named: Mapping[str, str], digest: str | None, away: str = ""
+) -> tuple[LineageLink, Mapping[str, str]]:
+    """The version in MLflow, and its tags.
+
+    Args:
+        digest: digest that its files must have; None where nothing tells.
+        away: see ``_model``.
+    """
     uri = f"models:/{named['name']}/{named['version']}"
     value = f"{uri} ({named.get('model_id') or 'no model id'})"
+    if away:
+        return LineageLink(what, value, UNCHECKED, away), {}
     try:
         version: ModelVersion = model_version(uri)
     except (BadInput, TrackingFailed) as error:

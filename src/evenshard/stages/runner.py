@@ -48,10 +48,12 @@ def run_stage(
     tracked = tracked and stage.tracked(inputs, outputs)
     values = {name: value for one in settings.values() for name, value in asdict(one).items()}
     name = stage.run_name(inputs)
-    in_mlflow = tracking.stage_run(name, params, values, stage.what) if tracked else nullcontext(StageRun())
-    with on_sigterm(terminate), in_mlflow as run:
+    in_mlflow = tracking.stage_run(name, params, values, stage.what, stage.concludes)
+    with on_sigterm(terminate), in_mlflow if tracked else nullcontext(StageRun()) as run:
         outcome = attempts(stage.run)(*arguments)
         _log(run, stage, inputs, outputs, outcome)
+    if tracked and not run.is_kept:
+        tracking.log_backlog(served_code)
     if tracked and stage.concludes:
         tracking.log_to_parent(outcome.metrics, run.origin)
     return outcome

@@ -10,17 +10,21 @@
     registry        registered models: folders become versions, versions become folders
     pyfunc          registered models as MLflow serves them
     search          loops and their stages, by name
-    client          MLflow's client: addresses, short timeouts, errors
+    entries         what a run logs, entry by entry, each of which counts once
+    backlog         what MLflow has missed, kept until it answers
+    patience        tries and pauses while a server is away
+    client          MLflow's client: addresses, time limits of requests, errors
     at_once         calls that several processes make at the same time
-    deadline        calls that end, whatever the server does
     sqlite_file     the file that holds runs where there is no server
     datasets/       cost datasets in data/, checked and named, for DVC
 
 Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working directory.
 """
 
+from evenshard.tracking.backlog import BACKLOG, BACKLOG_NAME, log_backlog
 from evenshard.tracking.client import DEFAULT_URI, EXPERIMENT
 from evenshard.tracking.parents import LOCAL, LOOP_ID, LOOP_TAG, PARENT_FILE
+from evenshard.tracking.patience import PATIENCE
 from evenshard.tracking.registry import (
     CHAMPION,
     REGISTERED_COST,
@@ -33,17 +37,21 @@ from evenshard.tracking.registry import (
     set_champion,
     version_of_files,
 )
-from evenshard.tracking.runs import StageRun, end_loop, log_to_parent, stage_run, study_run
+from evenshard.tracking.runs import MUST_REGISTER, StageRun, end_loop, log_to_parent, stage_run, study_run
 from evenshard.tracking.search import FoundRun, find_run, find_runs, run_artifact
 
 __all__ = [
+    "BACKLOG",
+    "BACKLOG_NAME",
     "CHAMPION",
     "DEFAULT_URI",
     "EXPERIMENT",
     "LOCAL",
     "LOOP_ID",
     "LOOP_TAG",
+    "MUST_REGISTER",
     "PARENT_FILE",
+    "PATIENCE",
     "REGISTERED_COST",
     "REGISTERED_POLICY",
     "FoundRun",
@@ -54,6 +62,7 @@ __all__ = [
     "end_loop",
     "find_run",
     "find_runs",
+    "log_backlog",
     "log_to_parent",
     "model_version",
     "register_model",

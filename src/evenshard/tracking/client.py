@@ -1,4 +1,4 @@
-"""MLflow's client with short timeouts: a stage does not wait for a server that is away or hangs."""
+"""MLflow's client with a time limit for each request: of HTTP, of S3 and of a database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from evenshard.tracking.at_once import make_once
-from evenshard.tracking.deadline import DeadlineClient, with_deadline
 from evenshard.tracking.sqlite_file import usable_file
 from evenshard.utils.errors import BadConfig, EvenshardError, TrackingFailed
 from evenshard.utils.extras import require_package
@@ -27,9 +26,9 @@ TIMEOUTS = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins. The
-timeout holds for all protocols; see ``deadline``."""
-S3_TIMEOUTS = {"connect_timeout": 5, "read_timeout": 5, "retries": {"total_max_attempts": 2}}
+"""MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins. How
+often a stage tries again is for ``patience`` to say."""
+S3_TIMEOUTS = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 2}}
 """boto3 uploads in threads that Python waits for when it ends: 5 attempts of 60 s each, if nothing is said."""
 CALLERS_FAULT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
 """Codes of MLflow's answers to a wrong question."""
@@ -46,7 +45,7 @@ def registry_uri() -> str:
 
 
 def connect() -> Any:
-    """A client of MLflow where the environment says, each call of which ends; see ``deadline``.
+    """A client of MLflow where the environment says.
 
     Raises:
         BadConfig: if an address is not valid.
@@ -59,11 +58,30 @@ def connect() -> Any:
     uri, registry = tracking_uri(), registry_uri()
     for one in {uri, registry}:
         _check(one)
-    silence_s = longest_silence_s()
     if uri.partition(":")[0].partition("+")[0] in ("postgresql", "mysql", "mssql"):
-        with_deadline(lambda: _try_database(uri), silence_s, uri)
+        _try_database(with_time_limits(uri))
     with usable_file(registry), usable_file(uri):
-        return DeadlineClient(with_deadline(lambda: MlflowClient(uri, registry), silence_s, uri), silence_s, uri)
+        return MlflowClient(with_time_limits(uri), with_time_limits(registry))
+
+
+def with_time_limits(uri: str) -> str:
+    """The address of a database with time limits of its driver, but for those that the user has set; others as given.
+
+    A PostgreSQL whose machine is gone is noticed; for one that is frozen with its connection open, libpq has no limit.
+    """
+    dialect, _, driver = uri.partition("://")[0].partition("+")
+    limit_s = max(2, round(request_timeout_s()))  # libpq knows no shorter one
+    if dialect == "postgresql" and driver in ("", "psycopg", "psycopg2"):
+        limits = {"connect_timeout": limit_s, "keepalives_idle": limit_s, "tcp_user_timeout": 1000 * limit_s}
+    elif dialect == "mysql" and driver in ("", "pymysql", "mysqldb"):
+        limits = {"connect_timeout": limit_s, "read_timeout": limit_s, "write_timeout": limit_s}
+    else:
+        return uri
+    from sqlalchemy import make_url
+
+    url = make_url(uri)
+    url = url.update_query_dict({name: str(value) for name, value in limits.items() if name not in url.query})
+    return url.render_as_string(hide_password=False)
 
 
 def _try_database(uri: str) -> None:
@@ -91,8 +109,8 @@ def _check(uri: str) -> None:
         raise BadConfig(f"{uri} is not a valid address. In a password, write / as %2F, ? as %3F and # as %23.")
 
 
-def longest_silence_s() -> float:
-    """How long a call may be silent."""
+def request_timeout_s() -> float:
+    """How long a request may take to be answered, in seconds."""
     return float(os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT") or TIMEOUTS["MLFLOW_HTTP_REQUEST_TIMEOUT"])
 
 
@@ -129,12 +147,17 @@ def require_mlflow(what: str, instead: str = "") -> None:
 
 
 @contextmanager
-def short_timeouts() -> Iterator[None]:
-    """Short timeouts for what happens inside, and not a word about each retry."""
+def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
+    """Short timeouts for what happens inside, and not a word about each retry.
+
+    Args:
+        max_retries: how often MLflow repeats a request by itself, if the user has not said it; None for once.
+    """
+    retries = {} if max_retries is None else {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(max_retries)}
     with (
         quiet("urllib3.connectionpool", logging.ERROR),
         quiet("mlflow.store.db.utils", logging.CRITICAL),  # whose errors come with a traceback
-        _environment(TIMEOUTS),
+        _environment({**TIMEOUTS, **retries}),
         _short_s3_timeouts(),
     ):
         yield

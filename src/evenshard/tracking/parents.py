@@ -98,22 +98,17 @@ def _name(known: Mapping[str, str]) -> str:
     return f"loop-{known['params'][:8]}-{known['key'][:4]}"
 
 
-def ensure_parent(client: Any, experiment: str, parent: Parent, start_ms: int | None = None) -> str:
+def ensure_parent(client: Any, experiment: str, parent: Parent, start_ms: int) -> str:
     """The id of the parent run, which is made if it is not there; those that make one at once agree on the first.
 
     Args:
-        start_ms: start of the loop, ms since 1970, for a new run; now by default.
+        start_ms: start of the loop, ms since 1970, for a new run.
     """
     run_id = find_parent(client, experiment, parent)
     if not run_id:
-        tags = {**parent.tags, parent.tag: parent.value}
-        made = client.create_run(experiment, start_ms, tags, parent.name).info.run_id
-        run_id = find_parent(client, experiment, parent) or made
-        if run_id == made:
-            if not parent.has_exit_handler:
-                client.set_terminated(made, "FINISHED")  # its children tell how it went
-        else:
-            client.delete_run(made)
+        run_id = ensure_run(client, experiment, (parent.tag, parent.value), start_ms, parent.tags, parent.name)
+        if not parent.has_exit_handler:
+            client.set_terminated(run_id, "FINISHED")  # its children tell how it went
     if parent.params:
         _log_settings(client, run_id, parent)
     return str(run_id)
@@ -139,6 +134,27 @@ def end_with_stages(client: Any, run_id: str, state: str) -> None:
             client.set_terminated(one.info.run_id, LEFT_AS.get(state, "FAILED"))
     by_stages = "FINISHED" if set(last.values()) <= {"FINISHED"} else "FAILED"
     client.set_terminated(run_id, ENDED_AS.get(state, by_stages))
+
+
+def ensure_run(
+    client: Any, experiment: str, key: tuple[str, str], start_ms: int, tags: Mapping[str, str], name: str
+) -> str:
+    """The id of the run with this tag, which is made if there is none; of several made at once, the first.
+
+    A call that got no answer may have made a run, too.
+
+    Args:
+        key: the tag and its value.
+        start_ms: its start, ms since 1970.
+    """
+    if found := find_by_tag(client, experiment, *key):
+        return found
+    made = client.create_run(experiment, start_ms, {**tags, key[0]: key[1]}, name).info.run_id
+    run_id = find_by_tag(client, experiment, *key) or made
+    for other in _with_tag(client, experiment, *key):
+        if other.info.run_id != run_id and other.info.start_time == start_ms:
+            client.delete_run(other.info.run_id)
+    return str(run_id)
 
 
 def share_with_parent(client: Any, run_id: str) -> None:
@@ -177,9 +193,14 @@ def find_parent(client: Any, experiment: str, parent: Parent) -> str:
 
 def find_by_tag(client: Any, experiment: str, tag: str, value: str) -> str:
     """The id of the first run with this value of a tag; empty where there is none."""
-    runs = client.search_runs([experiment], filter_string=f"tags.`{tag}` = '{value}'")
+    runs = _with_tag(client, experiment, tag, value)
     first = min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
     return "" if first is None else str(first.info.run_id)
+
+
+def _with_tag(client: Any, experiment: str, tag: str, value: str) -> Sequence[Any]:
+    runs: Sequence[Any] = client.search_runs([experiment], filter_string=f"tags.`{tag}` = '{value}'")
+    return runs
 
 
 def _log_settings(client: Any, run_id: str, parent: Parent) -> None:

@@ -6,10 +6,12 @@ policy with the cost network that it reads. The alias ``champion`` says which ve
 
 from __future__ import annotations
 
+import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,14 @@ from evenshard.tracking.at_once import make_once
 from evenshard.tracking.client import (
     connect,
     experiment_id,
-    longest_silence_s,
     registry_uri,
     require_mlflow,
     short_timeouts,
     tracking_error,
     tracking_uri,
 )
-from evenshard.tracking.deadline import with_deadline
 from evenshard.tracking.descriptions import model_description, version_description
+from evenshard.tracking.patience import Patience, files_below
 from evenshard.tracking.pyfunc import ServedCode, save_pyfunc
 from evenshard.tracking.tags import COMMIT, SHA256, VERSION, WEIGHTS_SHA256, model_tags
 from evenshard.utils.errors import BadConfig, BadFile
@@ -33,11 +34,14 @@ from evenshard.utils.messages import without_credentials
 from evenshard.utils.scratch import scratch_folder
 
 REGISTERED_COST, REGISTERED_POLICY = "evenshard-cost", "evenshard-policy"
+PARTS = {REGISTERED_COST: "cost_model", REGISTERED_POLICY: "policy"}
+"""The part of a model's folder without which it is no version of a registered model."""
 CHAMPION = "champion"
 MODEL_ID_TAG = "evenshard.model_id"  # MLflow's own answer leaves it out
 METRIC_TAG = "evenshard.metric."
 _INSIDE = Path("artifacts", "model")
 _OR_A_FOLDER = ", or name a model's folder"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,27 +79,45 @@ class ModelVersion:
         return {key.removeprefix(METRIC_TAG): float(value) for key, value in known.items()}
 
 
-def ensure_version(
+def ensure_models(
     folder: Path,
     code: ServedCode,
     tags: Mapping[str, str],
     metrics: Mapping[str, float] | None = None,
     run_id: str = "",
-    name: str = REGISTERED_COST,
     client: Any = None,
-) -> tuple[ModelVersion, bool]:
-    """The version with a model's weights, and whether it is new: made by ``register_model`` if there is none.
+    patience: Patience | None = None,
+) -> tuple[ModelVersion, ...]:
+    """The versions of a model's folder: of evenshard-cost, and of evenshard-policy where it has a policy.
 
-    Args, Raises: see ``register_model``. Of a version that was there, the run has its logged model as an output too.
+    Versions with these weights are taken, which is said; the others are made, all of them or none: their files are
+    uploaded before the first one is made, and the first one is deleted if MLflow does not take the second.
+
+    Args:
+        folder: folder of a round of the loop; only the model's parts are taken.
+        code: answers with it where MLflow serves it.
+        tags: the lineage.
+        metrics: headline metrics, which become tags of the versions.
+        run_id: id of the run that made it; empty where there was none.
+        client: client of MLflow; None connects.
+        patience: with a server that does not answer; None tries each call once.
+
+    Raises:
+        BadFile: if the folder is not a model.
+        Exception: whatever MLflow raises.
     """
+    names = [name for name, part in PARTS.items() if (folder / part).is_dir()]
+    patience = patience or Patience()
     with short_timeouts():
-        client = client or connect()
-        known = version_of_files(name, folder, run_id)
-        if known is None:
-            return register_model(folder, code, tags, metrics, run_id, name, client), True
-        if run_id and run_id != known.run_id and known.model_id:
-            _log_output(client, run_id, known.model_id)
-        return known, False
+        client = client or patience(connect)
+        known = {name: patience(partial(_known, client, name, folder, run_id)) for name in names}
+        ready = [
+            _uploaded(client, name, folder, code, tags, metrics or {}, run_id, patience)
+            for name in reversed(names)  # evenshard-cost is what others look for: it comes last
+            if known[name] is None
+        ]
+        made = dict(_all_or_none(client, ready, run_id, patience))
+    return tuple(known[name] or made[name] for name in names)
 
 
 def register_model(
@@ -107,46 +129,92 @@ def register_model(
     name: str = REGISTERED_COST,
     client: Any = None,
 ) -> ModelVersion:
-    """Makes a model's folder a new version, which ``mlflow.pyfunc.load_model`` serves.
+    """Makes a model's folder a new version, which ``mlflow.pyfunc.load_model`` serves; for the rest see
+    ``ensure_models``.
 
     Args:
-        folder: folder of a round of the loop; only the model's parts are taken.
-        code: answers with it where MLflow serves it.
-        tags: the lineage.
-        metrics: headline metrics, which become tags of the version.
-        run_id: id of the run that made it; empty where there was none.
         name: evenshard-cost, or evenshard-policy for the policy and its cost network alone.
-        client: client of MLflow; None connects.
-
-    Raises:
-        BadFile: if the folder is not a model.
-        Exception: whatever MLflow raises, without a half-made version left behind.
     """
+    with short_timeouts():
+        client = client or connect()
+        logged = _uploaded(client, name, folder, code, tags, metrics or {}, run_id, Patience())
+        return _ensured_version(client, logged, run_id)
+
+
+def _known(client: Any, name: str, folder: Path, run_id: str) -> ModelVersion | None:
+    """The version with the weights of a model's folder, which the run has as an output, too."""
+    known = _with_files(client, name, folder, run_id)
+    if known is None:
+        return None
+    if run_id and known.run_id == run_id:
+        return known
+    log.info("%s has these weights already: no new version is registered", known.uri)
+    if run_id and known.model_id:
+        _log_output(client, run_id, known.model_id)
+    return known
+
+
+def _uploaded(
+    client: Any,
+    name: str,
+    folder: Path,
+    code: ServedCode,
+    tags: Mapping[str, str],
+    metrics: Mapping[str, float],
+    run_id: str,
+    patience: Patience,
+) -> Any:
+    """A logged model that has all of its files; one of this run that an earlier attempt has left half-made is used."""
     from evenshard.sharders.models import digest_of
 
-    with short_timeouts(), scratch_folder() as scratch:
-        client = client or connect()
-        model = scratch / "model"
+    with scratch_folder() as scratch:
+        model, served = scratch / "model", scratch / "pyfunc"
         copy_parts(folder, model, name)
         hashes = {SHA256: digest_of(model), WEIGHTS_SHA256: digest_of(model, weights_only=True)}
-        headline = {f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in (metrics or {}).items()}
-        all_tags = {**tags, **headline, **hashes}
-        logged = _logged_model(client, name, run_id, all_tags)
-        all_tags[MODEL_ID_TAG] = logged.model_id
-        with _ready(client, logged):
-            save_pyfunc(model, code, scratch / "pyfunc", name, logged, run_id)
-            client.log_model_artifacts(logged.model_id, str(scratch / "pyfunc"))
-        make_once(client.create_registered_model, name, description=model_description(name))
-        made = client.create_model_version(
+        headline = {f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in metrics.items()}
+        logged = patience(lambda: _logged_model(client, name, run_id, {**tags, **headline, **hashes}))
+        save_pyfunc(model, code, served, name, logged, run_id)
+        with _ready(client, logged, patience):
+            for file, inside in files_below(served):
+                patience(partial(_upload, logged, file, inside), [file])
+    return logged
+
+
+def _all_or_none(
+    client: Any, ready: Sequence[Any], run_id: str, patience: Patience
+) -> Iterator[tuple[str, ModelVersion]]:
+    """Makes logged models versions of the registered models of their names."""
+    made: list[ModelVersion] = []
+    try:
+        for logged in ready:
+            made.append(patience(partial(_ensured_version, client, logged, run_id)))
+    except BaseException:
+        for one in made:
+            with suppress(Exception):  # the server that has not taken the other one may not take this either
+                client.delete_model_version(one.name, one.version)
+        raise
+    return ((one.name, one) for one in made)
+
+
+def _ensured_version(client: Any, logged: Any, run_id: str) -> ModelVersion:
+    """The version of a logged model, which is made if there is none: a call that got no answer may have made it."""
+    name, tags = logged.name, {**logged.tags, MODEL_ID_TAG: logged.model_id}
+    make_once(client.create_registered_model, name, description=model_description(name))
+    found = list(client.search_model_versions(f"name = '{name}' AND tags.`{MODEL_ID_TAG}` = '{logged.model_id}'"))
+    made = (
+        found[0]
+        if found
+        else client.create_model_version(
             name,
             logged.artifact_location,
             run_id or None,
-            all_tags,
-            description=version_description(client, name, run_id, logged.model_id, all_tags),
+            tags,
+            description=version_description(client, name, run_id, logged.model_id, tags),
             await_creation_for=0,
             model_id=logged.model_id,
         )
-        return _version(client.get_model_version(name, made.version))
+    )
+    return _version(client.get_model_version(name, made.version))
 
 
 def copy_parts(folder: Path, target: Path, name: str = REGISTERED_COST) -> None:
@@ -215,7 +283,8 @@ def newest_version(name: str = REGISTERED_COST) -> ModelVersion | None:
     Raises:
         TrackingFailed: if MLflow cannot be reached.
     """
-    return _last_version(name, f"name = '{name}'")
+    with _told(name):
+        return _last(connect(), f"name = '{name}'")
 
 
 def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
@@ -227,6 +296,11 @@ def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion 
     Raises:
         TrackingFailed: if MLflow cannot be reached.
     """
+    with _told(name):
+        return _with_files(connect(), name, folder, run_id)
+
+
+def _with_files(client: Any, name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
     from evenshard.sharders.models import digest_of
 
     with scratch_folder() as scratch:
@@ -236,7 +310,7 @@ def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion 
             return None
         weights, files = digest_of(scratch, weights_only=True), digest_of(scratch)
     for tag, digest in ((WEIGHTS_SHA256, weights), (SHA256, files)):  # the first versions have the second alone
-        found = _last_version(name, f"name = '{name}' AND tags.`{tag}` = '{digest}'", run_id)
+        found = _last(client, f"name = '{name}' AND tags.`{tag}` = '{digest}'", run_id)
         if found is not None:
             return found
     return None
@@ -257,16 +331,13 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
     tags = {COMMIT: seen.git_commit, VERSION: seen.evenshard_version, **model_tags(folder)}
     try:
         with short_timeouts():
-            version, _ = ensure_version(folder, code, tags)
-            policy = None
-            if (folder / "policy").is_dir():
-                policy, _ = ensure_version(folder, code, tags, name=REGISTERED_POLICY)
+            version, *policy = ensure_models(folder, code, tags)
     except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
         where = without_credentials(registry_uri())
         raise tracking_error(
             error, f"{folder}: MLflow at {where} did not take this model", "Name another folder."
         ) from None
-    return version, policy
+    return version, policy[0] if policy else None
 
 
 @contextmanager
@@ -286,26 +357,32 @@ def download_model(uri: str) -> Iterator[Path]:
             from mlflow.artifacts import download_artifacts
 
             where = {"tracking_uri": tracking_uri(), "registry_uri": registry_uri(), "dst_path": str(folder)}
-            got = Path(
-                with_deadline(lambda: download_artifacts(of_version, **where), longest_silence_s(), registry_uri())
-            )
+            got = Path(download_artifacts(of_version, **where))
         yield got / _INSIDE if (got / _INSIDE).is_dir() else got  # a plain folder can be a version too
 
 
-def _last_version(name: str, wanted: str, run_id: str = "") -> ModelVersion | None:
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Explains that MLflow does not tell the versions of a registered model."""
     require_mlflow(name, _OR_A_FOLDER)
     try:
         with short_timeouts():
-            known: list[Any] = list(connect().search_model_versions(wanted))
+            yield
     except Exception as error:
         where = without_credentials(registry_uri())
         raise tracking_error(
             error, f"MLflow at {where} did not tell the versions of {name}", "Set MLFLOW_TRACKING_URI."
         ) from None
+
+
+def _last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
+    """The last version that a search finds, of this run if there is one; a search leaves its aliases out."""
+    known = list(client.search_model_versions(wanted))
     if not known:
         return None
-    of_run = [one for one in known if run_id and one.run_id == run_id]
-    return model_version(f"models:/{name}/{max(int(one.version) for one in of_run or known)}")
+    of_run = [one for one in known if run_id and one.run_id == run_id] or known
+    last = max(of_run, key=lambda one: int(one.version))
+    return _version(client.get_model_version(last.name, str(last.version)))
 
 
 @contextmanager
@@ -346,21 +423,40 @@ def _parsed(uri: str) -> tuple[str, str, str]:
 
 def _logged_model(client: Any, name: str, run_id: str, tags: Mapping[str, str]) -> Any:
     """A logged model to upload into, an output of its run if it has one."""
-    experiment = client.get_run(run_id).info.experiment_id if run_id else experiment_id(client)
-    logged = client.create_logged_model(experiment, name, run_id or None, dict(tags), model_type="evenshard")
+    experiment = str(client.get_run(run_id).info.experiment_id) if run_id else experiment_id(client)
+    logged = _half_made(client, experiment, name, run_id, tags) or client.create_logged_model(
+        experiment, name, run_id or None, dict(tags), model_type="evenshard"
+    )
     if run_id:
         _log_output(client, run_id, logged.model_id)
     return logged
 
 
+def _half_made(client: Any, experiment: str, name: str, run_id: str, tags: Mapping[str, str]) -> Any:
+    """A logged model of this run, with these weights, that was not finished; None where there is none."""
+    wanted = f"name = '{name}' AND tags.`{WEIGHTS_SHA256}` = '{tags[WEIGHTS_SHA256]}'"
+    found = client.search_logged_models([experiment], wanted) if run_id else ()
+    return next((one for one in found if one.source_run_id == run_id), None)
+
+
+def _upload(logged: Any, file: Path, inside: str | None) -> None:
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    store: Any = get_artifact_repository(logged.artifact_location, tracking_uri(), registry_uri())
+    store.log_artifact(str(file), inside)
+
+
 def _log_output(client: Any, run_id: str, model_id: str) -> None:
+    """Makes a logged model an output of a run; MLflow itself refuses one that it is already."""
     from mlflow.entities import LoggedModelOutput
 
-    client.log_outputs(run_id, [LoggedModelOutput(model_id, step=0)])
+    outputs = client.get_run(run_id).outputs
+    if model_id not in {one.model_id for one in (outputs.model_outputs if outputs else ())}:
+        client.log_outputs(run_id, [LoggedModelOutput(model_id, step=0)])
 
 
 @contextmanager
-def _ready(client: Any, logged: Any) -> Iterator[None]:
+def _ready(client: Any, logged: Any, patience: Patience) -> Iterator[None]:
     """Marks the logged model as complete, or as failed."""
     from mlflow.entities import LoggedModelStatus
 
@@ -370,7 +466,7 @@ def _ready(client: Any, logged: Any) -> Iterator[None]:
         with suppress(Exception):  # the server that did not take the files may not take this either
             client.finalize_logged_model(logged.model_id, LoggedModelStatus.FAILED)
         raise
-    client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
+    patience(lambda: client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY))
 
 
 def _version(one: Any) -> ModelVersion:

@@ -1,7 +1,7 @@
 """Runs of stages in MLflow, each the child of its loop's run.
 
-A stage never fails, and never waits long, because MLflow is away: that is said once, the stage goes on without a
-record, and what it has measured and learned is in its files.
+A stage never fails because MLflow is away: it waits for a while (``patience``), says so once and goes on. What MLflow
+has missed is kept in the ``backlog``, and logged by the next stage that reaches it.
 """
 
 from __future__ import annotations
@@ -9,31 +9,23 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import os
 import re
+import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.client import connect, experiment_id, first_line, short_timeouts, tracking_uri
-from evenshard.tracking.dataset_inputs import dataset_input
-from evenshard.tracking.descriptions import REGISTERED_AS, describe_run
-from evenshard.tracking.parents import (
-    ENDED_AS,
-    PARENT_TAG,
-    Parent,
-    current_parent,
-    end_with_stages,
-    ensure_parent,
-    find_parent,
-    has_ended,
-    parent_of,
-    share_with_parent,
-)
+from evenshard.tracking.backlog import KeptRun, backlog_folder, has_backlog
+from evenshard.tracking.client import connect, first_line, short_timeouts, tracking_uri
+from evenshard.tracking.dataset_inputs import dataset_record
+from evenshard.tracking.entries import Entry, Record, Sender, open_run
+from evenshard.tracking.parents import ENDED_AS, current_parent, parent_of
+from evenshard.tracking.patience import Patience, stage_patience_s
 from evenshard.tracking.pyfunc import ServedCode
-from evenshard.tracking.registry import REGISTERED_COST, REGISTERED_POLICY, ensure_version
 from evenshard.tracking.tags import (
     COMMIT,
     COSTS_DVC_MD5,
@@ -54,43 +46,44 @@ from evenshard.tracking.tags import (
     origin_tags,
     tables_tags,
 )
-from evenshard.utils.errors import MissingPackage
+from evenshard.utils.errors import MissingPackage, TrackingFailed
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import without_credentials
 from evenshard.utils.scratch import scratch_folder
 
 MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
-BATCH = 1000
-"""Metrics that MLflow takes in one call."""
-_AWAY: set[str] = set()
-"""Addresses of which it has been said that they do not answer: a stage has several runs, and says so once."""
+MUST_REGISTER = "EVENSHARD_MUST_REGISTER"
+"""Variable: if it is set, a stage whose model MLflow does not take fails."""
+SERVERS = ("http", "postgresql", "mysql", "mssql")
+"""Addresses that may be away and come back; a file does not."""
+_SAID: set[str] = set()
+"""What has been said about servers that are away: a stage has several runs, and says so once."""
 log = logging.getLogger(__name__)
 
 
 class StageRun:
-    """A run in MLflow, from its first call to ``end``. Nothing is logged after the first call that fails.
+    """A run in MLflow, from its start to ``end``. From the first call on that fails, all of it is kept in the backlog.
 
     Args:
-        open_run: makes the run with a client and returns its id; nothing is logged without one, or if that is empty.
-        tags: tags of the run that are known beforehand.
-        about: what it does, in a sentence.
+        record: the run; None logs nothing at all.
+        is_last: whether no stage comes after it that would log what MLflow has missed.
     """
 
-    def __init__(
-        self,
-        open_run: Callable[[Any], str] | None = None,
-        tags: Mapping[str, str] | None = None,
-        about: str = "",
-    ) -> None:
-        self._tags, self._about = dict(tags or {}), about
-        self._client: Any = None
-        self._run_id = ""
-        if open_run is not None:
-            with self._unless_away("cannot be reached"):
-                client = connect()
-                self._run_id = open_run(client)
-                self._client = client if self._run_id else None
-                _AWAY.discard(tracking_uri())
+    def __init__(self, record: Record | None = None, is_last: bool = False) -> None:
+        self._record, self._tags = record, dict(record.tags) if record else {}
+        self._sender: Sender | None = None
+        self._kept: KeptRun | None = None
+        waits = is_last or not has_backlog()  # else an earlier stage has waited already
+        self._patience = Patience(stage_patience_s() if waits and tracking_uri().startswith(SERVERS) else 0.0)
+
+    def start(self) -> None:
+        """Lets MLflow show that it runs. If that fails, it is tried again when there is something to log."""
+        if self._record is None:
+            return
+        try:
+            self._open(Patience())
+        except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
+            _say(f"MLflow cannot be reached at {_address()} ({first_line(error)}). The stage goes on", tracking_uri())
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Logs final metrics."""
@@ -102,9 +95,9 @@ class StageRun:
 
     def tags(self, tags: Mapping[str, str]) -> None:
         """Sets tags, which the models that this run registers carry too."""
-        self._tags |= {key: str(value) for key, value in tags.items()}
-        for key, value in tags.items():
-            self._log(lambda client, run_id, key=key, value=value: client.set_tag(run_id, key, str(value)[:5000]))
+        told = {key: str(value) for key, value in tags.items()}
+        self._tags |= told
+        self._log({"kind": "tags", "tags": told})
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
         """Uploads a file, or a folder with all of its files.
@@ -112,10 +105,7 @@ class StageRun:
         Args:
             folder: folder of the run's artifacts for the file; None for their top.
         """
-        if path.is_dir():
-            self._log(lambda client, run_id: client.log_artifacts(run_id, str(path), path.name))
-        else:
-            self._log(lambda client, run_id: client.log_artifact(run_id, str(path), folder))
+        self._log({"kind": "artifact", "path": str(path), "folder": folder})
 
     def table(self, name: str, path: Path) -> None:
         """Logs a CSV file as a table, which MLflow's pages show and compare.
@@ -123,14 +113,14 @@ class StageRun:
         Args:
             name: name of the table, ending in .json.
         """
-        if self._client is None:
+        if self._record is None:
             return
         with path.open(newline="") as file:
             columns, *rows = csv.reader(file)
         table = {"columns": columns, "data": [[_number(cell) for cell in row] for row in rows]}
-        self._log(lambda client, run_id: client.log_text(run_id, json.dumps(table), name))
+        self._log({"kind": "text", "name": name, "text": json.dumps(table)})
         listed = json.dumps([{"path": name, "type": "table"}])  # MLflow's own log_table warns with pandas 3
-        self._log(lambda client, run_id: client.set_tag(run_id, "mlflow.loggedArtifacts", listed))
+        self._log({"kind": "tags", "tags": {"mlflow.loggedArtifacts": listed}})
 
     def costs(self, paths: Sequence[Path], context: str) -> None:
         """Names the cost datasets that the stage has read or written, and tags the run with their hashes and hardware.
@@ -138,18 +128,18 @@ class StageRun:
         Args:
             context: benchmark, training or evaluation.
         """
-        if self._client is not None:
+        if self._record is not None:
             self.tags(costs_tags(paths))
-            self._datasets(paths, context)
+            self._log({"kind": "datasets", "datasets": [dataset_record(path, context) for path in paths]})
 
     def tables(self, path: Path) -> None:
         """Tags the run with the hash of the tables that it works on."""
-        if self._client is not None:
+        if self._record is not None:
             self.tags(tables_tags(path))
 
     def learned_from(self, cost_net: Path) -> None:
         """Tags the run of a policy with what its cost network was trained on."""
-        if self._client is not None:
+        if self._record is not None:
             self.tags(network_tags(cost_net))
 
     @property
@@ -157,26 +147,28 @@ class StageRun:
         """What its tags say so far about code, settings, hardware and data."""
         return {key: value for key, value in self._tags.items() if key in MODEL_TAGS}
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether MLflow has missed something of it."""
+        return self._kept is not None
+
     def register(self, folder: Path, code: ServedCode, metrics: Mapping[str, float]) -> None:
         """Makes a model's folder a version of evenshard-cost, and of evenshard-policy where it has a policy.
 
         A version that has its weights already is taken, which is said.
+
+        Raises:
+            TrackingFailed: if MLflow does not take it, and EVENSHARD_MUST_REGISTER is set.
         """
-        if self._client is None:
+        if self._record is None:
             return
-        tags, known = {**self.origin, **model_tags(folder)}, []
-
-        def ensure(client: Any, run_id: str, name: str) -> None:
-            version, is_new = ensure_version(folder, code, tags, metrics, run_id, name, client)
-            known.append(version.uri)
-            if not is_new:
-                log.info("%s has these weights already: no new version is registered", version.uri)
-
-        for name, part in ((REGISTERED_COST, "cost_model"), (REGISTERED_POLICY, "policy")):
-            if (folder / part).is_dir():
-                self._log(lambda client, run_id, name=name: ensure(client, run_id, name))
-        if known:
-            self.tags({REGISTERED_AS: ", ".join(known)})
+        tags = {**self.origin, **model_tags(folder)}
+        self._log({"kind": "model", "path": str(folder), "tags": tags, "metrics": dict(metrics)}, code)
+        if self._kept is not None and os.environ.get(MUST_REGISTER):
+            raise TrackingFailed(
+                f"The model is not registered: MLflow at {_address()} did not take it within {stage_patience_s():g} s. "
+                f"Register it with `evenshard promote --candidate`, or run this again."
+            )
 
     def register_parts(self, parts: Mapping[str, Path], code: ServedCode, metrics: Mapping[str, float]) -> None:
         """Likewise, of a model whose parts lie apart, such as the networks of a round.
@@ -185,7 +177,7 @@ class StageRun:
             parts: their folders, by the name of the part.
             code: answers with them where MLflow serves them.
         """
-        if self._client is None:
+        if self._record is None:
             return
         with scratch_folder() as scratch:
             for part, folder in parts.items():
@@ -194,64 +186,76 @@ class StageRun:
 
     def end(self, status: str) -> None:
         """Ends the run, as FINISHED, FAILED or KILLED, gives its loop what it has, and describes both."""
-        self.describe()
-        self._log(lambda client, run_id: client.set_terminated(run_id, status))
+        if status == "KILLED":  # whoever kills it does not wait
+            self._patience.end()
+        self._end({"kind": "end", "status": status, "time_ms": _now_ms()})
 
-    def has_ended(self) -> bool:
-        """Whether the run was ended before, by whomever."""
-        found: list[bool] = []
-        self._log(lambda client, run_id: found.append(has_ended(client, run_id)))
-        return found == [True]
-
-    def describe(self) -> None:
-        """Gives its loop what the run has, and describes both."""
-        self._log(share_with_parent)
-        self._log(lambda client, run_id: describe_run(client, run_id, self._about))
+    def conclude(self) -> None:
+        """Likewise, of a loop that a pipeline's exit handler ends: it is described, and ends if that has run before."""
+        self._end({"kind": "conclude"})
 
     def end_loop(self, state: str) -> None:
         """Ends a loop's own run, and those of its stages that are open still; see ``parents.end_with_stages``."""
-        self._log(lambda client, run_id: end_with_stages(client, run_id, state))
-        self.describe()
+        self._end({"kind": "end_loop", "state": state})
+
+    def _end(self, entry: Entry) -> None:
+        """Logs the last entry, and lets the next stage have what is kept."""
+        self._log(entry)
+        if self._kept is not None:
+            with self._keeping():
+                self._kept.close()
+                kept_in = str(backlog_folder())
+                _say(f"What MLflow misses is kept in {kept_in}: the next stage that reaches it logs it", kept_in)
 
     def _points(self, points: Sequence[tuple[str, float, int]]) -> None:
         """Logs values by name and step."""
-        if self._client is None:
-            return
-        from mlflow.entities import Metric
-
         now = _now_ms()
-        metrics = [Metric(name, float(value), now, step) for name, value, step in points]
-        for start in range(0, len(metrics), BATCH):
-            some = metrics[start : start + BATCH]
-            self._log(lambda client, run_id, some=some: client.log_batch(run_id, metrics=some))
+        self._log({"kind": "metrics", "points": [(name, float(value), now, step) for name, value, step in points]})
 
-    def _datasets(self, paths: Sequence[Path], context: str) -> None:
-        inputs = [dataset_input(path, context) for path in paths]
-        self._log(lambda client, run_id: client.log_inputs(run_id, inputs))
+    def _open(self, patience: Patience) -> Sender:
+        assert self._record is not None
+        record = self._record
+        with short_timeouts(max_retries=0):  # a second request might make a second run
+            client = patience(connect)
+            run_id = patience(lambda: open_run(client, record))
+        if not run_id:
+            self._record = None
+        _SAID.discard(tracking_uri())
+        self._sender = Sender(client, run_id, record.about, self._patience)
+        return self._sender
 
-    def _log(self, call: Callable[..., Any]) -> None:
-        """Calls something with client and run id, while MLflow answers."""
-        if self._client is not None:
-            with self._unless_away("stopped answering"):
-                call(self._client, self._run_id)
+    def _log(self, entry: Entry, code: ServedCode | None = None) -> None:
+        """Sends an entry; keeps it if that fails, or has failed before."""
+        if self._record is None:
+            return
+        if self._kept is None:
+            try:
+                with short_timeouts(max_retries=0):
+                    (self._sender or self._open(self._patience)).send(entry, code)
+                return
+            except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
+                why = first_line(error)
+                _say(f"MLflow stopped answering at {_address()} ({why}). The stage goes on", tracking_uri())
+        with self._keeping():
+            self._kept = self._kept or KeptRun(self._record)
+            self._kept.add(entry)
 
     @contextmanager
-    def _unless_away(self, problem: str) -> Iterator[None]:
-        uri = tracking_uri()
+    def _keeping(self) -> Iterator[None]:
+        """A full disk ends no stage."""
         try:
-            with short_timeouts():
-                yield
-        except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
-            self._client = None
-            if uri not in _AWAY:
-                _AWAY.add(uri)
-                said = f"MLflow {problem} at {without_credentials(uri)} ({first_line(error)})"
-                log.warning("%s. The stage goes on, and this run is not logged any further", said)
+            yield
+        except OSError as error:
+            folder = str(backlog_folder())
+            _say(f"What MLflow misses cannot be kept in {folder} ({first_line(error)})", folder)
+            if self._kept is not None:
+                self._kept.discard()
+            self._record = None
 
 
 @contextmanager
 def stage_run(
-    stage: str, params: Mapping[str, Any], settings: Mapping[str, Any], about: str = ""
+    stage: str, params: Mapping[str, Any], settings: Mapping[str, Any], about: str = "", is_last: bool = False
 ) -> Iterator[StageRun]:
     """The child run of one stage, marked failed if the stage raises.
 
@@ -260,8 +264,9 @@ def stage_run(
         params: all of params.yaml, which identifies the loop.
         settings: this stage's own settings, logged as the run's parameters.
         about: what it does, in a sentence, for MLflow's pages.
+        is_last: whether it ends the loop.
     """
-    with _ended(_open(stage, params, settings, about)) as run:
+    with _ended(_open(stage, params, settings, about, is_last)) as run:
         yield run
 
 
@@ -287,16 +292,13 @@ def log_to_parent(values: Mapping[str, float], origin: Mapping[str, str] | None 
     if parent is None:
         log.warning("no stage of this loop was tracked here; its metrics were not logged to MLflow")
         return
-    run = _parent_run(parent, ensure_parent)
+    run = StageRun(Record(_now_ms(), parent))
     run.metrics(values)
     run.tags(origin or {})
-    if not parent.has_exit_handler:
-        run.end("FINISHED")
-    elif run.has_ended():
-        run.tags({OUTCOME: "SUCCEEDED"})
-        run.end("FINISHED")
+    if parent.has_exit_handler:
+        run.conclude()
     else:
-        run.describe()
+        run.end("FINISHED")
 
 
 def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -310,7 +312,7 @@ def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = 
     parent = current_parent()
     if parent is None:
         return
-    run = _parent_run(parent, ensure_parent if state in ENDED_AS else find_parent)
+    run = StageRun(Record(_now_ms(), parent, must_exist=state not in ENDED_AS), is_last=True)
     run.tags({OUTCOME: state, "evenshard.kubeflow_run": page})
     run.tags({f"{TASKS}{what}": ", ".join(names) for what, names in (tasks or {}).items() if names})
     run.end_loop(state)
@@ -319,6 +321,7 @@ def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = 
 @contextmanager
 def _ended(run: StageRun) -> Iterator[StageRun]:
     try:
+        run.start()
         yield run
         run.end("FINISHED")
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C, or SIGTERM as ``run_stage`` hears it
@@ -329,7 +332,9 @@ def _ended(run: StageRun) -> Iterator[StageRun]:
         raise
 
 
-def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, Any], about: str = "") -> StageRun:
+def _open(
+    stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, Any], about: str = "", is_last: bool = True
+) -> StageRun:
     """A new run, the child of the loop of ``params``; of none without them."""
     try:
         require_package("mlflow")
@@ -345,32 +350,23 @@ def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, A
         **({HARDWARE: str(hardware)} if hardware else {}),
     }
     parent = None if params is None else parent_of(params, new_loop=stage == "generate_tables")
-    start_ms = _now_ms()
-
-    def open_run(client: Any) -> str:
-        from mlflow.entities import Param
-
-        experiment = _experiment(client, parent)
-        all_tags = dict(tags)
-        if parent is not None:
-            all_tags[PARENT_TAG] = ensure_parent(client, experiment, parent, start_ms)
-        run_id = str(client.create_run(experiment, start_ms, all_tags, stage).info.run_id)
-        client.log_batch(run_id, params=[Param(name, str(value)[:6000]) for name, value in settings.items()])
-        return run_id
-
-    return StageRun(open_run, tags, about)
+    values = {name: str(value)[:6000] for name, value in settings.items()}
+    return StageRun(Record(_now_ms(), parent, secrets.token_hex(8), stage, about, tags, values), is_last)
 
 
-def _parent_run(parent: Parent, get: Callable[..., str]) -> StageRun:
-    """The loop's own run, as ``get`` makes or finds it."""
-    return StageRun(lambda client: get(client, _experiment(client, parent), parent))
+def _say(what: str, about: str) -> None:
+    """Says something once.
+
+    Args:
+        about: server or folder that it is about.
+    """
+    if about not in _SAID:
+        _SAID.add(about)
+        log.warning("%s", what)
 
 
-def _experiment(client: Any, parent: Parent | None) -> str:
-    """The id of the experiment that a run belongs to: that of its loop, if another program has made the loop's run."""
-    if parent is not None and parent.run_id:
-        return str(client.get_run(parent.run_id).info.experiment_id)
-    return experiment_id(client)
+def _address() -> str:
+    return without_credentials(tracking_uri())
 
 
 def _now_ms() -> int:

@@ -16,7 +16,7 @@ from evenshard.tracking.client import (
     tracking_error,
     tracking_uri,
 )
-from evenshard.tracking.deadline import NoAnswer
+from evenshard.tracking.patience import is_refusal
 from evenshard.tracking.tags import STAGE
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, without_credentials
@@ -107,10 +107,10 @@ def run_artifact(run_id: str, path: str, folder: Path) -> Path:
     try:
         with short_timeouts():
             return Path(connect().download_artifacts(run_id, path, str(folder)))
-    except NoAnswer as error:
-        where = without_credentials(tracking_uri())
-        raise tracking_error(error, f"MLflow at {where} did not answer", "") from None
     except Exception as error:
+        if not is_refusal(error):
+            where = without_credentials(tracking_uri())
+            raise tracking_error(error, f"MLflow at {where} did not answer", "") from None
         raise BadConfig(f"run {run_id} has no {path} ({first_line(error)}). Name another run.") from None
 
 
