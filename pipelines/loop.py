@@ -17,6 +17,7 @@ from evenshard.kubeflow.pod_spec import on_cluster
 from evenshard.stages.loop import LOOP_SECTIONS, STAGES, BenchmarkConfig, GenerateTablesConfig, LoopConfig
 from evenshard.stages.rounds import Artifact, LoopStep, steps
 from evenshard.stages.stage import Flag, LoopSetting, declared
+from evenshard.tracking import MUST_REGISTER, PATIENCE
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 from evenshard.utils.params import require, section
@@ -24,6 +25,8 @@ from evenshard_components.merge_costs.component import merge_costs
 from evenshard_components.record_outcome.component import record_outcome
 from evenshard_pipelines.dvc_rounds import measured_with
 
+LAST_PATIENCE_S = "600"
+"""How long the last stage waits for MLflow, in seconds."""
 Sections = dict[str, Any]
 """Sections of params.yaml as parameters of a pipeline: what a run may change. The rounds are not."""
 
@@ -69,6 +72,7 @@ def learn(
     source: dict[str, Any],
     data_hash: Any = "",
     source_may_change: bool = False,
+    must_register: bool = False,
 ) -> None:
     """Adds the tasks of a loop to the pipeline that is being made.
 
@@ -76,6 +80,7 @@ def learn(
         source: the inputs of a stage that name the user's own tables.
         data_hash: of the file behind it.
         source_may_change: what is in that file today is unknown: an earlier result will not do.
+        must_register: the last task fails if MLflow does not take the model.
     """
     made: dict[Artifact, Any] = {}
     for step in steps(num_rounds):
@@ -94,6 +99,10 @@ def learn(
         task = _added(step, given, made, cluster)
         if own_file(stage) and source_may_change:
             task.set_caching_options(False)
+        if stage.concludes:  # no stage comes after it that would log what MLflow misses
+            task.set_env_variable(PATIENCE, LAST_PATIENCE_S)
+            if must_register:
+                task.set_env_variable(MUST_REGISTER, "1")
         made |= {one: task.outputs[one.name] for one in step.writes}
 
 

@@ -27,8 +27,12 @@ def merge_costs(
     from pathlib import Path
 
     from evenshard.kubeflow.pod import add_round, log_metrics, path_of, round_path
+    from evenshard.kubeflow.pod_backlog import carry
     from evenshard.stages import merge_costs as stage
+    from evenshard.tracking import BACKLOG_NAME
 
-    inputs = stage.MergeCostsInputs(tuple(round_path(Path(part.path), round_number) for part in parts))
+    folders = [Path(part.path) for part in parts]
+    inputs = stage.MergeCostsInputs(tuple(round_path(folder, round_number) for folder in folders))
     target = add_round(Path(costs.path), round_number, path_of(earlier))
     log_metrics(metrics, stage.run(inputs, stage.MergeCostsOutputs(target)))
+    carry(folders, Path(costs.path, BACKLOG_NAME))  # what MLflow has missed of the parts

@@ -188,6 +188,7 @@ def test_mlflow_has_the_loop_and_its_stages_as_they_ended(
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     for stage, ended in stages.items():
         run = _open(stage, {"loop": {"num_rounds": 1}}, {})
+        run.start()
         if ended != "RUNNING":
             run.end(ended)
     before = {one: run.info.status for one, run in runs_of(client).items()}

@@ -130,6 +130,20 @@ def test_every_pod_has_image_resources_retries_and_a_timeout(packages: dict[str,
         assert "pip install" not in json.dumps(container)
 
 
+@pytest.mark.parametrize(("name", "must"), [("train", False), ("retrain", True)])
+def test_the_last_stage_waits_for_mlflow_and_of_a_retrain_must_register_its_model(
+    packages: dict[str, Path], name: str, must: bool
+) -> None:
+    told = {
+        task.name: {one["name"]: one["value"] for one in task.executor["container"]["env"]}
+        for task in pods(packages[name])
+    }
+    patient = {task: env for task, env in told.items() if "EVENSHARD_MLFLOW_PATIENCE" in env}
+    [(task, env)] = patient.items()
+    assert task.endswith("evaluate") and env["EVENSHARD_MLFLOW_PATIENCE"] == "600"
+    assert {task for task, env in told.items() if "EVENSHARD_MUST_REGISTER" in env} == ({task} if must else set())
+
+
 @pytest.mark.parametrize("name", PIPELINES)
 def test_every_pod_gets_its_keys_from_secrets(packages: dict[str, Path], name: str) -> None:
     for task in pods(packages[name]):
@@ -410,6 +424,7 @@ def test_h100_here_and_a100_there_in_a_queue_with_a_volume(folder: Path) -> None
         env = {one["name"]: one.get("value") for one in tasks[name].executor["container"]["env"]}
         assert env["XDG_CACHE_HOME"] == "/data/caches/home" and env["TRITON_CACHE_DIR"] == "/data/caches/triton"
         assert env.get("EVENSHARD_JOURNAL_FOLDER") == ("/data/journals" if gpu else None)  # of what measures
+        assert env["EVENSHARD_BACKLOG"] == "/data/mlflow_backlog"
 
 
 @pytest.mark.parametrize("name", PIPELINES)

@@ -10,7 +10,7 @@ from kfp import dsl
 
 from evenshard.kubeflow.pod import log_metrics, record_end, round_costs
 from evenshard.stages.record_outcome import Seen
-from evenshard.tracking import log_to_parent, stage_run
+from evenshard.tracking import BACKLOG, log_to_parent, stage_run
 from evenshard.tracking.parents import Parent, ensure_parent
 from evenshard_components.conftest import CONFIG
 from evenshard_components.generate_tables.component import generate_tables
@@ -72,6 +72,33 @@ def test_the_run_that_kubeflow_made_says_which_code_ran(tmp_path: Path, monkeypa
         pass
     tags = client.get_run(injected).data.tags
     assert "torch " in tags["evenshard.libraries"] and tags["evenshard.git_commit"] == "told before"
+
+
+@pytest.mark.tracked
+def test_the_exit_handler_logs_what_mlflow_has_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    for name, value in (("MLFLOW_TRACKING_URI", uri), ("EVENSHARD_LOOP_ID", "wf-1"), (BACKLOG, f"{tmp_path}/volume")):
+        monkeypatch.setenv(name, value)
+
+    def gone() -> None:
+        raise ConnectionResetError("the server is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("evenshard.tracking.runs.connect", gone)
+        with stage_run("evaluate", LOOP, {}) as run:
+            run.metrics({"one": 1.0})
+        log_to_parent({"evenshard.mean_measured_ms": 2.5})
+    assert len(list(tmp_path.glob("volume/*"))) == 2
+    record_end("SUCCEEDED", "http://kubeflow/#/runs/details/1", Seen())
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("evenshard")
+    assert experiment is not None
+    stage, loop = sorted(client.search_runs([experiment.experiment_id]), key=lambda run: run.info.run_name)
+    assert (stage.info.status, stage.data.metrics) == ("FINISHED", {"one": 1.0})
+    assert (loop.info.status, loop.data.metrics) == ("FINISHED", {"evenshard.mean_measured_ms": 2.5})
+    assert loop.data.tags["evenshard.outcome"] == "SUCCEEDED" and not list(tmp_path.glob("volume/*"))
 
 
 def test_pods_that_make_a_parent_at_once_agree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,8 @@ def test_sigterm_ends_the_run_as_killed_and_the_process_as_ever(
 def test_ctrl_c_ends_the_run_as_killed(client: Any) -> None:
     with running(["-m", "evenshard", *BENCHMARK], client) as process:
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 130
+        # the second, if it came while a library executed code that it had generated: Python then ends by the signal
+        assert process.wait(PATIENCE_S) in (130, -signal.SIGINT)
     assert runs_of(client)["benchmark_1"].info.status == "KILLED"
 
 

@@ -23,10 +23,12 @@ def test_parts_become_a_round_beside_the_earlier_ones(
     for part in parts:
         Path(part.path).mkdir()
         shutil.copy(small_round / part.name / "round_001.parquet", Path(part.path, "round_002.parquet"))
+        Path(part.path, "mlflow_backlog", part.name).mkdir(parents=True)
     earlier = given("costs")["costs"]
     merge_costs.python_func(parts=parts, earlier=earlier, round_number=2, **outputs)
     folder = Path(outputs["costs"].path)
-    assert sorted(path.name for path in folder.iterdir()) == ["round_001.parquet", "round_002.parquet"]
-    rounds = [read_rows(path).rows for path in sorted(folder.iterdir())]
+    assert sorted(path.name for path in folder.glob("*.*")) == ["round_001.parquet", "round_002.parquet"]
+    assert sorted(path.name for path in folder.glob("mlflow_backlog/*")) == ["part_1", "part_2"]
+    rounds = [read_rows(path).rows for path in sorted(folder.glob("*.*"))]
     assert rounds[0] == rounds[1]
     assert outputs["metrics"].metadata == {"num_placements": 6 + 2 * 2, "num_parts": 2}

@@ -13,6 +13,7 @@ from evenshard.sharders.checkpoint import load_checkpoint
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.utils.provenance import sha256_of
 from evenshard_components.conftest import CONFIG
+from evenshard_components.train_cost.component import train_cost
 from evenshard_components.train_policy.component import train_policy
 
 Artifacts = Callable[..., dict[str, Any]]
@@ -38,3 +39,26 @@ def test_its_run_says_what_its_cost_network_has_learned_from(
     assert run.tags["evenshard.costs_sha256"] == sha256_of(small_round / "costs/round_001.parquet")
     assert run.tags["evenshard.tables_sha256"] == sha256_of(small_round / "tables/tables.parquet")
     assert run.tags["evenshard.hardware"] == "simulated: h200"
+
+
+def test_what_mlflow_has_missed_goes_with_the_artifacts_to_the_next_pod(
+    given: Artifacts, made: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("EVENSHARD_LOOP_ID", "wf-1")
+
+    def gone() -> None:
+        raise ConnectionResetError("the server is gone")
+
+    trained, rounds = made("cost_net", "cost_model", "metrics"), {"round_number": 1, "num_rounds": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr("evenshard.tracking.runs.connect", gone)
+        train_cost.python_func(**given("tables", "tasks", "costs"), **trained, config=CONFIG["train_cost"], **rounds)
+    backlog = Path(trained["cost_net"].path, "mlflow_backlog")
+    assert len(list(backlog.iterdir())) == 1
+    inputs = {**given("tables", "tasks"), "cost_net": trained["cost_net"]}
+    train_policy.python_func(**inputs, **made("policy", "metrics"), config=CONFIG["train_policy"], **rounds)
+    [loop] = tracking.find_runs()
+    assert sorted(one.name for one in loop.children) == ["train_cost_1", "train_policy_1"]
+    assert not backlog.exists() and not list(tmp_path.rglob("mlflow_backlog"))

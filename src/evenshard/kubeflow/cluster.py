@@ -90,7 +90,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume that all pods see: a PersistentVolumeClaim of the namespace, for datasets, caches and journals.
+    """A volume that all pods see: a PersistentVolumeClaim, for datasets, caches, journals and what MLflow misses.
 
     Attributes:
         claim: its name.

@@ -15,7 +15,7 @@ from typing import Any
 
 from evenshard.kubeflow.containers import container_runner, containers_as_here
 from evenshard.kubeflow.local_log import LOG, TERMINAL_COLOURS, RunLog
-from evenshard.tracking import LOCAL, LOOP_ID
+from evenshard.tracking import BACKLOG, BACKLOG_NAME, LOCAL, LOOP_ID
 from evenshard.utils.errors import BadFile, PipelineFailed
 from evenshard.utils.s3 import is_address
 from evenshard.utils.scratch import scratch_folder
@@ -94,15 +94,15 @@ def _is_file(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _one_loop() -> Iterator[None]:
-    """All tasks of the run find one parent run in MLflow."""
-    own = LOOP_ID not in os.environ
-    if own:
-        os.environ[LOOP_ID] = f"{LOCAL}{secrets.token_hex(6)}"
+    """All tasks of the run find one parent run in MLflow, and one backlog of what MLflow has missed."""
+    own = {LOOP_ID: f"{LOCAL}{secrets.token_hex(6)}", BACKLOG: str(Path("work", BACKLOG_NAME).resolve())}
+    own = {name: value for name, value in own.items() if name not in os.environ}
+    os.environ.update(own)
     try:
         yield
     finally:
-        if own:
-            del os.environ[LOOP_ID]
+        for name in own:
+            del os.environ[name]
 
 
 @contextlib.contextmanager

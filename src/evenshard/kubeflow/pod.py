@@ -15,6 +15,7 @@ from typing import Any
 from evenshard import tracking
 from evenshard.kubeflow.addresses import require_readable
 from evenshard.kubeflow.component import EARLIER, METRICS, NUM_GPUS, accumulates, input_name, own_file
+from evenshard.kubeflow.pod_backlog import backlog_of
 from evenshard.kubeflow.pod_journal import kept_journal
 from evenshard.kubeflow.pod_measurement import on_gpus
 from evenshard.kubeflow.remote import ENDPOINT, run_page
@@ -50,7 +51,7 @@ def run_in_pod(name: str, **arguments: Any) -> None:
     settings = stage.settings(sections, overrides)
     inputs, outputs = _inputs(stage, arguments), _outputs(stage, arguments)
     params = {section: asdict(one) for section, one in settings.items()}
-    with _with_journal(stage, inputs, arguments) as inputs:
+    with backlog_of(*_artifacts(stage, arguments)), _with_journal(stage, inputs, arguments) as inputs:
         if num_gpus := arguments.get(NUM_GPUS, 0):
             metrics = with_retries(on_gpus)(stage, num_gpus, params, inputs, outputs)  # the command logs to MLflow
         else:
@@ -92,6 +93,14 @@ def _outputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
         else:
             values[name] = _file_in(path, name)
     return stage.outputs(**values)
+
+
+def _artifacts(stage: Stage, arguments: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
+    """The artifacts that a stage reads and writes. Of parts that run side by side, the first has them all to itself."""
+    read = [path_of(arguments[input_name(stage, name)]) for name in declared(stage.inputs, Reads)]
+    written = [arguments[name].path for name, one in declared(stage.outputs, Writes).items() if one.artifact]
+    is_first = arguments.get("part", 1) == 1
+    return [path for path in read if path is not None and is_first], [Path(path) for path in written]
 
 
 def _file_in(path: Path, name: str) -> Path:
@@ -146,6 +155,9 @@ def log_metrics(metrics: Any, values: Mapping[str, float | None]) -> None:
 def record_end(state: str, page: str, seen: Seen) -> None:
     """Tells MLflow how the run ended, where MLFLOW_TRACKING_URI names a server."""
     if _has_server():
+        from evenshard.planner.serving import served_code
+
+        tracking.log_backlog(served_code)
         tracking.end_loop(state, page, {"failed": seen.failed, "cached": seen.cached, "ran": seen.ran})
 
 

@@ -8,7 +8,7 @@ from evenshard.kubeflow.cluster import BACKOFF_FACTOR, MEASURING, Cluster
 from evenshard.kubeflow.image import image
 from evenshard.kubeflow.pod_journal import FOLDER as JOURNAL_FOLDER
 from evenshard.kubeflow.retry import PAUSES
-from evenshard.tracking import LOOP_ID
+from evenshard.tracking import BACKLOG, BACKLOG_NAME, LOOP_ID
 
 FIRST_PAUSE = "5s"
 """Before another pod takes the place of one that was deleted.
@@ -70,6 +70,7 @@ def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
         kubernetes.add_node_selector(task, key, value)
     if cluster.volume is not None:
         kubernetes.mount_pvc(task, pvc_name=cluster.volume.claim, mount_path=cluster.volume.path)
+        task.set_env_variable(BACKLOG, f"{cluster.volume.path}/{BACKLOG_NAME}")
         for name, folder in cluster.volume.cache_folders.items():
             task.set_env_variable(name, folder)
         if stage in MEASURING and cluster.volume.journal_folder:

@@ -218,8 +218,6 @@ class StageRun:
         with short_timeouts(max_retries=0):  # a second request might make a second run
             client = patience(connect)
             run_id = patience(lambda: open_run(client, record))
-        if not run_id:
-            self._record = None
         _SAID.discard(tracking_uri())
         self._sender = Sender(client, run_id, record.about, self._patience)
         return self._sender
@@ -231,7 +229,9 @@ class StageRun:
         if self._kept is None:
             try:
                 with short_timeouts(max_retries=0):
-                    (self._sender or self._open(self._patience)).send(entry, code)
+                    sender = self._sender or self._open(self._patience)
+                    if sender.run_id:  # else there is no such run, and none is made
+                        sender.send(entry, code)
                 return
             except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
                 why = first_line(error)
