@@ -56,6 +56,11 @@ def test_machines_of_flags(arguments: dict[str, Any], machine: Machine) -> None:
     assert devices_of(**arguments).machine == machine
 
 
+def test_no_memory_at_all_is_not_memory_left_out() -> None:
+    with pytest.raises(BadConfig, match="memory_cap_gb is 0"):
+        devices_of(2, 0, "simulated:h200")
+
+
 def test_memory_and_hardware_of_flags() -> None:
     found = devices_of(2, [10, 20.5], "simulated:h100")
     assert found == MachineAndMemory(Machine(2, 2), (10 * GB, int(20.5 * GB)), "simulated:h100")

@@ -111,9 +111,8 @@ def _devices_of_file(
     for kind in kinds:
         own_link(kind)
     not_twice("memory_gb", cluster.hosts[0].memory_gb, "memory_cap_gb", memory_cap_gb)
-    caps = memory_cap_gb
-    if cluster.hosts[0].memory_gb is not None:
-        caps = [one.memory_gb or 0.0 for one in cluster.hosts for _ in range(one.count * one.devices)]
+    of_hosts = [one.memory_gb for one in cluster.hosts for _ in range(one.count * one.devices)]
+    caps = [one for one in of_hosts if one is not None] or memory_cap_gb  # all hosts say it, or none
     groups = tuple(DeviceGroup(kind, one.count * one.devices) for kind, one in zip(kinds, cluster.hosts, strict=True))
     machine = Machine(
         cluster.num_devices,
