@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from evenshard.measure.costs import PlacementCost
@@ -31,9 +33,9 @@ from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.plan_search.near import NearResult, NearSearch
+from evenshard.sharders.plan_search.nested import Starts, search_with_fewer_types
 from evenshard.sharders.plan_search.options import SMALL
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort, PlanSearchResult, Progress
-from evenshard.sharders.room.legal_parts import legal_parts
 from evenshard.sharders.room.reasons import require_sharding_room, require_types
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import MEAN, Table
@@ -174,17 +176,9 @@ def _check_dims(tables: Sequence[Table]) -> None:
 def _searched(
     request: PlacementRequest, model: PlacementModel, config: PlaceConfig, costs: PartCosts, progress: Progress | None
 ) -> tuple[PlanSearch, PlanSearchResult]:
-    """What the search finds; where none of its own starts has room, it begins at any legal placement."""
-    seed = config.search.seed
-    search = PlanSearch(costs, config.effort, seed, progress)
-    starts = _whole_starts(request, model, config)
-    try:
-        return search, search.run(starts)
-    except InfeasibleTask:
-        known = (legal_parts(costs.task, seed),)
-    if costs.task.may_offload and not search.options.offloads:  # it only seemed that all of them fit
-        search = PlanSearch(costs, config.effort, seed, progress, offloads=True)
-    return search, search.run(known)
+    """What the search finds, told what fewer types answer."""
+    starts = _whole_starts(request, model, config.search)
+    return search_with_fewer_types(costs, config.effort, config.search.seed, starts, progress)
 
 
 def _with_means(
@@ -232,30 +226,34 @@ def _bound_ms(means: MeansSearched) -> float:
     return min(means.bound_ms, *(lower_bound_ms(one.search.options) for one in means.found))
 
 
-def _whole_starts(
-    request: PlacementRequest, model: PlacementModel, config: PlaceConfig
-) -> tuple[Sequence[TablePart], ...]:
-    """A placement of whole tables where all may be whole: a good one where nothing else is allowed, else a quick one.
+def _whole_starts(request: PlacementRequest, model: PlacementModel, search: SearchConfig) -> Starts:
+    """Finds a placement of whole tables where all may be whole: a quick one, or a good one if nothing else is allowed.
 
-    Raises:
-        InfeasibleTask: if nothing else is allowed, and there is none.
+    It raises InfeasibleTask if nothing else is allowed, and there is none.
     """
-    task = request.sharding_task()
-    types, pairs = task.types, len(request.tables) * request.num_devices
-    alone = all(one == {TABLE_WISE} for one in types) and not task.may_offload
-    if any(FUSED not in task.kernels_of(position) for position in range(len(request.tables))):
+
+    def searched(how: SearchConfig) -> tuple[Sequence[TablePart], ...]:
+        placement = EvenshardSharder(model.cost_model, model.policy, how).search(request.task()).best.placement
+        return (parts_on(whole_tables(request.tables), placement),)
+
+    @cache
+    def quick() -> tuple[Sequence[TablePart], ...]:
+        with suppress(InfeasibleTask):
+            return searched(replace(search, effort=QUICK, num_rollouts=16, max_splits=0))
         return ()
-    if any(TABLE_WISE not in one for one in types) or pairs > (MOST_PAIRS if alone else SMALL):
-        return ()
-    quick = replace(config.search, effort=QUICK, num_rollouts=16, max_splits=0)
-    sharder = EvenshardSharder(model.cost_model, model.policy, config.search if alone else quick)
-    try:
-        placement = sharder.search(request.task()).best.placement
-    except InfeasibleTask:
-        if alone:
-            raise
-        return ()
-    return (parts_on(whole_tables(request.tables), placement),)
+
+    def starts(task: ShardingTask, limit_s: float | None) -> tuple[Sequence[TablePart], ...]:
+        pairs = len(task.tables) * task.num_devices
+        alone = all(one == {TABLE_WISE} for one in task.types) and not task.may_offload
+        if any(FUSED not in task.kernels_of(position) for position in range(len(task.tables))):
+            return ()
+        if any(TABLE_WISE not in one for one in task.types) or pairs > (MOST_PAIRS if alone else SMALL):
+            return ()
+        limits_s = [one for one in (limit_s, search.effort.time_limit_s) if one is not None]
+        full = replace(search, effort=replace(search.effort, time_limit_s=min(limits_s, default=None)))
+        return searched(full) if alone else quick()
+
+    return starts
 
 
 def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assumption]:

@@ -9,8 +9,8 @@ give the same placement.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -33,13 +33,19 @@ from evenshard.utils.process import on_interrupt
 MOST_LARGE_STARTS = 4
 """Of a large task, starts that are counted."""
 _STAGES = ((0.5, 0.45), (0.15, 0.35), (0.0, 0.2))
-"""Share of the starts that is improved, at least one, and of all changes that are tried for it; stage after stage."""
+"""Share of the starts that is improved, at least one, and of all changes that are tried for it; stage after stage.
+Known placements count as starts, too; they are improved in the end, if they are worth it."""
 MOST_COUNTED_DEVICES = 128
 """Devices from which on a search takes four times as many changes as on one."""
 OFFLOAD_CHANGES = 3
 """Times as many where every table comes again for every cache."""
 MOST_FOR_CUTS, SHARE_FOR_CUTS = 4, 0.15
 """Placements in which usual cuts are tried, and the changes for it, as a share of all: for all cuts, and for each."""
+NEARLY, SHARE_FOR_KNOWN = 1.03, 0.2
+"""Times what the search found, below which a placement that it was given is improved; and the changes for it, as a
+share of all, on top of them."""
+ALIKE = 1.005
+"""Times the least cost, up to which placements that have ended are predicted: sums of a state are rounded."""
 MOST_CANDIDATES = 16
 """Placements that a search gives back."""
 MOST_BESIDE = 64
@@ -119,29 +125,24 @@ class PlanSearch:
         """The best placement that was found.
 
         Args:
-            known: legal placements to begin with, too.
+            known: legal placements; the answer is not predicted to take longer than any of them.
 
         Raises:
             InfeasibleTask: if none was found.
         """
-        begun = [choices_of(self.options, parts) for parts in known]
-        starts = [
-            Start(choices, set(SHARDING_TYPES)) for choices in begun if choices is not None and self._fits(choices)
-        ]
-        starts += constructed(self.construction, self._deadline)
+        own = constructed(self.construction, self._deadline)
+        starts, count = own or list(self._starts_at(known)), len(own) + len(known)
         if not starts and known:  # its rows are uneven, as its memory is
             return PlanSearchResult(self.costs.predict(known[0]), tuple(map(tuple, known)))
         if not starts:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
-        with on_interrupt(self._interrupt):
-            for share, of_changes in _STAGES:
+        with on_interrupt(self.interrupt):
+            for improved, of_changes in _STAGES:
                 starts = sorted(starts, key=lambda one: one.cost_ms)
-                kept = max(
-                    1, round(share * (len(starts) if self.options.is_small else min(len(starts), MOST_LARGE_STARTS)))
-                )
+                kept = max(1, round(improved * (count if self.options.is_small else min(count, MOST_LARGE_STARTS))))
                 for start in starts[:kept]:
                     self._changes_left = int(self._changes_in_all * of_changes / kept)
-                    self._changes.types = start.types if share else set(SHARDING_TYPES)
+                    self._changes.types = start.types if improved else set(SHARDING_TYPES)
                     state = State(self.options, start.choices)
                     self._report(state)
                     self._improve(state)
@@ -149,10 +150,47 @@ class PlanSearch:
             starts = sorted(starts, key=lambda one: one.cost_ms)[:MOST_CANDIDATES]
             states = [State(self.options, start.choices) for start in starts]
             found = {state.parts(): state for state in reversed(states)}
-            predicted = sorted((self.costs.predict(parts) for parts in found), key=lambda one: one.predicted_ms)
-            best = self._with_usual_cuts([(one, found[one.parts]) for one in predicted])
-        candidates = (best.parts, *(one.parts for one in predicted[1:]))
-        return PlanSearchResult(best, tuple(dict.fromkeys(candidates)), self._is_interrupted)
+            ended = self._predicted(found)
+            best = self._with_usual_cuts(ended)
+        others = (*(one.parts for one, _ in ended), *reversed(found))
+        candidates = dict.fromkeys((best.parts, *(parts for parts in others if parts != ended[0][0].parts)))
+        return self.with_known(PlanSearchResult(best, tuple(candidates)), known, NEARLY)
+
+    def _predicted(self, found: Mapping[tuple[TablePart, ...], State]) -> list[tuple[PredictedParts, State]]:
+        """The cheapest of these placements and those that cost hardly more, the best prediction first."""
+        costs_ms = sorted(state.cost_ms for state in found.values())
+        most_ms = max(costs_ms[0] * ALIKE, *costs_ms[:MOST_FOR_CUTS])
+        chosen = [(self.costs.predict(parts), state) for parts, state in found.items() if state.cost_ms <= most_ms]
+        return sorted(chosen, key=lambda one: one[0].predicted_ms)
+
+    def with_known(
+        self, result: PlanSearchResult, known: Sequence[Sequence[TablePart]], nearly: float = 1.0
+    ) -> PlanSearchResult:
+        """The result of this search, or legal placements that are better: as they are, or after some changes.
+
+        Args:
+            result: what was found.
+            known: legal placements.
+            nearly: times the best one found, below which a known one is worth the changes.
+        """
+        for parts in known:
+            begun = self.costs.predict(parts)
+            if begun.predicted_ms >= nearly * result.best.predicted_ms:
+                continue
+            ended = [result.best, *self._improved(begun)]
+            ended.sort(key=lambda one: one.predicted_ms)
+            candidates = dict.fromkeys((*(one.parts for one in ended), *result.candidates))
+            result = PlanSearchResult(ended[0], tuple(candidates)[:MOST_CANDIDATES])
+        return replace(result, is_interrupted=self._is_interrupted)
+
+    def _improved(self, begun: PredictedParts) -> Iterator[PredictedParts]:
+        """A placement as it is, unless it has odd cuts, and after some changes."""
+        state = self._state_of(begun.parts)
+        if state is None or not num_odd_cuts(state):
+            yield begun
+        if state is not None:
+            self.improve(state, round(SHARE_FOR_KNOWN * self._changes_in_all))
+            yield self._with_usual_cuts([(self.costs.predict(state.parts()), state)])
 
     def _with_usual_cuts(self, ended: Sequence[tuple[PredictedParts, State]]) -> PredictedParts:
         """The best of these placements, or one with usual cuts in the place of odd ones that costs hardly more."""
@@ -170,8 +208,17 @@ class PlanSearch:
                 usual, odd = found, num_odd_cuts(other)
         return usual
 
-    def _fits(self, choices: list[Choice]) -> bool:
-        return State(self.options, choices).fits(self.room_D)
+    def _starts_at(self, known: Sequence[Sequence[TablePart]]) -> Iterator[Start]:
+        for parts in known:
+            state = self._state_of(parts)
+            if state is not None:
+                yield Start(list(state.choices), set(SHARDING_TYPES))
+
+    def _state_of(self, parts: Sequence[TablePart]) -> State | None:
+        """A placement as a state; None where no choices stand for it, or not in this memory: its rows are uneven."""
+        choices = choices_of(self.options, parts)
+        state = None if choices is None else State(self.options, choices)
+        return state if state is not None and state.fits(self.room_D) else None
 
     def _scaled(self, changes: int) -> int:
         """More changes for more devices, and where tables may leave device memory; of a large task each takes long."""
@@ -179,7 +226,8 @@ class PlanSearch:
         changes *= OFFLOAD_CHANGES if self.options.offloads else 1
         return round(changes * (1 + 3 * devices / MOST_COUNTED_DEVICES)) if self.options.is_small else 2 * changes
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
+        """Ends the search: it answers with the best until then."""
         self._is_interrupted = True
 
     def _report(self, state: State) -> None:
@@ -193,7 +241,7 @@ class PlanSearch:
     def improve(self, state: State, changes: int, kicks: bool = True) -> None:
         """Makes a placement better by trying so many changes, of all types; without kicks until no step helps."""
         self._changes_left, self._changes.types = changes, set(SHARDING_TYPES)
-        with on_interrupt(self._interrupt):
+        with on_interrupt(self.interrupt):
             if kicks:
                 self._improve(state)
             else:
