@@ -19,6 +19,7 @@ from evenshard.planner.torchrec.model import chosen_model
 from evenshard.planner.what_if.api import what_if
 from evenshard.sharders.models import load_model, save_model
 from evenshard.utils.errors import BadConfig, BadFile
+from support.documented import command
 
 TABLES = [{"name": name, "num_rows": 10_000, "embedding_dim": 16, "pooling_factor": 3} for name in "abcd"]
 
@@ -56,6 +57,15 @@ def test_a_model_is_placed_with_on_its_own_hardware(
     assert what_if(TABLES, devices=(2,), model=str(cpu_model)).options[0].hardware == "cpu"
     assert what_if(TABLES, devices=(2,), model={"cpu": str(cpu_model)}).options[0].hardware == "cpu"
     assert chosen_model(cpu_model, None, "cuda")[1] == "cpu"
+
+
+def test_what_the_readme_places_after_the_loop_fits_this_machine(
+    cpu_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --memory-cap-gb, on a machine of 16 GB."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("evenshard.planner.device_memory.machine_bytes", lambda: 16 * 2**30)
+    assert main(command("README.md", "evenshard place criteo_kaggle --devices 4 --batch-size 512")) == 0
 
 
 def test_a_loaded_model_of_other_hardware_is_refused(cpu_model: Path) -> None:

@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import add, attrgetter
 
 from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
 from evenshard.placement.parts import Span, TablePart, deduplicated_table, part_table, replica_table
@@ -102,9 +103,10 @@ class PartMemory:
         return self.host_weights + self.host_state
 
     def __add__(self, other: PartMemory) -> PartMemory:
-        return PartMemory(*(own + more for own, more in zip(astuple(self), astuple(other), strict=True)))
+        return PartMemory(*map(add, _bytes_of(self), _bytes_of(other)))
 
 
+_bytes_of = attrgetter(*(one.name for one in fields(PartMemory)))
 _LASTING = ("weights", "optimizer_state", "cache_state", "inputs", "prefetch")
 _AT_OTHER_MOMENTS = ("arriving", "returned", "workspace")
 ON_DEVICE_KINDS = tuple(
