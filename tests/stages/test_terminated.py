@@ -41,11 +41,11 @@ PARAMS = {
 }
 BENCHMARK = ["benchmark", "--tables", "tables/tables.parquet", "--tasks", "tasks", "--out", "costs.parquet"]
 IN_A_POD = """
-import json, sys
+import json, os, sys
 from kfp import dsl
 from evenshard_components.benchmark.component import benchmark
 params, num_gpus = json.loads(sys.argv[1]), int(sys.argv[2])
-files = {name: dsl.Dataset(name=name, uri=name) for name in ("tables", "tasks", "costs")}
+files = {name: dsl.Dataset(name=name, uri=os.path.abspath(name)) for name in ("tables", "tasks", "costs")}
 benchmark.python_func(**files, metrics=dsl.Metrics(name="metrics", uri="metrics"), config=params["benchmark"],
                       measure=params["measure"], round_number=1, num_gpus=num_gpus)
 """
@@ -82,6 +82,7 @@ def client(generated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @contextmanager
 def running(words: Sequence[str], client: Any, experiment: str = "evenshard") -> Iterator[subprocess.Popen[bytes]]:
     """The stage, once MLflow has a run of it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with it ignored
     with subprocess.Popen([sys.executable, *words], start_new_session=True) as process:
         try:
             wait_until(lambda: "benchmark_1" in runs_of(client, experiment), "the stage has not begun")
