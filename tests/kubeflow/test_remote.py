@@ -160,6 +160,7 @@ def test_a_run_is_stopped_once(fake: FakePipelines, capsys: pytest.CaptureFixtur
     fake.states = ["RUNNING", "CANCELED"]
     assert run(fake, stop) == 0
     assert capsys.readouterr().out == f"run r1 stops; it was RUNNING\n{fake.url}/#/runs/details/r1\n"
+    assert len(fake.asked("POST", "/runs/r1:terminate")) == 1
     assert run(fake, stop) == 0
     assert capsys.readouterr().out.startswith("run r1 has ended before, as CANCELED\n")
     assert len(fake.asked("POST", "/runs/r1:terminate")) == 1

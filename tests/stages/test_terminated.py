@@ -19,26 +19,11 @@ import yaml
 from evenshard.cli import main
 from evenshard.utils.process import TERMINATED
 from support import servers
+from support.kubeflow_builders import SMALL_PARAMS
 from support.patience import PATIENCE_S, wait_until
 from support.tracking_builders import AWAY, empty_mlflow, runs_of
 
-PARAMS = {
-    "loop": {"num_rounds": 1},
-    "generate_tables": {
-        "source": "dlrm_2021",
-        "num_tables": 16,
-        "embedding_dims": [4, 16],
-        "max_rows": 2000,
-        "num_train_tasks": 3,
-        "num_test_tasks": 2,
-        "tables_per_task": 5,
-        "num_devices": 2,
-        "memory_cap_gb": 0.01,
-        "batch_size": 32,
-    },
-    "measure": {"hardware": "simulated:h200", "visits": 1, "controls": 1, "control_repeats": 2},
-    "benchmark": {"placements_per_round": 100_000, "searched_share": 0.0},
-}
+PARAMS = {**SMALL_PARAMS, "benchmark": {"placements_per_round": 100_000, "searched_share": 0.0}}
 BENCHMARK = ["benchmark", "--tables", "tables/tables.parquet", "--tasks", "tasks", "--out", "costs.parquet"]
 IN_A_POD = """
 import json, os, sys

@@ -100,7 +100,7 @@ def _node(said: Mapping[str, Any]) -> Any:
 
 
 def _token() -> str | None:
-    """A token for Kubeflow Pipelines; None where nobody gives one: a Kubeflow without users needs none."""
+    """A token for Kubeflow Pipelines; None where neither a volume nor Kubernetes gives one: single users need none."""
     if (path := pod_token_file()) is not None:
         return path.read_text().strip()
     host, port = (os.environ.get(name) for name in _KUBERNETES)

@@ -6,6 +6,7 @@ is time lost: attempts that failed, and the pauses after them.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evenshard.utils.errors import BadConfig, EvenshardError
+from evenshard.utils.messages import brief
 
 PATIENCE = "EVENSHARD_MLFLOW_PATIENCE"
 """Variable: seconds that a stage loses at most to an MLflow which is away; each upload adds to them."""
@@ -86,13 +88,16 @@ def stage_patience_s() -> float:
     """How long a stage waits in all, in seconds, as the environment says.
 
     Raises:
-        BadConfig: if that is no number.
+        BadConfig: if that is not a valid number.
     """
     said = os.environ.get(PATIENCE) or PATIENCE_S
     try:
-        return float(said)
+        seconds = float(said)
     except ValueError:
-        raise BadConfig(f"{PATIENCE} is {said}, which is no number of seconds. Make it one, such as 120.") from None
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise BadConfig(f"{PATIENCE} is {brief(str(said))}, not a valid number of seconds. Set it to one, such as 120.")
+    return seconds
 
 
 def is_refusal(error: BaseException) -> bool:
