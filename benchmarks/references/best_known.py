@@ -23,10 +23,9 @@ from benchmarks.references.shard_times import IntArray, ShardTimes
 from benchmarks.references.steepest import descend
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.hardware import SimulatedHardware
-from evenshard.placement.constraints import UNCONSTRAINED
 from evenshard.placement.feasibility import require_room
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.units import bytes_to_gb
@@ -59,7 +58,7 @@ class BestKnownSharder:
         self._hardware = SimulatedHardware(replace(given, noise=0.0))
         self._config = config or AnnealConfig()
 
-    def place(self, task: PlacementTask) -> Placement:
+    def place(self, task: ShardingTask) -> Placement:
         """The best placement found from its own starts.
 
         Raises:
@@ -67,7 +66,7 @@ class BestKnownSharder:
         """
         return self.improve(task, ())[0]
 
-    def improve(self, task: PlacementTask, starts: Sequence[Placement]) -> tuple[Placement, float]:
+    def improve(self, task: ShardingTask, starts: Sequence[Placement]) -> tuple[Placement, float]:
         """The best placement found from the given starts and its own, and its ``max_device_ms`` on the hardware.
 
         Args:
@@ -78,7 +77,8 @@ class BestKnownSharder:
             InfeasibleTask: if a start is not legal, or if there is none that fits the devices.
             BadConfig: if the task has constraints beside one memory cap for all.
         """
-        if task.constraints != UNCONSTRAINED:
+        rules = any(limits.devices is not None for limits in task.limits) or task.together or task.apart
+        if rules or len(set(task.room_bytes)) > 1:
             raise BadConfig(f"{task.task_id}: best_known knows one memory cap and no other constraints. Leave it out.")
         require_room(task)
         for start in starts:
@@ -109,7 +109,7 @@ class BestKnownSharder:
             ranked = sorted([*ranked, *found], key=lambda one: one[0])
         return ranked
 
-    def _fastest(self, task: PlacementTask, found: Sequence[IntArray]) -> tuple[Placement, float]:
+    def _fastest(self, task: ShardingTask, found: Sequence[IntArray]) -> tuple[Placement, float]:
         """What the hardware says; the search may have left out how tables share the L2."""
         placements = list(dict.fromkeys(Placement(tuple(one.tolist()), task.num_devices) for one in found))
         costs = self._hardware.measure_many([(task, placement) for placement in placements])
@@ -118,14 +118,14 @@ class BestKnownSharder:
         return placements[best], all_ms[best]
 
 
-def _begin(times: ShardTimes, task: PlacementTask, known: Sequence[IntArray]) -> list[Start]:
+def _begin(times: ShardTimes, task: ShardingTask, known: Sequence[IntArray]) -> list[Start]:
     """Own starts, and known placements both without limits and kept to those they are within."""
     free_D = np.full(task.num_devices, np.inf)
     as_they_are = [Start(device_of_T, free_D) for device_of_T in known]
     return [*as_they_are, *(within_its_limits(times, one) for one in known), *greedy_starts(times, task.num_devices)]
 
 
-def _expert_answers(task: PlacementTask) -> list[Placement]:
+def _expert_answers(task: ShardingTask) -> list[Placement]:
     answers = []
     for sharder in expert_sharders():
         try:

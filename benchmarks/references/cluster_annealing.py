@@ -26,6 +26,7 @@ from benchmarks.references.cluster_state import ClusterState
 from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
+from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -34,10 +35,9 @@ from evenshard.placement.sharding import (
     ROW_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
-    ShardingTask,
-    check_sharding,
     sharding_type,
 )
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 

@@ -22,7 +22,9 @@ from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.shard_work import MAXIMA, ShardWork, WorkCounter
 from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import TablePart, lookup_share
-from evenshard.placement.sharding import DATA_PARALLEL, ShardingTask, part_bytes, parts_by_table, sharding_type
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.sharding import DATA_PARALLEL, sharding_type
+from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.tables.reuse import FloatArray
 
 _TABLES = 0

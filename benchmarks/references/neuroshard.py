@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from evenshard.measure.costs import MeasuredPlacement
-from evenshard.placement.task import distinct_tables
+from evenshard.placement.tasks import distinct_tables
 from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.process import one_thread

@@ -19,7 +19,7 @@ from evenshard.measure.link import BYTES_PER_VALUE, Link
 from evenshard.measure.simulated.device_model import ROW_LIMITS, backward_ms, forward_ms
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.measure.simulated.shard_work import MAXIMA, NUM_ROWS, NUM_WORK_COLUMNS, OUTPUT_BYTES, SIZE_BYTES
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
 
 IntArray = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ class ShardTimes:
         row_limits: rows beyond which the sort of a shard's indices takes another pass, as far as the task's rows go.
     """
 
-    def __init__(self, hardware: SimulatedHardware, task: PlacementTask) -> None:
+    def __init__(self, hardware: SimulatedHardware, task: ShardingTask) -> None:
         self._profile, self._counter, self._optimizer = hardware.profile, hardware.counter, hardware.optimizer
         self._link = replace(hardware.link, slowest_gb_s=math.inf)
         self._slowest_gb_s = hardware.link.slowest_gb_s

@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from benchmarks.references.true_costs import TrueCosts
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class TrueAnnealConfig:
 class _Prices:
     """What placements of one task cost."""
 
-    def __init__(self, costs: TrueCosts, task: PlacementTask) -> None:
+    def __init__(self, costs: TrueCosts, task: ShardingTask) -> None:
         self._costs, self._num_devices = costs, task.num_devices
         self._represented_TH = costs.represent(task.tables)
         self._dims_T1 = torch.tensor([[float(table.embedding_dim)] for table in task.tables])
         self._bytes_T1 = torch.tensor([[size] for size in task.table_bytes], dtype=torch.float64)
-        self._caps_D = torch.tensor(task.caps_bytes, dtype=torch.float64)
+        self._caps_D = torch.tensor(task.room_bytes, dtype=torch.float64)
 
     def device_ms(self, device_of_MT: torch.Tensor) -> torch.Tensor:
         """[M, D] of placements; infinite where a device has no room."""
@@ -64,7 +64,7 @@ class _Prices:
 
 
 def best_true(
-    costs: TrueCosts, task: PlacementTask, starts: Sequence[Placement], config: TrueAnnealConfig
+    costs: TrueCosts, task: ShardingTask, starts: Sequence[Placement], config: TrueAnnealConfig
 ) -> tuple[Placement, float]:
     """The best placement found from legal starts, at most as slow as the fastest of them, and its time in ms."""
     generator = torch.Generator().manual_seed(config.seed)

@@ -26,7 +26,7 @@ from benchmarks.references.others_measurements import BATCH_SIZE, NUM_DEVICES, M
 from evenshard.measure.costs import DeviceCost, PlacementCost, Provenance
 from evenshard.measure.hardware import TimeShare
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, feasible_reuse_bins
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
@@ -233,7 +233,7 @@ class TrueCosts:
         start_ms_ND = torch.zeros_like(dims_ND)
         return self._fwd(dims_ND, start_ms_ND), self._bwd(dims_ND, start_ms_ND)
 
-    def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
+    def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         """The cost of one placement; also of a shard alone on one device, which exchanges nothing.
 
         Raises:
@@ -258,7 +258,7 @@ class TrueCosts:
             tuple(DeviceCost(ms * FWD_SHARE, fwd, bwd, ms * (1 - FWD_SHARE)) for ms, fwd, bwd in rows), "modelled"
         )
 
-    def measure_many(self, jobs: Sequence[tuple[PlacementTask, Placement]]) -> list[PlacementCost]:
+    def measure_many(self, jobs: Sequence[tuple[ShardingTask, Placement]]) -> list[PlacementCost]:
         """The cost of each (task, placement)."""
         return [self.measure(*job) for job in jobs]
 

@@ -24,7 +24,8 @@ from benchmarks.references.best_known import BestKnownSharder
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask, TaskSampling, sample_tasks
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import TaskSampling, sample_tasks
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.models import PlacementModel, bundled_models, load_model
@@ -90,7 +91,7 @@ class Figures:
         ]
 
 
-def judge(model: PlacementModel, hardware: SimulatedHardware, task: PlacementTask) -> Figures:
+def judge(model: PlacementModel, hardware: SimulatedHardware, task: ShardingTask) -> Figures:
     """One task: all placements are simulated and compared with their predictions.
 
     Raises:
@@ -127,11 +128,11 @@ def judge(model: PlacementModel, hardware: SimulatedHardware, task: PlacementTas
     return found
 
 
-def rows(memory_bytes: int) -> Iterator[tuple[str, list[PlacementTask]]]:
+def rows(memory_bytes: int) -> Iterator[tuple[str, list[ShardingTask]]]:
     """The tasks, row by row."""
     for name, devices in CATALOG:
         tables = load_catalog(name, BATCH_SIZE)
-        yield f"{name}, {devices} devices", [PlacementTask(name, tables, devices, memory_bytes, BATCH_SIZE)]
+        yield f"{name}, {devices} devices", [ShardingTask.whole(name, tables, devices, memory_bytes, BATCH_SIZE)]
     for bits, batch_size, counted in POOLS:
         pool = generate_tables(GeneratorConfig(2000, DIMS, weight_bits=bits), batch_size, seed=5)
         if not counted:

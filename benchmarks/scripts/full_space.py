@@ -31,7 +31,8 @@ from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import ShardingTask, check_sharding
+from evenshard.placement.plan import check_sharding
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.place import place_request
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
@@ -104,7 +105,7 @@ class Case:
             machine=machine,
         )
         links = Links(link(INTRA), link(inter) if inter else None)
-        return Case(name, request, request.sharding_task(), SimulatedCluster(machine, [PROFILE] * devices, links))
+        return Case(name, request, request.task(), SimulatedCluster(machine, [PROFILE] * devices, links))
 
     def line(self, side: str, setting: str, parts: Sequence[TablePart], seconds: float) -> Line:
         """A placement, priced by all."""

@@ -16,7 +16,8 @@ import numpy as np
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import Hardware, open_hardware
 from evenshard.placement.placement import Placement, alone
-from evenshard.placement.task import PlacementTask, distinct_tables, load_tasks
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import distinct_tables, load_tasks
 from evenshard.sharders.catalog import SHARDERS
 from evenshard.sharders.random import RandomSharder
 from evenshard.stages import generate_tables
@@ -34,7 +35,7 @@ from evenshard.utils.params import load_params, section
 SAMPLE = 20
 
 
-def kernel_ms(hardware: Hardware, task: PlacementTask, placement: Placement) -> float:
+def kernel_ms(hardware: Hardware, task: ShardingTask, placement: Placement) -> float:
     """Forward and backward of all devices, one after the other: one pass of a GPU that plays them in turn."""
     return sum(one.fwd_compute_ms + one.bwd_compute_ms for one in hardware.measure(task, placement).devices)
 
@@ -56,11 +57,11 @@ def minutes(path: Path, hardware_name: str) -> dict[str, float]:
     hardware = open_hardware(measure)
     sharder = RandomSharder(0)
 
-    def of_task(task: PlacementTask) -> float:
+    def of_task(task: ShardingTask) -> float:
         return kernel_ms(hardware, task, sharder.place(task))
 
     def of_table(table: Table) -> float:
-        task = PlacementTask("alone", (table,), 1, split.test[0].memory_cap_bytes, split.test[0].batch_size)
+        task = ShardingTask.whole("alone", (table,), 1, split.test[0].memory_cap_bytes, split.test[0].batch_size)
         return kernel_ms(hardware, task, alone(task))
 
     of_round = round_of.placements_per_round + measure.controls * measure.control_repeats

@@ -30,15 +30,15 @@ from evenshard.placement.memory import (
 )
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import TablePart, part_table
+from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
     SHARDING_TYPES,
     TABLE_COLUMN_WISE,
-    ShardingTask,
-    parts_by_table,
     sharding_type,
 )
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, Storage
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.random_sharding import random_sharding
 from evenshard.sharders.torchrec_planner import Bandwidths, machine_topology
 from evenshard.tables.table import Table

@@ -30,7 +30,8 @@ from evenshard.measure.costs import PlacementCost
 from evenshard.measure.hardware import Measure
 from evenshard.measure.simulated.hardware import PlacementJob, SimulatedHardware
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask, TaskSampling, TaskSplit, sample_tasks
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import TaskSampling, TaskSplit, sample_tasks
 from evenshard.sharders.autoshard.train import AutoShardConfig, measure_random_shards, train_autoshard
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
@@ -94,7 +95,7 @@ def split_of(tables: Sequence[Table], setting: str, test_tasks: int) -> TaskSpli
 def compare(hardware: Measured, split: TaskSplit, setting: str, autoshard: bool) -> None:
     """Prints the rows of one setting on one hardware."""
 
-    def times(place: Callable[[PlacementTask], Placement]) -> list[float]:
+    def times(place: Callable[[ShardingTask], Placement]) -> list[float]:
         jobs = [(task, place(task)) for task in split.test]
         return [cost.max_device_ms for cost in hardware.measure_many(jobs)]
 
@@ -122,7 +123,7 @@ def compare(hardware: Measured, split: TaskSplit, setting: str, autoshard: bool)
     own = {task.task_id: sharder.place(task) for task in split.test}
     found["evenshard"] = times(lambda task: own[task.task_id])
 
-    def best(task: PlacementTask) -> Placement:
+    def best(task: ShardingTask) -> Placement:
         starts = [own[task.task_id], *(rule.place(task) for rule in rules)]
         if isinstance(hardware, TrueCosts):
             return best_true(hardware, task, starts, TrueAnnealConfig())[0]
@@ -169,12 +170,12 @@ def ablation(costs: TrueCosts, tables: Sequence[Table], seeds: int, test_tasks: 
 
 
 def _ablation_rows(
-    costs: TrueCosts, variant: Variant, train: Sequence[PlacementTask], split: TaskSplit, seeds: int
+    costs: TrueCosts, variant: Variant, train: Sequence[ShardingTask], split: TaskSplit, seeds: int
 ) -> Iterator[tuple[float, float, float, float]]:
     """Mean ms of the three ways to choose, and the median error, of each training."""
-    true_of: dict[str, PlacementTask] = {}
+    true_of: dict[str, ShardingTask] = {}
 
-    def seen(task: PlacementTask) -> PlacementTask:
+    def seen(task: ShardingTask) -> ShardingTask:
         """The task as the networks see it."""
         if not variant.without_reuse:
             return task

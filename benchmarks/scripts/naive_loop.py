@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
@@ -29,7 +29,7 @@ class NaiveLoop:
 
     def __init__(
         self,
-        tasks: Sequence[PlacementTask],
+        tasks: Sequence[ShardingTask],
         cost_net: DreamShardCostNet,
         policy: DreamShardPolicy,
         minibatch_size: int,

@@ -33,8 +33,9 @@ from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import ShardingTask, check_sharding
+from evenshard.placement.plan import check_sharding
 from evenshard.placement.storage import Storage
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.place import place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.cache_statistics import TableStatistics
@@ -107,7 +108,7 @@ class Model:
     @cached_property
     def task(self) -> ShardingTask:
         """The same, settled."""
-        return self.request.sharding_task()
+        return self.request.task()
 
     @cached_property
     def links(self) -> Links:

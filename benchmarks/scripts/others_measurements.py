@@ -23,7 +23,7 @@ import torch
 from benchmarks.references.neuroshard import fit_neuroshard
 from benchmarks.references.others_measurements import BATCH_SIZE, TABLES, default_folder
 from evenshard.measure.costs import MeasuredPlacement
-from evenshard.placement.task import distinct_tables
+from evenshard.placement.tasks import distinct_tables
 from evenshard.sharders.checkpoint import Round
 from evenshard.sharders.convex_search.fit import CostModelFitConfig, fit_cost_model
 from evenshard.sharders.dreamshard.fit import CostTensors, FitConfig, cost_net_round, new_cost_net, predict

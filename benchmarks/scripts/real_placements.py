@@ -35,8 +35,9 @@ from evenshard.measure.in_turn import OneDeviceInTurn
 from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, held_parts
 from evenshard.measure.link import link
 from evenshard.placement.placement import alone
-from evenshard.placement.sharding import ShardingTask, parts_by_table, sharding_type
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.sharding import sharding_type
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.files import load_tables
 from evenshard.tables.table import Table
 
@@ -102,7 +103,7 @@ class CallsAlone:
 
     def _call_ms(self, tables: tuple[Table, ...], batch_size: int) -> float:
         if (tables, batch_size) not in self._known:
-            task = PlacementTask("alone", tables, 1, 2**40, batch_size)
+            task = ShardingTask.whole("alone", tables, 1, 2**40, batch_size)
             self._known[tables, batch_size] = self._hardware.measure(task, alone(task)).devices[0].compute_ms
         return self._known[tables, batch_size]
 

@@ -26,7 +26,8 @@ from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.hardware import PlacementJob, SimulatedHardware
 from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask, TaskSampling, sample_tasks
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import TaskSampling, sample_tasks
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.random import RandomSharder
@@ -149,7 +150,7 @@ def print_nvidia() -> None:
     print("|---|" + "---:|" * 7)
     for name, published in (("nvidia_tiny", 24.433), ("nvidia_small", 67.355)):
         tables = load_catalog(name, batch_size=BATCH_SIZE)
-        task = PlacementTask(name, tables, 1, 10**13, BATCH_SIZE)
+        task = ShardingTask.whole(name, tables, 1, 10**13, BATCH_SIZE)
         device = hardware.measure(task, Placement((0,) * len(tables), 1)).devices[0]
         size = sum(table.size_bytes for table in tables) / 1024**3
         lookups = sum(table.pooling_factor for table in tables) * BATCH_SIZE / 1e6
@@ -172,7 +173,7 @@ def print_parts() -> None:
         work = counter.shard_work(counter.columns(pool, BATCH_SIZE), np.arange(400) // 5, 80)
         costs = hardware.measure_many(
             [
-                (PlacementTask("five", pool[first : first + 5], 1, 10**13, BATCH_SIZE), Placement((0,) * 5, 1))
+                (ShardingTask.whole("five", pool[first : first + 5], 1, 10**13, BATCH_SIZE), Placement((0,) * 5, 1))
                 for first in range(0, 400, 5)
             ]
         )

@@ -29,7 +29,8 @@ import numpy as np
 import torch
 
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
-from evenshard.placement.task import PlacementTask, TaskSampling, sample_tasks
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import TaskSampling, sample_tasks
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.fit import CostModelFitConfig, fit_cost_model
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
@@ -47,22 +48,22 @@ BATCH_SIZE = 65536
 GROWTH_TABLES, GROWTH_DEVICES, SEARCH_DEVICES = (50, 100, 200, 500, 1000), (4, 8, 32, 128), (8, 128)
 
 
-def train_tasks(num_devices: int) -> tuple[PlacementTask, ...]:
+def train_tasks(num_devices: int) -> tuple[ShardingTask, ...]:
     """The paper's 50 train tasks of 50 tables."""
     pool = generate_tables(GeneratorConfig(856, (16,), None, 16), BATCH_SIZE, seed=0)
     return sample_tasks(pool, TaskSampling(50, 1, 50, num_devices, 5.0, BATCH_SIZE), seed=0).train
 
 
-def large_task(num_tables: int, num_devices: int) -> PlacementTask:
+def large_task(num_tables: int, num_devices: int) -> ShardingTask:
     """A task whose devices have half as much memory again as the tables need, and room for the largest table twice."""
     tables = generate_tables(GeneratorConfig(num_tables, (16,), None, 16), BATCH_SIZE, seed=0)
     sizes = [table.size_bytes for table in tables]
-    return PlacementTask(
+    return ShardingTask.whole(
         "large", tables, num_devices, max(2 * max(sizes), sum(sizes) * 3 // (2 * num_devices)), BATCH_SIZE
     )
 
 
-def made_up(task: PlacementTask, rng: np.random.Generator) -> MeasuredPlacement:
+def made_up(task: ShardingTask, rng: np.random.Generator) -> MeasuredPlacement:
     """A random placement with a made-up cost: milliseconds proportional to lookups."""
     placement = random_placement(task, rng)
     lookups = np.zeros(task.num_devices)
@@ -78,7 +79,7 @@ def networks() -> tuple[DreamShardCostNet, DreamShardPolicy]:
     return DreamShardCostNet(), DreamShardPolicy()
 
 
-def dreamshard(task: PlacementTask) -> DreamShardSharder:
+def dreamshard(task: ShardingTask) -> DreamShardSharder:
     return DreamShardSharder(*networks(), FeatureNormalizer.fit(task.tables, BATCH_SIZE))
 
 

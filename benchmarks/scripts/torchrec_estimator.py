@@ -34,7 +34,7 @@ from scipy.stats import spearmanr
 from benchmarks.scripts.full_space import tables_called
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import ShardingTask
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.file import read_json
 from evenshard.planner.place import place_request
 from evenshard.planner.torchrec.estimator import EvenshardPerfModel
@@ -92,7 +92,7 @@ class Case:
     def __init__(self, tables: str, devices: int, fit: dict[str, object]) -> None:
         machine = FittedMachine(HARDWARE)
         self.request = machine.request(tables_called(tables), devices // DEVICES_PER_NODE, ROOM_BYTES)
-        self.task: ShardingTask = self.request.sharding_task()
+        self.task: ShardingTask = self.request.task()
         self._times_of: TimesOfParts = machine.times(self.request)
         bandwidths = machine_bandwidths(self.task.machine, gpu_profile("h100"), machine.links())
 

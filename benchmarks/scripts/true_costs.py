@@ -27,7 +27,7 @@ from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.parts import tables_of_parts
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import place_request
 from evenshard.planner.request import PlacementRequest
@@ -54,12 +54,12 @@ TABLE_TASKS, PLACED_TASKS, SPLIT_TASKS = 100, 30, 10
 PLACED_TABLES, SPLIT_TABLES = 40, 26
 
 
-def draw_task(tables: Sequence[Table], count: int, dims: Sequence[int], seed: Sequence[int]) -> PlacementTask:
+def draw_task(tables: Sequence[Table], count: int, dims: Sequence[int], seed: Sequence[int]) -> ShardingTask:
     """A task of real tables on four devices; the dims are drawn too. Memory is that of the simulated device."""
     rng = np.random.default_rng(seed)
     chosen = rng.choice(len(tables), count, replace=False).tolist()
     drawn = tuple(replace(tables[number], embedding_dim=int(rng.choice(dims))) for number in chosen)
-    return PlacementTask(f"task-{'-'.join(map(str, seed))}", drawn, NUM_DEVICES, memory_bytes(), BATCH_SIZE)
+    return ShardingTask.whole(f"task-{'-'.join(map(str, seed))}", drawn, NUM_DEVICES, memory_bytes(), BATCH_SIZE)
 
 
 def memory_bytes() -> int:
@@ -74,7 +74,7 @@ def strategies_table(tables: Sequence[Table], costs: TrueCosts) -> None:
     print("|---|---|" + "---:|" * 6)
     deviations: list[float] = []
     for count, (paper, networks) in PUBLISHED_MS.items():
-        ways: list[Callable[[PlacementTask], Placement]] = [
+        ways: list[Callable[[ShardingTask], Placement]] = [
             RandomSharder(count).place,
             *(expert.place for expert in expert_sharders()[:3]),
             SIZE_LOOKUP.place,
@@ -137,7 +137,7 @@ def column_splits(tables: Sequence[Table], costs: TrueCosts, model: PlacementMod
     print(f"| worst | {max(split)} | {100 * max(told):+.1f} | {100 * max(true):+.1f} |")
 
 
-def answered(task: PlacementTask, model: PlacementModel, allow_column_split: bool = False) -> PlacementAnswer:
+def answered(task: ShardingTask, model: PlacementModel, allow_column_split: bool = False) -> PlacementAnswer:
     """What a user would get."""
     ways = BY_COLUMNS if allow_column_split else (TABLE_WISE,)
     request = PlacementRequest(task.tables, task.caps_bytes, task.batch_size, sharding_types=ways, hardware=HARDWARE)

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.studies.units import Store, Unit
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.base import Sharder
 from evenshard.utils.errors import InfeasibleTask
 
@@ -23,13 +23,13 @@ def answer_with(placement: Placement, **more: Any) -> Answer:
     return {"placement": list(placement.device_of_table), **more}
 
 
-def placement_of(answer: Answer, task: PlacementTask) -> Placement | None:
+def placement_of(answer: Answer, task: ShardingTask) -> Placement | None:
     """The placement of an answer; None for an infeasible one."""
     where = answer.get("placement")
     return None if where is None else Placement(tuple(where), task.num_devices)
 
 
-def ask_all(tasks: Sequence[PlacementTask], place: Callable[[PlacementTask], Answer]) -> tuple[list[Answer], float]:
+def ask_all(tasks: Sequence[ShardingTask], place: Callable[[ShardingTask], Answer]) -> tuple[list[Answer], float]:
     """One answer per task, and the mean seconds each took; "it fits nowhere" is an answer too."""
     answers, seconds = [], []
     for task in tasks:
@@ -42,7 +42,7 @@ def ask_all(tasks: Sequence[PlacementTask], place: Callable[[PlacementTask], Ans
     return answers, fmean(seconds)
 
 
-def answers_of(sharder: Sharder, tasks: Sequence[PlacementTask]) -> tuple[list[Answer], float]:
+def answers_of(sharder: Sharder, tasks: Sequence[ShardingTask]) -> tuple[list[Answer], float]:
     """``ask_all`` of a sharder."""
     return ask_all(tasks, lambda task: answer_with(sharder.place(task)))
 

@@ -17,11 +17,11 @@ from evenshard.measure.journal import Journal
 from evenshard.measure.noise import Noise, controls_of, noise_of
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.stages.propose import among_controls
 from evenshard.utils.console import progress
 
-Jobs = Sequence[tuple[PlacementTask, Placement]]
+Jobs = Sequence[tuple[ShardingTask, Placement]]
 
 
 class Meter:
@@ -56,7 +56,7 @@ class Meter:
         """Of the hardware."""
         return self._hardware.time_share
 
-    def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
+    def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         """The cost of one placement, in one visit: a meter is hardware too."""
         return self.quick_costs([(task, placement)])[0]
 
@@ -79,7 +79,7 @@ class Meter:
         return [one.cost for one in self._measured(numbered, measure)]
 
     def costs_and_noise(
-        self, jobs: Jobs, train_tasks: Sequence[PlacementTask]
+        self, jobs: Jobs, train_tasks: Sequence[ShardingTask]
     ) -> tuple[list[PlacementCost], Noise | None]:
         """Costs that will be compared: on real hardware with controls among them, which tell the noise."""
         if isinstance(self._hardware, SimulatedHardware):

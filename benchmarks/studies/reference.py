@@ -13,7 +13,7 @@ from benchmarks.studies.settings import Ground, Setting
 from benchmarks.studies.units import Result, Store, Unit
 from evenshard.measure.costs import PlacementCost
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.reward import compute_speedup, measured_balance
 
 
@@ -48,7 +48,7 @@ class BestKnown(Unit):
         sharder = BestKnownSharder(self.ground.measure, self.config)
         answers_to = {task.task_id: [row.answers[n] for row in rows] for n, task in enumerate(tasks)}
 
-        def improve(task: PlacementTask) -> Answer:
+        def improve(task: ShardingTask) -> Answer:
             starts = dict.fromkeys(placement_of(answer or {}, task) for answer in answers_to[task.task_id])
             return answer_with(sharder.improve(task, [start for start in starts if start is not None])[0])
 
@@ -78,7 +78,7 @@ class MeasureAnswers(Unit):
         start = time.perf_counter()
         split = self.ground.split(self.setting)
         rows = rows_of(self.sources, store, len(split.test))
-        jobs: dict[tuple[int, Placement], tuple[PlacementTask, Placement]] = {}
+        jobs: dict[tuple[int, Placement], tuple[ShardingTask, Placement]] = {}
         for number, task in enumerate(split.test):
             for row in rows:
                 placement = placement_of(row.answers[number] or {}, task)

@@ -13,7 +13,8 @@ from functools import lru_cache
 
 from benchmarks.references.annealing import AnnealConfig
 from evenshard.measure.config import MeasureConfig
-from evenshard.placement.task import PlacementTask, TaskSampling, TaskSplit, sample_tasks
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import TaskSampling, TaskSplit, sample_tasks
 from evenshard.sharders.autoshard.train import AutoShardConfig
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.convex_search.train import EvenshardConfig
@@ -96,7 +97,7 @@ class Ground:
         """
         return _split(self.pool, setting, self.train_tasks, self.test_tasks)
 
-    def test(self, setting: Setting) -> tuple[PlacementTask, ...]:
+    def test(self, setting: Setting) -> tuple[ShardingTask, ...]:
         """The held-out tasks of a setting."""
         return self.split(setting).test
 

@@ -13,7 +13,7 @@ from benchmarks.studies.settings import Ground, Setting
 from benchmarks.studies.units import Result, Store, Unit
 from benchmarks.studies.untrained_sharders import RandomSearch
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.catalog import Resources, sharder
 from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
 from evenshard.sharders.convex_search.cost_model import CostModel
@@ -141,13 +141,13 @@ class PlaceLearned(Unit):
         return {"answers": answers, "seconds": seconds, "predictions": predictions}
 
     def _searched(
-        self, store: Store, model: CostModel, dreamshard: DreamShardSharder, tasks: tuple[PlacementTask, ...]
+        self, store: Store, model: CostModel, dreamshard: DreamShardSharder, tasks: tuple[ShardingTask, ...]
     ) -> dict[str, tuple[list[Answer], float]]:
         """The answers of evenshard without and with measuring, and the seconds per task."""
         evenshard = EvenshardSharder(model, dreamshard, replace(self.search, seed=self.seed))
         found: dict[str, SearchResult] = {}
 
-        def search(task: PlacementTask) -> Answer:
+        def search(task: ShardingTask) -> Answer:
             found[task.task_id] = evenshard.search(task)
             best = found[task.task_id].best
             more = {name: getattr(best, name) for name in ("predicted_ms", "low_ms", "high_ms", "lower_bound_ms")}
@@ -157,7 +157,7 @@ class PlaceLearned(Unit):
         if "evenshard_measured" in self.sharders:
             with Meter(self.ground.measure, store.journal(self), self.name) as meter:
 
-                def measure(task: PlacementTask) -> Answer:
+                def measure(task: ShardingTask) -> Answer:
                     known = found.get(task.task_id)
                     best, _ = evenshard.place_measured(task, meter.quick_costs, NUM_MEASURED, known)
                     return answer_with(best.placement)
@@ -168,7 +168,7 @@ class PlaceLearned(Unit):
 
 
 def _predictions(
-    task: PlacementTask, samples: list[dict[str, Any]], dreamshard: DreamShardSharder, model: CostModel
+    task: ShardingTask, samples: list[dict[str, Any]], dreamshard: DreamShardSharder, model: CostModel
 ) -> dict[str, list[float]]:
     """What the networks predict for the samples of one task, ms."""
     found = [placement_of(sample, task) for sample in samples]

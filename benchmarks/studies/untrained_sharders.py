@@ -14,7 +14,8 @@ from benchmarks.studies.settings import Ground, Setting
 from benchmarks.studies.units import Result, Store, Unit
 from evenshard.measure.costs import PlacementCost
 from evenshard.placement.placement import Placement, alone
-from evenshard.placement.task import PlacementTask, single_table_task
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import single_table_task
 from evenshard.sharders.catalog import Resources, sharder
 from evenshard.sharders.random import random_placement
 from evenshard.utils.errors import InfeasibleTask
@@ -121,7 +122,7 @@ class RandomSearch(Unit):
             result["seconds"]["random_search"] = (time.perf_counter() - start) / len(tasks)
         return result
 
-    def _placements(self, task: PlacementTask) -> list[Placement]:
+    def _placements(self, task: ShardingTask) -> list[Placement]:
         rng = np.random.default_rng([self.ground.pool.seed, 1, zlib.crc32(task.task_id.encode())])
         found = []
         for _ in range(self.num_placements):

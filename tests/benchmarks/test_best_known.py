@@ -18,13 +18,13 @@ from evenshard.measure.simulated.device_model import RADIX_BITS, ROW_LIMITS, sor
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.measure.simulated.shard_work import MAXIMA, ShardWork
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.random import random_placement
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
-from support.builders import READ_ONCE, every_placement
+from support.builders import READ_ONCE, capped, every_placement
 from support.builders import task as make_task
 
 H200 = "simulated:h200"
@@ -35,21 +35,21 @@ RTX = SimulatedHardware(MeasureConfig(hardware="simulated:rtx_2080_ti"))
 QUICK = AnnealConfig(evaluations=20_000, stages=10)
 
 
-def some_task(count: int, devices: int, first: int = 0, batch_size: int = BATCH) -> PlacementTask:
+def some_task(count: int, devices: int, first: int = 0, batch_size: int = BATCH) -> ShardingTask:
     return make_task(POOL[first : first + count], devices, batch_size=batch_size)
 
 
-def tight(of_task: PlacementTask, room: float = 1.1) -> PlacementTask:
+def tight(of_task: ShardingTask, room: float = 1.1) -> ShardingTask:
     """Devices that together hold ``room`` times the tables."""
     sizes = [table.size_bytes for table in of_task.tables]
-    return replace(of_task, memory_cap_bytes=max(int(room * sum(sizes) / of_task.num_devices), max(sizes)))
+    return capped(of_task, max(int(room * sum(sizes) / of_task.num_devices), max(sizes)))
 
 
-def ms_of(of_task: PlacementTask, placement: Placement) -> float:
+def ms_of(of_task: ShardingTask, placement: Placement) -> float:
     return HARDWARE.measure(of_task, placement).max_device_ms
 
 
-def random_devices(of_task: PlacementTask, seed: int) -> np.ndarray:
+def random_devices(of_task: ShardingTask, seed: int) -> np.ndarray:
     return np.array(random_placement(of_task, np.random.default_rng(seed)).device_of_table)
 
 
@@ -75,7 +75,7 @@ def test_it_finds_the_optimum_of_tiny_tasks(count: int, devices: int, first: int
     assert BestKnownSharder(H200, QUICK).improve(of_task, ())[1] == min(all_ms)
 
 
-def is_legal(of_task: PlacementTask, placement: Placement) -> bool:
+def is_legal(of_task: ShardingTask, placement: Placement) -> bool:
     try:
         check_placement(of_task, placement)
     except InfeasibleTask:
@@ -93,7 +93,7 @@ def test_the_answer_is_legal_and_costs_what_the_hardware_says(batch_size: int, r
     assert ms <= min(ms_of(of_task, one.place(of_task)) for one in expert_sharders() if answers(one, of_task))
 
 
-def answers(sharder: object, of_task: PlacementTask) -> bool:
+def answers(sharder: object, of_task: ShardingTask) -> bool:
     try:
         sharder.place(of_task)  # type: ignore[attr-defined]
     except InfeasibleTask:
@@ -143,7 +143,7 @@ def test_settings_without_sense_are_refused(setting: dict[str, float]) -> None:
 def test_what_fits_nowhere_is_infeasible() -> None:
     of_task = some_task(12, 3)
     with pytest.raises(InfeasibleTask, match="more than a whole device"):
-        BestKnownSharder(H200, QUICK).place(replace(of_task, memory_cap_bytes=10**4))
+        BestKnownSharder(H200, QUICK).place(capped(of_task, 10**4))
     crowded = Placement((0,) * 12, 3)
     with pytest.raises(InfeasibleTask, match="device 0 has"):
         BestKnownSharder(H200, QUICK).improve(tight(of_task), (crowded,))
@@ -227,7 +227,7 @@ def test_the_sort_takes_another_pass_beyond_each_limit() -> None:
 # Annealing -----------------------------------------------------------------------------------------------------------
 
 
-def population_of(of_task: PlacementTask, limit: float = np.inf, seed: int = 0) -> tuple[ShardTimes, Population]:
+def population_of(of_task: ShardingTask, limit: float = np.inf, seed: int = 0) -> tuple[ShardTimes, Population]:
     times = ShardTimes(HARDWARE, of_task)
     starts = [Start(random_devices(of_task, number), np.full(of_task.num_devices, limit)) for number in range(3)]
     config = replace(QUICK, seed=seed, pairs_at_once=16)

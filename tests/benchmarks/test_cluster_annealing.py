@@ -15,7 +15,9 @@ from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import GRID_SHARD, ShardingTask, check_sharding, parts_by_table, sharding_type
+from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.sharding import GRID_SHARD, sharding_type
+from evenshard.placement.task import ShardingTask
 from support.builders import some_tables, table
 
 PROFILE = gpu_profile("h200")

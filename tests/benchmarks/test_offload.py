@@ -23,7 +23,7 @@ from benchmarks.scripts.offload import (
     settings_of,
     torchrec_lines,
 )
-from evenshard.placement.sharding import check_sharding
+from evenshard.placement.plan import check_sharding
 from evenshard.planner.torchrec.cache_statistics import TableStatistics
 from evenshard.sharders.torchrec_offload import TorchRecOffloadPlanner
 from evenshard.sharders.torchrec_space import machine_bandwidths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,11 @@ from benchmarks.references.true_best import TrueAnnealConfig, best_true
 from benchmarks.references.true_costs import FitConfig, TrueCosts, cache_file, fit_true_costs, load_true_costs
 from benchmarks.references.true_costs_errors import NetworkError, load_errors
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.utils.errors import BadConfig, BadFile
-from support.builders import every_placement
+from support.builders import capped, every_placement
 from support.builders import task as make_task
 from support.truth import truth_file
 
@@ -47,7 +46,7 @@ def costs() -> TrueCosts:
     return fit_true_costs(invented(), QUICK)
 
 
-def some_task(count: int = 12, first: int = 0) -> PlacementTask:
+def some_task(count: int = 12, first: int = 0) -> ShardingTask:
     return make_task(POOL[first : first + count], 4, batch_size=BATCH_SIZE)
 
 
@@ -89,7 +88,7 @@ def test_the_best_placement_of_a_small_task_is_found(costs: TrueCosts) -> None:
 
 def test_the_best_placement_beats_its_starts_and_fits(costs: TrueCosts) -> None:
     roomy = some_task(20, 6)
-    task = replace(roomy, memory_cap_bytes=int(0.3 * sum(roomy.table_bytes)))
+    task = capped(roomy, int(0.3 * sum(roomy.table_bytes)))
     starts = [expert.place(task) for expert in expert_sharders()]
     _, ms = best_true(costs, task, starts, TrueAnnealConfig(steps=200))
     assert ms < min(cost.max_device_ms for cost in costs.measure_many([(task, start) for start in starts]))

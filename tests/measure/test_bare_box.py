@@ -27,9 +27,9 @@ from evenshard.measure.hardware import open_hardware
 from evenshard.measure.journal import Journal
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.tables.files import load_tables
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 
-task = PlacementTask("t", load_tables(Path(sys.argv[1])), 2, 10**9, 16)
+task = ShardingTask.whole("t", load_tables(Path(sys.argv[1])), 2, 10**9, 16)
 config = MeasureConfig(hardware="cpu", repeats=1, warmup=0)
 jobs = [Job(sharder.name, task, sharder.place(task), 0, sharder.name, "t") for sharder in expert_sharders()]
 with Journal(Path(sys.argv[2])) as journal:

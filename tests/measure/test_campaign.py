@@ -28,11 +28,12 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.costs import CONTROL, MeasuredPlacement, PlacementCost
 from evenshard.measure.journal import Journal
+from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.utils.errors import BadFile, MeasurementFailed
 from support import killable_campaign
-from support.builders import PROVENANCE, FakeHardware, every_placement, table, task, working
+from support.builders import PROVENANCE, ROOMY, FakeHardware, every_placement, table, task, working
 
 CONFIG = MeasureConfig(visits=2, repeats=4, seed=5)
 TASKS = [task(working(1.0, 2.0, 4.0), task_id=name) for name in "abc"]
@@ -146,7 +147,7 @@ class TenSecondsEach(FakeHardware):
 
     now = 0.0
 
-    def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
+    def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         self.now += 10.0
         return super().measure(task, placement)
 
@@ -184,7 +185,7 @@ class SometimesFails(FakeHardware):
         super().__init__()
         self._succeed = succeed
 
-    def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
+    def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         if len(self.calls) == self._succeed:
             raise MeasurementFailed("the kernel is tired")
         return super().measure(task, placement)
@@ -375,8 +376,9 @@ def test_the_key_names_what_is_measured() -> None:
         replace_job(KEYED, measurement_id="m1"),
         replace_job(KEYED, placement=Placement((1, 0), 2)),
         with_task(batch_size=65),
-        with_task(num_devices=3),
+        with_task(machine=Machine.one_node(3), room_bytes=(ROOMY,) * 3),
         with_task(task_id="another"),
+        with_task(room_bytes=(5, 5)),
         with_task(tables=KEYED.task.tables[::-1]),
         with_table(name="clicks"),
         with_table(num_rows=101),

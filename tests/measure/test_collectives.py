@@ -24,6 +24,7 @@ from evenshard.measure.collectives import (
 from evenshard.measure.link import LINKS, Link
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     GRID_SHARD,
@@ -31,9 +32,8 @@ from evenshard.placement.sharding import (
     TABLE_ROW_WISE,
     TABLE_WISE,
     Communication,
-    ShardingTask,
-    parts_by_table,
 )
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE, table
 

@@ -23,7 +23,7 @@ from evenshard.measure.evidence import DeviceError
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement
-from evenshard.placement.sharding import ShardingTask
+from evenshard.placement.task import ShardingTask
 from evenshard.utils.errors import BadFile, MeasurementFailed
 from evenshard.utils.provenance import Lineage
 from support.builders import PROVENANCE, cost, device_costs, measured, provenances, some_tables, table, task

@@ -9,7 +9,8 @@ import pytest
 from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, held_parts, lookups_of, part_lookups
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import ShardingTask, parts_by_table
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE, ROOMY, table
 

@@ -25,7 +25,8 @@ from evenshard.measure.link import (
     start_skew_ms,
 )
 from evenshard.placement.machine import Machine
-from evenshard.placement.sharding import TABLE_WISE, ShardingTask
+from evenshard.placement.sharding import TABLE_WISE
+from evenshard.placement.task import ShardingTask
 from evenshard.utils.errors import BadConfig, BadFile
 from support.truth import truth_file
 

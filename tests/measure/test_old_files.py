@@ -12,8 +12,8 @@ from evenshard.measure.journal import Journal
 from evenshard.measure.plan import load_measure_plan
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import ShardingTask
-from evenshard.placement.task import TaskSampling, load_tasks, sample_tasks
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import TaskSampling, load_tasks, sample_tasks
 from evenshard.tables.files import load_tables
 
 OLD = Path(__file__).parent / "old_files"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,10 @@ from hypothesis import assume, given, settings
 
 from benchmarks.references.annealing import AnnealConfig
 from benchmarks.references.best_known import BestKnownSharder
-from evenshard.placement.constraints import UNCONSTRAINED, Constraints
 from evenshard.placement.feasibility import no_room, reason
-from evenshard.placement.items import Items, canonical_devices
+from evenshard.placement.items import Items, WholeTables, canonical_devices
 from evenshard.placement.placement import Placement, broken_constraints, check_memory, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv
 from evenshard.sharders.base import Sharder
@@ -55,7 +55,7 @@ def policy() -> DreamShardSharder:
 
 @settings(max_examples=150, deadline=None)
 @given(of_task=limited_tasks())
-def test_the_rule_is_what_its_description_says_for_tables_and_for_items(of_task: PlacementTask) -> None:
+def test_the_rule_is_what_its_description_says_for_tables_and_for_items(of_task: ShardingTask) -> None:
     items = Items.of(of_task)
     for placement in every_placement(of_task):
         by_item = items.placement(items.devices(placement))
@@ -73,11 +73,11 @@ def test_the_rule_is_what_its_description_says_for_tables_and_for_items(of_task:
 
 
 def test_items_join_groups_that_share_a_table_and_add_up_what_they_take() -> None:
-    limits = {"together": ((4, 1), (3, 1)), "apart": ((0, 1), (2, 3)), "state_bytes": (1, 2, 3, 4, 5)}
+    limits = {"together": ((4, 1), (3, 1)), "apart": ((0, 1), (2, 3)), "optimizer": "rowwise_adagrad"}
     items = Items.of(limited(task(sized(1, 2, 3, 4, 5), devices=2, cap=100), **limits))
     assert items.members == ((0,), (1, 3, 4), (2,))
     assert items.item_of_T.tolist() == [0, 1, 2, 1, 1]
-    assert items.needs_IR.tolist() == [[5, 1, 0], [4 * 11 + 2 + 4 + 5, 1, 1], [15, 0, 1]]
+    assert items.needs_IR.tolist() == [[8, 1, 0], [8 * 11, 1, 1], [24, 0, 1]]
     assert items.room_DR.tolist() == [[100, 1, 1], [100, 1, 1]]
     assert items.allowed_ID.all() and not items.restricted_I.any()
 
@@ -93,12 +93,11 @@ def test_without_constraints_every_table_is_an_item() -> None:
     items = Items.of(task(sized(3, 1, 2), devices=2, cap=20))
     assert items.members == ((0,), (1,), (2,)) and items.device_kinds() == [0, 0]
     assert (items.needs_IR.tolist(), items.room_DR.tolist()) == ([[12], [4], [8]], [[20], [20]])
-    assert Constraints() == UNCONSTRAINED
 
 
 def test_devices_are_of_one_kind_where_room_and_allowed_items_are_the_same() -> None:
     of_task = task(sized(1, 1), devices=4)
-    assert Items.of(limited(of_task, device_caps_bytes=(8, 9, 8, 8))).device_kinds() == [0, 1, 0, 0]
+    assert Items.of(limited(of_task, room_bytes=(8, 9, 8, 8))).device_kinds() == [0, 1, 0, 0]
     assert Items.of(limited(of_task, allowed=(None, only(0, 3)))).device_kinds() == [0, 1, 1, 0]
     assert Items.of(limited(of_task, together=((0, 1),))).device_kinds() == [0, 0, 0, 0]
     assert canonical_devices([3, 1, 3, 2, 0], [0, 1, 1, 0]) == [0, 1, 0, 2, 3]
@@ -119,12 +118,12 @@ def test_what_is_broken_is_said_in_words() -> None:
 
 
 def test_optimizer_state_and_each_devices_own_cap_count() -> None:
-    of_task = limited(task(sized(1, 1)), device_caps_bytes=(4, 7), state_bytes=(3, 0))
+    of_task = limited(task(sized(1, 1)), room_bytes=(4, 8), table_optimizers={"s0": "rowwise_adagrad"})
     check_placement(of_task, Placement((1, 0), 2))
     with pytest.raises(InfeasibleTask, match="s0"):
         check_placement(of_task, Placement((0, 1), 2))
     with pytest.raises(InfeasibleTask):
-        check_placement(limited(task(sized(1, 1)), device_caps_bytes=(4, 6), state_bytes=(3, 0)), Placement((1, 0), 2))
+        check_placement(replace(of_task, room_bytes=(4, 7)), Placement((1, 0), 2))
 
 
 # Every sharder -------------------------------------------------------------------------------------------------------
@@ -142,7 +141,7 @@ SHARDERS: list[Sharder] = [
 @pytest.mark.parametrize("sharder", SHARDERS, ids=[sharder.name for sharder in SHARDERS])
 @settings(max_examples=30, deadline=None)
 @given(of_task=limited_tasks())
-def test_an_answer_is_legal_or_there_is_none(sharder: Sharder, of_task: PlacementTask) -> None:
+def test_an_answer_is_legal_or_there_is_none(sharder: Sharder, of_task: ShardingTask) -> None:
     try:
         placement = sharder.place(of_task)
     except InfeasibleTask as error:
@@ -154,10 +153,10 @@ def test_an_answer_is_legal_or_there_is_none(sharder: Sharder, of_task: Placemen
 
 @settings(max_examples=150, deadline=None)
 @given(of_task=limited_tasks())
-def test_a_placement_is_found_exactly_where_there_is_one(of_task: PlacementTask) -> None:
+def test_a_placement_is_found_exactly_where_there_is_one(of_task: ShardingTask) -> None:
     legal = legal_placements(of_task)
     if legal:
-        assert reason(of_task) is None
+        assert reason(WholeTables.of(of_task)) is None
         assert any_placement(of_task) in legal
     else:
         with pytest.raises(InfeasibleTask, match="task: "):
@@ -166,7 +165,7 @@ def test_a_placement_is_found_exactly_where_there_is_one(of_task: PlacementTask)
 
 @settings(max_examples=30, deadline=None)
 @given(of_task=limited_tasks())
-def test_the_exact_sharder_finds_the_best_sum(of_task: PlacementTask) -> None:
+def test_the_exact_sharder_finds_the_best_sum(of_task: ShardingTask) -> None:
     legal = legal_placements(of_task)
     assume(legal)
 
@@ -211,7 +210,7 @@ def test_random_is_uniform_over_the_legal_placements_of_two_tables() -> None:
 class Additive:
     """A device costs the sum of its tables' weights, and a little for each device in use."""
 
-    def __init__(self, of_task: PlacementTask, seed: int = 0) -> None:
+    def __init__(self, of_task: ShardingTask, seed: int = 0) -> None:
         weights = torch.rand(len(of_task.tables), generator=torch.Generator().manual_seed(seed)) * 9 + 0.1
         self.columns_TH, self.empty_H = weights[:, None], torch.full((1,), 0.5)
         self.wait_T = torch.zeros(len(of_task.tables))  # no exchange
@@ -224,7 +223,7 @@ class Additive:
 
 
 def searched(
-    of_task: PlacementTask, cost_model: Additive, starts: Sequence[Placement], scores: int = 100
+    of_task: ShardingTask, cost_model: Additive, starts: Sequence[Placement], scores: int = 100
 ) -> list[Placement]:
     effort = SearchEffort(scores_per_table=scores, kicked_tables=3)
     return LocalSearch(of_task, cost_model, effort, torch.Generator().manual_seed(0)).improve(starts)
@@ -232,7 +231,7 @@ def searched(
 
 @settings(max_examples=40, deadline=None)
 @given(of_task=limited_tasks())
-def test_local_search_stays_legal_and_no_start_gets_worse(of_task: PlacementTask) -> None:
+def test_local_search_stays_legal_and_no_start_gets_worse(of_task: ShardingTask) -> None:
     legal = legal_placements(of_task)
     assume(legal)
     cost_model, starts = Additive(of_task), legal[:: max(1, len(legal) // 4)]
@@ -248,7 +247,7 @@ def test_local_search_finds_the_best_legal_placement_of_small_tasks(seed: int) -
     most = max(one.size_bytes for one in tables)
     caps = tuple(int(sum(one.size_bytes for one in tables) * share) + most for share in (0.5, 0.4, 0.3))
     limits = {"together": ((0, 3),), "apart": ((1, 2, 4),), "allowed": (None, only(1), *[None] * 4, only(0, 2))}
-    of_task = limited(task(tables, 3), device_caps_bytes=caps, **limits)
+    of_task = limited(task(tables, 3), room_bytes=caps, **limits)
     cost_model = Additive(of_task, seed)
     *_, best = legal = sorted(legal_placements(of_task), key=cost_model.slowest, reverse=True)
     assert cost_model.slowest(legal[2]) > cost_model.slowest(best)
@@ -286,7 +285,7 @@ def test_a_swap_may_not_bring_a_table_where_it_must_not_live() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(of_task=limited_tasks())
-def test_greedy_on_the_model_is_legal_in_all_its_ways(of_task: PlacementTask) -> None:
+def test_greedy_on_the_model_is_legal_in_all_its_ways(of_task: ShardingTask) -> None:
     assert all(is_legal(of_task, placement) for placement in marginal_greedy(of_task, Additive(of_task)))
 
 
@@ -295,7 +294,7 @@ def test_greedy_on_the_model_places_what_is_pinned_first() -> None:
     tables = sized(2, 2, 1)
     cost_model = Additive(task(tables))
     cost_model.columns_TH = torch.tensor([9.0, 8.0, 1.0])[:, None]
-    of_task = limited(task(tables, 2, 4 * 4), allowed=(None, None, only(0)), device_caps_bytes=(4 * 2, 4 * 4))
+    of_task = limited(task(tables, 2, 4 * 4), allowed=(None, None, only(0)), room_bytes=(4 * 2, 4 * 4))
     (found,) = marginal_greedy(of_task, cost_model)
     assert found.device_of_table == (1, 1, 0)
 
@@ -312,7 +311,7 @@ def test_the_search_keeps_like_placements_on_unlike_devices() -> None:
     """The experts disagree about which of two tables comes first, and so which device it gets."""
     tables = (table("tall", 1000, 4), table("wide", 10, 8))
     both = {(0, 1), (1, 0)}
-    unlike = limited(task(tables, 2), device_caps_bytes=(10**6, 10**7))
+    unlike = limited(task(tables, 2), room_bytes=(10**6, 10**7))
     assert both <= {one.device_of_table for one in EvenshardSharder(MODEL, None, QUICK).search(unlike).candidates}
     alike = EvenshardSharder(MODEL, None, QUICK).search(task(tables, 2)).candidates
     assert len(both & {one.device_of_table for one in alike}) == 1
@@ -323,7 +322,7 @@ def test_the_search_sharder_solves_small_tasks_under_constraints(seed: int) -> N
     tables = some_tables(6, seed)
     total = sum(one.size_bytes for one in tables)
     limits = {"together": ((0, 3),), "apart": ((1, 2),), "allowed": (None, only(1), *[None] * 4)}
-    of_task = limited(task(tables, 3), device_caps_bytes=(total, total // 2, total), **limits)
+    of_task = limited(task(tables, 3), room_bytes=(total, total // 2, total), **limits)
     legal = legal_placements(of_task)
     best = float(MODEL.overall_ms(of_task, legal)[0].min())
     found = EvenshardSharder(MODEL, policy(), QUICK).search(of_task)
@@ -348,16 +347,16 @@ def test_where_all_proposals_fail_packing_begins() -> None:
 
 def test_episodes_know_caps_and_optimizer_state() -> None:
     tables = some_tables(3)
-    unlike = limited(task(tables, 2), device_caps_bytes=(50, 70), state_bytes=(1, 2, 3))
+    unlike = limited(task(tables, 2), room_bytes=(50, 70), optimizer="rowwise_adagrad")
     batch = EpisodeBatch.of([unlike, task(tables, 3, cap=60)], NORMALIZER)
     assert batch.cap_BD.tolist() == [[50, 70, -1], [60, 60, 60]] and batch.memory_cap_B.tolist() == [70, 60]
-    assert batch.size_BT[0].tolist() == [one.size_bytes + more for one, more in zip(tables, (1, 2, 3), strict=True)]
+    assert batch.size_BT[0].tolist() == [one.size_bytes + 4 * one.num_rows for one in tables]
 
 
 def test_episodes_are_acted_and_learned_within_each_devices_own_cap() -> None:
     """Three tables of 6 rows on devices of one and of two of them: every policy ends with one and two."""
     tables = sized(6, 6, 6)
-    unlike = limited(task(tables, 2), device_caps_bytes=(24, 48))
+    unlike = limited(task(tables, 2), room_bytes=(24, 48))
     batch = EpisodeBatch.of([unlike], NORMALIZER).repeat(16)
     episodes = rollout(batch, builders.cost_net(), builders.policy(), choose_sampled(torch.Generator().manual_seed(0)))
     mask_BTD = acting_mask_BTD(batch, episodes)
@@ -370,7 +369,7 @@ def test_episodes_are_acted_and_learned_within_each_devices_own_cap() -> None:
 
 
 def test_balance_episodes_know_each_devices_own_cap() -> None:
-    unlike = limited(task(sized(6, 6, 6), 2), device_caps_bytes=(24, 48))
+    unlike = limited(task(sized(6, 6, 6), 2), room_bytes=(24, 48))
     env = BalanceEnv(EpisodeBatch.of([unlike], NORMALIZER), AutoShardCostNet(), 1)
     assert env.observe().legal_BD.tolist() == [[True, True]]
     env.step(torch.tensor([0]))
@@ -381,7 +380,7 @@ def test_balance_episodes_know_each_devices_own_cap() -> None:
 
 def test_dreamshard_fills_unlike_devices_and_refuses_what_breaks_a_rule() -> None:
     tables = sized(6, 6, 6)
-    assert sorted(policy().place(limited(task(tables, 2), device_caps_bytes=(24, 48))).device_of_table) == [0, 1, 1]
+    assert sorted(policy().place(limited(task(tables, 2), room_bytes=(24, 48))).device_of_table) == [0, 1, 1]
     with pytest.raises(InfeasibleTask, match=r"on device \d, allowed are \[2\]"):
         policy().place(limited(task(some_tables(6), 3), allowed=(only(2),) * 6))
 

@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 
-from evenshard.placement.feasibility import missing_text, reason, require_room
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.feasibility import Reason, missing_text, reason, require_room
+from evenshard.placement.items import WholeTables
+from evenshard.placement.task import ShardingTask
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB as GB
+from support.builders import capped
 from support.constraint_builders import gb_task, legal_placements, limited, limited_tasks, only
 
 
-def why(of_task: PlacementTask) -> str:
-    found = reason(of_task)
+def reason_of(of_task: ShardingTask, cut: Sequence[int] = ()) -> Reason | None:
+    return reason(WholeTables.of(of_task), cut)
+
+
+def why(of_task: ShardingTask) -> str:
+    found = reason_of(of_task)
     assert found is not None and found.problem.endswith(".") and found.remedy.endswith(".")
     return f"{found.problem} {found.remedy}"
 
 
 def test_a_possible_task_has_no_reason() -> None:
-    assert reason(gb_task([4, 4])) is None
-    limits = {"together": ((0, 1),), "apart": ((0, 2),), "allowed": (None, only(0), None), "state_bytes": (GB,) * 3}
-    assert reason(limited(gb_task([1, 1, 3]), **limits)) is None
+    assert reason_of(gb_task([4, 4])) is None
+    limits = {
+        "together": ((0, 1),),
+        "apart": ((0, 2),),
+        "allowed": (None, only(0), None),
+        "table_optimizers": {"t0": "adagrad"},
+    }
+    assert reason_of(limited(gb_task([1, 2, 3]), **limits)) is None
 
 
 @settings(max_examples=100, deadline=None)
 @given(of_task=limited_tasks())
-def test_a_task_with_a_reason_has_no_placement(of_task: PlacementTask) -> None:
-    if reason(of_task) is not None:
+def test_a_task_with_a_reason_has_no_placement(of_task: ShardingTask) -> None:
+    if reason_of(of_task) is not None:
         assert not legal_placements(of_task)
         with pytest.raises(InfeasibleTask, match=r"^task: "):
             require_room(of_task)
@@ -59,7 +71,7 @@ def test_tables_together_and_apart() -> None:
 
 def test_more_tables_apart_than_devices() -> None:
     of_task = limited(gb_task([0.1] * 6, devices=4), apart=((0, 1, 2, 3),))
-    assert reason(of_task) is None
+    assert reason_of(of_task) is None
     assert why(limited(of_task, apart=((0, 1, 2, 3, 5),))) == (
         "tables t0, t1, t2 and 2 more must stay apart, but there are 4 devices. "
         "Raise num_devices to at least 5, or keep fewer apart."
@@ -75,12 +87,12 @@ def test_more_tables_apart_than_devices_they_may_live_on() -> None:
 
 
 def test_a_table_larger_than_a_device_with_its_optimizer_state_apart() -> None:
-    of_task = limited(gb_task([3, 1]), state_bytes=(2 * GB, 0))
+    of_task = limited(gb_task([3, 1]), table_optimizers={"t0": "adagrad"})
     assert why(of_task) == (
-        "table t0 needs 5.00 GB (3.00 GB of weights, 2.00 GB of state, inputs and outputs), more than a whole device "
-        "(cap 4.00 GB each): 1.00 GB is missing. Raise memory_cap_gb."
+        "table t0 needs 6.00 GB (3.00 GB of weights, 3.00 GB of state, inputs and outputs), more than a whole device "
+        "(cap 4.00 GB each): 2.00 GB is missing. Raise memory_cap_gb."
     )
-    assert reason(replace(of_task, memory_cap_bytes=5 * GB)) is None
+    assert reason_of(capped(of_task, 6 * GB)) is None
 
 
 def test_the_largest_of_several() -> None:
@@ -95,12 +107,12 @@ def test_tables_together_are_one_large_one_and_cannot_be_split() -> None:
 
 
 def test_a_table_larger_than_the_largest_of_unlike_devices() -> None:
-    text = why(limited(gb_task([5, 1]), device_caps_bytes=(3 * GB, 4 * GB)))
+    text = why(limited(gb_task([5, 1]), room_bytes=(3 * GB, 4 * GB)))
     assert "(caps 3.00 GB to 4.00 GB): 1.00 GB is missing." in text
 
 
 def test_a_table_larger_than_the_devices_it_may_live_on() -> None:
-    of_task = limited(gb_task([3, 1, 1], 3), device_caps_bytes=(GB, 2 * GB, 9 * GB), allowed=(only(0, 1), None, None))
+    of_task = limited(gb_task([3, 1, 1], 3), room_bytes=(GB, 2 * GB, 9 * GB), allowed=(only(0, 1), None, None))
     assert why(of_task).startswith(
         "table t0 needs 3.00 GB, more than devices 0, 1 can hold (2.00 GB), and it may live nowhere else: 1.00 GB is "
         "missing. Raise memory_cap_gb, or allow it a larger device."
@@ -109,8 +121,8 @@ def test_a_table_larger_than_the_devices_it_may_live_on() -> None:
 
 def test_a_table_that_may_be_cut_is_not_too_large() -> None:
     of_task = gb_task([5, 1], devices=2, cap_gb=4)
-    assert reason(of_task, cut=(0,)) is None
-    assert reason(of_task, cut=(1,)) == reason(of_task)
+    assert reason_of(of_task, cut=(0,)) is None
+    assert reason_of(of_task, cut=(1,)) == reason_of(of_task)
 
 
 # Overfull ------------------------------------------------------------------------------------------------------------
@@ -121,7 +133,7 @@ def test_what_is_pinned_to_one_device_and_overfills_it() -> None:
     assert why(of_task).startswith(
         "tables t0, t1, t2 need 4.50 GB and may only live on device 1 with 4.00 GB: 0.50 GB is missing."
     )
-    assert reason(limited(gb_task([2, 1, 1, 1]), allowed=(only(1), only(1), only(1), None))) is None
+    assert reason_of(limited(gb_task([2, 1, 1, 1]), allowed=(only(1), only(1), only(1), None))) is None
 
 
 def test_what_may_only_live_on_some_devices_and_overfills_them() -> None:
@@ -141,7 +153,7 @@ def test_all_tables_together() -> None:
         "the tables need 10.00 GB, the 2 devices have 8.00 GB (cap 4.00 GB each): 2.00 GB is missing. "
         "Raise memory_cap_gb or num_devices."
     )
-    assert "the tables need at least 10.00 GB, the 2 devices have" in str(reason(gb_task([3, 3, 3, 1]), cut=(2,)))
+    assert "the tables need at least 10.00 GB, the 2 devices have" in str(reason_of(gb_task([3, 3, 3, 1]), cut=(2,)))
 
 
 def test_rules_come_before_memory_and_one_table_before_all() -> None:

@@ -14,7 +14,8 @@ from benchmarks.scripts.memory_torchrec import (
     side_by_side,
     way_of,
 )
-from evenshard.placement.sharding import SHARDING_TYPES, parts_by_table
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING
 
 SAME = 0.02

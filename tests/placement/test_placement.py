@@ -14,7 +14,7 @@ from evenshard.placement.feasibility import no_room, require_room
 from evenshard.placement.placement import Placement, check_placement, legal_mask
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB
-from support.builders import sized, table, task
+from support.builders import capped, sized, table, task
 
 
 def test_shards_list_table_positions_by_device_and_keep_empty_devices() -> None:
@@ -48,7 +48,7 @@ def test_room_is_required_for_the_largest_table_and_the_message_has_the_numbers(
     needs_4_gb = task(tables, devices=8, cap=3 * BYTES_PER_GB, task_id="test-007")
     with pytest.raises(InfeasibleTask, match=r"test-007: table users needs 4\.00 GB.*cap 3\.00 GB.*memory_cap_gb"):
         require_room(needs_4_gb)
-    require_room(replace(needs_4_gb, memory_cap_bytes=4 * BYTES_PER_GB))
+    require_room(capped(needs_4_gb, 4 * BYTES_PER_GB))
 
 
 def test_room_is_required_for_all_tables_together_and_the_message_has_the_numbers() -> None:
@@ -56,7 +56,7 @@ def test_room_is_required_for_all_tables_together_and_the_message_has_the_number
     needs_5_gb = task(tables, devices=2, cap=2 * BYTES_PER_GB)
     with pytest.raises(InfeasibleTask, match=r"tables need 5\.00 GB, the 2 devices have 4\.00 GB.*num_devices"):
         require_room(needs_5_gb)
-    require_room(replace(needs_5_gb, num_devices=3))
+    require_room(task(tables, devices=3, cap=2 * BYTES_PER_GB))
 
 
 def test_no_room_names_the_table_and_the_freest_device() -> None:
@@ -71,7 +71,7 @@ def test_a_placement_is_refused_from_the_first_byte_too_many() -> None:
     with pytest.raises(InfeasibleTask, match="s2"):
         check_placement(two_devices, Placement((1, 0, 1), 2))
     with pytest.raises(InfeasibleTask):
-        check_placement(replace(two_devices, memory_cap_bytes=4 * 4 - 1), Placement((0, 1, 1), 2))
+        check_placement(capped(two_devices, 4 * 4 - 1), Placement((0, 1, 1), 2))
 
 
 @pytest.mark.parametrize(

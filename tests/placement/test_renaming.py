@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.renaming import device_kinds
-from evenshard.placement.sharding import ShardingTask
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
 

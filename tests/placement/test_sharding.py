@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, whole_tables
+from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -19,15 +20,10 @@ from evenshard.placement.sharding import (
     TABLE_ROW_WISE,
     TABLE_WISE,
     Communication,
-    ShardingTask,
-    TableLimits,
-    check_sharding,
-    part_bytes,
-    parts_by_table,
     sharding_problem,
     sharding_type,
-    used_bytes,
 )
+from evenshard.placement.task import ShardingTask, TableLimits, part_bytes, used_bytes
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support.builders import table

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.placement.task import TaskSampling, TaskSplit, load_tasks, sample_tasks, save_tasks
+from evenshard.placement.tasks import (
+    TaskSampling,
+    TaskSplit,
+    load_tasks,
+    sample_tasks,
+    save_tasks,
+)
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.units import BYTES_PER_GB

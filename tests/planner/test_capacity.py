@@ -16,7 +16,8 @@ from ortools.sat.python import cp_model
 from evenshard.placement.feasibility import MORE_ROOM
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, ROW_WISE, TABLE_WISE, check_sharding
+from evenshard.placement.plan import check_sharding
+from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, ROW_WISE, TABLE_WISE
 from evenshard.placement.storage import FUSED
 from evenshard.planner.capacity import refusal
 from evenshard.planner.place import PlaceConfig, place_request
@@ -150,11 +151,11 @@ def random_rules(rng: np.random.Generator, names: list[str], devices: int) -> Ru
 def refused(asked: PlacementRequest) -> str:
     """The message of a refusal; empty where there is room, which is checked."""
     try:
-        parts = legal_parts(asked.sharding_task())
+        parts = legal_parts(asked.task())
     except InfeasibleTask as error:
         return str(refusal(asked, error))
     if asked.nodes.host_bytes:
-        check_sharding(asked.sharding_task(), parts)
+        check_sharding(asked.task(), parts)
     else:
         check_parts(asked, parts)
     return ""
@@ -213,7 +214,7 @@ def adagrad(*rows: int, gb: float, devices: int = 3, dim: int = 64, **more: Any)
 def test_uneven_parts_fit_where_halves_of_halves_have_too_much_state() -> None:
     """24 + 20 + 20 columns of 20,000,000 rows are 0.97 + 0.82 + 0.82 GB; quarters are four states, 2.98 GB."""
     asked = adagrad(20_000_000, gb=0.98)
-    parts = legal_parts(asked.sharding_task())
+    parts = legal_parts(asked.task())
     check_parts(asked, parts)
     assert cuts_of(parts) == {"a": (24, 44)}
     assert len(place_request(asked, untrained(), PlaceConfig(QUICK)).parts) == 3
@@ -252,7 +253,7 @@ def test_rows_are_named_where_columns_do_not_help() -> None:
     assert refused(replace(asked, sharding_types=BY_COLUMNS)).endswith(
         " Sharded in every way (sharding_types left out), the tables fit."
     )
-    assert legal_parts(replace(asked, sharding_types=(ROW_WISE,)).sharding_task())
+    assert legal_parts(replace(asked, sharding_types=(ROW_WISE,)).task())
 
 
 def test_new_devices_come_in_whole_nodes() -> None:
@@ -303,7 +304,7 @@ def test_mlperfs_tables_fit_eight_devices_of_13_gb_by_columns() -> None:
     """Even cuts are 12.39 GB each; the five largest, of 40,000,000 rows and 128 columns, are 19.07 GB each."""
     tables = load_catalog("mlperf_dlrm_v2", 65_536)
     asked = PlacementRequest(tables, (gb_to_bytes(13),) * 8, 65_536, sharding_types=BY_COLUMNS)
-    check_parts(asked, legal_parts(asked.sharding_task()))
+    check_parts(asked, legal_parts(asked.task()))
 
 
 def test_the_search_knows_the_types_that_rules_leave() -> None:

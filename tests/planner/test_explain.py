@@ -15,6 +15,7 @@ import pytest
 from evenshard.cli import main
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, row_spans
+from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -24,11 +25,9 @@ from evenshard.placement.sharding import (
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
-    ShardingTask,
-    check_sharding,
-    ruled_out,
 )
 from evenshard.placement.storage import Storage
+from evenshard.placement.task import ShardingTask, ruled_out
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.explain import explain
 from evenshard.planner.explain.explanation import Move, PartExplanation, WayOption
@@ -329,7 +328,7 @@ def test_what_cannot_be_is_ruled_out_for_the_reason_that_place_gives() -> None:
         replace(plain[3], num_rows=1),
     )
     answer = answered(asked({}, 4, tables=tables, machine=machine), (0, 1, 2, 3))
-    task = answer.request.sharding_task()
+    task = answer.request.task()
     for position, table in enumerate(tables):
         never = ruled_out(task, position)
         impossible = {name: way.illegal for name, way in ways_of(answer, table.name).items() if way.step_ms is None}
@@ -428,7 +427,7 @@ def random_answer(seed: int) -> PlacementAnswer:
             choices.append(Choice(number, homes))
         parts = parts_of(options, choices)
         try:
-            check_sharding(request.sharding_task(), parts)
+            check_sharding(request.task(), parts)
         except InfeasibleTask:
             continue
         return answered(request, (), model=model, parts=parts)

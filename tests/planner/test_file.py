@@ -16,8 +16,9 @@ from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.evidence import DeviceError
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE, Communication, ShardingTask
+from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE, Communication
 from evenshard.placement.storage import ON_DEVICE, Storage
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
 from evenshard.planner.place import PlaceConfig, place_request

@@ -11,7 +11,8 @@ import pytest
 
 import evenshard
 from evenshard.placement.machine import Machine
-from evenshard.placement.sharding import ROWS_ALONE, check_sharding
+from evenshard.placement.plan import check_sharding
+from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.planner.explain.explain import explain
 from evenshard.planner.means_by_rows import _able, _is_restricted, divided_ms
 from evenshard.planner.model import model_of
@@ -44,7 +45,7 @@ def test_a_collection_of_means_alone_is_cut_by_rows_where_that_is_faster() -> No
     assert answer.lower_bound_ms <= answer.predicted_ms
     (note,) = answer.notes
     assert note.startswith("All tables of collections with MEAN tables are cut by rows: TorchRec trains")
-    check_sharding(answer.request.sharding_task(), answer.parts)
+    check_sharding(answer.request.task(), answer.parts)
 
 
 def test_what_rows_would_save_is_said_where_there_are_none() -> None:
@@ -110,7 +111,7 @@ def test_who_may_be_cut_by_rows() -> None:
 
     def of(*tables: Table, **named: Any) -> tuple[int, bool]:
         request = PlacementRequest(tables, (10**9,) * 4, 64, machine=Machine(4, 2, inter="ib_400g"), **named)
-        task = request.sharding_task()
+        task = request.task()
         restricted = [at for at in range(len(tables)) if _is_restricted(task, at)]
         return len(restricted), bool(_able(task, restricted))
 

@@ -11,12 +11,12 @@ import pytest
 
 import evenshard
 from evenshard.placement.machine import Machine
+from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
     ROW_WISE,
     TABLE_COLUMN_WISE,
     TABLE_WISE,
-    check_sharding,
     ways_of,
 )
 from evenshard.placement.storage import FUSED
@@ -60,7 +60,7 @@ def test_hosts_are_packed_too() -> None:
     rules = Rules(table_kernels={name: ("fused_uvm",) for name in "abc"})
     machine = Machine(3, 1, inter=LINK, host_bytes=(330, 320, 330))
     asked = request(8, 8, 8, rows=10, caps=(0,) * 3, machine=machine, sharding_types=(TABLE_WISE,), rules=rules)
-    for parts in (answer(asked).parts, legal_parts(asked.sharding_task())):
+    for parts in (answer(asked).parts, legal_parts(asked.task())):
         assert sorted(part.device for part in parts) == [0, 1, 2]
 
 
@@ -80,7 +80,7 @@ def test_replicas_count_where_a_whole_table_has_too_many_outputs() -> None:
     room = asked.sample_memory.total + 2**20
     rules = Rules(min_columns={"tiny": 8})  # what rules leave is looked at before anything is searched
     asked = replace(asked, caps_bytes=(room,) * 4, sharding_types=(TABLE_WISE, DATA_PARALLEL), rules=rules)
-    check_sharding(asked.sharding_task(), legal_parts(asked.sharding_task()))
+    check_sharding(asked.task(), legal_parts(asked.task()))
     assert answer(asked).type_of_table == {"tiny": DATA_PARALLEL}
     with pytest.raises(InfeasibleTask, match="more than a whole device"):
         answer(replace(asked, sharding_types=(TABLE_WISE,)))
@@ -141,7 +141,7 @@ def without_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
 def ended(seed: int) -> str:
     """How a random request ends, which is legal or refused with reason."""
     asked = random_request(seed)
-    task = asked.sharding_task()
+    task = asked.task()
     try:
         found = answer(asked, PlanSearchEffort(changes=30, idle_kicks=2))
     except InfeasibleTask as error:

@@ -30,7 +30,7 @@ def answer(**more: Any) -> PlacementAnswer:
 
 
 def replicable(asked: PlacementRequest) -> set[str]:
-    task = asked.sharding_task()
+    task = asked.task()
     return {table.name for at, table in enumerate(asked.tables) if DATA_PARALLEL in task.types[at]}
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from evenshard.placement.items import WholeTables
 from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import NUMBERS, state_bytes
-from evenshard.placement.sharding import SHARDING_TYPES, part_bytes
+from evenshard.placement.sharding import SHARDING_TYPES
+from evenshard.placement.task import part_bytes
 from evenshard.planner.request import caps_of
 from evenshard.planner.rules import Rules
 from evenshard.utils.errors import BadConfig
@@ -35,7 +37,7 @@ def test_optimizer_state_is_fp32_whatever_the_weights_precision() -> None:
 
 def test_a_part_keeps_a_row_wise_state_of_its_own() -> None:
     asked = request(16, optimizer="rowwise_adagrad")
-    task = asked.sharding_task()
+    task = asked.task()
     assert asked.task().table_bytes == (1000 * 16 * 4 + 1000 * 4,)
     halves = (part for part in parts_of(asked.tables, {"a": (8,)}))
     assert [part_bytes(task, task.tables[0], part) for part in halves] == [1000 * 8 * 4 + 1000 * 4] * 2
@@ -43,16 +45,15 @@ def test_a_part_keeps_a_row_wise_state_of_its_own() -> None:
 
 def test_reserved_memory_leaves_less_room_and_equal_devices_have_one_cap() -> None:
     task = request(8, reserved_bytes=ROOM // 4).task()
-    assert task.caps_bytes == (ROOM * 3 // 4,) * 2
-    assert task.constraints.device_caps_bytes is None
+    assert task.room_bytes == (ROOM * 3 // 4,) * 2
     task = request(8, caps=(ROOM, ROOM // 8), reserved_bytes=ROOM // 4).task()
-    assert task.caps_bytes == (ROOM * 3 // 4, 0)
+    assert task.room_bytes == (ROOM * 3 // 4, 0)
 
 
 def test_rules_by_name_become_limits_and_groups_by_position() -> None:
     rules = Rules({"b": (1,)}, {"c": (0,)}, (2,), (("a", "c"),), (("b", "d"),))
     asked = request(8, 16, 8, 8, caps=(ROOM,) * 4, rules=rules, sharding_types=("table_wise", "row_wise"))
-    any_but_2, task, whole = frozenset({0, 1, 3}), asked.sharding_task(), asked.task().constraints
+    any_but_2, task, whole = frozenset({0, 1, 3}), asked.task(), WholeTables.of(asked.task())
     devices = (any_but_2, frozenset({1}), frozenset({1, 3}), any_but_2)
     assert tuple(limits.devices for limits in task.limits) == devices == whole.allowed
     assert {limits.types for limits in task.limits} == {frozenset({"table_wise", "row_wise"})}
@@ -60,19 +61,14 @@ def test_rules_by_name_become_limits_and_groups_by_position() -> None:
 
 
 def test_every_way_is_allowed_and_one_node_is_meant_unless_the_request_says_otherwise() -> None:
-    task = request(8, reserved_bytes=ROOM // 4).sharding_task()
+    task = request(8, reserved_bytes=ROOM // 4).task()
     assert task.limits[0].types == frozenset(SHARDING_TYPES)
     assert (task.machine, task.room_bytes) == (Machine(2, 2), (ROOM * 3 // 4,) * 2)
 
 
 def test_whole_tables_that_stay_apart_are_one_group() -> None:
     task = request(8, 8, 8, rules=Rules(apart=(("a", "c", "b"),))).task()
-    assert task.constraints.apart == ((0, 2, 1),)
-
-
-def test_without_rules_there_are_no_constraints() -> None:
-    task = request(8, 8).task()
-    assert (task.constraints.allowed, task.constraints.together, task.constraints.apart) == (None, (), ())
+    assert task.apart == ((0, 2, 1),)
 
 
 @pytest.mark.parametrize(

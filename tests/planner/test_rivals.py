@@ -11,7 +11,9 @@ import torch
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE, ShardingTask, check_parts_memory
+from evenshard.placement.plan import check_parts_memory
+from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
+from evenshard.placement.task import ShardingTask
 from evenshard.planner import rivals as module
 from evenshard.planner.answer import Rival
 from evenshard.planner.pricing import PartsMeasurer, part_costs

@@ -9,7 +9,8 @@ import pytest
 
 from evenshard.kubeflow.place_request import place_arguments
 from evenshard.placement.machine import Machine
-from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TableLimits
+from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES
+from evenshard.placement.task import TableLimits
 from evenshard.planner.rules import RULES, Rules, load_rules
 from evenshard.utils.errors import BadConfig, BadFile
 

@@ -12,7 +12,7 @@ from evenshard.cli import main
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.profiles import profile_names
 from evenshard.measure.simulated.hardware import SimulatedHardware
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.bundled.broad_data import (
     BroadConfig,
     draw_task,
@@ -87,7 +87,7 @@ def test_it_foretells_mlperf_whose_tables_it_has_never_seen(profile: str) -> Non
     gpu, model = hardware(profile), load_model(None, f"simulated:{profile}")
     dim = 128 if gpu.profile.memory_gb > 30 else 32  # of the published dim, one table fills two small GPUs
     tables = load_catalog("mlperf_dlrm_v2", 65536, dim)
-    of_task = PlacementTask("mlperf", tables, 8, int(gpu.profile.memory_bytes), 65536)
+    of_task = ShardingTask.whole("mlperf", tables, 8, int(gpu.profile.memory_bytes), 65536)
     assert model.trained_on.outside(of_task) == ()
     quick = SearchConfig(num_rollouts=4, effort=SearchEffort(num_chains=2, scores_per_table=300))
     own = EvenshardSharder(model.cost_model, model.policy, quick).place(of_task)

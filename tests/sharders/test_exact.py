@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.exact import COST_UNITS, GAP_LIMIT, ExactSharder, _solve, additive_bound_ms
 from evenshard.sharders.greedy import single_cost_sharder
 from evenshard.utils.errors import BadConfig, InfeasibleTask
@@ -30,7 +30,7 @@ def load_ms(placement: Placement, costs_ms: Sequence[float]) -> float:
     return max(sum(costs_ms[position] for position in shard) for shard in placement.shards())
 
 
-def fits(of_task: PlacementTask, placement: Placement) -> bool:
+def fits(of_task: ShardingTask, placement: Placement) -> bool:
     try:
         check_placement(of_task, placement)
     except InfeasibleTask:
@@ -38,7 +38,7 @@ def fits(of_task: PlacementTask, placement: Placement) -> bool:
     return True
 
 
-def like_real_tables(count: int, devices: int, seed: int, room: float) -> tuple[PlacementTask, list[float]]:
+def like_real_tables(count: int, devices: int, seed: int, room: float) -> tuple[ShardingTask, list[float]]:
     """Sizes and costs apart, each over orders of magnitude; the devices hold ``room`` times the tables."""
     rng = np.random.default_rng(seed)
     sizes = rng.lognormal(8, 1, count).astype(int) + 1

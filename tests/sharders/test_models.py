@@ -15,7 +15,7 @@ import pytest
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.measure.evidence import DeviceError
 from evenshard.placement.placement import check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.sharders.models import digest_of, load_model, save_cost_model, save_model
 from evenshard.sharders.trained_on import TrainedOn
@@ -231,7 +231,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "round_3"
 
 
-def of_task() -> PlacementTask:
+def of_task() -> ShardingTask:
     return task(some_tables(12), 3)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,16 +10,16 @@ from hypothesis import assume, given, settings
 
 from evenshard.placement.items import Items
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders import packing
 from evenshard.sharders.packing import any_placement, whole_items
 from evenshard.sharders.room.program import solved
 from evenshard.utils.errors import InfeasibleTask
-from support.builders import sized, split_by, table, task
+from support.builders import capped, sized, split_by, table, task
 from support.constraint_builders import gb_task, legal_placements, limited, limited_tasks
 
 
-def refusal(of_task: PlacementTask, **more: float) -> str:
+def refusal(of_task: ShardingTask, **more: float) -> str:
     with pytest.raises(InfeasibleTask) as raised:
         any_placement(of_task, **more)  # type: ignore[arg-type]
     return str(raised.value)
@@ -33,14 +32,14 @@ def test_a_full_memory_is_packed() -> None:
 
 def test_the_solver_finds_what_no_order_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve tables of three sizes that fill three unlike devices to the last byte."""
-    of_task = limited(task(sized(*[7] * 4, *[5] * 4, *[3] * 4), 3), device_caps_bytes=(4 * 25, 4 * 20, 4 * 15))
+    of_task = limited(task(sized(*[7] * 4, *[5] * 4, *[3] * 4), 3), room_bytes=(4 * 25, 4 * 20, 4 * 15))
     monkeypatch.setattr(packing, "packed", lambda items, way: None)
     check_placement(of_task, any_placement(of_task))
 
 
 @settings(max_examples=60, deadline=None)
 @given(of_task=limited_tasks())
-def test_the_solver_alone_knows_exactly_what_is_possible(of_task: PlacementTask) -> None:
+def test_the_solver_alone_knows_exactly_what_is_possible(of_task: ShardingTask) -> None:
     items = whole_items(of_task)
     assume(all(item.allowed_D.any() for item in items.items))
     assume(Items.of(of_task).needs_IR[:, 1:].max(initial=0) < 2)  # together and apart: a plain reason
@@ -64,7 +63,7 @@ def test_the_message_says_what_is_needed_and_there() -> None:
 def test_giving_up_is_not_called_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     hard = task(sized(*rng.integers(10**5, 2 * 10**5, 60).tolist()), 20)
-    hard = replace(hard, memory_cap_bytes=-(-sum(one.size_bytes for one in hard.tables) // 20) + 40)
+    hard = capped(hard, -(-sum(one.size_bytes for one in hard.tables) // 20) + 40)
     assert "task: no placement was found in 0.01 s of the solver: " in refusal(hard, time_limit_s=0.01)
     monkeypatch.setattr(packing, "MAX_PAIRS", 60 * 20 - 1)
     assert "task: no placement was found by packing (the task is too large to solve exactly): " in refusal(hard)
@@ -73,7 +72,7 @@ def test_giving_up_is_not_called_a_proof(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_same_task_gets_the_same_placement() -> None:
     rng = np.random.default_rng(1)
     of_task = task(sized(*rng.integers(1, 100, 40).tolist()), 8)
-    of_task = replace(of_task, memory_cap_bytes=sum(one.size_bytes for one in of_task.tables) // 8 + 40)
+    of_task = capped(of_task, sum(one.size_bytes for one in of_task.tables) // 8 + 40)
     assert any_placement(of_task) == any_placement(of_task)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import single_table_task
+from evenshard.placement.tasks import single_table_task
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer

@@ -8,16 +8,10 @@ from typing import Any
 import pytest
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.sharding import (
-    ShardingTask,
-    TableLimits,
-    check_sharding,
-    memory_of_part,
-    parts_by_table,
-    sharding_type,
-    used_bytes,
-)
+from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.sharding import sharding_type
 from evenshard.placement.storage import ON_DEVICE, USUAL_KERNELS, Storage
+from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part, used_bytes
 from evenshard.planner.torchrec.cache_statistics import TableStatistics
 from evenshard.sharders.torchrec_offload import (
     ALL_PROPOSERS,

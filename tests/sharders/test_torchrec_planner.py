@@ -16,7 +16,7 @@ from evenshard.sharders.torchrec_planner import Bandwidths, bandwidths_of
 from evenshard.sharders.torchrec_sharder import TorchRecSharder
 from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB
-from support.builders import sized, some_tables, split_by, table, task
+from support.builders import capped, sized, some_tables, split_by, table, task
 from support.constraint_builders import limited, only
 
 SHARDER = TorchRecSharder()
@@ -50,7 +50,7 @@ def test_a_full_device_is_passed_over_however_idle_it_is() -> None:
     busy = [table(f"busy{number}", rows=100, pooling=20.0) for number in range(3)]
     of_task = task([*busy, idle], cap=idle.size_bytes)
     assert split_by(SHARDER.place(of_task)) == {(0, 1, 2), (3,)}
-    assert split_by(SHARDER.place(replace(of_task, memory_cap_bytes=2 * idle.size_bytes))) != {(0, 1, 2), (3,)}
+    assert split_by(SHARDER.place(capped(of_task, 2 * idle.size_bytes))) != {(0, 1, 2), (3,)}
 
 
 def test_what_cannot_be_placed_is_infeasible_with_numbers(capfd: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +168,7 @@ def test_without_torchrec_the_remedy_is_a_command(monkeypatch: pytest.MonkeyPatc
 
 def test_each_devices_cap_and_optimizer_state_are_kept_and_no_other_constraint_is_known() -> None:
     tables = tuple(table(f"t{n}", 6, 4) for n in range(4))
-    capped = limited(task(tables, 2), device_caps_bytes=(2 * 96, 3 * (96 + 8)), state_bytes=(8,) * 4)
-    assert sorted(SHARDER.place(capped).device_of_table) == [0, 1, 1, 1]
+    tight = limited(task(tables, 2), room_bytes=(2 * 96, 3 * (96 + 24)), optimizer="rowwise_adagrad")
+    assert sorted(SHARDER.place(tight).device_of_table) == [0, 1, 1, 1]
     pinned = limited(task(tables, 2), allowed=(only(0),) * 4)
     assert any(broken_constraints(pinned, SHARDER.place(pinned)))

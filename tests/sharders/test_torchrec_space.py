@@ -12,16 +12,9 @@ from evenshard.measure.link import link
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import (
-    DATA_PARALLEL,
-    GRID_SHARD,
-    TABLE_WISE,
-    ShardingTask,
-    TableLimits,
-    check_sharding,
-    parts_by_table,
-    sharding_type,
-)
+from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, TABLE_WISE, sharding_type
+from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.torchrec_planner import Bandwidths
 from evenshard.sharders.torchrec_space import (
     SETTINGS,

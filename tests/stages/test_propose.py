@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +11,8 @@ from evenshard.measure.campaign import ShardingJob
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import CONTROL, RANDOM_SHARD
 from evenshard.placement.placement import check_placement
-from evenshard.placement.sharding import check_sharding
-from evenshard.placement.task import sample_shards
+from evenshard.placement.plan import check_sharding
+from evenshard.placement.tasks import sample_shards
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.stages.propose import EFFORT, Proposers, among_controls, placement_jobs, shard_jobs, sharding_jobs
@@ -49,7 +48,8 @@ def test_tasks_that_fit_nowhere_are_skipped_and_none_at_all_is_an_error() -> Non
 
 
 def jobs_of_parts(count: int = 6, types: tuple[str, ...] = (), per_node: int = 0) -> list[ShardingJob]:
-    return sharding_jobs([replace(one, num_devices=4) for one in TASKS], count, types, per_node, "sgd", 1, seed=0)
+    of_four = [task(one.tables, 4, one.memory_cap_bytes, one.task_id, one.batch_size) for one in TASKS]
+    return sharding_jobs(of_four, count, types, per_node, "sgd", 1, seed=0)
 
 
 def test_placements_of_parts_take_tasks_in_turn_and_fit() -> None:

@@ -11,7 +11,7 @@ import pytest
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.noise import Noise
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.stages.standings import (
     Answer,
     Interval,
@@ -164,14 +164,14 @@ def test_a_result_without_measurement_is_infinitely_slow() -> None:
 class NeverFits:
     name = "never_fits"
 
-    def place(self, task: PlacementTask) -> Placement:
+    def place(self, task: ShardingTask) -> Placement:
         raise InfeasibleTask("users needs 6 GB")
 
 
 class AllOnOne:
     name = "all_on_one"
 
-    def place(self, task: PlacementTask) -> Placement:
+    def place(self, task: ShardingTask) -> Placement:
         return Placement((0,) * len(task.tables), task.num_devices)
 
 

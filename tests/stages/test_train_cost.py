@@ -15,7 +15,8 @@ import torch
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.costs import CONTROL, RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.placement.placement import Placement, alone
-from evenshard.placement.task import PlacementTask, TaskSplit, save_tasks
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import TaskSplit, save_tasks
 from evenshard.sharders.convex_search.calibration import calibrate_for_chosen
 from evenshard.sharders.convex_search.cost_model import Calibration, CostModel, ExchangeTime, log_spread_N
 from evenshard.sharders.convex_search.fit import CostModelFitConfig, fit_cost_model
@@ -33,7 +34,7 @@ TASKS = tuple(task([POOL[(n * 5 + i) % 12] for i in range(6)], task_id=f"train-{
 CONFIG = loop.TrainCostConfig(num_updates=3, convex_updates=3)
 
 
-def run_of(of_task: PlacementTask, placement: Placement, who: str, number: int, round_number: int) -> MeasuredPlacement:
+def run_of(of_task: ShardingTask, placement: Placement, who: str, number: int, round_number: int) -> MeasuredPlacement:
     of_cost = FakeHardware().measure(of_task, placement)
     name = f"{who}-{round_number}-{number}"
     return MeasuredPlacement(name, round_number, who, of_task, placement, of_cost, PROVENANCE)

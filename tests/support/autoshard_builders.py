@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
@@ -15,7 +15,7 @@ TABLES = some_tables(14)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
 TIGHT = task(sized(8, 7, 6, 5, 4, 3, 2), devices=3, cap=4 * 13, task_id="tight")
 """35 units of 39: several devices are full before the end, and some ways there end without room."""
-MIXED: list[PlacementTask] = [
+MIXED: list[ShardingTask] = [
     task(TABLES[:9], devices=3, task_id="a"),
     TIGHT,
     task(TABLES[4:10], devices=5, task_id="b"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.measure.hardware import TimeShare
 from evenshard.placement.parts import TablePart, column_parts
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import CostNet, Policy
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
@@ -65,8 +65,13 @@ def some_tables(count: int, seed: int = 0) -> tuple[Table, ...]:
 
 def task(
     tables: Sequence[Table], devices: int = 2, cap: int = ROOMY, task_id: str = "task", batch_size: int = BATCH_SIZE
-) -> PlacementTask:
-    return PlacementTask(task_id, tuple(tables), devices, cap, batch_size)
+) -> ShardingTask:
+    return ShardingTask.whole(task_id, tuple(tables), devices, cap, batch_size)
+
+
+def capped(of_task: ShardingTask, cap: int) -> ShardingTask:
+    """The task with so many bytes on each device."""
+    return replace(of_task, room_bytes=(cap,) * of_task.num_devices)
 
 
 def sized(*sizes: int) -> tuple[Table, ...]:
@@ -85,7 +90,7 @@ def cost(*totals: float, all_to_all: str = "modelled") -> PlacementCost:
 
 
 def measured(
-    of_task: PlacementTask,
+    of_task: ShardingTask,
     device_of_table: Sequence[int],
     of_cost: PlacementCost,
     measurement_id: str = "m0",
@@ -100,7 +105,7 @@ def split_by(placement: Placement) -> set[tuple[int, ...]]:
     return set(placement.shards()) - {()}
 
 
-def every_placement(of_task: PlacementTask) -> list[Placement]:
+def every_placement(of_task: ShardingTask) -> list[Placement]:
     """All placements of a tiny task, legal or not."""
     choices = product(range(of_task.num_devices), repeat=len(of_task.tables))
     return [Placement(choice, of_task.num_devices) for choice in choices]
@@ -142,14 +147,14 @@ class FakeHardware:
     """
 
     slowness: Sequence[float] = (1.0,)
-    calls: list[tuple[PlacementTask, Placement]] = field(default_factory=list)
+    calls: list[tuple[ShardingTask, Placement]] = field(default_factory=list)
     provenance: Provenance = PROVENANCE
 
     @property
     def time_share(self) -> TimeShare:
         return TimeShare(kernel_s=1.0, wall_s=4.0)
 
-    def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
+    def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         factor = self.slowness[len(self.calls) % len(self.slowness)]
         self.calls.append((task, placement))
         shards = [[task.tables[position] for position in shard] for shard in placement.shards()]
@@ -231,7 +236,7 @@ class Step:
 class SlowEpisode:
     """One episode as the paper describes it: every state is encoded again from the lists of tables on the devices."""
 
-    def __init__(self, task: PlacementTask, normalizer: FeatureNormalizer, model: CostNet, policy: Policy) -> None:
+    def __init__(self, task: ShardingTask, normalizer: FeatureNormalizer, model: CostNet, policy: Policy) -> None:
         self._task, self._normalizer, self._model, self._policy = task, normalizer, model, policy
         self.device_of: dict[int, int] = {}
         singles = [model.device_costs(self._encoded(model, [p])[0]).detach() for p in range(len(task.tables))]
@@ -279,7 +284,7 @@ class SlowEpisode:
         )
 
 
-def play_slowly(task: PlacementTask, normalizer: FeatureNormalizer, model: CostNet, policy: Policy) -> Placement:
+def play_slowly(task: ShardingTask, normalizer: FeatureNormalizer, model: CostNet, policy: Policy) -> Placement:
     """The placement of the most probable devices.
 
     Raises:

@@ -8,17 +8,19 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from evenshard.placement.constraints import Constraints
+from evenshard.placement.optimizer_state import NUMBERS, state_bytes
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import WHOLE, ShardingTask
 from evenshard.tables.table import Table
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import every_placement, sized, task
 
 
-def limited(of_task: PlacementTask, **limits: Any) -> PlacementTask:
-    """The task under constraints."""
-    return replace(of_task, constraints=Constraints(**limits))
+def limited(of_task: ShardingTask, **limits: Any) -> ShardingTask:
+    """The task under constraints: ``allowed`` devices of each table, and fields of the task."""
+    if (allowed := limits.pop("allowed", None)) is not None:
+        limits["limits"] = tuple(replace(WHOLE, devices=devices) for devices in allowed)
+    return replace(of_task, **limits)
 
 
 def only(*devices: int) -> frozenset[int]:
@@ -31,33 +33,32 @@ def gb_tables(*sizes_gb: float, dim: int = 64) -> tuple[Table, ...]:
     return tuple(Table(f"t{number}", count, dim, 2.0) for number, count in enumerate(rows))
 
 
-def gb_task(sizes_gb: Sequence[float], devices: int = 2, cap_gb: float = 4, dim: int = 64) -> PlacementTask:
+def gb_task(sizes_gb: Sequence[float], devices: int = 2, cap_gb: float = 4, dim: int = 64) -> ShardingTask:
     return task(gb_tables(*sizes_gb, dim=dim), devices, int(cap_gb * BYTES_PER_GB))
 
 
-def is_legal(of_task: PlacementTask, placement: Placement) -> bool:
+def is_legal(of_task: ShardingTask, placement: Placement) -> bool:
     """The rule from its description, for one placement."""
-    limits, device_of = of_task.constraints, placement.device_of_table
+    device_of = placement.device_of_table
+    sizes = [one.size_bytes + state_bytes(one, of_task.optimizer_of(one.name)) for one in of_task.tables]
     for device in range(of_task.num_devices):
         here = [position for position, home in enumerate(device_of) if home == device]
-        caps = limits.device_caps_bytes or [of_task.memory_cap_bytes] * of_task.num_devices
-        state = limits.state_bytes or [0] * len(of_task.tables)
-        if sum(of_task.tables[position].size_bytes + state[position] for position in here) > caps[device]:
+        if sum(sizes[position] for position in here) > of_task.room_bytes[device]:
             return False
-        if any(len(set(group) & set(here)) > 1 for group in limits.apart):
+        if any(len(set(group) & set(here)) > 1 for group in of_task.apart):
             return False
-        if any(0 < len(set(group) & set(here)) < len(set(group)) for group in limits.together):
+        if any(0 < len(set(group) & set(here)) < len(set(group)) for group in of_task.together):
             return False
-    may = limits.allowed or [None] * len(of_task.tables)
+    may = [of_task.limits_of(position).devices for position in range(len(of_task.tables))]
     return all(devices is None or device in devices for device, devices in zip(device_of, may, strict=True))
 
 
-def legal_placements(of_task: PlacementTask) -> list[Placement]:
+def legal_placements(of_task: ShardingTask) -> list[Placement]:
     return [placement for placement in every_placement(of_task) if is_legal(of_task, placement)]
 
 
 @st.composite
-def limited_tasks(draw: st.DrawFn) -> PlacementTask:
+def limited_tasks(draw: st.DrawFn) -> ShardingTask:
     """Up to six tables of 4 to 24 bytes on up to three devices, under some constraints; many have no placement."""
     sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
     devices, count = draw(st.integers(1, 3)), len(sizes)
@@ -68,11 +69,13 @@ def limited_tasks(draw: st.DrawFn) -> PlacementTask:
     caps = st.lists(
         st.integers(max(1, cap - 3), cap + 6).map(lambda size: 4 * size), min_size=devices, max_size=devices
     )
-    state = st.lists(st.integers(0, 8), min_size=count, max_size=count)
+    optimizers = st.dictionaries(
+        st.sampled_from([f"s{number}" for number in range(count)]), st.sampled_from([*NUMBERS])
+    )
     return limited(
         task(sized(*sizes), devices, 4 * cap),
-        device_caps_bytes=draw(st.none() | caps.map(tuple)),
-        state_bytes=draw(st.none() | st.none() | state.map(tuple)),
+        room_bytes=draw(st.just((4 * cap,) * devices) | caps.map(tuple)),
+        table_optimizers=draw(st.just({}) | optimizers),
         allowed=draw(st.none() | st.lists(st.none() | may_go, min_size=count, max_size=count).map(tuple)),
         together=draw(groups),
         apart=draw(groups),

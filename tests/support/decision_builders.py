@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from evenshard.placement.task import TaskSampling, sample_tasks, save_tasks
+from evenshard.placement.tasks import TaskSampling, sample_tasks, save_tasks
 from evenshard.sharders.models import load_model, save_model
 from evenshard.tables.files import save_tables
 from evenshard.tables.generator import GeneratorConfig, generate_tables

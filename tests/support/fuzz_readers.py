@@ -134,7 +134,7 @@ def _made() -> Path:
     from evenshard.measure.journal import Journal, Origin, Visit
     from evenshard.measure.plan import save_measure_plan
     from evenshard.placement.placement import Placement
-    from evenshard.placement.task import TaskSplit, save_tasks
+    from evenshard.placement.tasks import TaskSplit, save_tasks
     from evenshard.planner.file import save_answer
     from evenshard.tables.files import save_tables
     from evenshard.tables.generator import GeneratorConfig, generate_tables
@@ -220,20 +220,22 @@ LINK = {"latency_us": {"value": 30.0, "source": "measured"}, "bandwidth_gb_s": {
 
 def _read_tables(path: Path) -> None:
     from evenshard.placement.feasibility import reason
+    from evenshard.placement.items import WholeTables
     from evenshard.planner.request import PlacementRequest, caps_of
     from evenshard.tables.sources import tables_from
 
     found = tables_from(path, 1024)
-    reason(PlacementRequest(found.tables, caps_of(64, 2), 1024, optimizer="adam").task())
+    reason(WholeTables.of(PlacementRequest(found.tables, caps_of(64, 2), 1024, optimizer="adam").task()))
 
 
 def _read_tasks(path: Path) -> None:
     from evenshard.placement.feasibility import reason
-    from evenshard.placement.task import load_tasks
+    from evenshard.placement.items import WholeTables
+    from evenshard.placement.tasks import load_tasks
 
     split = load_tasks(path, POOL)
     for one in (*split.train, *split.test):
-        reason(one)
+        reason(WholeTables.of(one))
 
 
 def _read_params(path: Path) -> None:

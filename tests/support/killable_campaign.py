@@ -18,7 +18,7 @@ from evenshard.measure.costs import DeviceCost, PlacementCost, Provenance
 from evenshard.measure.hardware import TimeShare
 from evenshard.measure.journal import Journal, Visit
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
 PAUSE_S = 1e-3
@@ -27,7 +27,7 @@ POOL = tuple(Table(f"t{number}", 10 + number, 4, 1.0) for number in range(6))
 
 
 def _job(number: int) -> Job:
-    task = PlacementTask(f"task-{number % 20}", POOL, num_devices=3, memory_cap_bytes=10**9, batch_size=64)
+    task = ShardingTask.whole(f"task-{number % 20}", POOL, num_devices=3, memory_cap_bytes=10**9, batch_size=64)
     placement = Placement(tuple(number // 3**position % 3 for position in range(len(POOL))), 3)
     return Job(f"m{number}", task, placement, 1, "random", task.task_id)
 
@@ -44,11 +44,11 @@ class DeterministicHardware:
     def __init__(self, pause_s: float = 0.0) -> None:
         self._pause_s = pause_s
 
-    def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
+    def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         time.sleep(self._pause_s)
         return PlacementCost(tuple(self._device(task, placement, device) for device in range(3)), "modelled")
 
-    def _device(self, task: PlacementTask, placement: Placement, device: int) -> DeviceCost:
+    def _device(self, task: ShardingTask, placement: Placement, device: int) -> DeviceCost:
         drawn = zlib.crc32(repr((task.task_id, placement.device_of_table, device)).encode())
         return DeviceCost(*[drawn / part for part in range(3, 10)]) if drawn % 20 else DeviceCost.out_of_memory()
 

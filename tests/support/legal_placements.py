@@ -13,6 +13,7 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -21,11 +22,9 @@ from evenshard.placement.sharding import (
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
-    ShardingTask,
-    check_sharding,
-    memory_of_part,
 )
 from evenshard.placement.storage import CACHED_KERNELS, COMPUTE_KERNELS, FUSED, Storage
+from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.tables.table import Table
 
 STEP = 4

@@ -10,8 +10,9 @@ import numpy as np
 from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import whole_tables
-from evenshard.placement.sharding import SHARDING_TYPES, memory_of_part
+from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.storage import COMPUTE_KERNELS, FUSED, FUSED_UVM, HOST, KEY_VALUE
+from evenshard.placement.task import memory_of_part
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.tables.table import DATA_TYPES, Table
@@ -53,7 +54,7 @@ def random_request(seed: int) -> PlacementRequest:
 
 def _needed(asked: PlacementRequest) -> int:
     """Device memory of all tables, whole."""
-    task = asked.sharding_task()
+    task = asked.task()
     wholes = zip(asked.tables, whole_tables(asked.tables), strict=True)
     return sum(memory_of_part(task, table, whole).device_bytes for table, whole in wholes)
 

@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from evenshard.placement.parts import Span
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.torchrec import TablePart
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.utils.units import BYTES_PER_GB
@@ -67,7 +67,7 @@ class Fixed:
     device_of_table: tuple[int, ...]
     name: str = "fixed"
 
-    def place(self, task: PlacementTask) -> Placement:
+    def place(self, task: ShardingTask) -> Placement:
         return Placement(self.device_of_table, task.num_devices)
 
 

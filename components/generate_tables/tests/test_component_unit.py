@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from evenshard.placement.task import load_tasks
+from evenshard.placement.tasks import load_tasks
 from evenshard.tables.files import load_tables
 from evenshard_components.conftest import CONFIG
 from evenshard_components.generate_tables.component import generate_tables

@@ -29,8 +29,7 @@ from evenshard.measure.hardware import ExchangingHardware, Hardware
 from evenshard.measure.journal import Journal, Origin, Visit
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
-from evenshard.placement.sharding import ShardingTask
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask, whole_task_text
 from evenshard.utils.errors import BadConfig, BadFile
 
 # The settings without which a visit means something else; what the hardware is called is part of the provenance.
@@ -87,7 +86,7 @@ class Job:
     """
 
     measurement_id: str
-    task: PlacementTask
+    task: ShardingTask
     placement: Placement
     round: int
     proposed_by: str
@@ -96,7 +95,8 @@ class Job:
     @cached_property
     def key(self) -> str:
         """Names the job in a journal: another table, device or batch size gives another key."""
-        return _key(self.measurement_id, self.task, self.placement.device_of_table)
+        placed = whole_task_text(self.task), repr(self.placement.device_of_table)
+        return _key(repr(self.measurement_id), *placed)
 
     @property
     def num_devices(self) -> int:
@@ -133,7 +133,7 @@ class ShardingJob:
     @cached_property
     def key(self) -> str:
         """See ``Job``."""
-        return _key(self.measurement_id, self.task, self.parts)
+        return _key(*map(repr, (self.measurement_id, self.task, self.parts)))
 
     @property
     def num_devices(self) -> int:
@@ -172,11 +172,11 @@ class ShardingJob:
         )
 
 
-def _key(*content: object) -> str:
-    return hashlib.sha256(repr(content).encode()).hexdigest()[:20]
+def _key(*texts: str) -> str:
+    return hashlib.sha256(f"({', '.join(texts)})".encode()).hexdigest()[:20]
 
 
-def with_controls(jobs: Sequence[Job], controls: Sequence[tuple[PlacementTask, Placement]], repeats: int) -> list[Job]:
+def with_controls(jobs: Sequence[Job], controls: Sequence[tuple[ShardingTask, Placement]], repeats: int) -> list[Job]:
     """The jobs with each control placement ``repeats`` times among them, spread evenly over the campaign."""
     round_number = jobs[0].round if jobs else 0
     extra = [

@@ -35,9 +35,9 @@ from evenshard.placement.sharding import (
     ROW_WISE,
     TABLE_ROW_WISE,
     Communication,
-    ShardingTask,
     sharding_type,
 )
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 

@@ -23,8 +23,9 @@ from evenshard.measure.kernel_calls import KernelCall, kernel_call
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, part_called, part_table
 from evenshard.placement.placement import Placement, alone
-from evenshard.placement.sharding import ShardingTask, parts_by_table, sharding_type
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.sharding import sharding_type
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import SEQUENCE, Table
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief, cut, reason_of
@@ -129,7 +130,7 @@ def _shards_alone(measured: MeasuredSharding) -> Iterator[MeasuredPlacement]:
         if call.is_dense or call.pooling == SEQUENCE or any(other != call for other, _ in of_device):
             continue
         cost = measured.cost.devices[device]
-        task = PlacementTask(
+        task = ShardingTask.whole(
             f"{measured.task_id}-device{device}",
             tuple(table for _, table in of_device),
             1,
@@ -259,7 +260,7 @@ def _measured(
         raise BadFile(path, _NOT_ONCE, REMEDY, f"measurement {first['measurement_id']}")
     positions = sorted(device_of)
     try:
-        task = PlacementTask(
+        task = ShardingTask.whole(
             task_id=first["task_id"],
             tables=tuple(pool[position] for position in positions),
             num_devices=first["num_devices"],

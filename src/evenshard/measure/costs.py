@@ -18,8 +18,7 @@ from evenshard.measure.hardware import measured_or_simulated, provenance_problem
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
-from evenshard.placement.sharding import ShardingTask
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.utils.errors import BadInput, MeasurementFailed
 from evenshard.utils.messages import brief
 
@@ -267,7 +266,7 @@ class MeasuredPlacement:
     measurement_id: str
     round: int
     proposed_by: str
-    task: PlacementTask
+    task: ShardingTask
     placement: Placement
     cost: PlacementCost
     provenance: Provenance

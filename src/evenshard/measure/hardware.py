@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from evenshard.measure.costs import PlacementCost, Provenance
     from evenshard.placement.parts import TablePart
     from evenshard.placement.placement import Placement
-    from evenshard.placement.sharding import ShardingTask
-    from evenshard.placement.task import PlacementTask
+    from evenshard.placement.task import ShardingTask
 
 Times = Literal["measured", "simulated"]
 
@@ -38,7 +37,7 @@ class Hardware(Protocol):
         """Kernel time against wall time since this hardware was opened."""
         ...
 
-    def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
+    def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         """Measures one training step of a placement; a shard that does not fit is a cost too (``out_of_memory``).
 
         Raises:
@@ -60,7 +59,7 @@ class ExchangingHardware(Protocol):
         ...
 
 
-Measure = Callable[["Sequence[tuple[PlacementTask, Placement]]"], "Sequence[PlacementCost]"]
+Measure = Callable[["Sequence[tuple[ShardingTask, Placement]]"], "Sequence[PlacementCost]"]
 """Measures placements, such as ``SimulatedHardware.measure_many``."""
 
 

@@ -19,7 +19,7 @@ from evenshard.measure.fbgemm import OutOfDeviceMemory, ShardKernels, device_nam
 from evenshard.measure.hardware import TimeShare
 from evenshard.measure.link import link, link_of, start_skew_ms
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
 
@@ -48,7 +48,7 @@ class OneDeviceInTurn:
         """Kernel time against wall time since this hardware was opened."""
         return TimeShare(self._kernel_s, time.perf_counter() - self._opened)
 
-    def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
+    def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         """Measures each device's shard; the all-to-all times come from the link model."""
         shards = [[task.tables[position] for position in shard] for shard in placement.shards()]
         computes = [self._shard_cost(shard, task.batch_size) for shard in shards]

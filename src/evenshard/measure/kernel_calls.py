@@ -22,9 +22,9 @@ from evenshard.placement.sharding import (
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
-    ShardingTask,
     sharding_type,
 )
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import SUM, Table
 
 

@@ -35,8 +35,8 @@ from evenshard.measure.simulated.shard_work import PLAIN_BYTES, looked_up_rows, 
 from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
 from evenshard.placement.parts import TablePart, part_table
-from evenshard.placement.sharding import ShardingTask
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.cache import miss_ratio
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table

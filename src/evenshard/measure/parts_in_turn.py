@@ -17,8 +17,8 @@ from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, held_parts
 from evenshard.measure.link import start_skew_ms
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
-from evenshard.placement.sharding import ShardingTask, parts_by_table
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
 
@@ -39,7 +39,7 @@ def parts_in_turn(hardware: Hardware, task: ShardingTask, parts: Sequence[TableP
             cells.setdefault((held.call, held.device, batch_size), []).append(table)
     forward_D, backward_D = np.zeros(task.num_devices), np.zeros(task.num_devices)
     for (_, device, batch_size), tables in cells.items():
-        shard = PlacementTask("shard", tuple(tables), 1, sum(table.size_bytes for table in tables), batch_size)
+        shard = ShardingTask.whole("shard", tuple(tables), 1, sum(table.size_bytes for table in tables), batch_size)
         (cost,) = hardware.measure(shard, Placement((0,) * len(tables), 1)).devices
         forward_ms, backward_ms = cost.split_ms
         where = slice(None) if device == EVERY_DEVICE else device

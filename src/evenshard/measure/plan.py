@@ -16,7 +16,7 @@ from typing import Any
 from evenshard.measure.campaign import Job
 from evenshard.measure.config import MeasureConfig
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
@@ -104,7 +104,7 @@ def load_measure_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
 def _job(record: _Record, tables: Sequence[Table]) -> Job:
     if not all(0 <= number < len(tables) for number in record.tables):
         raise ValueError(f"job {brief(record.measurement_id)} has a table beyond the {len(tables)} of the plan")
-    task = PlacementTask(
+    task = ShardingTask.whole(
         task_id=record.task_id,
         tables=tuple(tables[number] for number in record.tables),
         num_devices=record.num_devices,
@@ -116,7 +116,7 @@ def _job(record: _Record, tables: Sequence[Table]) -> Job:
     return Job(record.measurement_id, task, placement, record.round, record.proposed_by, record.group)
 
 
-def check_placed(task: PlacementTask, placement: Placement) -> None:
+def check_placed(task: ShardingTask, placement: Placement) -> None:
     """Whether a placement that came from elsewhere can be measured.
 
     Raises:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.items import Items
+from evenshard.placement.items import Items, WholeTables
 from evenshard.placement.placement import caps_text, legal_mask, tables_text
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import cut as shortened
 from evenshard.utils.units import BYTES_PER_GB, gb_text, size_text
@@ -34,7 +34,7 @@ class Reason:
     remedy: str
 
 
-def reason(task: PlacementTask, cut: Collection[int] = ()) -> Reason | None:
+def reason(task: WholeTables, cut: Collection[int] = ()) -> Reason | None:
     """Why no placement of the task can exist; None without a plain reason.
 
     The most specific reason: constraints that contradict each other, then tables larger than each device they may live
@@ -52,13 +52,13 @@ def reason(task: PlacementTask, cut: Collection[int] = ()) -> Reason | None:
     return None
 
 
-def require_room(task: PlacementTask, cut: Collection[int] = ()) -> None:
+def require_room(task: ShardingTask, cut: Collection[int] = ()) -> None:
     """Raises InfeasibleTask if no placement of the task can exist for a plain reason; arguments as of ``reason``."""
-    if (why := reason(task, cut)) is not None:
+    if (why := reason(WholeTables.of(task), cut)) is not None:
         raise InfeasibleTask(f"{shortened(task.task_id)}: {why.problem}", why.remedy)
 
 
-def no_room(task: PlacementTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
+def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
     """The error of a sharder that finds no legal device for a table, or for tables that stay together.
 
     Args:
@@ -66,20 +66,22 @@ def no_room(task: PlacementTask, tables: Sequence[int], used_bytes: Sequence[int
         tables: their positions in ``task.tables``.
         used_bytes: memory in use, by device id.
     """
-    items = Items.of(task)
+    whole = WholeTables.of(task)
+    items = Items.of(whole)
     allowed_D = items.allowed_ID[items.item_of_T[tables[0]]]
-    left = max(cap - used for cap, used, may in zip(task.caps_bytes, used_bytes, allowed_D, strict=True) if may)
+    left = max(cap - used for cap, used, may in zip(task.room_bytes, used_bytes, allowed_D, strict=True) if may)
     where = "" if allowed_D.all() else f" of those allowed ({_devices(allowed_D)})"
-    problem, remedy = f"the freest device{where} has {gb_text(left)} left ({caps_text(task)}).", f"{MORE_ROOM}."
-    if legal_mask(0, _bytes(task, tables), left):
+    problem = f"the freest device{where} has {gb_text(left)} left ({caps_text(task.room_bytes)})."
+    remedy = f"{MORE_ROOM}."
+    if legal_mask(0, _bytes(whole, tables), left):
         problem = "the devices with room hold tables that must stay apart from it."
         remedy = "Raise num_devices or drop that rule."
     return InfeasibleTask(
-        f"{shortened(task.task_id)}: {_subject(task, tables)} {_needs(task, tables)}; {problem}", remedy
+        f"{shortened(task.task_id)}: {_subject(whole, tables)} {_needs(whole, tables)}; {problem}", remedy
     )
 
 
-def no_placement_found(task: PlacementTask, why: str, cut: Collection[int] = ()) -> InfeasibleTask:
+def no_placement_found(task: ShardingTask, why: str, cut: Collection[int] = ()) -> InfeasibleTask:
     """The error of a sharder that knows no placement at all, with what the task needs and has.
 
     Args:
@@ -87,43 +89,44 @@ def no_placement_found(task: PlacementTask, why: str, cut: Collection[int] = ())
         why: there is none, or none was found.
         cut: the same as in ``reason``.
     """
-    return InfeasibleTask(f"{shortened(task.task_id)}: {why}: {needs_and_room(task, cut)}.", f"{MORE_ROOM}.")
+    needs = needs_and_room(WholeTables.of(task), cut)
+    return InfeasibleTask(f"{shortened(task.task_id)}: {why}: {needs}.", f"{MORE_ROOM}.")
 
 
-def needs_and_room(task: PlacementTask, cut: Collection[int]) -> str:
+def needs_and_room(task: WholeTables, cut: Collection[int]) -> str:
     """What the tables need, what the devices have and what the largest table needs, as a clause."""
     sizes = task.table_bytes
-    room = f"{gb_text(sum(sizes))} of the {task.num_devices} devices' {gb_text(sum(task.caps_bytes))}"
+    room = f"{gb_text(sum(sizes))} of the {task.num_devices} devices' {gb_text(sum(task.room_bytes))}"
     if cut:
-        return f"the tables need at least {room} ({caps_text(task)}), however they are cut"
+        return f"the tables need at least {room} ({caps_text(task.room_bytes)}), however they are cut"
     largest = max(range(len(sizes)), key=lambda position: sizes[position])
     return (
-        f"the tables need {room} ({caps_text(task)}), the largest ({tables_text(task, [largest])}) "
+        f"the tables need {room} ({caps_text(task.room_bytes)}), the largest ({tables_text(task.tables, [largest])}) "
         f"{gb_text(sizes[largest])}"
     )
 
 
-def _contradictions(task: PlacementTask, items: Items) -> Iterator[Reason]:
+def _contradictions(task: WholeTables, items: Items) -> Iterator[Reason]:
     devices = task.num_devices
-    allowed = task.constraints.allowed or (None,) * len(task.tables)
     for item in np.flatnonzero(~items.allowed_ID.any(axis=1)).tolist():
         for position in items.members[item]:
-            may_go = allowed[position]
+            may_go = task.allowed[position]
             if may_go is not None and not any(0 <= device < devices for device in may_go):
                 yield Reason(
                     f"{_subject(task, [position])} may live on no device.",
                     f"Allow it at least one of 0 to {devices - 1}.",
                 )
         yield Reason(
-            f"tables {tables_text(task, items.members[item])} must stay together, but no device is allowed for all of "
-            f"them.",
+            f"tables {tables_text(task.tables, items.members[item])} must stay together, but no device is "
+            f"allowed for all of them.",
             "Allow them a common device, or drop the rule.",
         )
-    for kind, group in enumerate(task.constraints.apart, start=1):
+    for kind, group in enumerate(task.apart, start=1):
         for item in np.flatnonzero(items.needs_IR[:, kind] > 1).tolist():
             both = [position for position in items.members[item] if position in group]
             yield Reason(
-                f"tables {tables_text(task, both)} must stay both together and apart.", "Drop one of the two rules."
+                f"tables {tables_text(task.tables, both)} must stay both together and apart.",
+                "Drop one of the two rules.",
             )
         for allowed_D, inside in _confined(items, np.flatnonzero(items.needs_IR[:, kind])):
             if len(inside) > allowed_D.sum():
@@ -132,12 +135,12 @@ def _contradictions(task: PlacementTask, items: Items) -> Iterator[Reason]:
                 if not allowed_D.all():
                     room, remedy = f"may only live on {_devices(allowed_D)}", "Allow them more devices"
                 yield Reason(
-                    f"tables {tables_text(task, tables)} must stay apart, but {room}.",
+                    f"tables {tables_text(task.tables, tables)} must stay apart, but {room}.",
                     f"{remedy}, or keep fewer apart.",
                 )
 
 
-def _too_large(task: PlacementTask, items: Items, cut: Collection[int]) -> Iterator[Reason]:
+def _too_large(task: WholeTables, items: Items, cut: Collection[int]) -> Iterator[Reason]:
     needs_I, caps_D = items.needs_IR[:, 0], items.room_DR[:, 0]
     most_I = np.where(items.allowed_ID, caps_D, np.iinfo(np.int64).min).max(axis=1)
     whole_I = np.array([not set(members) & set(cut) for members in items.members])
@@ -147,7 +150,7 @@ def _too_large(task: PlacementTask, items: Items, cut: Collection[int]) -> Itera
     worst = int(too_large[needs_I[too_large].argmax()])
     tables, allowed_D = items.members[worst], items.allowed_ID[worst]
     need, room = int(needs_I[worst]), int(most_I[worst])
-    limit, remedy = f"a whole device ({caps_text(task)})", MORE_MEMORY
+    limit, remedy = f"a whole device ({caps_text(task.room_bytes)})", MORE_MEMORY
     if not allowed_D.all():
         limit = f"{_devices(allowed_D)} can hold ({gb_text(room)}), and it may live nowhere else"
         remedy += ", or allow it a larger device"
@@ -160,7 +163,7 @@ def _too_large(task: PlacementTask, items: Items, cut: Collection[int]) -> Itera
     yield Reason(f"{subject} {_needs(task, tables)}, more than {limit}: {missing}.", f"{remedy}.")
 
 
-def _overfull(task: PlacementTask, items: Items, cut: Collection[int]) -> Iterator[Reason]:
+def _overfull(task: WholeTables, items: Items, cut: Collection[int]) -> Iterator[Reason]:
     needs_I, caps_D = items.needs_IR[:, 0], items.room_DR[:, 0]
     for allowed_D, inside in _confined(items, np.arange(len(needs_I))):
         need, room = int(needs_I[inside].sum()), int(caps_D[allowed_D].sum())
@@ -172,8 +175,8 @@ def _overfull(task: PlacementTask, items: Items, cut: Collection[int]) -> Iterat
         if allowed_D.all():
             subject = "the tables" if len(tables) > 1 else _subject(task, tables)
             yield Reason(
-                f"{subject} {needs}, the {task.num_devices} devices have {gb_text(room)} ({caps_text(task)}): "
-                f"{missing}.",
+                f"{subject} {needs}, the {task.num_devices} devices have {gb_text(room)} "
+                f"({caps_text(task.room_bytes)}): {missing}.",
                 f"{MORE_ROOM}.",
             )
         else:
@@ -195,15 +198,15 @@ def _confined(
     yield np.ones(len(items.room_DR), dtype=bool), among
 
 
-def _subject(task: PlacementTask, tables: Sequence[int]) -> str:
-    return f"table{'s' if len(tables) > 1 else ''} {tables_text(task, tables)}"
+def _subject(task: WholeTables, tables: Sequence[int]) -> str:
+    return f"table{'s' if len(tables) > 1 else ''} {tables_text(task.tables, tables)}"
 
 
-def _bytes(task: PlacementTask, tables: Sequence[int]) -> int:
+def _bytes(task: WholeTables, tables: Sequence[int]) -> int:
     return sum(task.table_bytes[position] for position in tables)
 
 
-def _needs(task: PlacementTask, tables: Sequence[int], cut: Collection[int] = ()) -> str:
+def _needs(task: WholeTables, tables: Sequence[int], cut: Collection[int] = ()) -> str:
     """What tables take, with what they take besides weights apart: optimizer state, inputs and outputs."""
     need, weights = _bytes(task, tables), sum(task.tables[position].size_bytes for position in tables)
     parts = (

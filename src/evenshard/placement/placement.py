@@ -1,7 +1,7 @@
 """Which device holds which table, and the ONLY rule of what is legal: a device's tables fit its memory.
 
-Parts of a table tile it (``by_table``), each on a device that there is. Constraints (``constraints.py``) add to the
-rule; what they make of a task is in ``items.py``.
+Parts of a table tile it (``by_table``), each on a device that there is. Rules of the task add to it; what they make of
+a task is in ``items.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table, duplicate_name
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief, cut
@@ -69,7 +69,7 @@ def legal_mask(used_bytes: Any, table_bytes: Any, memory_cap_bytes: Any) -> Any:
     return used_bytes + table_bytes <= memory_cap_bytes
 
 
-def alone(task: PlacementTask) -> Placement:
+def alone(task: ShardingTask) -> Placement:
     """All tables on the first device."""
     return Placement((0,) * len(task.tables), task.num_devices)
 
@@ -136,7 +136,7 @@ def _check_tiles(table: Table, what: str, spans: Sequence[Span], size: int) -> N
         )
 
 
-def check_placement(task: PlacementTask, placement: Placement) -> None:
+def check_placement(task: ShardingTask, placement: Placement) -> None:
     """Raises InfeasibleTask if a device holds more than its room, or what may not be there; ill-formed is a bug."""
     assert len(placement.device_of_table) == len(task.tables), "a placement names one device per table"
     assert placement.num_devices == task.num_devices
@@ -147,42 +147,43 @@ def check_placement(task: PlacementTask, placement: Placement) -> None:
         raise InfeasibleTask(f"{cut(task.task_id)}: {broken}. Place it again.")
 
 
-def check_memory(task: PlacementTask, placement: Placement) -> None:
+def check_memory(task: ShardingTask, placement: Placement) -> None:
     """Raises InfeasibleTask if a device holds more than its memory; other constraints are left aside."""
     used = [0] * task.num_devices
     for position, device in enumerate(placement.device_of_table):
-        size, cap = task.table_bytes[position], task.caps_bytes[device]
+        size, cap = task.table_bytes[position], task.room_bytes[device]
         if not legal_mask(used[device], size, cap):
             raise InfeasibleTask(
                 f"{cut(task.task_id)}: table {cut(task.tables[position].name)} needs {gb_text(size)}, device {device} "
-                f"has {gb_text(cap - used[device])} left ({caps_text(task)}). Raise memory_cap_gb or num_devices."
+                f"has {gb_text(cap - used[device])} left ({caps_text(task.room_bytes)}). "
+                f"Raise memory_cap_gb or num_devices."
             )
         used[device] += size
 
 
-def broken_constraints(task: PlacementTask, placement: Placement) -> Iterator[str]:
+def broken_constraints(task: ShardingTask, placement: Placement) -> Iterator[str]:
     """What a placement does that the task's constraints forbid, memory left aside, in words."""
-    limits, device_of_table = task.constraints, placement.device_of_table
-    allowed = limits.allowed or (None,) * len(task.tables)
-    for table, device, devices in zip(task.tables, device_of_table, allowed, strict=True):
+    device_of_table = placement.device_of_table
+    for position, (table, device) in enumerate(zip(task.tables, device_of_table, strict=True)):
+        devices = task.limits_of(position).devices
         if devices is not None and device not in devices:
             yield f"table {cut(table.name)} is on device {device}, allowed are {brief(sorted(devices))}"
-    for group in limits.together:
+    for group in task.together:
         if len({device_of_table[position] for position in group}) > 1:
-            yield f"tables {tables_text(task, group)} are not together"
-    for group in limits.apart:
+            yield f"tables {tables_text(task.tables, group)} are not together"
+    for group in task.apart:
         if len({device_of_table[position] for position in group}) < len(group):
-            yield f"tables {tables_text(task, group)} are not apart"
+            yield f"tables {tables_text(task.tables, group)} are not apart"
 
 
-def tables_text(task: PlacementTask, tables: Sequence[int]) -> str:
+def tables_text(tables: Sequence[Table], positions: Sequence[int]) -> str:
     """Names of tables by position, the first three of many."""
-    names = [cut(task.tables[position].name) for position in tables[:_MAX_NAMES]]
-    more = len(tables) - len(names)
+    names = [cut(tables[position].name) for position in positions[:_MAX_NAMES]]
+    more = len(positions) - len(names)
     return f"{', '.join(names)} and {more} more" if more else ", ".join(names)
 
 
-def caps_text(task: PlacementTask) -> str:
+def caps_text(room_bytes: Sequence[int]) -> str:
     """What the devices may hold."""
-    least, most = min(task.caps_bytes), max(task.caps_bytes)
+    least, most = min(room_bytes), max(room_bytes)
     return f"cap {gb_text(most)} each" if least == most else f"caps {gb_text(least)} to {gb_text(most)}"

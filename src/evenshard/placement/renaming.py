@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.sharding import ShardingTask
+from evenshard.placement.task import ShardingTask
 
 Bytes = npt.NDArray[np.int64]
 Worth = npt.NDArray[np.float64]

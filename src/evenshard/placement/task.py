@@ -1,247 +1,326 @@
-"""A placement task: tables, devices, their memory, and the training batch."""
+"""A task: tables, a machine, what its devices have room for, and the rules of each table."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
-import numpy as np
+from evenshard.placement.machine import Machine
+from evenshard.placement.memory import PartMemory, part_memory
+from evenshard.placement.optimizer_state import SGD
+from evenshard.placement.parts import COLUMN_STEP, TablePart, whole_tables
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    GRID_SHARD,
+    IN_ROWS,
+    REPLICATED_DATA_TYPES,
+    ROW_WISE,
+    ROWS_ALONE,
+    SEQUENCE_TYPES,
+    SHARDING_TYPES,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    Communication,
+    whole_nodes,
+)
+from evenshard.placement.storage import FUSED, HOST_KERNELS, KEY_VALUE
+from evenshard.tables.table import MEAN, Table
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.limits import MAX_TOTAL_BYTES, RANGES
+from evenshard.utils.messages import brief
+from evenshard.utils.units import bytes_to_gb
 
-from evenshard.placement.constraints import UNCONSTRAINED, Constraints
-from evenshard.tables.table import Table
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.json_files import load_json
-from evenshard.utils.limits import MAX_TOTAL_BYTES, RANGES, read_text
-from evenshard.utils.messages import brief, reason_of
-from evenshard.utils.records import record_of
-from evenshard.utils.units import bytes_to_gb, gb_to_bytes
-
-_MAX_SHARD_TABLES = 64
+TASK_ID = "placement"
+"""Of a task that is not one of many."""
 
 
 @dataclass(frozen=True)
-class PlacementTask:
-    """Tables to spread over equally fast devices.
+class TableLimits:
+    """Rules of one table.
 
     Attributes:
-        task_id: unique within a task file.
-        tables: the tables to place, in no particular order.
-        num_devices: devices that hold tables.
-        memory_cap_bytes: bytes that one device may hold.
-        batch_size: samples of one training step over all devices together (the global batch):
-            with table-wise sharding every device looks its tables up for all of them.
-        constraints: constraints besides the memory cap. They change no cost, so they are not part of ``repr``, which
-            tells apart what is measured.
+        types: the ways it may be sharded.
+        devices: the devices that it may live on; None for any. Where it lives on several, all must be among them.
+        min_columns: columns of the narrowest part of a table that is cut.
+        kernels: where its weights may be kept; None for wherever those of all tables may.
     """
 
-    task_id: str
+    types: frozenset[str] = frozenset(SHARDING_TYPES)
+    devices: frozenset[int] | None = None
+    min_columns: int = COLUMN_STEP
+    kernels: frozenset[str] | None = None
+
+
+NO_LIMITS, WHOLE = TableLimits(), TableLimits(frozenset({TABLE_WISE}))
+
+
+@dataclass(frozen=True)
+class ShardingTask:
+    """Tables to shard over the devices of a machine, in any of the seven ways, or in those that the rules leave.
+
+    Attributes:
+        tables: whole, with distinct names.
+        machine: their devices and links.
+        room_bytes: what each device may hold, by device id.
+        batch_size: global batch, samples.
+        optimizer: one of ``optimizer_state.NUMBERS``.
+        table_optimizers: the same of tables that have one of their own, by name: their state is counted.
+        communication: data types on the way.
+        limits: rules of each table; empty for none.
+        together: groups of tables, by position, that live on one device, whole.
+        apart: groups of tables, by position, of which a device holds one at most.
+        pipeline: training pipeline, one of ``memory.BATCHES``; empty to count weights and optimizer state alone.
+        kernels: where weights may be kept, of ``storage.COMPUTE_KERNELS``.
+        means_of_rows: takes rows of MEAN tables for right beside all types, to price what TorchRec would train wrongly.
+        task_id: unique within a file of tasks. No part of ``repr``, which tells apart what is measured of parts.
+
+    Raises:
+        BadConfig: if the bytes of the tables or of the devices are more than numpy's whole numbers can add up.
+    """
+
     tables: tuple[Table, ...]
-    num_devices: int
-    memory_cap_bytes: int
+    machine: Machine
+    room_bytes: tuple[int, ...]
     batch_size: int
-    constraints: Constraints = field(default=UNCONSTRAINED, repr=False)
+    optimizer: str = SGD
+    communication: Communication = field(default_factory=Communication)
+    limits: tuple[TableLimits, ...] = ()
+    together: tuple[tuple[int, ...], ...] = ()
+    apart: tuple[tuple[int, ...], ...] = ()
+    pipeline: str = ""
+    kernels: tuple[str, ...] = (FUSED,)
+    table_optimizers: Mapping[str, str] = field(default_factory=dict, hash=False)
+    means_of_rows: bool = False
+    task_id: str = field(default=TASK_ID, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises BadConfig if the devices are too many, or the bytes more than numpy's whole numbers can add up."""
-        if problem := RANGES["num_devices"].problem(self.num_devices):  # before there is a cap for each of them
-            raise BadConfig(f"num_devices {problem}.")
-        for what, sizes in (("the tables", self.table_bytes), ("the devices", self.caps_bytes)):
-            if sum(sizes) > MAX_TOTAL_BYTES:
-                total = bytes_to_gb(sum(sizes))
-                raise BadConfig(f"{what} have {total:,.0f} GB together, more than {bytes_to_gb(MAX_TOTAL_BYTES):,.0f}.")
+        _check_total("the tables", [table.size_bytes for table in self.tables])
+        _check_total("the devices", self.room_bytes)
 
-    @cached_property
-    def caps_bytes(self) -> tuple[int, ...]:
-        """What each device may hold, by device id."""
-        return self.constraints.device_caps_bytes or (self.memory_cap_bytes,) * self.num_devices
+    @staticmethod
+    def whole(
+        task_id: str, tables: tuple[Table, ...], num_devices: int, memory_cap_bytes: int, batch_size: int
+    ) -> ShardingTask:
+        """A task whose tables stay whole, on equal devices of one node; weights alone count.
+
+        Raises:
+            BadConfig: if the devices or the bytes are too many.
+        """
+        if problem := RANGES["num_devices"].problem(num_devices):  # before there is a cap for each of them
+            raise BadConfig(f"num_devices {problem}.")
+        machine, rooms = Machine.one_node(num_devices), (memory_cap_bytes,) * num_devices
+        return ShardingTask(tables, machine, rooms, batch_size, limits=(WHOLE,) * len(tables), task_id=task_id)
+
+    @property
+    def num_devices(self) -> int:
+        """Of the machine."""
+        return self.machine.num_devices
+
+    @property
+    def memory_cap_bytes(self) -> int:
+        """What the largest device may hold."""
+        return max(self.room_bytes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the rules leave every table whole."""
+        return bool(self.limits) and all(limits.types == WHOLE.types for limits in self.limits)
 
     @cached_property
     def table_bytes(self) -> tuple[int, ...]:
-        """What each table takes of a device's memory: its weights, and optimizer state where that is counted."""
-        state = self.constraints.state_bytes or (0,) * len(self.tables)
-        return tuple(table.size_bytes + more for table, more in zip(self.tables, state, strict=True))
+        """What each table takes of a device's memory where it is whole.
+
+        Raises:
+            BadConfig: if all together are more than numpy's whole numbers can add up.
+        """
+        sizes = tuple(map(partial(part_bytes, self), self.tables, whole_tables(self.tables)))
+        _check_total("the tables", sizes)
+        return sizes
+
+    @property
+    def local_batch(self) -> float:
+        """Samples of a device."""
+        return self.batch_size / self.num_devices
+
+    def limits_of(self, position: int) -> TableLimits:
+        """Rules of a table."""
+        return self.limits[position] if self.limits else NO_LIMITS
+
+    def optimizer_of(self, name: str) -> str:
+        """The optimizer of a table."""
+        return self.table_optimizers.get(name, self.optimizer)
+
+    @cached_property
+    def types(self) -> tuple[frozenset[str], ...]:
+        """The ways that each table may be sharded; none where its rules contradict each other."""
+        return tuple(self.limits_of(at).types - ruled_out(self, at).keys() for at in range(len(self.tables)))
+
+    def kernels_of(self, position: int) -> tuple[str, ...]:
+        """Where a table's weights may be kept, and the machine has memory for it."""
+        limits = self.limits_of(position).kernels
+        missing = {
+            *(() if self.machine.host_bytes else HOST_KERNELS),
+            *(() if self.machine.ssd_bytes else (KEY_VALUE,)),
+        }
+        return tuple(one for one in (self.kernels if limits is None else sorted(limits)) if one not in missing)
+
+    @cached_property
+    def in_rows(self) -> frozenset[int]:
+        """Tables, by position, of collections whose tables may all be cut by rows alone."""
+        types_of = [self.limits_of(at).types for at in range(len(self.tables))]
+        free = {table.collection for table, types in zip(self.tables, types_of, strict=True) if types - {*ROWS_ALONE}}
+        return frozenset(at for at, table in enumerate(self.tables) if table.collection not in free)
+
+    @cached_property
+    def may_offload(self) -> bool:
+        """Whether a table may be kept outside of device memory."""
+        return any(set(self.kernels_of(position)) != {FUSED} for position in range(len(self.tables)))
+
+    @cached_property
+    def kept_together(self) -> frozenset[int]:
+        """Tables, by position, that share their device with certain others."""
+        return frozenset(position for group in self.together for position in group)
+
+    @cached_property
+    def kept_apart(self) -> frozenset[int]:
+        """Tables, by position, that share no device with certain others."""
+        return frozenset(position for group in self.apart for position in group)
 
 
-@dataclass(frozen=True)
-class TaskSampling:
-    """How tasks are drawn from a pool.
-
-    Attributes:
-        num_train_tasks: tasks the networks learn from.
-        num_test_tasks: tasks held out, made only of tables that no train task holds.
-        tables_per_task: tables in each task, drawn without replacement.
-        num_devices: devices of each task.
-        memory_cap_gb: GB of weights per device.
-        batch_size: global batch, samples.
-    """
-
-    num_train_tasks: int
-    num_test_tasks: int
-    tables_per_task: int
-    num_devices: int
-    memory_cap_gb: float
-    batch_size: int
+def _check_total(what: str, sizes: Sequence[int]) -> None:
+    if (total := sum(sizes)) > MAX_TOTAL_BYTES:
+        most = f"{bytes_to_gb(MAX_TOTAL_BYTES):,.0f}"
+        raise BadConfig(f"{what} have {bytes_to_gb(total):,.0f} GB together, more than {most}.")
 
 
-@dataclass(frozen=True)
-class TaskSplit:
-    """Train and test tasks; no table occurs on both sides."""
-
-    train: tuple[PlacementTask, ...]
-    test: tuple[PlacementTask, ...]
-
-
-def sample_tasks(pool: Sequence[Table], sampling: TaskSampling, seed: int) -> TaskSplit:
-    """Splits the pool into disjoint halves at random and draws train and test tasks from them.
-
-    Raises:
-        BadConfig: if half of the pool has fewer tables than a task needs.
-    """
-    half = len(pool) // 2
-    if half < sampling.tables_per_task:
-        raise BadConfig(
-            f"tables_per_task is {sampling.tables_per_task}, but half of the pool (train and test tables are kept "
-            f"apart) is {half} tables. Lower tables_per_task or use a larger pool."
-        )
-    rng = np.random.default_rng(seed)
-    shuffled = rng.permutation(len(pool))
-
-    def draw(side: str, members: np.ndarray, count: int) -> tuple[PlacementTask, ...]:
-        return tuple(
-            PlacementTask(
-                task_id=f"{side}-{number:03d}",
-                tables=tuple(pool[i] for i in rng.choice(members, size=sampling.tables_per_task, replace=False)),
-                num_devices=sampling.num_devices,
-                memory_cap_bytes=gb_to_bytes(sampling.memory_cap_gb),
-                batch_size=sampling.batch_size,
-            )
-            for number in range(count)
-        )
-
-    return TaskSplit(
-        train=draw("train", shuffled[:half], sampling.num_train_tasks),
-        test=draw("test", shuffled[half:], sampling.num_test_tasks),
+def whole_task_text(task: ShardingTask) -> str:
+    """What tells apart measurements of whole tables: journals and simulated noise are keyed by this text."""
+    return (
+        f"PlacementTask(task_id={task.task_id!r}, tables={task.tables!r}, num_devices={task.num_devices!r}, "
+        f"memory_cap_bytes={task.memory_cap_bytes!r}, batch_size={task.batch_size!r})"
     )
 
 
-def distinct_tables(tasks: Sequence[PlacementTask]) -> tuple[Table, ...]:
-    """The tables of all tasks, each once: what to normalise features over and to draw shards from."""
-    return tuple(dict.fromkeys(table for task in tasks for table in task.tables))
+def common_kernels(task: ShardingTask, positions: Sequence[int]) -> tuple[str, ...]:
+    """Where the weights of tables may be kept that are kept alike, as those that stay together are."""
+    first, *others = (task.kernels_of(position) for position in positions)
+    return tuple(one for one in first if all(one in kernels for kernels in others))
 
 
-def single_table_task(table: Table, batch_size: int) -> PlacementTask:
-    """The task of measuring one table alone on one device."""
-    return PlacementTask(f"alone-{table.name}", (table,), 1, table.size_bytes, batch_size)
+def memory_of_part(task: ShardingTask, table: Table, part: TablePart) -> PartMemory:
+    """What a part takes on each of its devices."""
+    return part_memory(
+        part,
+        table,
+        num_devices=task.num_devices,
+        batch_size=task.batch_size,
+        optimizer=task.optimizer_of(table.name),
+        pipeline=task.pipeline,
+    )
 
 
-def sample_shards(
-    pool: Sequence[Table], count: int, batch_size: int, memory_cap_bytes: int, rng: np.random.Generator
-) -> tuple[PlacementTask, ...]:
-    """Random shards to measure alone: tasks of one device that hold 1 to 64 tables of the pool.
-
-    The number of tables is log-uniform, so that few and many tables are seen alike; tables beyond the memory cap are
-    left out.
-
-    Raises:
-        BadConfig: if no table fits the memory cap.
-    """
-    candidates = [table for table in pool if table.size_bytes <= memory_cap_bytes]
-    if not candidates:
-        raise BadConfig(f"memory_cap_gb is {bytes_to_gb(memory_cap_bytes):.2f}: no table of the pool fits. Raise it.")
-    most = min(_MAX_SHARD_TABLES, len(candidates))
-    shards = []
-    for number in range(count):
-        size = min(most, int(np.exp(rng.uniform(0, np.log(most + 1)))))
-        drawn = [candidates[i] for i in rng.choice(len(candidates), size=size, replace=False)]
-        room = np.cumsum([table.size_bytes for table in drawn]) <= memory_cap_bytes
-        tables = tuple(table for table, fits in zip(drawn, room, strict=True) if fits)
-        shards.append(PlacementTask(f"shard-{number:05d}", tables, 1, memory_cap_bytes, batch_size))
-    return tuple(shards)
+def part_bytes(task: ShardingTask, table: Table, part: TablePart) -> int:
+    """Memory of a part on each of its devices."""
+    return memory_of_part(task, table, part).device_bytes
 
 
-def save_tasks(split: TaskSplit, path: Path) -> None:
-    """Writes tasks as JSON that refers to tables by name."""
-
-    def record(task: PlacementTask) -> dict[str, object]:
-        return {
-            "task_id": task.task_id,
-            "num_devices": task.num_devices,
-            "memory_cap_gb": bytes_to_gb(task.memory_cap_bytes),
-            "batch_size": task.batch_size,
-            "tables": [table.name for table in task.tables],
-        }
-
-    sides = {"train": [record(task) for task in split.train], "test": [record(task) for task in split.test]}
-    with atomic_path(path) as draft:
-        draft.write_text(json.dumps(sides, indent=1) + "\n")
+def used_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
+    """What the parts take of each device."""
+    return _summed(task, parts, "device_bytes", range(task.num_devices))
 
 
-def load_tasks(path: Path, pool: Sequence[Table]) -> TaskSplit:
-    """Reads tasks that refer to the tables of ``pool``.
-
-    Raises:
-        BadFile: if the file is missing, is not a task file, or names a table the pool does not hold.
-    """
-    by_name = {table.name: table for table in pool}
-    remedy = "Write it with `evenshard generate-tables`."
-    try:
-        sides = load_json(read_text(path))
-    except FileNotFoundError:
-        raise BadFile(path, "no such file", remedy) from None
-    except OSError as error:
-        raise BadFile(path, f"cannot be read: {reason_of(error)}", remedy) from None
-    except ValueError as error:
-        raise BadFile(path, str(error), remedy) from None
-    if not isinstance(sides, dict) or not all(isinstance(sides.get(side), list) for side in ("train", "test")):
-        raise BadFile(path, "has no lists of train and test tasks", remedy)
-
-    def tasks(side: str) -> tuple[PlacementTask, ...]:
-        return tuple(_task(path, f"{side} task {number}", record, by_name) for number, record in enumerate(sides[side]))
-
-    split = TaskSplit(train=tasks("train"), test=tasks("test"))
-    ids = Counter(task.task_id for task in (*split.train, *split.test))
-    twice = next((task_id for task_id, count in ids.items() if count > 1), None)
-    if twice is not None:
-        raise BadFile(path, f"two tasks have the task_id {brief(twice)}", "Give each its own.")
-    return split
+def used_host_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
+    """What the parts take of each host's memory."""
+    return _of_nodes(task, _summed(task, parts, "host_bytes", range(task.num_devices)))
 
 
-@dataclass(frozen=True)
-class _TaskRecord:
-    """A task as it stands in a file."""
-
-    task_id: str
-    tables: tuple[str, ...]
-    num_devices: int
-    memory_cap_gb: float
-    batch_size: int
+def used_ssd_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
+    """What the parts take of each host's SSDs."""
+    return _of_nodes(task, _summed(task, parts, "ssd_weights", range(task.num_devices)))
 
 
-def _task(path: Path, where: str, record: object, by_name: dict[str, Table]) -> PlacementTask:
-    try:
-        stated = record_of(_TaskRecord, record)
-    except ValueError as error:
-        raise BadFile(path, str(error), "Complete it.", where) from None
-    for name in ("num_devices", "memory_cap_gb", "batch_size"):
-        if problem := RANGES[name].problem(getattr(stated, name)):
-            raise BadFile(path, f"{name} {problem}", "Correct it.", where)
-    names = stated.tables
-    if not names:
-        raise BadFile(path, "tables is empty", "Name at least one.", where)
-    unknown = next((name for name in names if name not in by_name), None)
-    if unknown is not None:
-        problem = f"table {brief(unknown)} is not in the table file"
-        raise BadFile(path, problem, "Use the tables it was made with.", where)
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
-    if twice is not None:
-        raise BadFile(path, f"table {brief(twice)} is named twice", "Name each table once.", where)
-    tables, cap_bytes = tuple(by_name[name] for name in names), gb_to_bytes(stated.memory_cap_gb)
-    try:
-        return PlacementTask(stated.task_id, tables, stated.num_devices, cap_bytes, stated.batch_size)
-    except BadConfig as error:
-        raise BadFile(path, str(error).rstrip("."), "Correct it.", where) from None
+def _of_nodes(task: ShardingTask, of_devices: Sequence[int]) -> list[int]:
+    size = task.machine.devices_per_node
+    return [sum(of_devices[first : first + size]) for first in range(0, len(of_devices), size)]
+
+
+def _summed(task: ShardingTask, parts: Sequence[TablePart], what: str, devices: range) -> list[int]:
+    """One kind of memory of each device."""
+    by_name = {table.name: table for table in task.tables}
+    used, of_every_device = [0] * len(devices), 0
+    for part in parts:
+        size = getattr(memory_of_part(task, by_name[part.table], part), what)
+        if len(part.devices) == task.num_devices:
+            of_every_device += size
+            continue
+        for device in part.devices:
+            used[device] += size
+    return [own + of_every_device for own in used]
+
+
+def may_be_cut_by_columns(table: Table, limits: TableLimits) -> bool:
+    """Whether there are two parts that are wide enough."""
+    narrowest = -(-limits.min_columns // COLUMN_STEP) * COLUMN_STEP
+    return table.embedding_dim % COLUMN_STEP == 0 and table.embedding_dim >= 2 * max(narrowest, COLUMN_STEP)
+
+
+def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
+    """Ways that no legal placement shards a table in, whatever its limits say, each with the reason as a clause."""
+    if task.num_devices == 1:  # all ways are the same
+        return {}
+    table, limits, machine = task.tables[position], task.limits_of(position), task.machine
+    found: dict[str, str] = {}
+
+    def rule_out(types: Sequence[str], why: str) -> None:
+        for one in types:
+            found.setdefault(one, why)
+
+    on_all = (ROW_WISE, DATA_PARALLEL, *((TABLE_ROW_WISE,) if machine.num_nodes == 1 else ()))
+    if table.is_sequence:
+        rule_out([one for one in SHARDING_TYPES if one not in SEQUENCE_TYPES], "its lookups are not pooled")
+        rule_out((COLUMN_WISE,), "TorchRec cuts all sequences of a collection into one width, or none")
+    if table.pooling == MEAN:
+        rule_out((GRID_SHARD,), "TorchRec takes no means in a grid")
+        if table.is_weighted:
+            rule_out(ROWS_ALONE, "TorchRec takes no means of weighted rows")
+        elif position not in task.in_rows and not task.means_of_rows:
+            rule_out(ROWS_ALONE, "TorchRec takes means of rows wrongly beside tables that are not cut by rows")
+    if position in task.kept_together:
+        others = [one for one in SHARDING_TYPES if one != TABLE_WISE]
+        rule_out(others, "it stays together with others, whole on one device")
+    if position in task.kept_apart:
+        rule_out(on_all, "it stays apart from others, which leaves it not every device")
+    if limits.devices is not None and len(limits.devices) < machine.num_devices:
+        where = f"it may only live on the devices {brief(sorted(limits.devices))}"
+        rule_out(on_all, where)
+        if len(limits.devices) < 2:
+            rule_out((COLUMN_WISE, TABLE_ROW_WISE, GRID_SHARD), where)
+        if not whole_nodes(machine, limits.devices):
+            rule_out((TABLE_ROW_WISE, GRID_SHARD), f"{where}, which are not all of a node")
+        if len(whole_nodes(machine, limits.devices)) < 2:
+            rule_out((GRID_SHARD,), f"{where}, which are not all of two nodes")
+    if machine.num_nodes == 1:
+        rule_out((GRID_SHARD,), "there is one node")
+    if machine.devices_per_node == 1:
+        rule_out((TABLE_ROW_WISE, GRID_SHARD), "a node has one device")
+    if not may_be_cut_by_columns(table, limits):
+        narrowest = max(limits.min_columns, COLUMN_STEP)
+        why = f"its {table.embedding_dim} columns cannot be cut into multiples of {COLUMN_STEP} of {narrowest} or more"
+        rule_out((COLUMN_WISE, GRID_SHARD), why)
+    if table.num_rows < 2:
+        rule_out(IN_ROWS, "it has a single row")
+    if table.dtype not in REPLICATED_DATA_TYPES:
+        rule_out((DATA_PARALLEL,), f"replicas cannot have weights of {table.dtype}")
+    return found
+
+
+def cut_by_rows(task: ShardingTask, collections: Collection[object]) -> ShardingTask:
+    """The task in which the tables of some collections (``Table.collection``) may be cut by rows alone."""
+    limits = [task.limits_of(at) for at in range(len(task.tables))]
+    narrowed = tuple(
+        replace(own, types=own.types & {*ROWS_ALONE}) if table.collection in collections else own
+        for table, own in zip(task.tables, limits, strict=True)
+    )
+    return replace(task, limits=narrowed)

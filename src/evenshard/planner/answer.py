@@ -12,8 +12,10 @@ from evenshard.measure.costs import PlacementCost
 from evenshard.measure.evidence import DeviceError, with_device_error
 from evenshard.placement.memory import PartMemory
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import TABLE_WISE, ShardingTask, as_cut, memory_of_part, parts_by_table, sharding_type
+from evenshard.placement.plan import as_cut, parts_by_table
+from evenshard.placement.sharding import TABLE_WISE, sharding_type
 from evenshard.placement.storage import Storage
+from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.planner.memory import DeviceMemory, NodeMemory, brim_warnings, device_memories, host_memories
 from evenshard.planner.nearness import Nearness
 from evenshard.planner.offloaded import OffloadedPart, offloaded_of
@@ -93,7 +95,7 @@ class PlacementAnswer:
 
     def __post_init__(self) -> None:
         """The parts are in the order of tables, columns and rows."""
-        by_table = parts_by_table(self.request.sharding_task(), self.parts)
+        by_table = parts_by_table(self.request.task(), self.parts)
         ordered = [part for parts in by_table.values() for part in parts]
         if ordered != list(self.parts):
             number = {part: position for position, part in enumerate(self.parts)}
@@ -144,7 +146,7 @@ class PlacementAnswer:
     @cached_property
     def task(self) -> ShardingTask:
         """The task of sharding the tables; collections whose MEAN tables are cut by rows may only be cut so."""
-        task = self.request.sharding_task()
+        task = self.request.task()
         return as_cut(task, parts_by_table(task, self.parts))
 
     @cached_property

@@ -11,19 +11,12 @@ from evenshard.measure.link import LINKS
 from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, whole_tables
-from evenshard.placement.sharding import (
-    BY_COLUMNS,
-    COLUMN_WISE,
-    SHARDING_TYPES,
-    ShardingTask,
-    check_sharding,
-    memory_of_part,
-    part_bytes,
-    used_host_bytes,
-)
+from evenshard.placement.plan import check_sharding
+from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, SHARDING_TYPES
 from evenshard.placement.storage import FUSED_UVM, Storage
+from evenshard.placement.task import TASK_ID, ShardingTask, memory_of_part, part_bytes, used_host_bytes
 from evenshard.planner.cluster import own_link
-from evenshard.planner.request import TASK_ID, PlacementRequest
+from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.room.legal_parts import first_fit, offloaded_parts
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.limits import RANGES
@@ -92,7 +85,7 @@ def _not_for_tables(request: PlacementRequest) -> str:
 
 
 def _fits(request: PlacementRequest) -> bool:
-    return _parts(request.sharding_task()) is not None
+    return _parts(request.task()) is not None
 
 
 def _parts(task: ShardingTask) -> tuple[TablePart, ...] | None:
@@ -109,7 +102,7 @@ def _enough_gb(request: PlacementRequest) -> float | None:
     def fits(hundredths: int) -> bool:
         return _fits(replace(request, caps_bytes=(gb_to_bytes(hundredths / 100),) * request.num_devices))
 
-    task = request.sharding_task()
+    task = request.task()
     elsewhere = sum(task.machine.host_bytes) + sum(task.machine.ssd_bytes)
     weights = max(sum(table.size_bytes for table in task.tables) - elsewhere, 0) // request.num_devices
     least = max(min(request.caps_bytes), weights - BYTES_PER_GB) * 100 // BYTES_PER_GB
@@ -137,10 +130,10 @@ def _enough_host_gb(request: PlacementRequest) -> int | None:
 
     def task_with(gb: int) -> ShardingTask:
         machine = replace(request.nodes, host_bytes=(gb * BYTES_PER_GB,) * request.nodes.num_nodes)
-        return replace(request, machine=machine).sharding_task()
+        return replace(request, machine=machine).task()
 
     wholes = (replace(one, devices=(0,), storage=Storage(FUSED_UVM)) for one in whole_tables(request.tables))
-    task = request.sharding_task()
+    task = request.task()
     most = sum(memory_of_part(task, *one).host_bytes for one in zip(task.tables, wholes, strict=True))
     parts = _parts(task := task_with(most // BYTES_PER_GB + 1))
     if parts is None:

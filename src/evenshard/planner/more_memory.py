@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TextIO
 
 from evenshard.placement.parts import whole_tables
-from evenshard.placement.sharding import memory_of_part
+from evenshard.placement.task import memory_of_part
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
@@ -124,7 +124,7 @@ def _option(factor: float, answer: PlacementAnswer) -> MemoryOption:
 
 def _enough(request: PlacementRequest) -> Iterator[float]:
     """The factor with which all tables have room in device memory, where it is more than is tried anyway."""
-    task = request.sharding_task()
+    task = request.task()
     needed = EASE * sum(
         memory_of_part(task, table, part).device_bytes
         for table, part in zip(request.tables, whole_tables(request.tables), strict=True)

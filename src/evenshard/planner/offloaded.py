@@ -10,7 +10,7 @@ from evenshard.measure.offload import HostLink, host_link, part_offload_times
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, part_table
-from evenshard.placement.sharding import ShardingTask
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.cache import miss_ratio, miss_source
 from evenshard.utils.errors import BadConfig

@@ -15,8 +15,10 @@ from evenshard.measure.link import beyond_span
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, TablePart, whole_tables
 from evenshard.placement.placement import parts_on
-from evenshard.placement.sharding import TABLE_WISE, ShardingTask, check_sharding
+from evenshard.placement.plan import check_sharding
+from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.storage import FUSED
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
 from evenshard.planner.means_by_rows import Collections, MeansSearched, Searched, means_notes, search_means

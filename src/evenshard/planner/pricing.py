@@ -19,7 +19,7 @@ from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import ShardingTask
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.models import PlacementModel, load_model
 from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
@@ -101,7 +101,7 @@ def part_costs(
             kinds[name] = _device_kind(own, name, request.nodes)
     order = list(kinds)
     return PartCosts(
-        request.sharding_task(),
+        request.task(),
         list(kinds.values()),
         [order.index(name) for name in names],
         links_of_request(request, model),

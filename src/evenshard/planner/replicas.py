@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, ruled_out
+from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
+from evenshard.placement.task import ruled_out
 from evenshard.planner.request import PlacementRequest
 from evenshard.utils.messages import cut, printable
 
@@ -62,7 +63,7 @@ def tables_without_replicas(request: PlacementRequest) -> tuple[str, ...]:
     """The tables that are not replicated for their optimizer's sake alone."""
     if request.num_devices == 1 or request.sharding_types:
         return ()
-    task = request.sharding_task()
+    task = request.task()
     return tuple(
         table.name
         for position, table in enumerate(request.tables)

@@ -6,21 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE
-from evenshard.placement.constraints import Constraints
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import BATCHES, SampleMemory, sample_memory
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
-from evenshard.placement.parts import whole_tables
-from evenshard.placement.sharding import (
-    DATA_PARALLEL,
-    SHARDING_TYPES,
-    Communication,
-    ShardingTask,
-    TableLimits,
-    part_bytes,
-)
+from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, Communication
 from evenshard.placement.storage import COMPUTE_KERNELS, HOST_KERNELS, KEY_VALUE, USUAL_KERNELS
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.planner.device_memory import reserves_of
 from evenshard.planner.options import option_field
 from evenshard.planner.rules import Rules
@@ -31,8 +22,6 @@ from evenshard.utils.limits import MAX_TABLES
 from evenshard.utils.messages import brief
 from evenshard.utils.params import check_ranges
 from evenshard.utils.units import gb_to_bytes
-
-TASK_ID = "placement"
 
 
 @dataclass(frozen=True)
@@ -192,7 +181,7 @@ class PlacementRequest:
         """The machine."""
         return self.machine or Machine.one_node(self.num_devices)
 
-    def sharding_task(self) -> ShardingTask:
+    def task(self) -> ShardingTask:
         """The task of sharding the tables in every way that the request allows."""
         number = {table.name: position for position, table in enumerate(self.tables)}
         return ShardingTask(
@@ -209,23 +198,6 @@ class PlacementRequest:
             kernels=self.kernels,
             table_optimizers=self.table_optimizers,
         )
-
-    def task(self) -> PlacementTask:
-        """The task of placing whole tables."""
-        rooms, task = self.rooms_bytes, self.sharding_task()
-        state = tuple(
-            part_bytes(task, table, whole) - table.size_bytes
-            for table, whole in zip(self.tables, whole_tables(self.tables), strict=True)
-        )
-        allowed = tuple(limits.devices for limits in task.limits)
-        constraints = Constraints(
-            device_caps_bytes=rooms if len(set(rooms)) > 1 else None,
-            state_bytes=state if any(state) else None,
-            allowed=allowed if any(devices is not None for devices in allowed) else None,
-            together=task.together,
-            apart=task.apart,
-        )
-        return PlacementTask(TASK_ID, self.tables, self.num_devices, max(rooms), self.batch_size, constraints)
 
 
 def kept_optimizers(old: PlacementRequest, new: PlacementRequest) -> dict[str, str]:

@@ -15,18 +15,13 @@ from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import parts_on
-from evenshard.placement.sharding import (
-    DATA_PARALLEL,
-    GRID_SHARD,
-    TABLE_WISE,
-    ShardingTask,
-    broken_rule,
-    parts_by_table,
-)
+from evenshard.placement.plan import broken_rule, parts_by_table
+from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, TABLE_WISE
 from evenshard.placement.storage import FUSED
+from evenshard.placement.task import TASK_ID, ShardingTask
 from evenshard.planner.answer import Rival
 from evenshard.planner.pricing import PartsMeasurer
-from evenshard.planner.request import TASK_ID, PlacementRequest
+from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.catalog import SHARDERS, Resources, sharder
 from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.torchrec_offload import OUR_MEMORY, TorchRecOffloadPlanner, offload_settings
@@ -108,7 +103,7 @@ def _full_space(request: PlacementRequest, links: Links) -> tuple[list[Candidate
     Raises:
         InfeasibleTask: if it finds none.
     """
-    task, machine = request.sharding_task(), request.nodes
+    task, machine = request.task(), request.nodes
     bandwidths = replace(
         bandwidths_of(MeasureConfig(request.hardware)),
         intra_node_gb_s=links.intra.even_gb_s(machine.domain_size),

@@ -24,8 +24,9 @@ from typing import Any, TypeVar
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP
-from evenshard.placement.sharding import SHARDING_TYPES, TableLimits
+from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.storage import COMPUTE_KERNELS, FUSED
+from evenshard.placement.task import TableLimits
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.limits import read_text
 from evenshard.utils.messages import brief, cut

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 
 
 class Sharder(Protocol):
@@ -16,7 +16,7 @@ class Sharder(Protocol):
         """How reports call it."""
         ...
 
-    def place(self, task: PlacementTask) -> Placement:
+    def place(self, task: ShardingTask) -> Placement:
         """A placement within every device's memory.
 
         Raises:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from evenshard.placement.feasibility import no_placement_found, require_room
 from evenshard.placement.items import Items
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.greedy import GreedySharder
 from evenshard.sharders.integer_program import add_hint, add_room, chosen_devices, device_variables
 from evenshard.tables.table import Table
@@ -80,7 +80,7 @@ class ExactSharder:
         self._cost = cost_ms_of_table if callable(cost_ms_of_table) else lambda table: cost_ms_of_table[table.name]
         self._time_limit_s = time_limit_s
 
-    def place(self, task: PlacementTask) -> Placement:
+    def place(self, task: ShardingTask) -> Placement:
         """The best placement found.
 
         Raises:
@@ -89,7 +89,7 @@ class ExactSharder:
         """
         return self.solve(task).placement
 
-    def solve(self, task: PlacementTask) -> ExactAnswer:
+    def solve(self, task: ShardingTask) -> ExactAnswer:
         """The best placement found, and how good it is at least.
 
         Raises:
@@ -117,7 +117,7 @@ class ExactSharder:
             )
         return cost_ms
 
-    def _greedy(self, task: PlacementTask) -> Placement | None:
+    def _greedy(self, task: ShardingTask) -> Placement | None:
         try:
             return GreedySharder("greedy", self._cost).place(task)
         except InfeasibleTask:
@@ -139,7 +139,7 @@ def _answer(placement: Placement, costs_ms: Sequence[float], bound_ms: float) ->
 
 
 def _solve(
-    task: PlacementTask, costs_ms: Sequence[float], lowest_ms: float, hint: Placement | None, time_limit_s: float
+    task: ShardingTask, costs_ms: Sequence[float], lowest_ms: float, hint: Placement | None, time_limit_s: float
 ) -> tuple[Placement | None, float]:
     """Solves the integer program: which device each table goes to.
 

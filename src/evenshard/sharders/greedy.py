@@ -14,7 +14,7 @@ import numpy as np
 from evenshard.placement.feasibility import no_room, require_room
 from evenshard.placement.items import Items
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
 Weight = Callable[[Table], float]
@@ -44,7 +44,7 @@ class GreedySharder:
         self.name = name
         self._weight = weight
 
-    def place(self, task: PlacementTask) -> Placement:
+    def place(self, task: ShardingTask) -> Placement:
         """The greedy placement.
 
         Raises:

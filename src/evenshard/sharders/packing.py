@@ -8,7 +8,7 @@ from evenshard.placement.feasibility import no_placement_found, require_room
 from evenshard.placement.items import Items
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.room import items as room
 from evenshard.sharders.room.fill import more_ways, packed, quick_ways
 from evenshard.sharders.room.legal_parts import MAX_PAIRS, TIME_LIMIT_S
@@ -17,7 +17,7 @@ from evenshard.utils.errors import MissingPackage
 from evenshard.utils.extras import require_package
 
 
-def any_placement(task: PlacementTask, seed: int = 0, time_limit_s: float = TIME_LIMIT_S) -> Placement:
+def any_placement(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LIMIT_S) -> Placement:
     """Some legal placement; the same arguments give the same one.
 
     Args:
@@ -50,7 +50,7 @@ def any_placement(task: PlacementTask, seed: int = 0, time_limit_s: float = TIME
     return placement
 
 
-def whole_items(task: PlacementTask) -> room.PackedItems:
+def whole_items(task: ShardingTask) -> room.PackedItems:
     """The items of a task, none of which is cut."""
     items = Items.of(task)
     found = []

@@ -9,7 +9,7 @@ import numpy as np
 from evenshard.placement.feasibility import no_room, require_room
 from evenshard.placement.items import Items
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 
 
 class RandomSharder:
@@ -20,7 +20,7 @@ class RandomSharder:
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def place(self, task: PlacementTask) -> Placement:
+    def place(self, task: ShardingTask) -> Placement:
         """A random legal placement.
 
         Raises:
@@ -29,7 +29,7 @@ class RandomSharder:
         return random_placement(task, np.random.default_rng([self._seed, zlib.crc32(task.task_id.encode())]))
 
 
-def random_placement(task: PlacementTask, rng: np.random.Generator) -> Placement:
+def random_placement(task: ShardingTask, rng: np.random.Generator) -> Placement:
     """Places the tables in random order, each on a device drawn uniformly from those with room.
 
     Tables that stay together are placed as one. What may not go everywhere goes first.

@@ -8,6 +8,7 @@ import numpy as np
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
+from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -16,10 +17,8 @@ from evenshard.placement.sharding import (
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
-    ShardingTask,
-    check_sharding,
-    ruled_out,
 )
+from evenshard.placement.task import ShardingTask, ruled_out
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 

@@ -21,15 +21,10 @@ from evenshard.measure.simulated.gpu_profile import HOST_GB_S
 from evenshard.placement.memory import PREFETCH
 from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import (
-    DATA_PARALLEL,
-    GRID_SHARD,
-    TABLE_COLUMN_WISE,
-    ShardingTask,
-    check_parts_memory,
-    memory_of_part,
-)
+from evenshard.placement.plan import check_parts_memory
+from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, TABLE_COLUMN_WISE
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, ON_DEVICE, Storage
+from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.sharders.torchrec_planner import Bandwidths, machine_topology
 from evenshard.sharders.torchrec_space import PlannerSetting, TorchRecPlan, TorchRecPlanner
 from evenshard.tables.table import Table

@@ -12,8 +12,8 @@ from typing import Literal
 from evenshard.placement.feasibility import no_placement_found, require_room
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement, check_memory
-from evenshard.placement.sharding import TABLE_WISE, ShardingTask, TableLimits
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.sharding import TABLE_WISE
+from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.torchrec_planner import Bandwidths, require_torchrec
 from evenshard.sharders.torchrec_space import PlannerSetting, TorchRecPlanner
 from evenshard.utils.errors import InfeasibleTask
@@ -37,7 +37,7 @@ class TorchRecSharder:
         self._sort_by = sort_by
         self.name = "torchrec_planner" if sort_by == "storage" else "torchrec_planner_perf"
 
-    def place(self, task: PlacementTask) -> Placement:
+    def place(self, task: ShardingTask) -> Placement:
         """TorchRec's plan.
 
         Raises:
@@ -52,12 +52,12 @@ class TorchRecSharder:
         check_memory(task, placement)
         return placement
 
-    def planner(self, task: PlacementTask) -> TorchRecPlanner:
+    def planner(self, task: ShardingTask) -> TorchRecPlanner:
         """TorchRec's planner for a task."""
         sharding = ShardingTask(
             tables=task.tables,
             machine=Machine.one_node(task.num_devices),
-            room_bytes=tuple(task.caps_bytes),
+            room_bytes=tuple(task.room_bytes),
             batch_size=task.batch_size,
             limits=(TableLimits(types=frozenset({TABLE_WISE})),) * len(task.tables),
         )

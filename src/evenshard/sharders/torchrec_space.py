@@ -27,14 +27,9 @@ from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import (
-    DATA_PARALLEL,
-    GRID_SHARD,
-    SHARDING_TYPES,
-    ShardingTask,
-    parts_by_table,
-    sharding_type,
-)
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, SHARDING_TYPES, sharding_type
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.torchrec_planner import (
     Bandwidths,
     machine_topology,

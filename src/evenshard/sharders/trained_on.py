@@ -14,7 +14,8 @@ from evenshard.measure.costs import MeasuredPlacement, optimizer_of
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
-from evenshard.placement.task import PlacementTask, distinct_tables
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import distinct_tables
 from evenshard.tables.reuse import mean_counts
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
@@ -148,7 +149,7 @@ class TrainedOn:
             return problem
         return None if self.weight_bits else "weight_bits is empty"
 
-    def outside(self, task: PlacementTask) -> tuple[str, ...]:
+    def outside(self, task: ShardingTask) -> tuple[str, ...]:
         """What of a task the model has seen nothing like: one line for each kind of trouble, none where all is well.
 
         Predictions of such a task are guesses. A little beyond a range is fine: see the two slacks. Of tables and

@@ -21,7 +21,8 @@ from evenshard.measure.hardware import Hardware, open_hardware
 from evenshard.measure.journal import Journal, journal_beside
 from evenshard.measure.noise import controls_of, noise_of
 from evenshard.placement.placement import alone
-from evenshard.placement.task import PlacementTask, load_tasks, single_table_task
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import load_tasks, single_table_task
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources
 from evenshard.sharders.checkpoint import load_checkpoint
@@ -141,7 +142,7 @@ def _headline(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _single_costs(
-    hardware: Hardware, tasks: Sequence[PlacementTask], measure: MeasureConfig, journal: Journal
+    hardware: Hardware, tasks: Sequence[ShardingTask], measure: MeasureConfig, journal: Journal
 ) -> dict[str, float]:
     """Forward and backward time of every table of the tasks, alone on a device, ms. One visit each."""
     tables = {table.name: single_table_task(table, task.batch_size) for task in tasks for table in task.tables}
@@ -170,7 +171,7 @@ def _predicted_by(model: CostModel, results: Sequence[Result]) -> list[Result]:
 
 def _measure(
     answers: Sequence[Answer],
-    train_tasks: Sequence[PlacementTask],
+    train_tasks: Sequence[ShardingTask],
     hardware: Hardware,
     measure: MeasureConfig,
     journal: Journal,
@@ -207,7 +208,7 @@ def _plot_one_task(results: Sequence[Result], ranking: Sequence[Standing], learn
     """Random, the best heuristic and the learned sharders, on the task where the last one's gain is the median one."""
     best = min((one for one in ranking if one.sharder in HEURISTICS), key=lambda one: one.measured_ms.mean).sharder
     shown = list(dict.fromkeys(("random", best, *learned)))
-    by_task: dict[PlacementTask, dict[str, PlacementCost]] = {}
+    by_task: dict[ShardingTask, dict[str, PlacementCost]] = {}
     for result in results:
         if result.measured and result.measured.cost.fits and result.answer.sharder in shown:
             by_task.setdefault(result.answer.task, {})[result.answer.sharder] = result.measured.cost

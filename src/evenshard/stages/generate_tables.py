@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from evenshard.placement.task import TaskSampling, sample_tasks, save_tasks
+from evenshard.placement.tasks import TaskSampling, sample_tasks, save_tasks
 from evenshard.stages.loop import GenerateTablesConfig, GenerateTablesInputs, GenerateTablesOutputs
 from evenshard.stages.stage import Outcome
 from evenshard.tables.catalog import catalog_names, load_catalog

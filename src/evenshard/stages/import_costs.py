@@ -18,7 +18,8 @@ from evenshard.measure.hardware import provenance_problem
 from evenshard.measure.link import NO_LINK
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.placement import alone
-from evenshard.placement.task import PlacementTask, distinct_tables
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import distinct_tables
 from evenshard.tables.files import load_numbered_tables, records_in, save_tables
 from evenshard.tables.formats import read_csv
 from evenshard.tables.table import WEIGHT_BITS, Table
@@ -202,7 +203,7 @@ def _measured(
     name = f"shard-{number:05d}"
     size_bytes = sum(table.size_bytes for table in tables)
     try:
-        task = PlacementTask(name, tables, 1, size_bytes, config.batch_size)
+        task = ShardingTask.whole(name, tables, 1, size_bytes, config.batch_size)
     except BadConfig as error:
         raise BadFile(path, reason_of(error), "Correct it.", f"shard {number}") from None
     unknown, optimizer = (config.hardware, UNKNOWN, UNKNOWN, NO_LINK), config.optimizer

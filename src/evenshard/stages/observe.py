@@ -16,7 +16,7 @@ from evenshard.placement.optimizer_state import NUMBERS, optimizer_problem
 from evenshard.placement.parts import TablePart, part_table, tables_of_parts, whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import BY_COLUMNS, sharding_type
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.file import load_answer, read_json
 from evenshard.planner.highlights import device_error_text
 from evenshard.planner.model import model_of
@@ -333,7 +333,7 @@ def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlaceme
         measurement_id=name,
         round=0,
         proposed_by=OBSERVED,
-        task=PlacementTask(
+        task=ShardingTask.whole(
             name,
             tables_of_parts(placed.parts, by_name.values()),
             len(placed.devices),

@@ -16,8 +16,9 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import CONTROL, RANDOM_SHARD
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement, alone
-from evenshard.placement.sharding import SHARDING_TYPES, ShardingTask
-from evenshard.placement.task import PlacementTask, sample_shards
+from evenshard.placement.sharding import SHARDING_TYPES
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import sample_shards
 from evenshard.sharders.checkpoint import load_checkpoint
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.local_search import SearchEffort
@@ -76,7 +77,7 @@ class Proposers:
 
 
 def placement_jobs(
-    tasks: Sequence[PlacementTask],
+    tasks: Sequence[ShardingTask],
     count: int,
     round_number: int,
     seed: int,
@@ -112,7 +113,7 @@ def placement_jobs(
 
 
 def _with_searched(
-    tasks: Sequence[PlacementTask],
+    tasks: Sequence[ShardingTask],
     proposed: Sequence[tuple[Placement | None, str]],
     proposers: Proposers,
     seed: int,
@@ -138,7 +139,7 @@ def _with_searched(
     return mixed
 
 
-def _candidates(sharder: EvenshardSharder, task: PlacementTask) -> Sequence[Placement]:
+def _candidates(sharder: EvenshardSharder, task: ShardingTask) -> Sequence[Placement]:
     """What the search considered, lowest predicted cost first; nothing where it found no room."""
     try:
         with one_thread():
@@ -148,8 +149,8 @@ def _candidates(sharder: EvenshardSharder, task: PlacementTask) -> Sequence[Plac
 
 
 def _filled(
-    tasks: Sequence[PlacementTask], proposed: Sequence[tuple[Placement | None, str]], rng: np.random.Generator
-) -> Iterator[tuple[PlacementTask, Placement, str]]:
+    tasks: Sequence[ShardingTask], proposed: Sequence[tuple[Placement | None, str]], rng: np.random.Generator
+) -> Iterator[tuple[ShardingTask, Placement, str]]:
     for task, (placement, who) in zip(tasks, proposed, strict=True):
         if placement is not None:
             yield task, placement, who
@@ -160,7 +161,7 @@ def _filled(
             log.warning("skipped: %s", error)
 
 
-def shard_jobs(pool: Sequence[Table], like: PlacementTask, count: int, round_number: int, seed: int) -> list[Job]:
+def shard_jobs(pool: Sequence[Table], like: ShardingTask, count: int, round_number: int, seed: int) -> list[Job]:
     """Random shards of the pool, each alone on a device, with the batch size and memory cap of the task ``like``."""
     rng = np.random.default_rng([seed, round_number, 2])
     shards = sample_shards(pool, count, like.batch_size, like.memory_cap_bytes, rng)
@@ -171,7 +172,7 @@ def shard_jobs(pool: Sequence[Table], like: PlacementTask, count: int, round_num
 
 
 def sharding_jobs(
-    tasks: Sequence[PlacementTask],
+    tasks: Sequence[ShardingTask],
     count: int,
     types: Sequence[str],
     devices_per_node: int,
@@ -198,7 +199,7 @@ def sharding_jobs(
         machine = Machine(task.num_devices, nodes, intra=MEASURED_LINK, inter=MEASURED_LINK)
         problem = machine.problem()
         require(problem is None, f"task {task.task_id}: {problem}")
-        sharding = ShardingTask(task.tables, machine, task.caps_bytes, task.batch_size, optimizer)
+        sharding = replace(task, machine=machine, optimizer=optimizer, limits=())
         parts = random_sharding(sharding, types or SHARDING_TYPES, rng)
         name = f"round{round_number}-sharded-{number:05d}"
         jobs.append(ShardingJob(name, task.task_id, sharding, parts, round_number, RandomSharder.name, name))
@@ -229,13 +230,13 @@ def in_part(
     ]
 
 
-def among_controls(jobs: Sequence[Job], tasks: Sequence[PlacementTask], measure: MeasureConfig) -> list[Job]:
+def among_controls(jobs: Sequence[Job], tasks: Sequence[ShardingTask], measure: MeasureConfig) -> list[Job]:
     """The jobs with the controls of ``measure`` among them.
 
     Controls are random placements of the first tasks that have one. They do not depend on the round, so that the same
     placements come back in every run and tell how much a run differs from the next.
     """
-    controls: list[tuple[PlacementTask, Placement]] = []
+    controls: list[tuple[ShardingTask, Placement]] = []
     for number, task in enumerate(tasks):
         if len(controls) == measure.controls:
             break

@@ -12,7 +12,7 @@ import numpy as np
 from evenshard.measure.costs import MeasuredPlacement
 from evenshard.measure.noise import Noise
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS
 from evenshard.utils.errors import InfeasibleTask
@@ -32,14 +32,14 @@ class Answer:
         predicted_ms: the cost network's opinion of the placement; NaN where there is no placement.
     """
 
-    task: PlacementTask
+    task: ShardingTask
     sharder: str
     placement: Placement | None
     reason: str
     predicted_ms: float
 
 
-def ask(sharder: Sharder, task: PlacementTask) -> Answer:
+def ask(sharder: Sharder, task: ShardingTask) -> Answer:
     """The sharder's answer; "it fits nowhere" is an answer too, never a gap."""
     try:
         return Answer(task, sharder.name, sharder.place(task), "", math.nan)

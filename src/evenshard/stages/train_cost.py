@@ -16,7 +16,8 @@ import torch
 
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.costs import MeasuredPlacement, optimizer_of
-from evenshard.placement.task import PlacementTask, load_tasks
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import load_tasks
 from evenshard.sharders.checkpoint import Round, load_checkpoint, save_checkpoint
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.fit import CostModelFitConfig
@@ -84,7 +85,7 @@ def _fit_cost_net(
     inputs: TrainCostInputs,
     folder: Path,
     measured: Sequence[MeasuredPlacement],
-    tasks: Sequence[PlacementTask],
+    tasks: Sequence[ShardingTask],
     lineage: Lineage,
 ) -> Outcome:
     torch.manual_seed(config.seed)

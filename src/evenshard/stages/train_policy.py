@@ -9,7 +9,7 @@ from statistics import fmean
 
 import torch
 
-from evenshard.placement.task import load_tasks
+from evenshard.placement.tasks import load_tasks
 from evenshard.sharders.checkpoint import Round, load_checkpoint, save_checkpoint
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, new_policy, policy_round

@@ -39,8 +39,8 @@ from evenshard.placement.sharding import (
     TABLE_ROW_WISE,
     TABLE_WISE,
     Communication,
-    ShardingTask,
 )
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadInput, EvenshardError
 from support.builders import table
@@ -384,7 +384,7 @@ def everything(hardware: CollectiveHardware, out: Path) -> None:
     giant = replace(of_kind("sum", "giant", 256), num_rows=2_000_000_000)
     fits = of_kind("sum", "fits")
     tables, parts = (giant, fits), (*place(giant, TABLE_WISE, machine, 1), *place(fits, ROW_WISE, machine))
-    task = ShardingTask(tables, machine, (2**62,) * size, BATCH_SIZE)
+    task = ShardingTask(tables, machine, (2**50,) * size, BATCH_SIZE)
     notes["giant"] = hardware.measure_parts(task, parts)
     bits = replace(of_kind("sum", "bits"), weight_bits=8)
     odd = replace(task, tables=(fits,), batch_size=BATCH_SIZE + 1)

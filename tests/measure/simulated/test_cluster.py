@@ -20,8 +20,8 @@ from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, column_parts, part_table, replica_table
 from evenshard.placement.placement import Placement
-from evenshard.placement.sharding import ShardingTask, parts_by_table
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
@@ -63,7 +63,7 @@ def test_whole_tables_on_one_node_cost_what_the_device_model_says(optimizer: str
     machine = Machine.one_node(4)
     placement = Placement(tuple(number % 3 for number in range(len(TABLES))), 4)  # the last device is empty
     hardware = SimulatedHardware(MeasureConfig("simulated:h200", noise=0.0, optimizer=optimizer))
-    expected = hardware.measure(PlacementTask("task", TABLES, 4, 10**12, BATCH), placement)
+    expected = hardware.measure(ShardingTask.whole("task", TABLES, 4, 10**12, BATCH), placement)
     parts = [on(one, device) for one, device in zip(TABLES, placement.device_of_table, strict=True)]
     found = cluster(machine, optimizer).cost(of_task(*TABLES, machine=machine), parts)
     assert len(found.devices) == 4 and found.all_to_all == expected.all_to_all

@@ -19,7 +19,7 @@ from evenshard.measure.profiles import profile_path
 from evenshard.measure.simulated.device_model import backward_ms, forward_ms
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile
@@ -36,7 +36,7 @@ def simulated(name: str = "a100_80gb", **settings: object) -> SimulatedHardware:
     return SimulatedHardware(MeasureConfig(hardware=f"simulated:{name}", **settings))  # type: ignore[arg-type]
 
 
-def random_jobs(count: int, seed: int = 0) -> list[tuple[PlacementTask, Placement]]:
+def random_jobs(count: int, seed: int = 0) -> list[tuple[ShardingTask, Placement]]:
     rng = np.random.default_rng(seed)
     return [(TASKS[i % 2], Placement(tuple(rng.integers(0, 4, 20).tolist()), 4)) for i in range(count)]
 

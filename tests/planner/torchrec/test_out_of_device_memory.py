@@ -30,7 +30,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import check_sharding, memory_of_part, used_bytes
+from evenshard.placement.plan import check_sharding
+from evenshard.placement.task import memory_of_part, used_bytes
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import place_request
 from evenshard.planner.request import PlacementRequest

@@ -18,11 +18,12 @@ from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 from torchrec.distributed.types import ShardingPlan
 
 import evenshard
+from evenshard.placement.items import WholeTables
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import BATCHES
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SHARDING_TYPES
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
 from evenshard.planner.torchrec.dense_model import dense_bytes
 from evenshard.planner.torchrec.model import chosen_model
@@ -42,9 +43,9 @@ class Curious:
 
     device_of_table: tuple[int, ...] = (0,) * 5
     name: str = "curious"
-    task: PlacementTask | None = None
+    task: ShardingTask | None = None
 
-    def place(self, task: PlacementTask) -> Placement:
+    def place(self, task: ShardingTask) -> Placement:
         self.task = task
         return Placement(self.device_of_table, task.num_devices)
 
@@ -53,7 +54,7 @@ WEIGHTS: dict[str, Any] = {"reserved_gb": 0.0, "training_pipeline": "", "dense_g
 """All memory is for weights and optimizer state, which alone count."""
 
 
-def asked(*device_of_table: int, **kwargs: Any) -> PlacementTask:
+def asked(*device_of_table: int, **kwargs: Any) -> ShardingTask:
     """The task that a planner asks of its sharder, by weights and optimizer state alone where nothing else is said."""
     sharder = Curious(device_of_table or (0,) * 5)
     kwargs = {"training_pipeline": "", "dense_gb": 0.0, **kwargs}
@@ -167,7 +168,7 @@ def test_rules_and_optimizer_are_part_of_the_task() -> None:
         together=[["clicks", "tags"]],
         apart=[["user.ebc.id", "item.id"]],
     )
-    limits = task.constraints
+    limits = WholeTables.of(task)
     assert task.table_bytes == tuple(3 * table.size_bytes for table in task.tables)
     assert limits.allowed == (*(frozenset({0, 2}),) * 2, frozenset({2}), frozenset({0, 2}), frozenset({2}))
     assert (limits.together, limits.apart) == (((1, 4),), ((0, 3),))

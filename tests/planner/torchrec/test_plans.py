@@ -16,7 +16,8 @@ from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
-from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES, parts_by_table, ways_of
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES, ways_of
 from evenshard.placement.storage import Storage
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec import TablePart, placement_of, predicted, sharding_plan, shards_of, tables_of
@@ -114,7 +115,7 @@ def test_torchrecs_own_plans_are_read_priced_and_compared(way: str | None) -> No
     plan = torchrecs_plan(way)
     parts = shards_of(plan, EVERYTHING)
     request = PlacementRequest(EVERYTHING, (BYTES_PER_GB,) * 4, 2048, machine=TWO_NODES)
-    task = request.sharding_task()
+    task = request.task()
     by_table = parts_by_table(task, parts)
     of_type = {one.name for one in EVERYTHING if way in ways_of(by_table[one.name], one, TWO_NODES)}
     pooled = {one.name for one in EVERYTHING if not one.is_sequence}

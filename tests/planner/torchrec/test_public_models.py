@@ -14,7 +14,8 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 import evenshard
-from evenshard.placement.sharding import SEQUENCE_TYPES, check_sharding, parts_by_table, sharding_type
+from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.sharding import SEQUENCE_TYPES, sharding_type
 from evenshard.planner.torchrec import tables_of
 from evenshard.tables.table import Table
 from support.torchrec_builders import META
@@ -143,7 +144,7 @@ def test_the_shared_tables_of_primus_are_read() -> None:
 def test_sequences_are_placed_from_the_model_object(model: Model, num_devices: int, memory_cap_gb: int) -> None:
     """954 GB of items on devices of 120 GB go by rows."""
     answer = evenshard.place(model, num_devices, memory_cap_gb, inter="infiniband_ndr" if num_devices > 8 else "")
-    task = answer.request.sharding_task()
+    task = answer.request.task()
     by_table = parts_by_table(task, answer.parts)
     ways = {table.name: sharding_type(by_table[table.name], table, task.machine) for table in task.tables}
     assert set(ways.values()) <= set(SEQUENCE_TYPES)

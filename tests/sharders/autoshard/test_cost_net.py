@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.fit import ShardTensors, fit_autoshard_net, predict_shards
 from evenshard.sharders.autoshard.train import measure_random_shards
@@ -91,7 +91,7 @@ def test_shards_of_several_placements_share_their_tables() -> None:
 
 
 def test_random_shards_are_measured_alone_and_their_times_are_the_hardwares() -> None:
-    of_task: PlacementTask = task(TABLES, devices=2)
+    of_task: ShardingTask = task(TABLES, devices=2)
     for one in measure_random_shards(FakeHardware(), [of_task], 20, seed=3):
         work = sum(table.embedding_dim * table.pooling_factor for table in one.task.tables)
         assert one.placement.num_devices == 1 and set(one.task.tables) <= set(of_task.tables)

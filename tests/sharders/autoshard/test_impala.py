@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation
 from evenshard.sharders.autoshard.impala import (
     Actors,
@@ -108,7 +108,7 @@ def test_slots_do_not_mix_and_no_gradient_passes() -> None:
 # Actors --------------------------------------------------------------------------------------------------------------
 
 
-def actors(tasks: list[PlacementTask], slots: int, policy: AutoShardPolicy | None = None, seed: int = 0) -> Actors:
+def actors(tasks: list[ShardingTask], slots: int, policy: AutoShardPolicy | None = None, seed: int = 0) -> Actors:
     env = BalanceEnv(EpisodeBatch.of(tasks, NORMALIZER), shard_net(), slots)
     return Actors(env, policy or balance_policy(), len(tasks), torch.Generator().manual_seed(seed))
 
@@ -268,7 +268,7 @@ QUICK = ImpalaConfig(num_slots=16, unroll_length=12, sync_every=2, learning_rate
 
 
 def trained(
-    tasks: list[PlacementTask], config: ImpalaConfig, policy: AutoShardPolicy | None = None, seed: int = 0
+    tasks: list[ShardingTask], config: ImpalaConfig, policy: AutoShardPolicy | None = None, seed: int = 0
 ) -> list[float]:
     net = policy or balance_policy()
     env = BalanceEnv(EpisodeBatch.of(tasks, NORMALIZER), shard_net(), config.num_slots, config.mask_illegal)

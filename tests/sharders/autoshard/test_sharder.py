@@ -14,7 +14,7 @@ from torch import nn
 
 from evenshard.measure.costs import MeasuredPlacement
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation
 from evenshard.sharders.autoshard.impala import ImpalaConfig
@@ -36,7 +36,17 @@ from support.autoshard_builders import (
     shard_net,
     slow_logits,
 )
-from support.builders import BATCH_SIZE, PLAIN_FEATURES, FakeHardware, sized, some_tables, split_by, task, working
+from support.builders import (
+    BATCH_SIZE,
+    PLAIN_FEATURES,
+    FakeHardware,
+    capped,
+    sized,
+    some_tables,
+    split_by,
+    task,
+    working,
+)
 
 ALL_BYTES = sum(table.size_bytes for table in TABLES)
 
@@ -45,7 +55,7 @@ def sharder(seed: int = 0) -> AutoShardSharder:
     return AutoShardSharder(shard_net(), balance_policy(seed), NORMALIZER)
 
 
-def env_of(tasks: Sequence[PlacementTask], mask_illegal: bool = True) -> BalanceEnv:
+def env_of(tasks: Sequence[ShardingTask], mask_illegal: bool = True) -> BalanceEnv:
     """Additive costs; one slot per task."""
     return BalanceEnv(EpisodeBatch.of(tasks, PLAIN_FEATURES), AdditiveShardModel(), len(tasks), mask_illegal)
 
@@ -151,7 +161,7 @@ def test_what_was_seen_does_not_change_afterwards() -> None:
 # The policy ----------------------------------------------------------------------------------------------------------
 
 
-def seen_so_far(tasks: Sequence[PlacementTask], steps: int, seed: int = 0) -> Observation:
+def seen_so_far(tasks: Sequence[ShardingTask], steps: int, seed: int = 0) -> Observation:
     """[steps, B, ...] observations of random legal play; a slot that ends begins its task again."""
     env = BalanceEnv(EpisodeBatch.of(tasks, NORMALIZER), shard_net(), len(tasks))
     generator = torch.Generator().manual_seed(seed)
@@ -251,7 +261,7 @@ def test_devices_the_task_does_not_have_change_no_value() -> None:
 # The sharder ---------------------------------------------------------------------------------------------------------
 
 
-def place_slowly(of_task: PlacementTask, seed: int = 0) -> Placement:
+def place_slowly(of_task: ShardingTask, seed: int = 0) -> Placement:
     """One table after the other, every quantity computed again from the lists of tables."""
     net, policy = shard_net(), balance_policy(seed)
     with torch.no_grad():
@@ -396,7 +406,7 @@ def test_training_the_policy_leaves_the_cost_network_alone() -> None:
 
 def test_tasks_that_do_not_fit_are_left_out_of_training_and_without_others_it_is_refused() -> None:
     short = AutoShardConfig(replace(SMALL.fit, num_updates=2), replace(SMALL.impala, num_updates=2))
-    too_small = [replace(one, memory_cap_bytes=4) for one in TRAIN]
+    too_small = [capped(one, 4) for one in TRAIN]
     train_autoshard([*too_small, TRAIN[0]], shards(), short, seed=0)
     with pytest.raises(InfeasibleTask, match="No train task fits"):
         train_autoshard(too_small, shards(), short, seed=0)

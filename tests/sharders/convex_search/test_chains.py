@@ -11,7 +11,7 @@ from support.builders import some_tables, task
 from support.constraint_builders import limited
 
 TABLES = some_tables(9)
-LIMITS = {"together": ((0, 4), (7, 8)), "apart": ((1, 2, 3), (0, 5)), "device_caps_bytes": (10**6, 10**5, 10**7)}
+LIMITS = {"together": ((0, 4), (7, 8)), "apart": ((1, 2, 3), (0, 5)), "room_bytes": (10**6, 10**5, 10**7)}
 TASK = limited(task(TABLES, 3), **LIMITS)
 
 

@@ -15,7 +15,7 @@ import torch
 from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.measure.link import Link
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.cost_model import CostModel, ExchangeTime, log_spread_N
 from evenshard.sharders.convex_search.fit import (
     CostModelFitConfig,
@@ -54,7 +54,7 @@ class AdditiveLimits:
 
     noise: float = 0.0
 
-    def measure(self, of_task: PlacementTask, placement: Placement, seed: int = 0) -> MeasuredPlacement:
+    def measure(self, of_task: ShardingTask, placement: Placement, seed: int = 0) -> MeasuredPlacement:
         shards = [[of_task.tables[position] for position in shard] for shard in placement.shards()]
         exchange = LINK.all_to_all_ms([sum(t.embedding_dim for t in shard) for shard in shards], BATCH_SIZE)
         factors = np.exp(np.random.default_rng(seed).normal(0, self.noise, (len(shards), 2)))
@@ -172,7 +172,7 @@ def test_what_was_learned_is_convex_and_never_falls() -> None:
 class BatchesMatter(AdditiveLimits):
     """A world where caches catch more of small batches, and each sample of each table costs a little."""
 
-    def measure(self, of_task: PlacementTask, placement: Placement, seed: int = 0) -> MeasuredPlacement:
+    def measure(self, of_task: ShardingTask, placement: Placement, seed: int = 0) -> MeasuredPlacement:
         shards = [[of_task.tables[position] for position in shard] for shard in placement.shards()]
         size, devices = of_task.batch_size, []
         for shard in shards:

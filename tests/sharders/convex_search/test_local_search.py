@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.local_search import LocalSearch, SearchEffort
 from support.builders import ROOMY, every_placement, some_tables, table, task
 
@@ -56,7 +56,7 @@ def loads(weights: Sequence[float], placement: Placement) -> list[float]:
 
 
 def search(
-    of_task: PlacementTask, cost_model: Additive, starts: Sequence[Sequence[int]], scores: int = 300, seed: int = 0,
+    of_task: ShardingTask, cost_model: Additive, starts: Sequence[Sequence[int]], scores: int = 300, seed: int = 0,
     limit_s: float | None = None,
 ) -> list[Placement]:  # fmt: skip
     effort = SearchEffort(scores_per_table=scores, kicked_tables=2, time_limit_s=limit_s)

@@ -9,7 +9,7 @@ import pytest
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.prediction import PredictedPlacement
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig, distinct
@@ -28,7 +28,7 @@ def policy() -> DreamShardSharder:
     return DreamShardSharder(builders.cost_net(), builders.policy(), NORMALIZER)
 
 
-def predicted_ms(of_task: PlacementTask, placement: Placement) -> float:
+def predicted_ms(of_task: ShardingTask, placement: Placement) -> float:
     return float(MODEL.overall_ms(of_task, [placement])[0])
 
 
@@ -39,7 +39,7 @@ class Bench:
         self.asked: list[Placement] = []
         self._known, self._lost = of_placement or {}, lost
 
-    def __call__(self, jobs: Sequence[tuple[PlacementTask, Placement]]) -> list[PlacementCost]:
+    def __call__(self, jobs: Sequence[tuple[ShardingTask, Placement]]) -> list[PlacementCost]:
         self.asked += [placement for _, placement in jobs]
         if self._lost:
             return [PlacementCost((DeviceCost.out_of_memory(),), "modelled") for _ in jobs]

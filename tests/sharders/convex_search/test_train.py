@@ -10,14 +10,14 @@ import pytest
 
 from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement, PlacementCost
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search import train as evenshard_loop
 from evenshard.sharders.convex_search.fit import CostModelFitConfig
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.convex_search.train import EvenshardConfig, TrainedEvenshard, train_evenshard
 from evenshard.sharders.random import random_placement
-from support.builders import BATCH_SIZE, PROVENANCE, FakeHardware, some_tables, task
+from support.builders import BATCH_SIZE, PROVENANCE, FakeHardware, capped, some_tables, task
 
 TABLES = some_tables(30)
 TASKS = tuple(task([TABLES[(n * 7 + i) % 30] for i in range(8)], 3, task_id=f"train-{n}") for n in range(6))
@@ -29,7 +29,7 @@ QUICK = EvenshardConfig(
 )
 
 
-def measure(jobs: Sequence[tuple[PlacementTask, Placement]]) -> list[PlacementCost]:
+def measure(jobs: Sequence[tuple[ShardingTask, Placement]]) -> list[PlacementCost]:
     return [FakeHardware().measure(*job) for job in jobs]
 
 
@@ -42,7 +42,7 @@ def known() -> list[MeasuredPlacement]:
     ]
 
 
-def trained(config: EvenshardConfig = QUICK, seed: int = 0, tasks: Sequence[PlacementTask] = TASKS) -> TrainedEvenshard:
+def trained(config: EvenshardConfig = QUICK, seed: int = 0, tasks: Sequence[ShardingTask] = TASKS) -> TrainedEvenshard:
     return train_evenshard(tasks, known(), measure, PROVENANCE, config, seed)
 
 
@@ -103,7 +103,7 @@ def test_the_same_seed_gives_the_same_model() -> None:
 
 
 def test_fewer_tasks_than_placements_and_tasks_without_room_are_no_trouble() -> None:
-    full = replace(TASKS[0], task_id="full", memory_cap_bytes=max(table.size_bytes for table in TABLES))
+    full = capped(replace(TASKS[0], task_id="full"), max(table.size_bytes for table in TABLES))
     added = trained(tasks=(*TASKS[:2], full)).measured
     assert [one.task.task_id for one in added if one.proposed_by == "evenshard"] in (
         ["train-0", "train-1"],
@@ -114,7 +114,7 @@ def test_fewer_tasks_than_placements_and_tasks_without_room_are_no_trouble() -> 
 def test_intervals_widen_to_what_the_models_own_choices_cost() -> None:
     """Its own placements turn out half as slow again as anything it knows lets it expect: up to exp(0.4) and beyond."""
 
-    def disappointing(jobs: Sequence[tuple[PlacementTask, Placement]]) -> list[PlacementCost]:
+    def disappointing(jobs: Sequence[tuple[ShardingTask, Placement]]) -> list[PlacementCost]:
         return [
             PlacementCost(
                 tuple(replace(d, bwd_compute_ms=d.bwd_compute_ms + 0.5 * d.total_ms) for d in one.devices), ""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.placement.placement import check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.dreamshard.env import (
     Choose,
     EpisodeBatch,
@@ -31,6 +31,7 @@ from support.builders import (
     ROOMY,
     AdditiveCostNet,
     SlowEpisode,
+    capped,
     cost_net,
     play_slowly,
     policy,
@@ -45,14 +46,14 @@ TABLES = some_tables(14)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
 
 
-def total_bytes(of_task: PlacementTask) -> int:
+def total_bytes(of_task: ShardingTask) -> int:
     return sum(table.size_bytes for table in of_task.tables)
 
 
-def tight(of_task: PlacementTask, slack: float = 1.25) -> PlacementTask:
+def tight(of_task: ShardingTask, slack: float = 1.25) -> ShardingTask:
     """The task with so little memory that the mask decides a good part of the steps."""
     largest = max(table.size_bytes for table in of_task.tables)
-    return replace(of_task, memory_cap_bytes=max(largest, int(slack * total_bytes(of_task) / of_task.num_devices)))
+    return capped(of_task, max(largest, int(slack * total_bytes(of_task) / of_task.num_devices)))
 
 
 MIXED = [

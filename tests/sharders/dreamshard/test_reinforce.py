@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.dreamshard.env import EpisodeBatch, Episodes, acting_mask_BTD, choose_sampled, rollout
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, reinforce_loss, train_policy
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
@@ -19,6 +19,7 @@ from support.builders import (
     AdditiveCostNet,
     FakeHardware,
     SlowEpisode,
+    capped,
     cost_net,
     every_placement,
     policy,
@@ -33,15 +34,15 @@ TABLES = some_tables(8)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
 ROOMY = task(TABLES, devices=3)
 CAP = int(1.15 * sum(table.size_bytes for table in TABLES) / 3)
-TIGHT = replace(ROOMY, memory_cap_bytes=max(CAP, max(table.size_bytes for table in TABLES)))
+TIGHT = capped(ROOMY, max(CAP, max(table.size_bytes for table in TABLES)))
 
 
-def played(of_task: PlacementTask, episodes: int, seed: int = 0) -> tuple[EpisodeBatch, Episodes]:
+def played(of_task: ShardingTask, episodes: int, seed: int = 0) -> tuple[EpisodeBatch, Episodes]:
     batch = EpisodeBatch.of([of_task], NORMALIZER).repeat(episodes)
     return batch, rollout(batch, cost_net(), policy(), choose_sampled(torch.Generator().manual_seed(seed)))
 
 
-def slow_loss(of_task: PlacementTask, episodes: Episodes, net: DreamShardPolicy, entropy_weight: float) -> torch.Tensor:
+def slow_loss(of_task: ShardingTask, episodes: Episodes, net: DreamShardPolicy, entropy_weight: float) -> torch.Tensor:
     """The loss as the paper describes it: episode by episode, step by step, every state encoded again."""
     finished = [row for row in range(len(episodes.device_BT)) if episodes.finished_B[row]]
     returns = [-float(episodes.predicted_ms_B[row]) for row in finished]
@@ -71,7 +72,7 @@ def gradients(loss: torch.Tensor, net: DreamShardPolicy) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("of_task", [ROOMY, TIGHT], ids=["roomy", "tight"])
 @pytest.mark.parametrize("entropy_weight", [0.0, 0.3])
-def test_loss_and_gradients_are_those_of_the_slow_reference(of_task: PlacementTask, entropy_weight: float) -> None:
+def test_loss_and_gradients_are_those_of_the_slow_reference(of_task: ShardingTask, entropy_weight: float) -> None:
     batch, episodes = played(of_task, 12)
     net = policy()
     fast, slow = (
@@ -188,7 +189,7 @@ def test_episodes_that_met_a_dead_end_do_not_count_and_nothing_becomes_nan() -> 
 
 
 def trained(
-    tasks: list[PlacementTask],
+    tasks: list[ShardingTask],
     config: ReinforceConfig,
     net: DreamShardPolicy,
     normalizer: FeatureNormalizer = NORMALIZER,

@@ -11,7 +11,7 @@ import torch
 
 from evenshard.measure.costs import CONTROL, RANDOM_SHARD, DeviceCost, PlacementCost
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.checkpoint import Round
 from evenshard.sharders.dreamshard.fit import FitConfig, cost_net_round, new_cost_net, whole_placements
@@ -30,7 +30,7 @@ SMALL = DreamShardConfig(
 
 
 def measuring(hardware: FakeHardware) -> Measure:
-    def measure(jobs: Sequence[tuple[PlacementTask, Placement]]) -> list[PlacementCost]:
+    def measure(jobs: Sequence[tuple[ShardingTask, Placement]]) -> list[PlacementCost]:
         return [hardware.measure(of_task, placement) for of_task, placement in jobs]
 
     return measure

@@ -15,8 +15,10 @@ from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, whole_tables
-from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE, ShardingTask, TableLimits, check_sharding
+from evenshard.placement.plan import check_sharding
+from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.storage import USUAL_KERNELS
+from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.models import load_model
 from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
 from evenshard.sharders.plan_search.moves import EarlierPlacement, Moves

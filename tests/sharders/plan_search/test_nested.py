@@ -21,9 +21,8 @@ from evenshard.placement.sharding import (
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
-    ShardingTask,
-    TableLimits,
 )
+from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.models import load_model
 from evenshard.sharders.plan_search import nested
 from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts

@@ -16,15 +16,10 @@ from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, whole_tables
 from evenshard.placement.placement import Placement, parts_on
-from evenshard.placement.sharding import (
-    SHARDING_TYPES,
-    ShardingTask,
-    TableLimits,
-    check_sharding,
-    used_bytes,
-    used_host_bytes,
-)
+from evenshard.placement.plan import check_sharding
+from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, USUAL_KERNELS, Storage
+from evenshard.placement.task import ShardingTask, TableLimits, used_bytes, used_host_bytes
 from evenshard.sharders.models import load_model
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts

@@ -13,6 +13,7 @@ from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, column_parts, row_spans
+from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -20,12 +21,9 @@ from evenshard.placement.sharding import (
     SHARDING_TYPES,
     TABLE_ROW_WISE,
     TABLE_WISE,
-    ShardingTask,
-    TableLimits,
-    check_sharding,
-    parts_by_table,
     sharding_type,
 )
+from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.models import load_model
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.construction import Construction, Works

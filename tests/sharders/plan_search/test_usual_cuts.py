@@ -12,7 +12,8 @@ from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, column_parts, whole_tables
-from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE, ShardingTask, TableLimits
+from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE
+from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.models import load_model
 from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort

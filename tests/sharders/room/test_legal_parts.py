@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.plan import broken_rule, check_sharding, parts_by_table
 from evenshard.placement.sharding import (
     BY_COLUMNS,
     DATA_PARALLEL,
@@ -21,15 +22,10 @@ from evenshard.placement.sharding import (
     SHARDING_TYPES,
     TABLE_ROW_WISE,
     TABLE_WISE,
-    ShardingTask,
-    TableLimits,
-    broken_rule,
-    check_sharding,
-    parts_by_table,
     sharding_problem,
     sharding_type,
-    used_bytes,
 )
+from evenshard.placement.task import ShardingTask, TableLimits, used_bytes
 from evenshard.sharders.room.legal_parts import legal_parts
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -48,11 +47,10 @@ from evenshard.measure.distributed.ranks import INPUT_REFUSED, MEASURING_FAILED,
 from evenshard.measure.distributed.transport import link_of, transport_problem
 from evenshard.measure.fbgemm import device_name, driver_version, library_versions, real_device
 from evenshard.measure.hardware import TimeShare
-from evenshard.placement.constraints import UNCONSTRAINED
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
-from evenshard.placement.sharding import Communication, ShardingTask
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.sharding import Communication
+from evenshard.placement.task import ShardingTask
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.utils.messages import reason_of
 from evenshard.utils.process import ignore_sigterm, on_sigterm
@@ -171,7 +169,7 @@ class CollectiveHardware:
         """Time in kernels and exchanges, of the slowest rank each time, against wall time since this was opened."""
         return TimeShare(self._kernel_s, time.perf_counter() - self._opened)
 
-    def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
+    def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         """Measures all shards at once, and the exchanges between them.
 
         A task of one device (a table or shard alone) exchanges nothing: rank 0 measures it while the others wait.
@@ -189,7 +187,7 @@ class CollectiveHardware:
         if placement.num_devices == 1:
             findings = [measure_alone(self._worker, task, placement)]
         else:
-            job = MeasureShards(replace(task, constraints=UNCONSTRAINED), placement)
+            job = MeasureShards(task.tables, task.num_devices, task.batch_size, placement.device_of_table)
             findings = self.run_on_all(job, f"measuring {task.task_id}")
         return self._cost(findings, task.task_id)
 

@@ -39,7 +39,7 @@ from evenshard.measure.distributed.ranks import (
 )
 from evenshard.measure.fbgemm import LoadedShard, OutOfDeviceMemory, ShardKernels
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.utils.errors import BadInput, MeasurementFailed
 
 _Result = TypeVar("_Result")
@@ -122,7 +122,7 @@ class Worker:
             self.kernels.free()
 
 
-def measure_shard(worker: Worker, task: PlacementTask, placement: Placement) -> Finding:
+def measure_shard(worker: Worker, task: ShardingTask, placement: Placement) -> Finding:
     """Runs this rank's shard in step with the others.
 
     If a rank runs out of memory there is no exchange: the others then run their shards alone, with all-to-all and
@@ -137,7 +137,7 @@ def measure_shard(worker: Worker, task: PlacementTask, placement: Placement) -> 
     return finding if finding.problem else measure_alone(worker, task, placement)
 
 
-def measure_alone(worker: Worker, task: PlacementTask, placement: Placement) -> Finding:
+def measure_alone(worker: Worker, task: ShardingTask, placement: Placement) -> Finding:
     """Runs this rank's shard without the others."""
     finding = attempt(lambda: _steps(worker, task, placement, together=False))
     if finding.problem != OUT_OF_MEMORY:
@@ -171,7 +171,7 @@ def attempt(run: Callable[[], tuple[Step, ...]]) -> Finding:
         return Finding(problem=MEASURING_FAILED, reason=str(error))
 
 
-def _steps(worker: Worker, task: PlacementTask, placement: Placement, together: bool) -> tuple[Step, ...]:
+def _steps(worker: Worker, task: ShardingTask, placement: Placement, together: bool) -> tuple[Step, ...]:
     shards = [[task.tables[position] for position in shard] for shard in placement.shards()]
     ranks, own = worker.ranks, shards[worker.ranks.rank]
     with _loaded(worker, own, task.batch_size) as loaded:

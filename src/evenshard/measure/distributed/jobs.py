@@ -21,8 +21,8 @@ from evenshard.measure.plan import check_placed
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
-from evenshard.placement.sharding import ShardingTask, parts_by_table
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.json_files import load_json
@@ -57,15 +57,27 @@ class RankJob(Protocol):
 class MeasureShards:
     """Every rank measures its shard of a placement."""
 
-    task: PlacementTask
-    placement: Placement
+    tables: tuple[Table, ...]
+    num_devices: int
+    batch_size: int
+    device_of_table: tuple[int, ...]
     ANSWER: ClassVar[Any] = Finding
+
+    @property
+    def task(self) -> ShardingTask:
+        """With room for everything."""
+        return ShardingTask.whole("shards", self.tables, self.num_devices, _enough(self.num_devices), self.batch_size)
+
+    @property
+    def placement(self) -> Placement:
+        """Where the tables are."""
+        return Placement(self.device_of_table, self.num_devices)
 
     def check(self, num_ranks: int) -> None:
         """See ``RankJob``."""
+        if self.num_devices != num_ranks:
+            raise ValueError(f"a placement on {self.num_devices} devices is not for {num_ranks} ranks")
         check_placed(self.task, self.placement)
-        if self.placement.num_devices != num_ranks:
-            raise ValueError(f"a placement on {self.placement.num_devices} devices is not for {num_ranks} ranks")
 
     def run(self, worker: Worker) -> Finding:
         """See ``RankJob``."""
@@ -85,7 +97,8 @@ class MeasureParts:
     @property
     def task(self) -> ShardingTask:
         """With room for everything."""
-        return ShardingTask(self.tables, self.machine, (MAX_TOTAL_BYTES,) * self.machine.num_devices, self.batch_size)
+        devices = self.machine.num_devices
+        return ShardingTask(self.tables, self.machine, (_enough(devices),) * devices, self.batch_size)
 
     def check(self, num_ranks: int) -> None:
         """See ``RankJob``."""
@@ -106,6 +119,11 @@ class MeasureParts:
     def run(self, worker: Worker) -> Finding:
         """See ``RankJob``."""
         return measure_own_parts(worker, self.task, self.parts)
+
+
+def _enough(num_devices: int) -> int:
+    """Bytes of each device."""
+    return MAX_TOTAL_BYTES // num_devices
 
 
 @dataclass(frozen=True)

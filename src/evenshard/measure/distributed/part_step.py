@@ -23,7 +23,8 @@ from evenshard.measure.distributed.part_kernels import LoadedCall, dense_optimiz
 from evenshard.measure.distributed.part_layout import ExchangeGroup, exchange_groups, is_replicated
 from evenshard.measure.distributed.part_outputs import OutputExchange, output_exchange
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import ShardingTask, parts_by_table
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.task import ShardingTask
 
 
 @dataclass

@@ -34,7 +34,8 @@ from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import NUMBERS, SGD
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import ShardingTask, parts_by_table
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 

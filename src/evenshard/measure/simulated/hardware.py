@@ -25,7 +25,7 @@ from evenshard.measure.simulated.device_model import backward_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.measure.simulated.shard_work import ShardWork, WorkCounter
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask, whole_task_text
 from evenshard.tables.reuse import FloatArray
 from evenshard.version import __version__
 
@@ -33,7 +33,7 @@ CHUNK = 256  # placements at a time: 256 of 100 tables are 17 MB
 MAX_CACHED_TASKS = 1024
 QUARTILE_Z = 0.6744897501960817  # of the standard normal distribution
 
-PlacementJob = tuple[PlacementTask, Placement]
+PlacementJob = tuple[ShardingTask, Placement]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _TaskTables:
         digest: tells tasks apart, by content.
     """
 
-    task: PlacementTask
+    task: ShardingTask
     columns_TC: FloatArray
     digest: bytes
 
@@ -87,7 +87,7 @@ class SimulatedHardware:
         """No kernel runs; wall time since this hardware was opened."""
         return TimeShare(0.0, time.perf_counter() - self._opened)
 
-    def measure(self, task: PlacementTask, placement: Placement) -> PlacementCost:
+    def measure(self, task: ShardingTask, placement: Placement) -> PlacementCost:
         """The simulated cost of one placement."""
         return self.measure_many([(task, placement)])[0]
 
@@ -127,7 +127,7 @@ class SimulatedHardware:
 
     def _placement_cost(
         self,
-        task: PlacementTask,
+        task: ShardingTask,
         placement: Placement,
         times: Sequence[tuple[float, float]],
         fits: Sequence[bool],
@@ -146,7 +146,7 @@ class SimulatedHardware:
         )
         return PlacementCost(devices, "modelled")
 
-    def _noise(self, task: PlacementTask, placement: Placement) -> FloatArray:
+    def _noise(self, task: ShardingTask, placement: Placement) -> FloatArray:
         """[D, 2] factors on the forward and backward times of each device."""
         where = np.array(placement.device_of_table, dtype=np.int64).tobytes()
         key = hashlib.blake2b(self._tables_of(task).digest + where, digest_size=16).digest()
@@ -155,12 +155,12 @@ class SimulatedHardware:
         rng = np.random.default_rng([self._seed, visit, int.from_bytes(key, "little")])
         return np.exp(self._sigma * rng.standard_normal((placement.num_devices, 2)))
 
-    def _tables_of(self, task: PlacementTask) -> _TaskTables:
+    def _tables_of(self, task: ShardingTask) -> _TaskTables:
         """Found by identity: hashing a task of many tables takes longer than simulating it."""
         known = self._tasks.get(id(task))
         if known is None:
             columns_TC = self.counter.columns(task.tables, task.batch_size)
-            known = _TaskTables(task, columns_TC, hashlib.blake2b(repr(task).encode()).digest())
+            known = _TaskTables(task, columns_TC, hashlib.blake2b(whole_task_text(task).encode()).digest())
             self._tasks[id(task)] = known
             if len(self._tasks) > MAX_CACHED_TASKS:
                 self._tasks.popitem(last=False)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from evenshard.measure.evidence import DeviceError, device_text
-from evenshard.placement.sharding import check_sharding
+from evenshard.placement.plan import check_sharding
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.shared_work import difference_error, error_correlation, shared_work
 from evenshard.planner.priced import PricedParts, priced

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from evenshard.measure.evidence import device_text
 from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import part_table
-from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, TABLE_COLUMN_WISE, ruled_out
+from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, TABLE_COLUMN_WISE
+from evenshard.placement.task import ruled_out
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation, WayOption
 from evenshard.planner.explain.kept import kept_options

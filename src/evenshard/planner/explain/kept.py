@@ -12,8 +12,8 @@ import numpy as np
 
 from evenshard.placement.feasibility import missing_text
 from evenshard.placement.parts import TablePart, part_table
-from evenshard.placement.sharding import memory_of_part, used_bytes, used_host_bytes, used_ssd_bytes
 from evenshard.placement.storage import CACHED_KERNELS, ON_DEVICE, Storage
+from evenshard.placement.task import memory_of_part, used_bytes, used_host_bytes, used_ssd_bytes
 from evenshard.planner.explain.what_if import WhatIf
 from evenshard.tables.cache import miss_ratio, miss_source
 

@@ -21,10 +21,9 @@ from evenshard.placement.sharding import (
     SHARDING_TYPES,
     TABLE_COLUMN_WISE,
     TABLE_WISE,
-    TableLimits,
-    ruled_out,
 )
 from evenshard.placement.storage import Storage
+from evenshard.placement.task import TableLimits, ruled_out
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights import names_text
 from evenshard.planner.pricing import part_costs
@@ -69,7 +68,7 @@ class WhatIf:
 
     def __init__(self, answer: PlacementAnswer, model: PlacementModel) -> None:
         self.answer, self.task = answer, answer.task
-        self._asked = answer.request.sharding_task()
+        self._asked = answer.request.task()
         of_request = part_costs(answer.request, model)
         free = tuple(TableLimits(types=frozenset(self.types(position))) for position in range(len(self.task.tables)))
         self.costs = PartCosts(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import check_placement, parts_on
-from evenshard.placement.sharding import part_bytes, used_bytes, used_host_bytes
+from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights import EMBEDDING_WORK, assumed_lookups_texts
 from evenshard.planner.place import PlaceConfig, place_request
@@ -139,7 +139,7 @@ class ModelPlanner:
                 result.plan.plan[path][name].sharding_type = way
             for note in carry_over(result.plan, constraints):
                 result.say(note)
-            task = request.sharding_task()
+            task = request.task()
             left_bytes = _less(request.rooms_bytes, used_bytes(task, parts))
             if machine.host_bytes and task.machine.host_bytes:
                 left_host_bytes = _less(machine.host_bytes, used_host_bytes(task, parts))
@@ -276,7 +276,7 @@ def _placed_by_torchrec(plan: ShardingPlan) -> str:
 
 def _fits_in_all(request: PlacementRequest) -> bool:
     """Whether the tables would fit if the memory of all devices, and of hosts where tables may go there, were one."""
-    task = request.sharding_task()
+    task = request.task()
     whole = zip(request.tables, whole_tables(request.tables), strict=True)
     rooms = sum(request.rooms_bytes)
     if task.may_offload:

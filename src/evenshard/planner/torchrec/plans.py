@@ -13,14 +13,10 @@ from typing import TYPE_CHECKING, Any, cast, overload
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, whole_tables
 from evenshard.placement.placement import Placement, by_table, parts_on
-from evenshard.placement.sharding import (
-    DATA_PARALLEL,
-    SHARDING_TYPES,
-    ShardingTask,
-    parts_by_table,
-    tiling_problem,
-)
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, tiling_problem
 from evenshard.placement.storage import KEY_VALUE
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.torchrec.allowed_replicas import AllowedReplicas, warn_of_replicas
 from evenshard.planner.torchrec.entries import (

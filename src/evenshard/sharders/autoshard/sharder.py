@@ -14,7 +14,7 @@ from torch import nn
 
 from evenshard.placement.feasibility import no_room, require_room
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation, ShardCostNet
 from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, mlp
 from evenshard.sharders.dreamshard.env import EpisodeBatch
@@ -112,7 +112,7 @@ class AutoShardSharder:
         self.policy = policy
         self.normalizer = normalizer
 
-    def place(self, task: PlacementTask) -> Placement:
+    def place(self, task: ShardingTask) -> Placement:
         """The policy's placement.
 
         Raises:
@@ -124,7 +124,7 @@ class AutoShardSharder:
             raise answer
         return answer
 
-    def place_many(self, tasks: Sequence[PlacementTask]) -> list[Placement | None]:
+    def place_many(self, tasks: Sequence[ShardingTask]) -> list[Placement | None]:
         """The placements of tasks that share a batch size, played side by side; None where a table finds no room."""
         feasible = [number for number, task in enumerate(tasks) if is_feasible(task)]
         placements: list[Placement | None] = [None] * len(tasks)
@@ -133,7 +133,7 @@ class AutoShardSharder:
         return placements
 
     @torch.no_grad()
-    def _play(self, tasks: Sequence[PlacementTask]) -> list[Placement | InfeasibleTask]:
+    def _play(self, tasks: Sequence[ShardingTask]) -> list[Placement | InfeasibleTask]:
         if not tasks:
             return []
         env = BalanceEnv(EpisodeBatch.of(tasks, self.normalizer), self.cost_net, num_slots=len(tasks))
@@ -148,7 +148,7 @@ class AutoShardSharder:
         return [_answer(env, device_BT[slot], slot, task) for slot, task in enumerate(tasks)]
 
 
-def is_feasible(task: PlacementTask) -> bool:
+def is_feasible(task: ShardingTask) -> bool:
     """Whether every table fits a device, and all of them together the devices."""
     try:
         require_room(task)
@@ -157,7 +157,7 @@ def is_feasible(task: PlacementTask) -> bool:
     return True
 
 
-def _answer(env: BalanceEnv, device_T: torch.Tensor, slot: int, task: PlacementTask) -> Placement | InfeasibleTask:
+def _answer(env: BalanceEnv, device_T: torch.Tensor, slot: int, task: ShardingTask) -> Placement | InfeasibleTask:
     placed, position_T = int(env.step_B[slot]), env.position_KT[slot]
     if placed < len(task.tables):
         return no_room(task, [int(position_T[placed])], env.used_BD[slot, : task.num_devices].tolist())

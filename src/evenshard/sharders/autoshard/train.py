@@ -13,7 +13,8 @@ import torch
 from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
 from evenshard.measure.hardware import Hardware
 from evenshard.placement.placement import alone
-from evenshard.placement.task import PlacementTask, distinct_tables, sample_shards
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import distinct_tables, sample_shards
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv
 from evenshard.sharders.autoshard.fit import ShardTensors, fit_autoshard_net
@@ -41,7 +42,7 @@ class AutoShardConfig:
 
 
 def measure_random_shards(
-    hardware: Hardware, tasks: Sequence[PlacementTask], count: int, seed: int
+    hardware: Hardware, tasks: Sequence[ShardingTask], count: int, seed: int
 ) -> list[MeasuredPlacement]:
     """Random shards of the tasks' tables, each measured alone on a device."""
     like = tasks[0]
@@ -58,7 +59,7 @@ def measure_random_shards(
 
 
 def train_autoshard(
-    tasks: Sequence[PlacementTask],
+    tasks: Sequence[ShardingTask],
     measured: Sequence[MeasuredPlacement],
     config: AutoShardConfig,
     seed: int,

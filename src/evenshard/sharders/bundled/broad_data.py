@@ -16,7 +16,7 @@ import numpy as np
 
 from evenshard.measure.costs import RANDOM_SHARD
 from evenshard.placement.placement import Placement, alone
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.tables.reuse import (
     DLRM_2021_REUSE,
@@ -40,7 +40,7 @@ COUNTED_SHARE = 0.4  # worlds whose tables have reuse histograms
 LARGEST_TABLE_SHARE = 0.6  # of a device's memory: a larger table gets fewer dims
 _MAX_DEVICES, MAX_DEVICE_TABLES, _MAX_SHARD_TABLES = 64, 30, 64
 
-_Job = tuple[str, PlacementTask, Placement]
+_Job = tuple[str, ShardingTask, Placement]
 """Who proposes it (``MeasuredPlacement.proposed_by``), the task, and the placement."""
 
 
@@ -123,23 +123,23 @@ def world_shard_jobs(world: World, count: int, rng: np.random.Generator) -> list
         most = min(_MAX_SHARD_TABLES, len(world.tables))
         size = 1 if number % 4 == 0 else int(_log_uniform(rng, 1, most + 1))
         tables = _drawn(world.tables, size, rng)
-        task = PlacementTask(f"{world.name}-shard-{number}", tables, 1, world.memory_bytes, world.batch_size)
+        task = ShardingTask.whole(f"{world.name}-shard-{number}", tables, 1, world.memory_bytes, world.batch_size)
         jobs.append((RANDOM_SHARD, task, alone(task)))
     return jobs
 
 
-def draw_task(world: World, name: str, rng: np.random.Generator, max_devices: int = _MAX_DEVICES) -> PlacementTask:
+def draw_task(world: World, name: str, rng: np.random.Generator, max_devices: int = _MAX_DEVICES) -> ShardingTask:
     """Some of a world's tables on some devices, as many as their memory needs at least."""
     devices = int(_log_uniform(rng, 1, max_devices + 1))
     per_device = _log_uniform(rng, 1, MAX_DEVICE_TABLES)
     tables = _drawn(world.tables, max(2, int(devices * per_device)), rng)
     need = sum(table.size_bytes for table in tables) / world.memory_bytes
-    return PlacementTask(
+    return ShardingTask.whole(
         f"{world.name}-{name}", tables, max(devices, int(1.3 * need) + 1), world.memory_bytes, world.batch_size
     )
 
 
-def world_placement_jobs(task: PlacementTask, count: int, rng: np.random.Generator) -> list[_Job]:
+def world_placement_jobs(task: ShardingTask, count: int, rng: np.random.Generator) -> list[_Job]:
     """Placements of a task by turns: even at random, uneven at random, an expert's."""
     jobs = []
     experts = expert_sharders()

@@ -13,7 +13,7 @@ import numpy as np
 
 from evenshard.measure.costs import MeasuredPlacement
 from evenshard.measure.simulated.hardware import SimulatedHardware
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.bundled.broad_data import (
     USUAL_BATCH,
     BroadConfig,
@@ -112,13 +112,13 @@ def _measured(
     ]
 
 
-def _policy_tasks(config: BundleConfig, memory_bytes: int, rng: np.random.Generator) -> list[PlacementTask]:
+def _policy_tasks(config: BundleConfig, memory_bytes: int, rng: np.random.Generator) -> list[ShardingTask]:
     """30 to 60 tables on 4 or 8 devices, each task of a world of its own, with room for all tables."""
-    tasks: list[PlacementTask] = []
+    tasks: list[ShardingTask] = []
     while len(tasks) < config.policy_tasks:
         world = draw_world(f"p{len(tasks):03d}", config.broad, memory_bytes, rng, USUAL_BATCH)
         tables = world.tables[: int(rng.integers(30, 61))]
-        task = PlacementTask(f"{world.name}-task", tables, int(rng.choice((4, 8))), memory_bytes, USUAL_BATCH)
+        task = ShardingTask.whole(f"{world.name}-task", tables, int(rng.choice((4, 8))), memory_bytes, USUAL_BATCH)
         if sum(table.size_bytes for table in tables) > ROOM_SHARE * memory_bytes * task.num_devices:
             continue
         tasks.append(task)

@@ -40,7 +40,7 @@ from torch import nn
 
 from evenshard.measure.link import BYTES_PER_VALUE
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.network import LOOKUPS, PASS_ROWS, ConvexNet, EnsembleSizes
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.table import Table
@@ -243,7 +243,7 @@ class CostModel(nn.Module):
 
     @torch.no_grad()
     def placement_ms(
-        self, task: PlacementTask, placements: Sequence[Placement]
+        self, task: ShardingTask, placements: Sequence[Placement]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Predicted overall costs of placements of one task, and their 90 % intervals: mean, low and high, [N] ms."""
         mean_N, members_KN = self.overall_ms(task, placements)
@@ -251,7 +251,7 @@ class CostModel(nn.Module):
         return mean_N, mean_N * torch.exp(-half_N), mean_N * torch.exp(half_N)
 
     @torch.no_grad()
-    def overall_ms(self, task: PlacementTask, placements: Sequence[Placement]) -> tuple[torch.Tensor, torch.Tensor]:
+    def overall_ms(self, task: ShardingTask, placements: Sequence[Placement]) -> tuple[torch.Tensor, torch.Tensor]:
         """Slowest device of placements of one task: by the mean of the members [N], and by each of them [K, N]; ms."""
         table_TH = self.represent(task.tables, task.batch_size)
         total_dims = float(table_TH[:, 0].sum())
@@ -268,7 +268,7 @@ class CostModel(nn.Module):
         return torch.cat(means_N), torch.cat(members_KN, dim=1)
 
     @torch.no_grad()
-    def lower_bound_ms(self, task: PlacementTask) -> float:
+    def lower_bound_ms(self, task: ShardingTask) -> float:
         """What ``placement_ms`` predicts at least, as its mean, for every placement of the task; memory ignored.
 
         The larger of the even split and the costliest table on its own. An exchange is shortest at the even share of

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.network import LOOKUPS
 
@@ -26,7 +26,7 @@ class FastCostModel:
     wait_T: torch.Tensor
 
     @torch.no_grad()
-    def __init__(self, model: CostModel, task: PlacementTask) -> None:
+    def __init__(self, model: CostModel, task: ShardingTask) -> None:
         net = model.net
         mix_O1 = net.sum_of_parts_OK().mean(dim=1, keepdim=True)
         represented = model.represent(task.tables, task.batch_size)

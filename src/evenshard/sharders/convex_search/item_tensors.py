@@ -12,7 +12,7 @@ import torch
 
 from evenshard.placement.items import Items
 from evenshard.placement.placement import legal_mask
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 
 
 class TaskCostModel(Protocol):
@@ -62,7 +62,7 @@ class ItemTensors:
     allowed_ID: torch.Tensor | None
 
     @staticmethod
-    def of(task: PlacementTask, cost_model: TaskCostModel) -> ItemTensors:
+    def of(task: ShardingTask, cost_model: TaskCostModel) -> ItemTensors:
         """The items of a task whose tables have the cost model's columns."""
         items = Items.of(task)
         columns_IH = cost_model.columns_TH.new_zeros(len(items.members), cost_model.columns_TH.shape[1])

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from evenshard.placement.placement import Placement, legal_mask
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.chains import LEAST_GAIN, Chains, OtherDevices, Steps
 from evenshard.sharders.convex_search.item_tensors import ItemTensors, TaskCostModel, has_room
 
@@ -58,7 +58,7 @@ class LocalSearch:
     """
 
     def __init__(
-        self, task: PlacementTask, cost_model: TaskCostModel, effort: SearchEffort, generator: torch.Generator
+        self, task: ShardingTask, cost_model: TaskCostModel, effort: SearchEffort, generator: torch.Generator
     ) -> None:
         self._items, self._num_devices = ItemTensors.of(task, cost_model), task.num_devices
         self._cost_model, self._effort, self._generator = cost_model, effort, generator

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.item_tensors import ItemTensors, TaskCostModel, has_room
 from evenshard.sharders.convex_search.network import PASS_ROWS
 
@@ -24,7 +24,7 @@ MAX_SPLITS = 8  # numbers of devices with few rows that are tried, per limit and
 
 
 @torch.no_grad()
-def marginal_greedy(task: PlacementTask, cost_model: TaskCostModel, max_splits: int = MAX_SPLITS) -> list[Placement]:
+def marginal_greedy(task: ShardingTask, cost_model: TaskCostModel, max_splits: int = MAX_SPLITS) -> list[Placement]:
     """The placements that found room for all tables, without the limit on rows first; none if there is none."""
     items = ItemTensors.of(task, cost_model)
     alone_ms_I = cost_model.device_ms(cost_model.empty_H + items.columns_IH) + items.wait_I

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.cost_model import CostModel
 
 
@@ -68,7 +68,7 @@ class PredictedPlacement:
     lower_bound_ms: float
 
     @staticmethod
-    def of(model: CostModel, task: PlacementTask, placement: Placement) -> PredictedPlacement:
+    def of(model: CostModel, task: ShardingTask, placement: Placement) -> PredictedPlacement:
         """What the model says about any placement of a task."""
         represented_TH = model.represent(task.tables, task.batch_size)
         sums_DH = represented_TH.new_zeros(task.num_devices, represented_TH.shape[1])

@@ -18,7 +18,7 @@ from evenshard.measure.hardware import Measure
 from evenshard.placement.feasibility import require_room
 from evenshard.placement.items import Items, canonical_devices
 from evenshard.placement.placement import Placement, broken_constraints, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.fast_cost_model import FastCostModel
 from evenshard.sharders.convex_search.local_search import LocalSearch, SearchEffort
@@ -86,7 +86,7 @@ class EvenshardSharder:
         self._policy = policy
         self._config = config or SearchConfig()
 
-    def place(self, task: PlacementTask) -> Placement:
+    def place(self, task: ShardingTask) -> Placement:
         """The placement with the lowest predicted cost that was found.
 
         Raises:
@@ -94,7 +94,7 @@ class EvenshardSharder:
         """
         return self.search(task).best.placement
 
-    def search(self, task: PlacementTask, known: Sequence[Placement] = ()) -> SearchResult:
+    def search(self, task: ShardingTask, known: Sequence[Placement] = ()) -> SearchResult:
         """The same with all that is known about it.
 
         Args:
@@ -136,7 +136,7 @@ class EvenshardSharder:
         )
 
     def place_measured(
-        self, task: PlacementTask, measure: Measure, num_measured: int, found: SearchResult | None = None
+        self, task: ShardingTask, measure: Measure, num_measured: int, found: SearchResult | None = None
     ) -> tuple[PredictedPlacement, PlacementCost]:
         """The best of a few candidates, by measuring them: the best predicted ones, and the best expert's.
 
@@ -166,7 +166,7 @@ class EvenshardSharder:
             )
         return PredictedPlacement.of(self.model, task, placement), cost
 
-    def _rollouts(self, task: PlacementTask, generator: torch.Generator) -> list[Placement]:
+    def _rollouts(self, task: ShardingTask, generator: torch.Generator) -> list[Placement]:
         if self._policy is None:
             return []
         most = max(1, MAX_ROLLOUT_CHOICES // (len(task.tables) * task.num_devices))
@@ -175,7 +175,7 @@ class EvenshardSharder:
         return [one for one in sampled if one is not None and not any(broken_constraints(task, one))]
 
 
-def _experts(task: PlacementTask) -> list[Placement]:
+def _experts(task: ShardingTask) -> list[Placement]:
     """The placements of those that found room."""
     placements = []
     for sharder in expert_sharders():

@@ -15,7 +15,8 @@ import numpy as np
 from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement, Provenance
 from evenshard.measure.hardware import Measure
 from evenshard.placement.placement import Placement, alone
-from evenshard.placement.task import PlacementTask, distinct_tables, sample_shards
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import distinct_tables, sample_shards
 from evenshard.sharders.convex_search.calibration import calibrate_for_chosen
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.fit import CostModelFitConfig, CostModelFitMetrics, fit_cost_model
@@ -81,7 +82,7 @@ def cost_model_round(
 
 
 def train_evenshard(
-    tasks: Sequence[PlacementTask],
+    tasks: Sequence[ShardingTask],
     known: Sequence[MeasuredPlacement],
     measure: Measure,
     provenance: Provenance,
@@ -102,7 +103,7 @@ def train_evenshard(
     round_number = 1 + max((one.round for one in known), default=0)
     added: list[MeasuredPlacement] = []
 
-    def add(jobs: Sequence[tuple[PlacementTask, Placement]], who: str) -> None:
+    def add(jobs: Sequence[tuple[ShardingTask, Placement]], who: str) -> None:
         for (task, placement), cost in zip(jobs, measure(jobs), strict=True):
             name = f"{who}-{len(added):05d}"
             added.append(MeasuredPlacement(name, round_number, who, task, placement, cost, provenance))
@@ -120,12 +121,12 @@ def train_evenshard(
     return TrainedEvenshard(model, metrics, tuple(added))
 
 
-def _sample_shards(tasks: Sequence[PlacementTask], count: int, rng: np.random.Generator) -> list[PlacementTask]:
+def _sample_shards(tasks: Sequence[ShardingTask], count: int, rng: np.random.Generator) -> list[ShardingTask]:
     """Shards of all tasks' tables, at each batch size as many as it has tasks: a table's reuse belongs to its batch."""
-    with_batch: dict[int, list[PlacementTask]] = {}
+    with_batch: dict[int, list[ShardingTask]] = {}
     for task in tasks:
         with_batch.setdefault(task.batch_size, []).append(task)
-    shards: list[PlacementTask] = []
+    shards: list[ShardingTask] = []
     seen = 0
     for batch_size, own in with_batch.items():
         seen += len(own)
@@ -134,7 +135,7 @@ def _sample_shards(tasks: Sequence[PlacementTask], count: int, rng: np.random.Ge
     return shards
 
 
-def _placed(sharder: EvenshardSharder, tasks: Sequence[PlacementTask]) -> list[tuple[PlacementTask, Placement]]:
+def _placed(sharder: EvenshardSharder, tasks: Sequence[ShardingTask]) -> list[tuple[ShardingTask, Placement]]:
     jobs = []
     for task in tasks:
         try:

@@ -25,7 +25,7 @@ from typing import Protocol
 import torch
 
 from evenshard.placement.placement import Placement, legal_mask
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.features import FeatureNormalizer
 
 NUM_COSTS = 3
@@ -85,7 +85,7 @@ class EpisodeBatch:
         return self.cap_BD.amax(dim=1)
 
     @staticmethod
-    def of(tasks: Sequence[PlacementTask], normalizer: FeatureNormalizer) -> EpisodeBatch:
+    def of(tasks: Sequence[ShardingTask], normalizer: FeatureNormalizer) -> EpisodeBatch:
         """One episode per task. All tasks must share the batch size, which the reuse features hold for.
 
         Of the constraints it knows the memory of devices and what tables take of it.
@@ -108,7 +108,7 @@ class EpisodeBatch:
         device_mask_BD = torch.arange(int(num_devices_B.max())) < num_devices_B[:, None]
         cap_BD = torch.full(device_mask_BD.shape, -1)
         for row, task in enumerate(tasks):
-            cap_BD[row, : task.num_devices] = torch.tensor(task.caps_bytes)
+            cap_BD[row, : task.num_devices] = torch.tensor(task.room_bytes)
         return EpisodeBatch(
             features_PF=normalizer(list(distinct), tasks[0].batch_size),
             table_BT=table_BT,
@@ -153,7 +153,7 @@ class Episodes:
     finished_B: torch.Tensor
     predicted_ms_B: torch.Tensor
 
-    def placement(self, episode: int, task: PlacementTask) -> Placement:
+    def placement(self, episode: int, task: ShardingTask) -> Placement:
         """The placement that a finished episode built."""
         assert bool(self.finished_B[episode]), "the episode met a dead end"
         num_tables = len(task.tables)

@@ -12,7 +12,8 @@ from statistics import fmean
 import torch
 
 from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
-from evenshard.placement.task import PlacementTask, distinct_tables
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import distinct_tables
 from evenshard.sharders.checkpoint import Checkpoint, Round, new_checkpoint
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.features import FeatureNormalizer
@@ -49,7 +50,7 @@ class FittedCostNet:
     median_abs_pct_error: float
 
 
-def new_cost_net(tasks: Sequence[PlacementTask]) -> Checkpoint[DreamShardCostNet]:
+def new_cost_net(tasks: Sequence[ShardingTask]) -> Checkpoint[DreamShardCostNet]:
     """An untrained cost network, drawn from torch's global generator, with the features of the train tasks' tables."""
     return new_checkpoint(DreamShardCostNet(), FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.checkpoint import Checkpoint, Round, new_checkpoint
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import (
@@ -52,7 +52,7 @@ def new_policy(normalizer: FeatureNormalizer) -> Checkpoint[DreamShardPolicy]:
 def policy_round(
     checkpoint: Checkpoint[DreamShardPolicy],
     cost_net: DreamShardCostNet,
-    tasks: Sequence[PlacementTask],
+    tasks: Sequence[ShardingTask],
     config: ReinforceConfig,
     of_round: Round,
     generator: torch.Generator,

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from evenshard.placement.feasibility import no_placement_found, require_room
 from evenshard.placement.placement import Placement, check_placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, DreamShardCostNet, linear_layers, mlp
 from evenshard.sharders.dreamshard.env import (
     NUM_COSTS,
@@ -121,7 +121,7 @@ class DreamShardSharder:
         self._normalizer = normalizer
         self._num_rollouts = num_rollouts
 
-    def place(self, task: PlacementTask) -> Placement:
+    def place(self, task: ShardingTask) -> Placement:
         """The policy's placement.
 
         Raises:
@@ -146,16 +146,16 @@ class DreamShardSharder:
         check_placement(task, placement)
         return placement
 
-    def sample(self, tasks: Sequence[PlacementTask], generator: torch.Generator) -> list[Placement | None]:
+    def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
         """One sampled placement per task, for exploring; None where the rollout found no room."""
         return self._sampled(EpisodeBatch.of(tasks, self._normalizer), tasks, generator)
 
-    def sample_one(self, task: PlacementTask, count: int, generator: torch.Generator) -> list[Placement | None]:
+    def sample_one(self, task: ShardingTask, count: int, generator: torch.Generator) -> list[Placement | None]:
         """Sampled placements of one task, which keep to the memory; None where the rollout found no room."""
         return self._sampled(EpisodeBatch.of([task], self._normalizer).repeat(count), [task] * count, generator)
 
     def _sampled(
-        self, batch: EpisodeBatch, tasks: Sequence[PlacementTask], generator: torch.Generator
+        self, batch: EpisodeBatch, tasks: Sequence[ShardingTask], generator: torch.Generator
     ) -> list[Placement | None]:
         cost_net, policy = lean_cost_net(self._cost_net), lean_policy(self._policy)
         episodes = rollout(batch, cost_net, policy, choose_sampled(generator))
@@ -164,7 +164,7 @@ class DreamShardSharder:
             for number, task in enumerate(tasks)
         ]
 
-    def predicted_ms(self, task: PlacementTask, placement: Placement) -> float:
+    def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
         """Predicted overall cost of any placement of a task, ms."""
         with torch.no_grad():
             representations = self._cost_net.encode(self._normalizer(task.tables, task.batch_size))

@@ -15,7 +15,7 @@ import torch
 from evenshard.measure.costs import MeasuredPlacement, Provenance
 from evenshard.measure.hardware import Measure
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.checkpoint import Round
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.fit import FitConfig, cost_net_round, new_cost_net, whole_placements
@@ -69,7 +69,7 @@ class TrainedDreamShard:
 
 
 def train_dreamshard(
-    tasks: Sequence[PlacementTask], measure: Measure, provenance: Provenance, config: DreamShardConfig, seed: int
+    tasks: Sequence[ShardingTask], measure: Measure, provenance: Provenance, config: DreamShardConfig, seed: int
 ) -> TrainedDreamShard:
     """Trains on ``tasks``; the same seed gives the same networks where the costs are the same.
 
@@ -100,11 +100,11 @@ def train_dreamshard(
 
 
 def _proposed(
-    tasks: Sequence[PlacementTask],
+    tasks: Sequence[ShardingTask],
     sharder: DreamShardSharder | None,
     generator: torch.Generator,
     rng: np.random.Generator,
-) -> list[tuple[PlacementTask, Placement]]:
+) -> list[tuple[ShardingTask, Placement]]:
     """Placements to measure: sampled from the policy; random without one, or where it found no room."""
     sampled = sharder.sample(tasks, generator) if sharder else [None] * len(tasks)
     jobs = []

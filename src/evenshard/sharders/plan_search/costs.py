@@ -16,7 +16,9 @@ from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, held_parts
 from evenshard.measure.offload import HostLink, part_offload_times
 from evenshard.measure.simulated.cluster import dense_ms
 from evenshard.placement.parts import TablePart, lookup_share
-from evenshard.placement.sharding import ShardingTask, parts_by_table, sharding_type
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.sharding import sharding_type
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.cost_model import CostModel, log_spread_N
 from evenshard.sharders.convex_search.prediction import PredictedDevice
 from evenshard.sharders.plan_search.networks import AloneTimes, CallNetwork, Looked

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evenshard.placement.sharding import check_sharding
+from evenshard.placement.plan import check_sharding
 from evenshard.sharders.plan_search.moves import Moves
 from evenshard.sharders.plan_search.options import DEVICE, NODE, Options
 from evenshard.sharders.plan_search.state import Choice, parts_of

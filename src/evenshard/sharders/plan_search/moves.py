@@ -14,8 +14,8 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.moves import SharedPiece, larger_machine, shared_pieces
 from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import TablePart
+from evenshard.placement.plan import broken_limit, parts_by_table
 from evenshard.placement.renaming import best_names, device_kinds
-from evenshard.placement.sharding import broken_limit, parts_by_table
 from evenshard.sharders.plan_search.options import DEVICE, NODE, Options
 from evenshard.sharders.plan_search.state import Choice, State, choice_like, parts_of_unit
 from evenshard.tables.table import Table

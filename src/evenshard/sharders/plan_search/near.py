@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import check_sharding
+from evenshard.placement.plan import check_sharding
 from evenshard.sharders.plan_search.costs import PredictedParts
 from evenshard.sharders.plan_search.least_moves import least_moves
 from evenshard.sharders.plan_search.moves import EarlierPlacement, Moves

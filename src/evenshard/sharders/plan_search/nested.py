@@ -14,7 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from evenshard.placement.parts import TablePart, whole_tables
-from evenshard.placement.sharding import COLUMN_WISE, TABLE_COLUMN_WISE, TABLE_WISE, ShardingTask, memory_of_part
+from evenshard.placement.sharding import COLUMN_WISE, TABLE_COLUMN_WISE, TABLE_WISE
+from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.plan_search.options import SMALL, Options

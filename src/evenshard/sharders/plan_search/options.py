@@ -28,11 +28,9 @@ from evenshard.placement.sharding import (
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
-    ShardingTask,
-    common_kernels,
-    memory_of_part,
 )
 from evenshard.placement.storage import CACHED_KERNELS, FUSED, ON_DEVICE, Storage
+from evenshard.placement.task import ShardingTask, common_kernels, memory_of_part
 from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.plan_search.networks import Columns, Looked
 from evenshard.tables.reuse import FloatArray

@@ -15,8 +15,10 @@ import numpy.typing as npt
 from evenshard.measure.collectives import Volumes, exchange_ms
 from evenshard.measure.simulated.cluster import dense_ms
 from evenshard.placement.parts import Span, TablePart, row_spans
-from evenshard.placement.sharding import COLUMN_WISE, ShardingTask, parts_by_table, sharding_type
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.sharding import COLUMN_WISE, sharding_type
 from evenshard.placement.storage import ON_DEVICE, Storage
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.plan_search.networks import Columns
 from evenshard.sharders.plan_search.options import (

@@ -9,8 +9,9 @@ from itertools import chain, islice
 from evenshard.placement.feasibility import MORE_ROOM
 from evenshard.placement.items import joined_groups
 from evenshard.placement.parts import TablePart, whole_tables
-from evenshard.placement.sharding import ShardingTask, check_sharding, part_bytes
+from evenshard.placement.plan import check_sharding
 from evenshard.placement.storage import FUSED, ON_DEVICE, Storage
+from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.sharders.room.fill import more_ways, packed, quick_ways
 from evenshard.sharders.room.items import PackedItems, least_outside
 from evenshard.sharders.room.program import solved

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement import feasibility
-from evenshard.placement.constraints import Constraints
 from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM, Reason
+from evenshard.placement.items import WholeTables
 from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.placement import caps_text
-from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, ShardingTask, common_kernels, ruled_out
+from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
 from evenshard.placement.storage import FUSED, KEY_VALUE
-from evenshard.placement.task import PlacementTask
+from evenshard.placement.task import ShardingTask, common_kernels, ruled_out
 from evenshard.sharders.room.cuts import Cut
 from evenshard.sharders.room.fill import most_blocks
 from evenshard.sharders.room.items import PackedItem, PackedItems
@@ -99,7 +99,8 @@ def _reason(task: ShardingTask, items: PackedItems) -> Reason | None:
             types = ", ".join(one for one in SHARDING_TYPES if one in task.types[item.positions[0]])
             return Reason(
                 f"table {brief(item.tables[0].name)} does not fit the devices that it may live on, however it may be "
-                f"sharded ({types}): they have room for {_most_of(item, items.room_D)} ({caps_text(relaxed)}).",
+                f"sharded ({types}): they have room for {_most_of(item, items.room_D)} "
+                f"({caps_text(relaxed.room_bytes)}).",
                 f"{MORE_ROOM}, or allow it more types.",
             )
     return None
@@ -130,7 +131,7 @@ def sharding_needs_and_room(task: ShardingTask, items: PackedItems) -> str:
     return feasibility.needs_and_room(relaxed, cut)
 
 
-def _relaxed(task: ShardingTask, items: PackedItems) -> tuple[PlacementTask | None, frozenset[int]]:
+def _relaxed(task: ShardingTask, items: PackedItems) -> tuple[WholeTables | None, frozenset[int]]:
     """The items as tables that take the least memory they can, on the same devices, and which of them may be cut."""
     if not items.items:
         return None, frozenset()
@@ -144,17 +145,16 @@ def _relaxed(task: ShardingTask, items: PackedItems) -> tuple[PlacementTask | No
             state.append(_least_bytes(item, items.room_D) - item.tables[0].size_bytes)
         else:
             state += [one - table.size_bytes for one, table in zip(item.table_bytes, item.tables, strict=True)]
-    rooms = tuple(items.room_D.tolist())
-    allowed = tuple(task.limits_of(position).devices for position, _ in members)
-    constraints = Constraints(
-        device_caps_bytes=rooms if len(set(rooms)) > 1 else None,
-        state_bytes=tuple(state) if any(state) else None,
-        allowed=allowed if any(devices is not None for devices in allowed) else None,
+    tables = tuple(table for _, table in members)
+    relaxed = WholeTables(
+        task_id=task.task_id,
+        tables=tables,
+        table_bytes=tuple(table.size_bytes + more for table, more in zip(tables, state, strict=True)),
+        room_bytes=tuple(items.room_D.tolist()),
+        allowed=tuple(task.limits_of(position).devices for position, _ in members),
         together=tuple(tuple(at[position] for position in group) for group in task.together),
         apart=tuple(tuple(at[position] for position in group) for group in task.apart),
     )
-    tables = tuple(table for _, table in members)
-    relaxed = PlacementTask("placement", tables, task.num_devices, max(rooms), task.batch_size, constraints)
     return relaxed, frozenset(cut)
 
 

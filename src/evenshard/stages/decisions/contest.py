@@ -14,7 +14,8 @@ from evenshard.measure.costs import MeasuredPlacement
 from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal
 from evenshard.measure.noise import Noise, controls_of, noise_of
-from evenshard.placement.task import PlacementTask, TaskSplit
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import TaskSplit
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.stages.decisions.promotion import PairedTask
@@ -92,7 +93,7 @@ def contest(
     return Contest(tuple(tasks), noise_of([controls_of(run) for run in (*earlier, measured)]), tuple(measured))
 
 
-def _answers(model: PlacementModel, tasks: Sequence[PlacementTask], search: SearchConfig) -> list[Answer]:
+def _answers(model: PlacementModel, tasks: Sequence[ShardingTask], search: SearchConfig) -> list[Answer]:
     sharder = EvenshardSharder(model.cost_model, model.policy, search)
     with one_thread():
         return [ask(sharder, task) for task in progress(tasks, f"placing with {model.source}")]

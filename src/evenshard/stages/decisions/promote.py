@@ -18,7 +18,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.hardware import open_hardware
 from evenshard.measure.journal import Journal
-from evenshard.placement.task import load_tasks
+from evenshard.placement.tasks import load_tasks
 from evenshard.planner.model import REGISTERED, model_of
 from evenshard.planner.serving import served_code
 from evenshard.sharders.convex_search.sharder import SearchConfig

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from evenshard.measure.costs import MeasuredPlacement, optimizer_of
-from evenshard.placement.task import load_tasks
+from evenshard.placement.tasks import load_tasks
 from evenshard.tables.files import load_tables
 from evenshard.tracking.datasets.checks import (
     RepeatNoise,

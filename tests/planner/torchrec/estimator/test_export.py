@@ -97,7 +97,7 @@ def test_ratings_keep_the_order_of_true_costs(exported: Path) -> None:
     module = module_of(exported)
     machine = FittedMachine("simulated:h100")
     request = machine.request(load_catalog("nvidia_tiny", 65_536)[:40], 2, 80 * 2**30)
-    task, times_of = request.sharding_task(), machine.times(request)
+    task, times_of = request.task(), machine.times(request)
     bandwidths = machine_bandwidths(task.machine, gpu_profile("h100"), machine.links())
     ours = TorchRecPlanner(task, bandwidths, estimator_of=module.estimator, rates=module.FittedPerfModel)
     theirs = TorchRecPlanner(task, bandwidths)
@@ -114,7 +114,7 @@ def test_ratings_keep_the_order_of_true_costs(exported: Path) -> None:
 def test_json_gives_the_same_estimates(exported: Path, tmp_path: Path) -> None:
     module, path = module_of(exported), tmp_path / "estimator.json"
     save_estimator(module.FIT, path)
-    task = FittedMachine("simulated:h100").request(load_catalog("mlperf_dlrm_v2", 65_536)[:5], 1).sharding_task()
+    task = FittedMachine("simulated:h100").request(load_catalog("mlperf_dlrm_v2", 65_536)[:5], 1).task()
     bandwidths = machine_bandwidths(task.machine, gpu_profile("h100"), FittedMachine("simulated:h100").links())
     parts = random_parts(task, np.random.default_rng(0))
     scope: dict[str, Any] = {}

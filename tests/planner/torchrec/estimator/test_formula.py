@@ -6,7 +6,8 @@ import pytest
 
 from evenshard.measure.collectives import exchange_times, volumes_of
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import parts_by_table, sharding_type
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.sharding import sharding_type
 from evenshard.planner.torchrec.estimator.examples import FittedMachine
 from evenshard.planner.torchrec.estimator.fit import constants_of, rated_ms, shards_of_devices, size_of_machine
 from evenshard.planner.torchrec.estimator.formula import (
@@ -44,7 +45,7 @@ def parts_of(way: str) -> list[TablePart]:
 
 @pytest.mark.parametrize("way", ["table_wise", "row_wise", "table_row_wise", "data_parallel"])
 def test_exchanges_are_those_of_the_cluster_where_all_devices_have_as_much(way: str) -> None:
-    task = MACHINE.request(TABLES, 2).sharding_task()
+    task = MACHINE.request(TABLES, 2).task()
     parts, fit, links = parts_of(way), constants_of(MACHINE, LARGE), MACHINE.links()
     by_table = parts_by_table(task, parts)
     assert {sharding_type(of, table, task.machine) for of, table in zip(by_table.values(), TABLES, strict=True)} == {
@@ -93,7 +94,7 @@ def test_misses_go_from_all_to_none() -> None:
 
 
 def test_a_rating_is_the_largest_sum_of_a_device() -> None:
-    task = MACHINE.request(TABLES, 2).sharding_task()
+    task = MACHINE.request(TABLES, 2).task()
     fit = constants_of(MACHINE, LARGE)
     fit["kernels"] = {}
     fit["compute"] = {

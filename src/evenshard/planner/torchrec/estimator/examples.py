@@ -20,7 +20,9 @@ from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, ShardingTask, check_sharding
+from evenshard.placement.plan import check_sharding
+from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.pricing import links_of_request, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.bundled.broad_data import BroadConfig, draw_world
@@ -84,7 +86,7 @@ class FittedMachine:
 
     def times(self, request: PlacementRequest) -> TimesOfParts:
         """What placements of a request cost."""
-        task = request.sharding_task()
+        task = request.task()
         if self.model is not None:
             costs = part_costs(request, self.model)
 
@@ -147,7 +149,7 @@ def draw_examples(
     for number, num_nodes in zip(range(num_worlds), cycle(nodes), strict=False):
         world = draw_world(f"example-{number}", config, _DEVICE_BYTES, rng, machine.batch_size)
         request = machine.request([replace(table, reuse_bins=None) for table in world.tables], num_nodes)
-        task, times_of = request.sharding_task(), machine.times(request)
+        task, times_of = request.task(), machine.times(request)
         drawn = (random_parts(task, rng) for _ in range(per_world))
         yield [Example(task, parts, times_of(parts)) for parts in drawn]
 

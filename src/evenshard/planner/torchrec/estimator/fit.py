@@ -22,16 +22,16 @@ from evenshard.measure.simulated.gpu_profile import HOST_GB_S, gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import INDEX_BYTES, LENGTH_BYTES, LOOKUP_WEIGHT_BYTES
 from evenshard.placement.parts import TablePart, lookup_share
+from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
     ROW_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
-    ShardingTask,
-    parts_by_table,
     sharding_type,
 )
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, Storage
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.pricing import REAL_BYTES_PER_NS
 from evenshard.planner.torchrec.estimator.examples import Example, FittedMachine, draw_examples
 from evenshard.planner.torchrec.estimator.formula import (

@@ -1,0 +1,203 @@
+"""Tasks of whole tables to learn from and to be judged by: drawn from a pool, and as a file."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from evenshard.placement.task import ShardingTask
+from evenshard.tables.table import Table
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.json_files import load_json
+from evenshard.utils.limits import RANGES, read_text
+from evenshard.utils.messages import brief, reason_of
+from evenshard.utils.records import record_of
+from evenshard.utils.units import bytes_to_gb, gb_to_bytes
+
+_MAX_SHARD_TABLES = 64
+
+
+@dataclass(frozen=True)
+class TaskSampling:
+    """How tasks are drawn from a pool.
+
+    Attributes:
+        num_train_tasks: tasks the networks learn from.
+        num_test_tasks: tasks held out, made only of tables that no train task holds.
+        tables_per_task: tables in each task, drawn without replacement.
+        num_devices: devices of each task.
+        memory_cap_gb: GB of weights per device.
+        batch_size: global batch, samples.
+    """
+
+    num_train_tasks: int
+    num_test_tasks: int
+    tables_per_task: int
+    num_devices: int
+    memory_cap_gb: float
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class TaskSplit:
+    """Train and test tasks; no table occurs on both sides."""
+
+    train: tuple[ShardingTask, ...]
+    test: tuple[ShardingTask, ...]
+
+
+def sample_tasks(pool: Sequence[Table], sampling: TaskSampling, seed: int) -> TaskSplit:
+    """Splits the pool into disjoint halves at random and draws train and test tasks from them.
+
+    Raises:
+        BadConfig: if half of the pool has fewer tables than a task needs.
+    """
+    half = len(pool) // 2
+    if half < sampling.tables_per_task:
+        raise BadConfig(
+            f"tables_per_task is {sampling.tables_per_task}, but half of the pool (train and test tables are kept "
+            f"apart) is {half} tables. Lower tables_per_task or use a larger pool."
+        )
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(len(pool))
+
+    def draw(side: str, members: np.ndarray, count: int) -> tuple[ShardingTask, ...]:
+        return tuple(
+            ShardingTask.whole(
+                task_id=f"{side}-{number:03d}",
+                tables=tuple(pool[i] for i in rng.choice(members, size=sampling.tables_per_task, replace=False)),
+                num_devices=sampling.num_devices,
+                memory_cap_bytes=gb_to_bytes(sampling.memory_cap_gb),
+                batch_size=sampling.batch_size,
+            )
+            for number in range(count)
+        )
+
+    return TaskSplit(
+        train=draw("train", shuffled[:half], sampling.num_train_tasks),
+        test=draw("test", shuffled[half:], sampling.num_test_tasks),
+    )
+
+
+def distinct_tables(tasks: Sequence[ShardingTask]) -> tuple[Table, ...]:
+    """The tables of all tasks, each once: what to normalise features over and to draw shards from."""
+    return tuple(dict.fromkeys(table for task in tasks for table in task.tables))
+
+
+def single_table_task(table: Table, batch_size: int) -> ShardingTask:
+    """The task of measuring one table alone on one device."""
+    return ShardingTask.whole(f"alone-{table.name}", (table,), 1, table.size_bytes, batch_size)
+
+
+def sample_shards(
+    pool: Sequence[Table], count: int, batch_size: int, memory_cap_bytes: int, rng: np.random.Generator
+) -> tuple[ShardingTask, ...]:
+    """Random shards to measure alone: tasks of one device that hold 1 to 64 tables of the pool.
+
+    The number of tables is log-uniform, so that few and many tables are seen alike; tables beyond the memory cap are
+    left out.
+
+    Raises:
+        BadConfig: if no table fits the memory cap.
+    """
+    candidates = [table for table in pool if table.size_bytes <= memory_cap_bytes]
+    if not candidates:
+        raise BadConfig(f"memory_cap_gb is {bytes_to_gb(memory_cap_bytes):.2f}: no table of the pool fits. Raise it.")
+    most = min(_MAX_SHARD_TABLES, len(candidates))
+    shards = []
+    for number in range(count):
+        size = min(most, int(np.exp(rng.uniform(0, np.log(most + 1)))))
+        drawn = [candidates[i] for i in rng.choice(len(candidates), size=size, replace=False)]
+        room = np.cumsum([table.size_bytes for table in drawn]) <= memory_cap_bytes
+        tables = tuple(table for table, fits in zip(drawn, room, strict=True) if fits)
+        shards.append(ShardingTask.whole(f"shard-{number:05d}", tables, 1, memory_cap_bytes, batch_size))
+    return tuple(shards)
+
+
+def save_tasks(split: TaskSplit, path: Path) -> None:
+    """Writes tasks as JSON that refers to tables by name."""
+
+    def record(task: ShardingTask) -> dict[str, object]:
+        return {
+            "task_id": task.task_id,
+            "num_devices": task.num_devices,
+            "memory_cap_gb": bytes_to_gb(task.memory_cap_bytes),
+            "batch_size": task.batch_size,
+            "tables": [table.name for table in task.tables],
+        }
+
+    sides = {"train": [record(task) for task in split.train], "test": [record(task) for task in split.test]}
+    with atomic_path(path) as draft:
+        draft.write_text(json.dumps(sides, indent=1) + "\n")
+
+
+def load_tasks(path: Path, pool: Sequence[Table]) -> TaskSplit:
+    """Reads tasks that refer to the tables of ``pool``.
+
+    Raises:
+        BadFile: if the file is missing, is not a task file, or names a table the pool does not hold.
+    """
+    by_name = {table.name: table for table in pool}
+    remedy = "Write it with `evenshard generate-tables`."
+    try:
+        sides = load_json(read_text(path))
+    except FileNotFoundError:
+        raise BadFile(path, "no such file", remedy) from None
+    except OSError as error:
+        raise BadFile(path, f"cannot be read: {reason_of(error)}", remedy) from None
+    except ValueError as error:
+        raise BadFile(path, str(error), remedy) from None
+    if not isinstance(sides, dict) or not all(isinstance(sides.get(side), list) for side in ("train", "test")):
+        raise BadFile(path, "has no lists of train and test tasks", remedy)
+
+    def tasks(side: str) -> tuple[ShardingTask, ...]:
+        return tuple(_task(path, f"{side} task {number}", record, by_name) for number, record in enumerate(sides[side]))
+
+    split = TaskSplit(train=tasks("train"), test=tasks("test"))
+    ids = Counter(task.task_id for task in (*split.train, *split.test))
+    twice = next((task_id for task_id, count in ids.items() if count > 1), None)
+    if twice is not None:
+        raise BadFile(path, f"two tasks have the task_id {brief(twice)}", "Give each its own.")
+    return split
+
+
+@dataclass(frozen=True)
+class _TaskRecord:
+    """A task as it stands in a file."""
+
+    task_id: str
+    tables: tuple[str, ...]
+    num_devices: int
+    memory_cap_gb: float
+    batch_size: int
+
+
+def _task(path: Path, where: str, record: object, by_name: dict[str, Table]) -> ShardingTask:
+    try:
+        stated = record_of(_TaskRecord, record)
+    except ValueError as error:
+        raise BadFile(path, str(error), "Complete it.", where) from None
+    for name in ("num_devices", "memory_cap_gb", "batch_size"):
+        if problem := RANGES[name].problem(getattr(stated, name)):
+            raise BadFile(path, f"{name} {problem}", "Correct it.", where)
+    names = stated.tables
+    if not names:
+        raise BadFile(path, "tables is empty", "Name at least one.", where)
+    unknown = next((name for name in names if name not in by_name), None)
+    if unknown is not None:
+        problem = f"table {brief(unknown)} is not in the table file"
+        raise BadFile(path, problem, "Use the tables it was made with.", where)
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise BadFile(path, f"table {brief(twice)} is named twice", "Name each table once.", where)
+    tables, cap_bytes = tuple(by_name[name] for name in names), gb_to_bytes(stated.memory_cap_gb)
+    try:
+        return ShardingTask.whole(stated.task_id, tables, stated.num_devices, cap_bytes, stated.batch_size)
+    except BadConfig as error:
+        raise BadFile(path, str(error).rstrip("."), "Correct it.", where) from None
