@@ -30,7 +30,7 @@ from benchmarks.scripts.two_hosts import torchrun_on, two_hosts
 from evenshard.measure.collectives import Links, exchange_times, volumes_of
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_shardings
-from evenshard.measure.costs import DeviceCost, MeasuredSharding
+from evenshard.measure.costs import DeviceCost, MeasuredPlacement
 from evenshard.measure.in_turn import OneDeviceInTurn
 from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, held_parts
 from evenshard.measure.link import link
@@ -89,7 +89,7 @@ class CallsAlone:
         self._hardware = OneDeviceInTurn(config, torch.device("cpu"))
         self._known: dict[tuple[tuple[Table, ...], int], float] = {}
 
-    def ms(self, task: ShardingTask, one: MeasuredSharding) -> np.ndarray:
+    def ms(self, task: ShardingTask, one: MeasuredPlacement) -> np.ndarray:
         """[D] forward and backward of all calls of each device."""
         calls: dict[tuple[KernelCall, int], list[tuple[Table, int]]] = defaultdict(list)
         for held in held_parts(task, parts_by_table(task, one.parts)):
@@ -126,7 +126,7 @@ def measured_parts(devices: Sequence[DeviceCost]) -> dict[str, float]:
     }
 
 
-def predicted_parts(one: MeasuredSharding, links: Links, calls: CallsAlone) -> dict[str, float]:
+def predicted_parts(one: MeasuredPlacement, links: Links, calls: CallsAlone) -> dict[str, float]:
     """The same, predicted."""
     times = exchange_times(one.task, volumes_of(one.task, parts_by_table(one.task, one.parts)), links)
     compute = calls.ms(one.task, one)

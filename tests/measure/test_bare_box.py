@@ -31,7 +31,7 @@ from evenshard.placement.task import ShardingTask
 
 task = ShardingTask.whole("t", load_tables(Path(sys.argv[1])), 2, 10**9, 16)
 config = MeasureConfig(hardware="cpu", repeats=1, warmup=0)
-jobs = [Job(sharder.name, task, sharder.place(task), 0, sharder.name, "t") for sharder in expert_sharders()]
+jobs = [Job.whole(sharder.name, task, sharder.place(task), 0, sharder.name, "t") for sharder in expert_sharders()]
 with Journal(Path(sys.argv[2])) as journal:
     measured = measure_jobs(open_hardware(config), jobs, config, journal)
     assert from_journal(jobs, config, journal) == measured

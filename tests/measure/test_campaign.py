@@ -38,7 +38,7 @@ from support.builders import PROVENANCE, ROOMY, FakeHardware, every_placement, t
 CONFIG = MeasureConfig(visits=2, repeats=4, seed=5)
 TASKS = [task(working(1.0, 2.0, 4.0), task_id=name) for name in "abc"]
 JOBS = [
-    Job(f"{of_task.task_id}{number}", of_task, placement, 1, "random", of_task.task_id)
+    Job.whole(f"{of_task.task_id}{number}", of_task, placement, 1, "random", of_task.task_id)
     for of_task in TASKS
     for number, placement in enumerate(every_placement(of_task)[:4])
 ]
@@ -340,8 +340,9 @@ def test_controls_are_spread_evenly_and_nothing_is_lost(num_jobs: int, num_contr
 
 
 def replace_job(job: Job, **changes: Any) -> Job:
-    fields = {name: getattr(job, name) for name in Job.__dataclass_fields__}
-    return Job(**{**fields, **changes})
+    of_task = changes.get("task", job.task)
+    placement = changes.pop("placement", Placement(job.placement.device_of_table, of_task.num_devices))
+    return replace(job, parts=placement.parts(of_task.tables), **changes)
 
 
 def test_controls_are_measured_in_between_and_say_what_they_are(journal: Journal) -> None:
@@ -358,7 +359,7 @@ def test_controls_are_measured_in_between_and_say_what_they_are(journal: Journal
 
 # Keys ----------------------------------------------------------------------------------------------------------------
 
-KEYED = Job("m0", task([table("ads"), table("users")], devices=2), Placement((0, 1), 2), 1, "random", "g")
+KEYED = Job.whole("m0", task([table("ads"), table("users")], devices=2), Placement((0, 1), 2), 1, "random", "g")
 
 
 def with_task(**changes: Any) -> Job:

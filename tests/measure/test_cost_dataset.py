@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from evenshard.measure import cost_rows
 from evenshard.measure.cost_dataset import load_costs, load_shardings, save_costs
 from evenshard.measure.cost_rows import COLUMNS, TIMES, read_lineage, read_rows
-from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, MeasuredSharding, PlacementCost
+from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.measure.evidence import DeviceError
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
@@ -50,12 +50,14 @@ def saved_in(tmp_path: Path, *rows: MeasuredPlacement, lineage: Lineage | None =
 WIDE, LONG, SMALL = table("wide", 40, 8, 2.0), table("long", 40, 4, 3.0), table("small", 5, 4, 1.0)
 
 
-def sharded(*parts: TablePart) -> MeasuredSharding:
+def sharded(*parts: TablePart) -> MeasuredPlacement:
     """On two nodes of two devices."""
-    of_task = ShardingTask((WIDE, LONG, SMALL), Machine(4, 2, intra="gloo", inter="gloo"), (10**6,) * 4, 64)
+    of_task = ShardingTask(
+        (WIDE, LONG, SMALL), Machine(4, 2, intra="gloo", inter="gloo"), (10**6,) * 4, 64, task_id="train-000"
+    )
     costs = tuple(DeviceCost(1.0 + at, 2.0, 3.0, 4.0, input_dist_ms=0.5) for at in range(4))
     origin = replace(PROVENANCE, link="gloo")
-    return MeasuredSharding("s0", 1, "random", "train-000", of_task, parts, PlacementCost(costs, "measured"),
+    return MeasuredPlacement("s0", 1, "random", of_task, parts, PlacementCost(costs, "measured"),
                             origin, 5.0)  # fmt: skip
 
 
@@ -131,7 +133,7 @@ def test_parts_that_make_no_type_are_refused(tmp_path: Path) -> None:
 )
 def test_every_field_comes_back_from_parquet(rows: list[Any]) -> None:
     saved = tuple(
-        MeasuredPlacement(f"m{number}", round_number, who, TASK, placement, of_cost, provenance, measured_at)
+        MeasuredPlacement.whole(f"m{number}", round_number, who, TASK, placement, of_cost, provenance, measured_at)
         for number, (round_number, who, placement, of_cost, provenance, measured_at) in enumerate(rows)
     )
     with tempfile.TemporaryDirectory() as folder:

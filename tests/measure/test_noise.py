@@ -13,6 +13,7 @@ from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.cost_rows import read_rows
 from evenshard.measure.costs import CONTROL, DeviceCost, PlacementCost
 from evenshard.measure.noise import ControlCost, Noise, controls_of, controls_of_rows, drift_pct, noise_of
+from evenshard.placement.placement import Placement
 from support.builders import PROVENANCE, cost, measured, some_tables, task
 
 TABLES = some_tables(3)
@@ -108,9 +109,9 @@ def test_controls_are_the_same_in_memory_and_in_the_file(tmp_path: Path) -> None
     again = replace(control, measurement_id="c1", cost=cost(1.0, 4.0), measured_at=6.0)
     elsewhere = replace(
         control, measurement_id="c2", task=task(TABLES[::-1], 2, task_id="train-000"), measured_at=7.0,
-        placement=replace(control.placement, device_of_table=(1, 1, 0)),
+        parts=Placement((1, 1, 0), 2).parts(TABLES[::-1]),
     )  # fmt: skip
-    other = replace(control, measurement_id="c3", placement=replace(control.placement, device_of_table=(1, 1, 1)))
+    other = replace(control, measurement_id="c3", parts=Placement((1, 1, 1), 2).parts(TABLES))
     too_big = PlacementCost((DeviceCost.out_of_memory(), DeviceCost(1.0, 0.0, 0.0, 1.0)), "modelled")
     other_hardware = replace(control, measurement_id="c5", provenance=replace(PROVENANCE, hardware="cpu: another"))
     no_fit = replace(control, measurement_id="c4", cost=too_big)

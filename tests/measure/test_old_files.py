@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evenshard.measure.campaign import ShardingJob, from_journal, measure_jobs
+from evenshard.measure.campaign import Job, from_journal, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, load_shardings
 from evenshard.measure.hardware import open_hardware
@@ -50,7 +50,7 @@ def test_a_journal_of_parts_resumes(tmp_path: Path) -> None:
     by_name = {table.name: table for table in POOL}
     tables = (by_name["wide"], by_name["t0"], by_name["t1"])
     machine = Machine(4, 2, intra="measured", inter="measured")
-    task = ShardingTask(tables, machine, (10**6,) * 4, 64, "rowwise_adagrad")
+    task = ShardingTask(tables, machine, (10**6,) * 4, 64, "rowwise_adagrad", task_id="train-000")
     _, long, small = tables
     rows, columns = long.num_rows, Span(0, long.embedding_dim)
     parts = (
@@ -60,10 +60,10 @@ def test_a_journal_of_parts_resumes(tmp_path: Path) -> None:
         TablePart("t0", Span(rows // 2, rows), columns, (3,)),
         TablePart("t1", Span(0, small.num_rows), Span(0, small.embedding_dim), (0, 1, 2, 3)),
     )
-    job = ShardingJob("round1-sharded-00000", "train-000", task, parts, 1, "random", "s")
+    job = Job("round1-sharded-00000", task, parts, 1, "random", "s")
     with opened(tmp_path, "parts.jsonl") as journal:
         (kept,) = from_journal([job], MeasureConfig(visits=1), journal)
     (loaded,) = load_shardings(OLD / "parts.parquet", POOL)
-    assert (loaded.cost, loaded.task_id, loaded.provenance) == (kept.cost, "train-000", kept.provenance)
+    assert (loaded.cost, loaded.task.task_id, loaded.provenance) == (kept.cost, "train-000", kept.provenance)
     assert set(loaded.parts) == set(parts) and kept.parts == parts
     assert [one.input_dist_ms for one in loaded.cost.devices] == [0.5] * 4

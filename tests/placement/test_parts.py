@@ -22,7 +22,7 @@ from evenshard.placement.parts import (
     tables_of_parts,
     whole_tables,
 )
-from evenshard.placement.placement import Placement, by_table, parts_on
+from evenshard.placement.placement import Placement, by_table
 from evenshard.tables.reuse import thinned_reuse_bins
 from evenshard.utils.errors import BadConfig
 from support.builders import cuts_of, parts_of, table
@@ -62,21 +62,18 @@ def test_halving_again_and_again_leaves_multiples_of_four(steps: int, times: int
         parts = tuple(half for part in parts for half in part.halves() or (part,))
     assert sum(part.columns.size for part in parts) == whole.embedding_dim
     assert all(part.columns.size % COLUMN_STEP == 0 for part in parts)
-    placement = Placement(tuple(range(len(parts))), len(parts))
-    assert by_table(parts_on(parts[::-1], placement)[::-1], [whole], len(parts))["a"] == parts_on(
-        parts, Placement(tuple(range(len(parts)))[::-1], len(parts))
-    )
+    placed = tuple(replace(part, devices=(device,)) for device, part in enumerate(parts))
+    assert by_table(placed[::-1], [whole], len(parts))["a"] == placed
 
 
-def test_a_placement_says_which_part_lives_where() -> None:
-    parts = parts_of([table("a", 10, 16), table("b", 20, 4)], {"a": (8,)})
-    assert parts_on(parts, Placement((1, 0, 1), 2)) == (
-        TablePart("a", Span(0, 10), Span(0, 8), (1,)),
-        TablePart("a", Span(0, 10), Span(8, 16), (0,)),
-        TablePart("b", Span(0, 20), Span(0, 4), (1,)),
+def test_a_placement_of_whole_tables_is_one_part_of_each() -> None:
+    tables = [table("a", 10, 16), table("b", 20, 4)]
+    assert Placement((1, 0), 2).parts(tables) == (
+        TablePart("a", Span(0, 10), Span(0, 16), (1,)),
+        TablePart("b", Span(0, 20), Span(0, 4), (0,)),
     )
-    with pytest.raises(BadConfig, match="the placement has 2 tables, but 3 tables are given"):
-        parts_on(parts, Placement((1, 0), 2))
+    with pytest.raises(BadConfig, match="the placement has 2 tables, but 1 tables are given"):
+        Placement((1, 0), 2).parts(tables[:1])
 
 
 def test_the_device_of_replicas_is_not_one() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from evenshard.measure.campaign import ShardingJob
+from evenshard.measure.campaign import Job
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import CONTROL, RANDOM_SHARD
 from evenshard.placement.placement import check_placement
@@ -47,14 +47,14 @@ def test_tasks_that_fit_nowhere_are_skipped_and_none_at_all_is_an_error() -> Non
 # Placements of parts --------------------------------------------------------------------------------------------------
 
 
-def jobs_of_parts(count: int = 6, types: tuple[str, ...] = (), per_node: int = 0) -> list[ShardingJob]:
+def jobs_of_parts(count: int = 6, types: tuple[str, ...] = (), per_node: int = 0) -> list[Job]:
     of_four = [task(one.tables, 4, one.memory_cap_bytes, one.task_id, one.batch_size) for one in TASKS]
     return sharding_jobs(of_four, count, types, per_node, "sgd", 1, seed=0)
 
 
 def test_placements_of_parts_take_tasks_in_turn_and_fit() -> None:
     jobs = jobs_of_parts(per_node=2)
-    assert [job.task_id for job in jobs] == [*(f"train-{n:03d}" for n in range(5)), "train-000"]
+    assert [job.task.task_id for job in jobs] == [*(f"train-{n:03d}" for n in range(5)), "train-000"]
     assert len({job.key for job in jobs}) == 6 and {job.task.machine.num_nodes for job in jobs} == {2}
     for job in jobs:
         check_sharding(job.task, job.parts)

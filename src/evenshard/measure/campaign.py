@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import (
     CONTROL,
     MeasuredPlacement,
-    MeasuredSharding,
     PlacementCost,
     Provenance,
     combine_visits,
@@ -28,47 +26,12 @@ from evenshard.measure.costs import (
 from evenshard.measure.hardware import ExchangingHardware, Hardware
 from evenshard.measure.journal import Journal, Origin, Visit
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import Placement
+from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.task import ShardingTask, whole_task_text
 from evenshard.utils.errors import BadConfig, BadFile
 
 # The settings without which a visit means something else; what the hardware is called is part of the provenance.
 MEANING = ("link", "num_batches", "warmup", "repeats", "recorded_batch", "keep_cache_warm", "noise", "seed")
-
-
-Measured = TypeVar("Measured", covariant=True)
-
-
-class Measurable(Protocol[Measured]):
-    """Something to measure: a ``Job`` or a ``ShardingJob``."""
-
-    @property
-    def measurement_id(self) -> str:
-        """Unique within a campaign."""
-        ...
-
-    @property
-    def group(self) -> str:
-        """See ``Job``."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """Names it in a journal."""
-        ...
-
-    @property
-    def num_devices(self) -> int:
-        """Of the placement."""
-        ...
-
-    def measure_on(self, hardware: Hardware) -> PlacementCost:
-        """One visit."""
-        ...
-
-    def measured(self, cost: PlacementCost, provenance: Provenance, measured_at: float) -> Measured:
-        """The record of what came of it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +41,7 @@ class Job:
     Attributes:
         measurement_id: unique within a campaign.
         task: the task of the placement.
-        placement: the placement to measure.
+        parts: of its tables, with their devices.
         round: round of the loop; 0 for an evaluation.
         proposed_by: the sharder that made the placement, or ``costs.CONTROL``.
         group: jobs of one group are measured right after each other, in random order, so that slow drift hits all that
@@ -87,61 +50,36 @@ class Job:
 
     measurement_id: str
     task: ShardingTask
-    placement: Placement
-    round: int
-    proposed_by: str
-    group: str
-
-    @cached_property
-    def key(self) -> str:
-        """Names the job in a journal: another table, device or batch size gives another key."""
-        placed = whole_task_text(self.task), repr(self.placement.device_of_table)
-        return _key(repr(self.measurement_id), *placed)
-
-    @property
-    def num_devices(self) -> int:
-        """See ``Measurable``."""
-        return self.placement.num_devices
-
-    def measure_on(self, hardware: Hardware) -> PlacementCost:
-        """See ``Measurable``."""
-        return hardware.measure(self.task, self.placement)
-
-    def measured(self, cost: PlacementCost, provenance: Provenance, measured_at: float) -> MeasuredPlacement:
-        """See ``Measurable``."""
-        return MeasuredPlacement(
-            self.measurement_id, self.round, self.proposed_by, self.task, self.placement, cost, provenance, measured_at
-        )
-
-
-@dataclass(frozen=True)
-class ShardingJob:
-    """One placement of parts to measure; see ``Job``.
-
-    Attributes:
-        task_id: of the task whose tables it has.
-    """
-
-    measurement_id: str
-    task_id: str
-    task: ShardingTask
     parts: tuple[TablePart, ...]
     round: int
     proposed_by: str
     group: str
 
+    @staticmethod
+    def whole(
+        measurement_id: str, task: ShardingTask, placement: Placement, round: int, proposed_by: str, group: str
+    ) -> Job:
+        """A placement of whole tables."""
+        return Job(measurement_id, task, placement.parts(task.tables), round, proposed_by, group)
+
     @cached_property
     def key(self) -> str:
-        """See ``Job``."""
-        return _key(*map(repr, (self.measurement_id, self.task, self.parts)))
+        """Names the job in a journal: another table, device or batch size gives another key."""
+        what = repr(self.task), repr(self.parts)
+        if self.task.is_whole:
+            what = whole_task_text(self.task), repr(self.placement.device_of_table)
+        content = ", ".join((repr(self.measurement_id), *what))
+        return hashlib.sha256(f"({content})".encode()).hexdigest()[:20]
 
     @property
-    def num_devices(self) -> int:
-        """See ``Measurable``."""
-        return self.task.num_devices
+    def placement(self) -> Placement:
+        """The devices of its tables, all of which are whole."""
+        return placement_of_whole(self.task, self.parts)
 
     def measure_on(self, hardware: Hardware) -> PlacementCost:
-        """See ``Measurable``."""
+        """One visit."""
+        if self.task.is_whole:
+            return hardware.measure(self.task, self.placement)
         return self.exchanging(hardware).measure_parts(self.task, self.parts)
 
     def exchanging(self, hardware: Hardware) -> ExchangingHardware:
@@ -151,36 +89,19 @@ class ShardingJob:
             BadConfig: if they are measured in turn, or simulated.
         """
         if not isinstance(hardware, ExchangingHardware):
+            devices = self.task.num_devices
             raise BadConfig(
-                f"placements of parts are measured on all {self.num_devices} devices at once, by kernels. Start "
-                f"torchrun --nproc-per-node {self.num_devices} -m evenshard benchmark, with hardware auto, cpu or cuda."
+                f"placements of parts are measured on all {devices} devices at once, by kernels. Start "
+                f"torchrun --nproc-per-node {devices} -m evenshard benchmark, with hardware auto, cpu or cuda."
             )
         return hardware
-
-    def measured(self, cost: PlacementCost, provenance: Provenance, measured_at: float) -> MeasuredSharding:
-        """See ``Measurable``."""
-        return MeasuredSharding(
-            self.measurement_id,
-            self.round,
-            self.proposed_by,
-            self.task_id,
-            self.task,
-            self.parts,
-            cost,
-            provenance,
-            measured_at,
-        )
-
-
-def _key(*texts: str) -> str:
-    return hashlib.sha256(f"({', '.join(texts)})".encode()).hexdigest()[:20]
 
 
 def with_controls(jobs: Sequence[Job], controls: Sequence[tuple[ShardingTask, Placement]], repeats: int) -> list[Job]:
     """The jobs with each control placement ``repeats`` times among them, spread evenly over the campaign."""
     round_number = jobs[0].round if jobs else 0
     extra = [
-        Job(f"control-{number}-{repeat}", task, placement, round_number, CONTROL, f"control-{repeat}")
+        Job.whole(f"control-{number}-{repeat}", task, placement, round_number, CONTROL, f"control-{repeat}")
         for repeat in range(repeats)
         for number, (task, placement) in enumerate(controls)
     ]
@@ -193,12 +114,12 @@ def with_controls(jobs: Sequence[Job], controls: Sequence[tuple[ShardingTask, Pl
 
 def measure_jobs(
     hardware: Hardware,
-    jobs: Sequence[Measurable[Measured]],
+    jobs: Sequence[Job],
     config: MeasureConfig,
     journal: Journal,
     budget_s: float | None = None,
     track: Callable[[list[tuple[int, int]]], Iterable[tuple[int, int]]] = iter,
-) -> list[Measured]:
+) -> list[MeasuredPlacement]:
     """Measures what the journal does not hold yet, and returns all that has been measured.
 
     Args:
@@ -226,8 +147,8 @@ def measure_jobs(
 
 
 def from_journal(
-    jobs: Sequence[Measurable[Measured]], config: MeasureConfig, journal: Journal, origin: Origin | None = None
-) -> list[Measured]:
+    jobs: Sequence[Job], config: MeasureConfig, journal: Journal, origin: Origin | None = None
+) -> list[MeasuredPlacement]:
     """The measured jobs that a journal holds, with their visits combined.
 
     Args:
@@ -248,25 +169,30 @@ def from_journal(
         found = [journal.find(job.key, number, latest) for number in range(config.visits)]
         visits = [visit for visit in found if visit is not None]
         for visit in visits:
-            if len(visit.cost.devices) != job.num_devices:
+            if len(visit.cost.devices) != job.task.num_devices:
                 problem = f"visit {visit.number} of job {job.key} has {len(visit.cost.devices)} devices"
-                remedy = f"Remove its line: {job.measurement_id} has {job.num_devices}."
+                remedy = f"Remove its line: {job.measurement_id} has {job.task.num_devices}."
                 raise BadFile(journal.path, problem, remedy)
         if visits:
             measured.append(_measured(job, visits))
     return measured
 
 
-def _measured(job: Measurable[Measured], visits: Sequence[Visit]) -> Measured:
+def _measured(job: Job, visits: Sequence[Visit]) -> MeasuredPlacement:
     provenance: Provenance = visits[0].origin.provenance
-    return job.measured(
+    return MeasuredPlacement(
+        job.measurement_id,
+        job.round,
+        job.proposed_by,
+        job.task,
+        job.parts,
         combine_visits([visit.cost for visit in visits]),
         replace(provenance, repeats=provenance.repeats * len(visits)),
         max(visit.measured_at for visit in visits),
     )
 
 
-def _schedule(jobs: Sequence[Measurable[Measured]], config: MeasureConfig) -> list[tuple[int, int]]:
+def _schedule(jobs: Sequence[Job], config: MeasureConfig) -> list[tuple[int, int]]:
     """(visit, job) in the order of measuring: the groups take turns, all of them in every pass."""
     rng = np.random.default_rng(config.seed)
     groups: dict[str, list[int]] = {}

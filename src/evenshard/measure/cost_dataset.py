@@ -15,13 +15,12 @@ from evenshard.measure.costs import (
     RANDOM_SHARD,
     DeviceCost,
     MeasuredPlacement,
-    MeasuredSharding,
     PlacementCost,
     Provenance,
 )
 from evenshard.measure.kernel_calls import KernelCall, kernel_call
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart, part_called, part_table
+from evenshard.placement.parts import TablePart, part_called, part_table, whole_tables
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import sharding_type
@@ -32,9 +31,7 @@ from evenshard.utils.messages import brief, cut, reason_of
 from evenshard.utils.provenance import Lineage
 
 
-def save_costs(
-    measured: Sequence[MeasuredPlacement | MeasuredSharding], path: Path, lineage: Lineage | None = None
-) -> None:
+def save_costs(measured: Sequence[MeasuredPlacement], path: Path, lineage: Lineage | None = None) -> None:
     """Writes a cost dataset as Parquet (needs pyarrow).
 
     Args:
@@ -43,26 +40,20 @@ def save_costs(
     save_rows([row for one in measured for row in _rows(one)], asdict(lineage or Lineage()), path)
 
 
-def _rows(measured: MeasuredPlacement | MeasuredSharding) -> Iterable[dict[str, Any]]:
-    if isinstance(measured, MeasuredSharding):
-        task_id, room = measured.task_id, max(measured.task.room_bytes)
-        devices_per_node, shards = measured.task.machine.devices_per_node, _tables_by_device(measured)
-    else:
-        task = measured.task
-        task_id, room, devices_per_node = task.task_id, task.memory_cap_bytes, task.num_devices
-        shards = [[task.tables[position].name for position in shard] for shard in measured.placement.shards()]
-    for device_id, names in enumerate(shards):
+def _rows(measured: MeasuredPlacement) -> Iterable[dict[str, Any]]:
+    task = measured.task
+    for device_id, names in enumerate(_tables_by_device(measured)):
         device = asdict(measured.cost.devices[device_id])
         times = {name: device[name] if device["status"] == OK else None for name in device if name in TIMES}
         yield {
             "measurement_id": measured.measurement_id,
             "round": measured.round,
             "proposed_by": measured.proposed_by,
-            "task_id": task_id,
-            "num_devices": measured.task.num_devices,
-            "devices_per_node": devices_per_node,
-            "memory_cap_bytes": room,
-            "batch_size": measured.task.batch_size,
+            "task_id": task.task_id,
+            "num_devices": task.num_devices,
+            "devices_per_node": task.machine.devices_per_node,
+            "memory_cap_bytes": task.memory_cap_bytes,
+            "batch_size": task.batch_size,
             "device_id": device_id,
             "tables": names,
             **times,
@@ -74,7 +65,7 @@ def _rows(measured: MeasuredPlacement | MeasuredSharding) -> Iterable[dict[str, 
         }
 
 
-def _tables_by_device(measured: MeasuredSharding) -> list[list[str]]:
+def _tables_by_device(measured: MeasuredPlacement) -> list[list[str]]:
     by_name = {table.name: table for table in measured.task.tables}
     found: list[list[str]] = [[] for _ in range(measured.task.num_devices)]
     for part in measured.parts:
@@ -97,23 +88,23 @@ def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ..
         BadFile: see ``read_rows``; or if a row names a table that the pool does not hold, or the rows of a placement do
             not make up one whole placement.
     """
-    position_of = {table.name: position for position, table in enumerate(pool)}
     found: list[MeasuredPlacement] = []
-    for rows in _by_measurement(path, pool):
-        if _has_parts(rows, position_of):
-            found += _shards_alone(_sharding(path, rows, pool))
-        else:
-            found.append(_measured(path, rows, pool, position_of))
+    for one in _load(path, pool):
+        found += [one] if one.task.is_whole else _shards_alone(one)
     return tuple(found)
 
 
-def load_shardings(path: Path, pool: Sequence[Table]) -> tuple[MeasuredSharding, ...]:
+def load_shardings(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ...]:
     """The placements of parts in a cost dataset; see ``load_costs``."""
-    names = {table.name: position for position, table in enumerate(pool)}
-    return tuple(_sharding(path, rows, pool) for rows in _by_measurement(path, pool) if _has_parts(rows, names))
+    return tuple(one for one in _load(path, pool) if not one.task.is_whole)
 
 
-def _shards_alone(measured: MeasuredSharding) -> Iterator[MeasuredPlacement]:
+def _load(path: Path, pool: Sequence[Table]) -> Iterator[MeasuredPlacement]:
+    by_name = {table.name: table for table in pool}
+    return (_measured(path, rows, by_name) for rows in _by_measurement(path, by_name))
+
+
+def _shards_alone(measured: MeasuredPlacement) -> Iterator[MeasuredPlacement]:
     """The devices of a placement of parts that make one fused call for all samples, as shards measured alone."""
     if not measured.cost.fits:
         return
@@ -131,13 +122,13 @@ def _shards_alone(measured: MeasuredSharding) -> Iterator[MeasuredPlacement]:
             continue
         cost = measured.cost.devices[device]
         task = ShardingTask.whole(
-            f"{measured.task_id}-device{device}",
+            f"{measured.task.task_id}-device{device}",
             tuple(table for _, table in of_device),
             1,
-            max(measured.task.room_bytes),
+            measured.task.memory_cap_bytes,
             measured.task.batch_size,
         )
-        yield MeasuredPlacement(
+        yield MeasuredPlacement.whole(
             f"{measured.measurement_id}-device{device}",
             measured.round,
             RANDOM_SHARD,
@@ -155,9 +146,8 @@ def _shards_alone(measured: MeasuredSharding) -> Iterator[MeasuredPlacement]:
 _Numbered = list[tuple[int, dict[str, Any]]]
 
 
-def _by_measurement(path: Path, pool: Sequence[Table]) -> Iterable[_Numbered]:
+def _by_measurement(path: Path, by_name: Mapping[str, Table]) -> Iterable[_Numbered]:
     """The rows of each placement, with their numbers in the file."""
-    by_name = {table.name: table for table in pool}
     groups: dict[str, _Numbered] = {}
     for number, row in enumerate(read_rows(path).rows, start=1):
         missing = next((name for name in row["tables"] if part_called(name, by_name) is None), None)
@@ -170,11 +160,11 @@ def _by_measurement(path: Path, pool: Sequence[Table]) -> Iterable[_Numbered]:
     return groups.values()
 
 
-def _has_parts(rows: _Numbered, position_of: Mapping[str, int]) -> bool:
+def _has_parts(rows: Sequence[Mapping[str, Any]], by_name: Mapping[str, Table]) -> bool:
     """Whether tables are cut or replicated, or the exchange of the input was timed, as it is for such placements."""
-    names = [name for _, row in rows for name in row["tables"]]
+    names = [name for row in rows for name in row["tables"]]
     on_all = bool(names) and len(rows) > 1 and max(Counter(names).values()) == len(rows)
-    return on_all or any(name not in position_of for name in names) or any(row["input_dist_ms"] for _, row in rows)
+    return on_all or any(name not in by_name for name in names) or any(row["input_dist_ms"] for row in rows)
 
 
 _OF_THE_PLACEMENT = (
@@ -184,45 +174,51 @@ _OF_THE_PLACEMENT = (
 )  # fmt: skip
 
 
-def _sharding(path: Path, numbered: _Numbered, pool: Sequence[Table]) -> MeasuredSharding:
+def _measured(path: Path, numbered: _Numbered, by_name: Mapping[str, Table]) -> MeasuredPlacement:
     rows = _checked_rows(path, numbered)
     first = rows[0]
-    by_name = {table.name: table for table in pool}
     devices_of: dict[TablePart, list[int]] = {}
     for row in rows:
         for name in row["tables"]:
             part = part_called(name, by_name)
             assert part is not None, "names were checked"
             devices_of.setdefault(part, []).append(row["device_id"])
-    parts = tuple(replace(part, devices=tuple(devices)) for part, devices in devices_of.items())
-    names = {part.table for part in parts}
-    num_devices = first["num_devices"]
-    link = first["link"]
-    machine = Machine(num_devices, first["devices_per_node"], intra=link, inter=link)
-    task = ShardingTask(
-        tuple(table for table in pool if table.name in names),
-        machine,
-        (first["memory_cap_bytes"],) * num_devices,
-        first["batch_size"],
-        first["optimizer"],
-    )
+    named = {part.table for part in devices_of}
+    tables = tuple(table for table in by_name.values() if table.name in named)
     try:
-        if problem := machine.problem():
-            raise BadConfig(problem)
-        parts_by_table(task, parts)
+        if _has_parts(rows, by_name):
+            task = _task_of_parts(first, tables)
+            parts = tuple(replace(part, devices=tuple(devices)) for part, devices in devices_of.items())
+            parts_by_table(task, parts)
+        else:
+            if any(len(devices) > 1 for devices in devices_of.values()):
+                raise BadConfig(_NOT_ONCE)
+            task = ShardingTask.whole(
+                first["task_id"], tables, first["num_devices"], first["memory_cap_bytes"], first["batch_size"]
+            )
+            device_of_table = tuple(devices_of[whole][0] for whole in whole_tables(tables))
+            parts = Placement(device_of_table, task.num_devices).parts(tables)
     except BadConfig as error:
         raise BadFile(path, reason_of(error), REMEDY, f"measurement {first['measurement_id']}") from None
-    return MeasuredSharding(
+    return MeasuredPlacement(
         first["measurement_id"],
         first["round"],
         first["proposed_by"],
-        first["task_id"],
         task,
         parts,
         PlacementCost(tuple(_device_cost(row) for row in rows), first["all_to_all"]),
         Provenance(**{name: first[name] for name in Provenance.__dataclass_fields__}),
         first["measured_at"],
     )
+
+
+def _task_of_parts(row: Mapping[str, Any], tables: tuple[Table, ...]) -> ShardingTask:
+    num_devices, link = row["num_devices"], row["link"]
+    machine = Machine(num_devices, row["devices_per_node"], intra=link, inter=link)
+    if problem := machine.problem():
+        raise BadConfig(problem)
+    rooms = (row["memory_cap_bytes"],) * num_devices
+    return ShardingTask(tables, machine, rooms, row["batch_size"], row["optimizer"], task_id=row["task_id"])
 
 
 def _checked_rows(path: Path, numbered: _Numbered) -> list[dict[str, Any]]:
@@ -248,37 +244,6 @@ def _checked_rows(path: Path, numbered: _Numbered) -> list[dict[str, Any]]:
 
 
 _NOT_ONCE = "its rows do not cover every device and table exactly once"
-
-
-def _measured(
-    path: Path, numbered: _Numbered, pool: Sequence[Table], position_of: Mapping[str, int]
-) -> MeasuredPlacement:
-    rows = _checked_rows(path, numbered)
-    first = rows[0]
-    device_of = {position_of[name]: row["device_id"] for row in rows for name in row["tables"]}
-    if len(device_of) != sum(len(row["tables"]) for row in rows):
-        raise BadFile(path, _NOT_ONCE, REMEDY, f"measurement {first['measurement_id']}")
-    positions = sorted(device_of)
-    try:
-        task = ShardingTask.whole(
-            task_id=first["task_id"],
-            tables=tuple(pool[position] for position in positions),
-            num_devices=first["num_devices"],
-            memory_cap_bytes=first["memory_cap_bytes"],
-            batch_size=first["batch_size"],
-        )
-    except BadConfig as error:
-        raise BadFile(path, reason_of(error), REMEDY, f"measurement {first['measurement_id']}") from None
-    return MeasuredPlacement(
-        measurement_id=first["measurement_id"],
-        round=first["round"],
-        proposed_by=first["proposed_by"],
-        task=task,
-        placement=Placement(tuple(device_of[position] for position in positions), task.num_devices),
-        cost=PlacementCost(tuple(_device_cost(row) for row in rows), first["all_to_all"]),
-        provenance=Provenance(**{name: first[name] for name in Provenance.__dataclass_fields__}),
-        measured_at=first["measured_at"],
-    )
 
 
 def _device_cost(row: Mapping[str, Any]) -> DeviceCost:

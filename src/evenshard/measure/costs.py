@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 
 import numpy as np
@@ -17,7 +18,7 @@ from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import measured_or_simulated, provenance_problem
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.parts import TablePart
-from evenshard.placement.placement import Placement
+from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.task import ShardingTask
 from evenshard.utils.errors import BadInput, MeasurementFailed
 from evenshard.utils.messages import brief
@@ -260,6 +261,8 @@ class MeasuredPlacement:
         measurement_id: unique within a dataset.
         round: the round of the loop it was measured in; 0 for an evaluation.
         proposed_by: the sharder that made the placement; "control" for one that is repeated to watch the noise.
+        task: its tables, and the machine.
+        parts: of the tables, with their devices.
         measured_at: end of its last visit, seconds since 1970 UTC.
     """
 
@@ -267,36 +270,35 @@ class MeasuredPlacement:
     round: int
     proposed_by: str
     task: ShardingTask
-    placement: Placement
+    parts: tuple[TablePart, ...]
     cost: PlacementCost
     provenance: Provenance
     measured_at: float = 0.0
+
+    @staticmethod
+    def whole(
+        measurement_id: str,
+        round: int,
+        proposed_by: str,
+        task: ShardingTask,
+        placement: Placement,
+        cost: PlacementCost,
+        provenance: Provenance,
+        measured_at: float = 0.0,
+    ) -> MeasuredPlacement:
+        """Of whole tables."""
+        parts = placement.parts(task.tables)
+        return MeasuredPlacement(measurement_id, round, proposed_by, task, parts, cost, provenance, measured_at)
 
     @property
     def is_control(self) -> bool:
         """True for a repeated control placement, which tells about the noise and not about a sharder."""
         return self.proposed_by == CONTROL
 
-
-@dataclass(frozen=True)
-class MeasuredSharding:
-    """One measured placement of parts of tables; see ``MeasuredPlacement``.
-
-    Attributes:
-        task_id: of the task whose tables it has.
-        task: these tables, and the machine.
-        parts: with their devices.
-    """
-
-    measurement_id: str
-    round: int
-    proposed_by: str
-    task_id: str
-    task: ShardingTask
-    parts: tuple[TablePart, ...]
-    cost: PlacementCost
-    provenance: Provenance
-    measured_at: float = 0.0
+    @cached_property
+    def placement(self) -> Placement:
+        """The devices of its tables, all of which are whole."""
+        return placement_of_whole(self.task, self.parts)
 
 
 def optimizer_of(measured: Iterable[MeasuredPlacement]) -> str:

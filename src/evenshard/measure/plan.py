@@ -113,7 +113,7 @@ def _job(record: _Record, tables: Sequence[Table]) -> Job:
     )
     placement = Placement(record.device_of_table, task.num_devices)
     check_placed(task, placement)
-    return Job(record.measurement_id, task, placement, record.round, record.proposed_by, record.group)
+    return Job.whole(record.measurement_id, task, placement, record.round, record.proposed_by, record.group)
 
 
 def check_placed(task: ShardingTask, placement: Placement) -> None:

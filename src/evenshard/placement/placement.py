@@ -7,7 +7,7 @@ a task is in ``items.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
@@ -24,7 +24,7 @@ _Part = TypeVar("_Part", bound=TablePart)
 
 @dataclass(frozen=True)
 class Placement:
-    """The answer to a task.
+    """The answer to a task whose tables stay whole.
 
     Attributes:
         device_of_table: device id of each table, in the order of ``task.tables``.
@@ -41,21 +41,27 @@ class Placement:
             shards[device].append(position)
         return tuple(tuple(shard) for shard in shards)
 
+    def parts(self, tables: Sequence[Table]) -> tuple[TablePart, ...]:
+        """Each table as one part on its device.
 
-def parts_on(parts: Sequence[TablePart], placement: Placement) -> tuple[TablePart, ...]:
-    """The parts on the devices of a placement that has them in this order.
-
-    Raises:
-        BadConfig: if the placement is of another number of tables.
-    """
-    if len(placement.device_of_table) != len(parts):
-        raise BadConfig(
-            f"the placement has {len(placement.device_of_table)} tables, but {len(parts)} tables are given. "
-            f"Give the tables of its task, in their order."
+        Raises:
+            BadConfig: if the placement is of another number of tables.
+        """
+        if len(self.device_of_table) != len(tables):
+            raise BadConfig(
+                f"the placement has {len(self.device_of_table)} tables, but {len(tables)} tables are given. "
+                f"Give the tables of its task, in their order."
+            )
+        return tuple(
+            TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), (device,))
+            for table, device in zip(tables, self.device_of_table, strict=True)
         )
-    return tuple(
-        replace(part, devices=(device,)) for part, device in zip(parts, placement.device_of_table, strict=True)
-    )
+
+
+def placement_of_whole(task: ShardingTask, parts: Sequence[TablePart]) -> Placement:
+    """The devices of parts that are the whole tables of a task, in their order."""
+    assert [part.table for part in parts] == [table.name for table in task.tables], "parts are whole, and in order"
+    return Placement(tuple(part.device for part in parts), task.num_devices)
 
 
 def legal_mask(used_bytes: Any, table_bytes: Any, memory_cap_bytes: Any) -> Any:

@@ -17,8 +17,7 @@ from mlflow.pyfunc.model import PythonModel
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.optimizer_state import SGD
-from evenshard.placement.parts import TablePart, whole_tables
-from evenshard.placement.placement import parts_on
+from evenshard.placement.parts import TablePart
 from evenshard.planner import api
 from evenshard.planner.device_memory import own_memory_gb, reserve_of
 from evenshard.planner.options import place_option
@@ -96,7 +95,7 @@ class ServedModel(PythonModel):
             dense_bytes=gb_to_bytes(dense_gb or 0.0),
             training_pipeline=training_pipeline,
         )
-        return parts_on(whole_tables(tables), self._policy.place(request.task()))
+        return self._policy.place(request.task()).parts(tables)
 
 
 def tables_from_rows(rows: Any) -> tuple[Table, ...]:

@@ -13,8 +13,7 @@ from typing import Any
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.link import beyond_span
 from evenshard.placement.optimizer_state import NUMBERS
-from evenshard.placement.parts import COLUMN_STEP, TablePart, whole_tables
-from evenshard.placement.placement import parts_on
+from evenshard.placement.parts import COLUMN_STEP, TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.storage import FUSED
@@ -236,7 +235,7 @@ def _whole_starts(request: PlacementRequest, model: PlacementModel, search: Sear
 
     def searched(how: SearchConfig) -> tuple[Sequence[TablePart], ...]:
         placement = EvenshardSharder(model.cost_model, model.policy, how).search(request.task()).best.placement
-        return (parts_on(whole_tables(request.tables), placement),)
+        return (placement.parts(request.tables),)
 
     @cache
     def quick() -> tuple[Sequence[TablePart], ...]:

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
-from evenshard.placement.parts import TablePart, whole_tables
-from evenshard.placement.placement import parts_on
+from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_rule, parts_by_table
 from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, TABLE_WISE
 from evenshard.placement.storage import FUSED
@@ -93,7 +92,7 @@ def asked_full_space(request: PlacementRequest) -> bool:
 
 
 def _whole(name: str, request: PlacementRequest) -> list[Candidate]:
-    parts = parts_on(whole_tables(request.tables), sharder(name, _resources(request)).place(request.task()))
+    parts = sharder(name, _resources(request)).place(request.task()).parts(request.tables)
     return [("", parts)]
 
 

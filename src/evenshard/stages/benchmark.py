@@ -10,10 +10,10 @@ from statistics import fmean
 
 import numpy as np
 
-from evenshard.measure.campaign import Job, Measurable, Measured, ShardingJob, from_journal, measure_jobs
+from evenshard.measure.campaign import Job, from_journal, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import save_costs
-from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement, MeasuredSharding
+from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
 from evenshard.measure.distributed.collective import local_world_size
 from evenshard.measure.hardware import TimeShare, open_hardware
 from evenshard.measure.journal import Journal, journal_beside
@@ -48,7 +48,7 @@ def run(
         MeasurementFailed: if a kernel fails; what was measured before stays in the journal.
     """
     whole, sharded = _plan(config, measure, inputs)
-    jobs: list[Measurable[MeasuredPlacement | MeasuredSharding]] = [*whole, *sharded]
+    jobs = [*whole, *sharded]
     if outputs.plan is not None:
         require(not sharded, "a plan holds whole tables alone. Leave --sharded away, or measure under torchrun here.")
         save_measure_plan(whole, measure, outputs.plan)
@@ -71,9 +71,7 @@ def run(
     return _outcome(measured, len(jobs), share, inputs.round)
 
 
-def _plan(
-    config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInputs
-) -> tuple[list[Job], list[ShardingJob]]:
+def _plan(config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInputs) -> tuple[list[Job], list[Job]]:
     """All jobs of the round in the order of measuring; a time budget then cuts off a random sample of the first."""
     for name in ("placements_per_round", "shards_per_round", "sharded_per_round"):
         require(getattr(config, name) >= 0, f"benchmark.{name} is {getattr(config, name)}. Make it at least 0.")
@@ -116,11 +114,11 @@ def _plan(
 
 
 def _measure(
-    jobs: Sequence[Measurable[Measured]], measure: MeasureConfig, journal: Journal, inputs: BenchmarkInputs
-) -> tuple[list[Measured], TimeShare]:
+    jobs: Sequence[Job], measure: MeasureConfig, journal: Journal, inputs: BenchmarkInputs
+) -> tuple[list[MeasuredPlacement], TimeShare]:
     with closing(open_hardware(measure)) as hardware:
         for job in jobs:
-            if isinstance(job, ShardingJob):
+            if not job.task.is_whole:
                 job.exchanging(hardware)  # before anything else is measured
         log.info("round %d: timing %d placements on %s", inputs.round, len(jobs), hardware.provenance.hardware)
         if len(journal):
@@ -131,10 +129,8 @@ def _measure(
         return measured, hardware.time_share
 
 
-def _outcome(
-    found: Sequence[MeasuredPlacement | MeasuredSharding], num_jobs: int, share: TimeShare, round_number: int
-) -> Outcome:
-    measured = [one for one in found if isinstance(one, MeasuredPlacement)]
+def _outcome(found: Sequence[MeasuredPlacement], num_jobs: int, share: TimeShare, round_number: int) -> Outcome:
+    measured = [one for one in found if one.task.is_whole]
     placements = [one for one in measured if not one.is_control and one.proposed_by != RANDOM_SHARD]
     costs = [one.cost.max_device_ms for one in placements if one.cost.fits]
     metrics = {

@@ -146,7 +146,7 @@ def _single_costs(
 ) -> dict[str, float]:
     """Forward and backward time of every table of the tasks, alone on a device, ms. One visit each."""
     tables = {table.name: single_table_task(table, task.batch_size) for task in tasks for table in task.tables}
-    jobs = [Job(task.task_id, task, alone(task), 0, "single_table", "single tables") for task in tables.values()]
+    jobs = [Job.whole(task.task_id, task, alone(task), 0, "single_table", "single tables") for task in tables.values()]
     log.info("timing %d test tables one by one for single_cost_greedy", len(jobs))
     once = replace(measure, visits=1)
     show = partial(progress, description="single tables")
@@ -178,7 +178,7 @@ def _measure(
 ) -> list[MeasuredPlacement]:
     """Measures all placements, those of one task right after each other, with the benchmark's controls among them."""
     jobs = [
-        Job(_measurement_id(number), answer.task, answer.placement, 0, answer.sharder, answer.task.task_id)
+        Job.whole(_measurement_id(number), answer.task, answer.placement, 0, answer.sharder, answer.task.task_id)
         for number, answer in enumerate(answers)
         if answer.placement is not None
     ]

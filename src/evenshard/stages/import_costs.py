@@ -207,7 +207,7 @@ def _measured(
     except BadConfig as error:
         raise BadFile(path, reason_of(error), "Correct it.", f"shard {number}") from None
     unknown, optimizer = (config.hardware, UNKNOWN, UNKNOWN, NO_LINK), config.optimizer
-    return MeasuredPlacement(
+    return MeasuredPlacement.whole(
         measurement_id=name,
         round=1,
         proposed_by=RANDOM_SHARD,

@@ -329,7 +329,7 @@ def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlaceme
         raise BadConfig(f"costs need an optimizer that evenshard knows: {unknown}. Leave --costs-out out.")
     gpu = observation.ranks[0].gpu
     name = f"{OBSERVED}-{round(observation.started_at * 1e6)}"
-    return MeasuredPlacement(
+    return MeasuredPlacement.whole(
         measurement_id=name,
         round=0,
         proposed_by=OBSERVED,

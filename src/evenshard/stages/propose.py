@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from evenshard.measure.campaign import Job, ShardingJob, with_controls
+from evenshard.measure.campaign import Job, with_controls
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import CONTROL, RANDOM_SHARD
 from evenshard.placement.machine import Machine
@@ -107,7 +107,7 @@ def placement_jobs(
     if not proposals:
         raise InfeasibleTask("No train task fits its devices. Raise memory_cap_gb or num_devices.")
     return [
-        Job(f"round{round_number}-{number:05d}", task, placement, round_number, proposed_by, str(number))
+        Job.whole(f"round{round_number}-{number:05d}", task, placement, round_number, proposed_by, str(number))
         for number, (task, placement, proposed_by) in enumerate(proposals)
     ]
 
@@ -166,7 +166,7 @@ def shard_jobs(pool: Sequence[Table], like: ShardingTask, count: int, round_numb
     rng = np.random.default_rng([seed, round_number, 2])
     shards = sample_shards(pool, count, like.batch_size, like.memory_cap_bytes, rng)
     return [
-        Job(f"round{round_number}-{task.task_id}", task, alone(task), round_number, RANDOM_SHARD, task.task_id)
+        Job.whole(f"round{round_number}-{task.task_id}", task, alone(task), round_number, RANDOM_SHARD, task.task_id)
         for task in shards
     ]
 
@@ -179,7 +179,7 @@ def sharding_jobs(
     optimizer: str,
     round_number: int,
     seed: int,
-) -> list[ShardingJob]:
+) -> list[Job]:
     """``count`` random placements of parts of the tasks' tables, each task in turn.
 
     Raises:
@@ -202,7 +202,7 @@ def sharding_jobs(
         sharding = replace(task, machine=machine, optimizer=optimizer, limits=())
         parts = random_sharding(sharding, types or SHARDING_TYPES, rng)
         name = f"round{round_number}-sharded-{number:05d}"
-        jobs.append(ShardingJob(name, task.task_id, sharding, parts, round_number, RandomSharder.name, name))
+        jobs.append(Job(name, sharding, parts, round_number, RandomSharder.name, name))
     return jobs
 
 

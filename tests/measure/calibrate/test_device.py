@@ -23,6 +23,7 @@ from evenshard.measure.profiles import profile_path, write_profile
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, gpu_profile
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.utils.errors import BadFile, BadInput
 from support.builders import PROVENANCE
@@ -60,8 +61,8 @@ def measured(directory: Path, placements: int = 80) -> tuple[MeasuredPlacement, 
         tables = [pool[i] for i in rng.choice(60, 12, replace=False)]
         task = make_task(tables, devices=3, task_id=f"task-{number}", batch_size=batch_size)
         placement = Placement(tuple(rng.integers(0, 3, 12).tolist()), 3)
-        cost = hardware.measure(task, placement)
-        found.append(MeasuredPlacement(f"m{number}", 1, "random", task, placement, cost, hardware.provenance, 1.7e9))
+        cost, origin = hardware.measure(task, placement), hardware.provenance
+        found.append(MeasuredPlacement.whole(f"m{number}", 1, "random", task, placement, cost, origin, 1.7e9))
     return tuple(found)
 
 
@@ -127,13 +128,14 @@ def test_empty_and_overflowing_shards_do_not_count(directory: Path) -> None:
     start = gpu_profile(START)
     assert len(measured_shards(start, [good])) == 3
     assert len(measured_shards(start, [replace(good, cost=broken)])) == 2
-    lonely = replace(good, placement=Placement((0,) * 12, 3))
+    lonely = replace(good, parts=Placement((0,) * 12, 3).parts(good.task.tables))
     assert len(measured_shards(start, [lonely])) == 1
 
 
 def test_a_shard_measured_twice_is_in_one_group(directory: Path) -> None:
     good = measured(directory)[0]
-    swapped = replace(good, placement=Placement(tuple(2 - device for device in good.placement.device_of_table), 3))
+    mirrored = Placement(tuple(2 - device for device in good.placement.device_of_table), 3)
+    swapped = replace(good, parts=mirrored.parts(good.task.tables))
     found = measured_shards(gpu_profile(START), [good, swapped])
     assert found.group_N.tolist() == [0, 1, 2, 2, 1, 0]
 
@@ -185,9 +187,11 @@ def test_shards_of_which_only_the_sum_was_timed_calibrate_too(directory: Path) -
         for device, positions in enumerate(one.placement.shards()):
             if not positions:
                 continue
-            task = replace(one.task, tables=tuple(one.task.tables[i] for i in positions), num_devices=1)
+            tables = tuple(one.task.tables[i] for i in positions)
+            task = ShardingTask.whole("alone", tables, 1, one.task.memory_cap_bytes, one.task.batch_size)
             cost = PlacementCost((DeviceCost.of_total(one.cost.devices[device].compute_ms),), "modelled")
-            alone.append(replace(one, task=task, placement=Placement((0,) * len(positions), 1), cost=cost))
+            parts = Placement((0,) * len(positions), 1).parts(task.tables)
+            alone.append(replace(one, task=task, parts=parts, cost=cost))
     found = fit_profile(gpu_profile(START), alone)
     assert set(found.after) == {"both"} and found.num_fitted + found.num_held_out == len(alone)
     assert found.after["both"].median_percent < 3 < found.before["both"].median_percent

@@ -14,8 +14,8 @@ from evenshard.measure.link import LINKS
 from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart, whole_tables
-from evenshard.placement.placement import Placement, parts_on
+from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, USUAL_KERNELS, Storage
@@ -148,7 +148,7 @@ def test_nothing_that_fits_is_below_the_bound(seed: int) -> None:
             replace(part, storage=Storage(FUSED_UVM_CACHING, float(10 ** rng.uniform(-3, 0))))
             if rng.random() < 0.85
             else part
-            for part in parts_on(whole_tables(tables), Placement(tuple(rng.integers(4, size=6).tolist()), 4))
+            for part in Placement(tuple(rng.integers(4, size=6).tolist()), 4).parts(tables)
         ]
         if max(used_bytes(costs.task, parts)) <= costs.task.room_bytes[0]:
             found.append(costs.predict(parts).predicted_ms)
@@ -196,7 +196,7 @@ def test_the_simulated_machine_and_the_prediction_add_the_same() -> None:
     costs = costs_of(tables, 2, 8.0)
     profile = gpu_profile("h100")
     cluster = SimulatedCluster(costs.task.machine, [profile] * 2, costs.links)
-    inside = parts_on(whole_tables(tables), Placement((0, 1), 2))
+    inside = Placement((0, 1), 2).parts(tables)
     outside = tuple(replace(part, storage=Storage(FUSED_UVM)) for part in inside)
     for cost in (
         lambda parts: [one.predicted_fwd_compute_ms for one in costs.predict(parts).devices],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.parts import TablePart, whole_tables
-from evenshard.placement.placement import check_placement, parts_on
+from evenshard.placement.placement import check_placement
 from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights import EMBEDDING_WORK, assumed_lookups_texts
@@ -294,4 +294,4 @@ def _sharded(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]
     task = replace(request.task(), task_id="the model")
     placement = sharder.place(task)
     check_placement(task, placement)
-    return parts_on(whole_tables(request.tables), placement)
+    return placement.parts(request.tables)

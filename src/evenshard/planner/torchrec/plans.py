@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart, whole_tables
-from evenshard.placement.placement import Placement, by_table, parts_on
+from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.placement import Placement, by_table
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, tiling_problem
 from evenshard.placement.storage import KEY_VALUE
@@ -115,7 +115,7 @@ def sharding_plan(
                 f"the placement has {answer.num_devices} devices, world_size is {world_size}. Place the tables again."
             )
         world_size = answer.num_devices
-        answer = answer.parts if isinstance(answer, PlacementAnswer) else parts_on(whole_tables(tables), answer)
+        answer = answer.parts if isinstance(answer, PlacementAnswer) else answer.parts(tables)
     compute_device = device_of_process("cuda") if compute_device is None else compute_device
     if world_size is None or world_size < 1:
         raise BadConfig(f"world_size is {world_size}; parts need it. Give the number of ranks.")

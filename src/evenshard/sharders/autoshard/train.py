@@ -51,7 +51,7 @@ def measure_random_shards(
     )
     placements = [alone(shard) for shard in shards]
     return [
-        MeasuredPlacement(
+        MeasuredPlacement.whole(
             shard.task_id, 0, RANDOM_SHARD, shard, placement, hardware.measure(shard, placement), hardware.provenance
         )
         for shard, placement in zip(shards, placements, strict=True)

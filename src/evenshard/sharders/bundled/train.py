@@ -107,7 +107,7 @@ def _measured(
         jobs.extend(world_placement_jobs(draw_task(world, f"task-{number}", rng), config.placements_per_task, rng))
     costs = hardware.measure_many([(task, placement) for _, task, placement in jobs])
     return [
-        MeasuredPlacement(f"{world.name}-{number:03d}", 1, who, task, placement, cost, hardware.provenance)
+        MeasuredPlacement.whole(f"{world.name}-{number:03d}", 1, who, task, placement, cost, hardware.provenance)
         for number, ((who, task, placement), cost) in enumerate(zip(jobs, costs, strict=True))
     ]
 

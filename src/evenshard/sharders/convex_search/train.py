@@ -106,7 +106,7 @@ def train_evenshard(
     def add(jobs: Sequence[tuple[ShardingTask, Placement]], who: str) -> None:
         for (task, placement), cost in zip(jobs, measure(jobs), strict=True):
             name = f"{who}-{len(added):05d}"
-            added.append(MeasuredPlacement(name, round_number, who, task, placement, cost, provenance))
+            added.append(MeasuredPlacement.whole(name, round_number, who, task, placement, cost, provenance))
 
     if config.num_shards:
         shards = _sample_shards(tasks, config.num_shards, rng)

@@ -92,7 +92,7 @@ def train_dreamshard(
         who = "dreamshard" if sharder else "random"
         for (task, placement), cost in zip(jobs, measure(jobs), strict=True):
             name = f"round{number}-{len(measured):05d}"
-            measured.append(MeasuredPlacement(name, number, who, task, placement, cost, provenance))
+            measured.append(MeasuredPlacement.whole(name, number, who, task, placement, cost, provenance))
         this_round = Round(number, config.num_rounds)
         cost_net = cost_net_round(cost_net, whole_placements(measured), fit, this_round, generator).checkpoint
         policy, _ = policy_round(policy, cost_net.net, tasks, learn, this_round, generator)

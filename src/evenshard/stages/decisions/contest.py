@@ -68,7 +68,7 @@ def contest(
     ours, theirs = (_answers(model, split.test, search) for model in (candidate, champion))
     same = [_same(one, other) for one, other in zip(ours, theirs, strict=True)]
     jobs = [
-        Job(_measurement_id(who, number), one.task, one.placement, 0, who, one.task.task_id)
+        Job.whole(_measurement_id(who, number), one.task, one.placement, 0, who, one.task.task_id)
         for number in range(len(split.test))
         for who, one in ((_CANDIDATE, ours[number]), (_CHAMPION, theirs[number]))
         if one.placement is not None and not (who == _CHAMPION and same[number])
