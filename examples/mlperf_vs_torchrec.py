@@ -42,7 +42,7 @@ def torchrec(request: PlacementRequest, types: list[str], least: int | None = No
 def step_ms(request: PlacementRequest, parts: tuple[TablePart, ...]) -> float:
     """What a training step waits for on simulated H200s."""
     with measured_parts(request, model_of(None, request.hardware), visits=1) as measure:
-        return measure(request.sharding_task(), [parts])[0].max_device_ms
+        return measure(request.task(), [parts])[0].max_device_ms
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ its performance model. With --what plans: true costs of plans, and their ratings
 - default, default_swept: TorchRec's estimator with TorchRec's own setting, and with ``min_partition`` and the order of
   the partitioner swept, where it takes the plan that it rates best; default_climbed: with the exported proposer;
 - exported_swept: the exported estimator with its performance model, swept likewise; climbed: with its proposer and all
-  widths at once; partitioner: and its partitioner;
-- cost_model, device_model: as partitioner, with plans rated by evenshard: by the model that comes with it, whose
+  widths at once;
+- cost_model, device_model: as climbed, with plans rated by evenshard: by the model that comes with it, whose
   predictions ``evenshard place`` goes by, and by the device model, whose costs are the true ones but for histograms of
   reuse, which TorchRec's planner does not know; counted: by the device model and with the histograms, the true costs;
 - place: the answer of ``evenshard place``.
@@ -39,7 +39,6 @@ from evenshard.planner.file import read_json
 from evenshard.planner.place import place_request
 from evenshard.planner.torchrec.estimator import EvenshardPerfModel
 from evenshard.planner.torchrec.estimator.examples import FittedMachine, TimesOfParts, random_parts
-from evenshard.planner.torchrec.estimator.partitioner import RatingPartitioner
 from evenshard.planner.torchrec.estimator.perf_config import FittedEstimator, FittedPerfModel, fitted_estimator
 from evenshard.planner.torchrec.estimator.search import RatingProposer, WidthsEnumerator
 from evenshard.sharders.models import load_model
@@ -60,7 +59,6 @@ SIDES = (
     "default_swept",
     "exported_swept",
     "climbed",
-    "partitioner",
     "cost_model",
     "device_model",
     "counted",
@@ -77,13 +75,6 @@ class ClimbingPlanner(TorchRecPlanner):
 
     def _unsorted_enumerator(self, constraints: dict[str, Any], estimators: list[Any]) -> WidthsEnumerator:
         return WidthsEnumerator(self.topology, self.batch_per_device, constraints, estimators)
-
-
-class RefiningPlanner(ClimbingPlanner):
-    """With the exported partitioner, too, which has the planner's performance model."""
-
-    def _partitioner(self, setting: PlannerSetting) -> RatingPartitioner:
-        return RatingPartitioner(self._perf_model)
 
 
 class Case:
@@ -117,10 +108,9 @@ class Case:
         self.ours = planner(TorchRecPlanner, FittedPerfModel)
         self.one_call = {
             "climbed": planner(ClimbingPlanner, FittedPerfModel),
-            "partitioner": planner(RefiningPlanner, FittedPerfModel),
-            "device_model": planner(RefiningPlanner, device_model),
-            "counted": planner(RefiningPlanner, counted),
-            "cost_model": planner(RefiningPlanner, cost_model),
+            "device_model": planner(ClimbingPlanner, device_model),
+            "counted": planner(ClimbingPlanner, counted),
+            "cost_model": planner(ClimbingPlanner, cost_model),
             "default_climbed": ClimbingPlanner(self.task, bandwidths),
             "default": self.default,
         }

@@ -30,7 +30,7 @@ _WHAT = "an estimator"
 _REMEDY = "Write it again with `evenshard export-estimator ... -o estimator.json`."
 _TEXTS = ("command", "fitted_to", "hardware")
 """They name folders and files of the user, whatever characters those have."""
-_MODULES = ("formula", "search", "partitioner", "perf_config")
+_MODULES = ("formula", "search", "perf_config")
 """Of this package, that a .py file holds, in this order."""
 _FACTORY = ("torchrec.distributed.planner.estimator.estimator", "EmbeddingPerfEstimatorFactory")
 _USE = '''
@@ -59,7 +59,7 @@ _HOW = """
     costs = estimator.estimator(topology, constraints)
     planner = EmbeddingShardingPlanner(
         topology, batch_size, costs.enumerator(batch_size), constraints=constraints,
-        proposer=costs.proposer(), partitioner=costs.partitioner(), performance_model=costs.performance_model(),
+        proposer=costs.proposer(), performance_model=costs.performance_model(),
     )
 """
 

@@ -31,7 +31,6 @@ from evenshard.planner.torchrec.estimator.formula import (
     WorldSize,
     shard_times,
 )
-from evenshard.planner.torchrec.estimator.partitioner import MOST_CHANGES, RanksModel, RatingPartitioner
 from evenshard.planner.torchrec.estimator.search import PROPOSALS, WIDTHS, RatingProposer, WidthsEnumerator
 
 USUAL_SHARES = MappingProxyType({"table_wise": 0.25, "row_wise": 0.5, "table_row_wise": 0.5, "data_parallel": 0.1})
@@ -188,15 +187,6 @@ class FittedEstimator(EmbeddingPerfEstimator):  # type: ignore[misc]
             proposals: plans to rate.
         """
         return RatingProposer(self._topology, proposals)
-
-    def partitioner(self, model: RanksModel | None = None, changes: int = MOST_CHANGES) -> RatingPartitioner:
-        """Places shards by ratings of plans.
-
-        Args:
-            model: the planner's performance model; the one of these times where left out.
-            changes: to rate for a plan; 0 for none.
-        """
-        return RatingPartitioner(model or self.performance_model(), changes=changes)
 
     def performance_model(self) -> "FittedPerfModel":
         """What rates whole plans with these times, and with these only."""
