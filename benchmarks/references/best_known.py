@@ -24,7 +24,8 @@ from benchmarks.references.steepest import descend
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.feasibility import require_room
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.utils.errors import BadConfig, InfeasibleTask

@@ -14,7 +14,8 @@ import torch
 from torch.nn.functional import one_hot
 
 from benchmarks.references.true_costs import TrueCosts
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 
 

@@ -17,7 +17,8 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.device_model import RADIX_BITS, ROW_LIMITS, sort_passes
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.measure.simulated.shard_work import MAXIMA, ShardWork
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.random import random_placement
@@ -145,7 +146,7 @@ def test_what_fits_nowhere_is_infeasible() -> None:
     with pytest.raises(InfeasibleTask, match="more than a whole device"):
         BestKnownSharder(H200, QUICK).place(capped(of_task, 10**4))
     crowded = Placement((0,) * 12, 3)
-    with pytest.raises(InfeasibleTask, match="device 0 has"):
+    with pytest.raises(InfeasibleTask, match="device 0 would hold"):
         BestKnownSharder(H200, QUICK).improve(tight(of_task), (crowded,))
 
 

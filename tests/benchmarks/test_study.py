@@ -20,7 +20,7 @@ from benchmarks.studies.study import run_study
 from benchmarks.studies.table import markdown, study_text
 from benchmarks.studies.units import Store, Unit
 from evenshard.measure.costs import DeviceCost, PlacementCost
-from evenshard.placement.placement import check_placement
+from evenshard.placement.plan import check_placement
 from evenshard.sharders.convex_search import train as evenshard_loop
 from evenshard.sharders.convex_search.fit import CostModelFitConfig
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig

@@ -15,7 +15,8 @@ from benchmarks.references.annealing import AnnealConfig
 from benchmarks.references.best_known import BestKnownSharder
 from evenshard.placement.feasibility import no_room, reason
 from evenshard.placement.items import Items, WholeTables, canonical_devices
-from evenshard.placement.placement import Placement, broken_constraints, check_memory, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv
@@ -28,8 +29,8 @@ from evenshard.sharders.dreamshard.env import EpisodeBatch, acting_mask_BTD, cho
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.exact import ExactSharder
 from evenshard.sharders.greedy import GreedySharder, expert_sharders
-from evenshard.sharders.packing import any_placement
 from evenshard.sharders.random import RandomSharder, random_placement
+from evenshard.sharders.room.legal_parts import any_placement
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support import builders
@@ -63,7 +64,7 @@ def test_the_rule_is_what_its_description_says_for_tables_and_for_items(of_task:
         for item, device in enumerate(items.devices(placement)):
             fits &= bool(items.legal_D(item, used_DR)[device])
             used_DR[device] += items.needs_IR[item]
-        assert fits == is_legal(of_task, placement)
+        assert fits == is_legal(of_task, placement) == items.is_legal(placement)
         try:
             check_placement(of_task, placement)
         except InfeasibleTask:
@@ -106,21 +107,21 @@ def test_devices_are_of_one_kind_where_room_and_allowed_items_are_the_same() -> 
 def test_what_is_broken_is_said_in_words() -> None:
     limits = {"allowed": (only(1), None, None), "together": ((1, 2),), "apart": ((0, 1),)}
     of_task = limited(task(sized(1, 1, 1)), **limits)
-    assert list(broken_constraints(of_task, Placement((0, 0, 1), 2))) == [
-        "table s0 is on device 0, allowed are [1]",
-        "tables s1, s2 are not together",
-        "tables s0, s1 are not apart",
-    ]
-    assert list(broken_constraints(of_task, Placement((1, 0, 0), 2))) == []
-    check_memory(of_task, Placement((0, 0, 1), 2))
-    with pytest.raises(InfeasibleTask, match="table s0 is on device 0"):
-        check_placement(of_task, Placement((0, 0, 1), 2))
+    for devices, broken in (
+        ((0, 0, 1), r"task: table 's0' is on device 0, allowed are \[1\]\. Place it again"),
+        ((1, 0, 1), "tables s1, s2 are not together"),
+        ((1, 1, 1), "tables s0, s1 are not apart"),
+    ):
+        assert not Items.of(of_task).is_legal(Placement(devices, 2))
+        with pytest.raises(InfeasibleTask, match=broken):
+            check_placement(of_task, Placement(devices, 2))
+    check_placement(of_task, Placement((1, 0, 0), 2))
 
 
 def test_optimizer_state_and_each_devices_own_cap_count() -> None:
     of_task = limited(task(sized(1, 1)), room_bytes=(4, 8), table_optimizers={"s0": "rowwise_adagrad"})
     check_placement(of_task, Placement((1, 0), 2))
-    with pytest.raises(InfeasibleTask, match="s0"):
+    with pytest.raises(InfeasibleTask, match="device 0 would hold 8 bytes, but has 4 bytes"):
         check_placement(of_task, Placement((0, 1), 2))
     with pytest.raises(InfeasibleTask):
         check_placement(replace(of_task, room_bytes=(4, 7)), Placement((1, 0), 2))

@@ -22,10 +22,12 @@ from evenshard.placement.parts import (
     tables_of_parts,
     whole_tables,
 )
-from evenshard.placement.placement import Placement, by_table
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import grouped_parts, parts_by_table
+from evenshard.placement.sharding import tiling_problem
 from evenshard.tables.reuse import thinned_reuse_bins
 from evenshard.utils.errors import BadConfig
-from support.builders import cuts_of, parts_of, table
+from support.builders import parts_of, table, task
 
 
 def test_a_whole_table_is_one_part_and_its_own_table() -> None:
@@ -63,7 +65,8 @@ def test_halving_again_and_again_leaves_multiples_of_four(steps: int, times: int
     assert sum(part.columns.size for part in parts) == whole.embedding_dim
     assert all(part.columns.size % COLUMN_STEP == 0 for part in parts)
     placed = tuple(replace(part, devices=(device,)) for device, part in enumerate(parts))
-    assert by_table(placed[::-1], [whole], len(parts))["a"] == placed
+    assert grouped_parts([whole], len(parts), placed[::-1])["a"] == placed
+    assert tiling_problem(placed, whole) is None
 
 
 def test_a_placement_of_whole_tables_is_one_part_of_each() -> None:
@@ -188,30 +191,21 @@ def wide(*parts: tuple[tuple[int, int], tuple[int, int], tuple[int, ...]]) -> li
     return [TablePart("wide", Span(*rows), Span(*columns), devices) for rows, columns, devices in parts]
 
 
-def test_parts_come_by_table_in_the_order_of_their_columns() -> None:
-    tables = [table("b", 5, 4), table("wide", ROWS, DIM)]
-    right, left = wide((ALL_ROWS, (8, 24), (1,)), (ALL_ROWS, (0, 8), (0,)))
-    other = TablePart("b", Span(0, 5), Span(0, 4), (1,))
-    found = by_table([right, other, left], tables, 2)
-    assert list(found.items()) == [("b", (other,)), ("wide", (left, right))]
-    assert cuts_of(found["wide"]) == {"wide": (8,)}
-
-
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (wide(), "'wide' hold the columns none; each of its 24 columns must be in exactly one"),
-        (wide((ALL_ROWS, (0, 8), (0,)), (ALL_ROWS, (12, 24), (1,))), "hold the columns 0:8, 12:24;"),
-        (wide((ALL_ROWS, (0, 16), (0,)), (ALL_ROWS, (12, 24), (1,))), "hold the columns 0:16, 12:24;"),
-        (wide((ALL_ROWS, (0, 24), (0,)), (ALL_ROWS, (24, 24), (1,))), "hold the columns 0:24, 24:24;"),
-        (wide((ALL_ROWS, (0, 28), (0,))), "hold the columns 0:28;"),
-        (wide((ALL_ROWS, (0, 24), (0,)), (ALL_ROWS, (0, 24), (1,))), "hold the rows 0:100, 0:100; each of its 100"),
-        (wide(((0, 50), (0, 24), (0,))), "hold the rows 0:50; each of its 100 rows"),
-        (wide(((0, 101), (0, 24), (0,))), "hold the rows 0:101;"),
+        (wide(), "'wide' has parts with the columns none; each of its 24 columns must be in exactly one"),
+        (wide((ALL_ROWS, (0, 8), (0,)), (ALL_ROWS, (12, 24), (1,))), "with the columns 0:8, 12:24;"),
+        (wide((ALL_ROWS, (0, 16), (0,)), (ALL_ROWS, (12, 24), (1,))), "with the columns 0:16, 12:24;"),
+        (wide((ALL_ROWS, (0, 24), (0,)), (ALL_ROWS, (24, 24), (1,))), "with the columns 0:24, 24:24;"),
+        (wide((ALL_ROWS, (0, 28), (0,))), "with the columns 0:28;"),
+        (wide((ALL_ROWS, (0, 24), (0,)), (ALL_ROWS, (0, 24), (1,))), "with the rows 0:100, 0:100; each of its 100"),
+        (wide(((0, 50), (0, 24), (0,))), "with the rows 0:50; each of its 100 rows"),
+        (wide(((0, 101), (0, 24), (0,))), "with the rows 0:101;"),
         (wide((ALL_ROWS, (0, 8), (0,)), ((0, 50), (8, 24), (0,)), ((60, 100), (8, 24), (1,))), "rows 0:50, 60:100;"),
-        (wide(((0, 50), (0, 24), (0,)), ((50, 100), (0, 24), (1,))), "'wide' is cut by rows. Cut it by columns"),
-        (wide((ALL_ROWS, (0, 24), (0, 1))), r"'wide' is on the devices \(0, 1\). Place each part on one device"),
-        (wide((ALL_ROWS, (0, 24), ())), r"'wide' is on the devices \(\)"),
+        (wide(((0, 50), (0, 24), (0,)), ((50, 100), (0, 24), (2,))), "on device 2, but the devices are 0 to 1"),
+        (wide((ALL_ROWS, (0, 8), (0, 1)), (ALL_ROWS, (8, 24), (1,))), r"a part of it is on the devices \(0, 1\)"),
+        (wide((ALL_ROWS, (0, 24), ())), "'wide' has a part on no device"),
         (wide((ALL_ROWS, (0, 10), (0,)), (ALL_ROWS, (10, 24), (1,))), "10, 14 columns. Make all multiples of 4"),
         (wide((ALL_ROWS, (0, 24), (2,))), "on device 2, but the devices are 0 to 1"),
         (wide((ALL_ROWS, (0, 24), (0, -1))), "on device -1"),
@@ -220,10 +214,5 @@ def test_parts_come_by_table_in_the_order_of_their_columns() -> None:
 )
 def test_parts_that_are_not_the_table_are_refused(parts: list[TablePart], message: str) -> None:
     with pytest.raises(BadConfig, match=message) as caught:
-        by_table(parts, [table("wide", ROWS, DIM)], 2)
+        parts_by_table(task([table("wide", ROWS, DIM)], 2), parts)
     assert "\n" not in str(caught.value)
-
-
-def test_parts_of_tables_of_one_name_are_refused() -> None:
-    with pytest.raises(BadConfig, match="two tables are called 'a'"):
-        by_table((), [table("a"), table("a")], 1)

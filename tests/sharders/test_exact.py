@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.exact import COST_UNITS, GAP_LIMIT, ExactSharder, _solve, additive_bound_ms
 from evenshard.sharders.greedy import single_cost_sharder

@@ -14,7 +14,7 @@ import pytest
 
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.measure.evidence import DeviceError
-from evenshard.placement.placement import check_placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.sharders.models import digest_of, load_model, save_cost_model, save_model

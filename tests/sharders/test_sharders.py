@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.tasks import single_table_task
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder

@@ -10,8 +10,7 @@ import pytest
 from evenshard.measure.campaign import Job
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import CONTROL, RANDOM_SHARD
-from evenshard.placement.placement import check_placement
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.plan import check_placement, check_sharding
 from evenshard.placement.tasks import sample_shards
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from evenshard.placement.parts import TablePart
+from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import ROWS_ALONE, sharding_problem, sharding_type, ways_of
 from evenshard.placement.storage import ON_DEVICE
 from evenshard.placement.task import ShardingTask, cut_by_rows, ruled_out, used_bytes, used_host_bytes, used_ssd_bytes
-from evenshard.tables.table import MEAN
+from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief, cut, printable
 from evenshard.utils.units import gb_text
@@ -20,24 +21,35 @@ def parts_by_table(task: ShardingTask, parts: Sequence[TablePart]) -> dict[str, 
     Raises:
         BadConfig: if a part is of no table, on no device of the machine, or a table's parts make none of the types.
     """
-    found: dict[str, list[TablePart]] = {table.name: [] for table in task.tables}
+    found = grouped_parts(task.tables, task.num_devices, parts)
+    for table in task.tables:
+        if problem := sharding_problem(found[table.name], table, task.machine):
+            raise BadConfig(f"table {brief(table.name)} {problem}")
+    return found
+
+
+def grouped_parts(
+    tables: Sequence[Table], num_devices: int, parts: Sequence[TablePart]
+) -> dict[str, tuple[TablePart, ...]]:
+    """Parts of each table by columns, then rows, whatever they make.
+
+    Raises:
+        BadConfig: if a part is of no table, or on a device that there is not.
+    """
+    found: dict[str, list[TablePart]] = {table.name: [] for table in tables}
     for part in parts:
         if part.table not in found:
             raise BadConfig(
                 f"a part is of the table {brief(part.table)}, which is not among the tables. Correct its name."
             )
-        wrong = next((device for device in part.devices if not 0 <= device < task.num_devices), None)
+        wrong = next((device for device in part.devices if not 0 <= device < num_devices), None)
         if wrong is not None:
             raise BadConfig(
-                f"table {brief(part.table)} is on device {wrong}, but the devices are 0 to {task.num_devices - 1}. "
+                f"table {brief(part.table)} is on device {wrong}, but the devices are 0 to {num_devices - 1}. "
                 f"Place it again."
             )
         found[part.table].append(part)
-    for table in task.tables:
-        found[table.name].sort(key=lambda part: (part.columns, part.rows))
-        if problem := sharding_problem(found[table.name], table, task.machine):
-            raise BadConfig(f"table {brief(table.name)} {problem}")
-    return {name: tuple(of_table) for name, of_table in found.items()}
+    return {name: tuple(sorted(own, key=lambda part: (part.columns, part.rows))) for name, own in found.items()}
 
 
 def check_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> None:
@@ -46,6 +58,14 @@ def check_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> None:
     if (broken := broken_rule(task, by_table)) is not None:
         raise InfeasibleTask(f"{broken}. Place it again.")
     check_parts_memory(task, parts)
+
+
+def check_placement(task: ShardingTask, placement: Placement) -> None:
+    """Raises InfeasibleTask if whole tables on these devices break the task's memory, or its rules of devices."""
+    try:
+        check_sharding(task.as_whole, placement.parts(task.tables))
+    except InfeasibleTask as error:
+        raise InfeasibleTask(f"{cut(task.task_id)}: {error.problem}", error.remedy) from None
 
 
 def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:

@@ -113,6 +113,12 @@ class ShardingTask:
         machine, rooms = Machine.one_node(num_devices), (memory_cap_bytes,) * num_devices
         return ShardingTask(tables, machine, rooms, batch_size, limits=(WHOLE,) * len(tables), task_id=task_id)
 
+    @cached_property
+    def as_whole(self) -> ShardingTask:
+        """The task in which every table stays whole, in the memory of the devices that its rules allow."""
+        limits = tuple(replace(WHOLE, devices=self.limits_of(at).devices) for at in range(len(self.tables)))
+        return replace(self, limits=limits, kernels=(FUSED,))
+
     @property
     def num_devices(self) -> int:
         """Of the machine."""

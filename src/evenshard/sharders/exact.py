@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from evenshard.placement.feasibility import no_placement_found, require_room
 from evenshard.placement.items import Items
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.greedy import GreedySharder
 from evenshard.sharders.integer_program import add_hint, add_room, chosen_devices, device_variables

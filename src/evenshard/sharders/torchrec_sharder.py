@@ -11,7 +11,8 @@ from typing import Literal
 
 from evenshard.placement.feasibility import no_placement_found, require_room
 from evenshard.placement.machine import Machine
-from evenshard.placement.placement import Placement, check_memory
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_parts_memory
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.torchrec_planner import Bandwidths, require_torchrec
@@ -49,7 +50,7 @@ class TorchRecSharder:
         except InfeasibleTask:
             raise no_placement_found(task, "TorchRec's planner found no plan") from None
         placement = Placement(tuple(part.device for part in parts), task.num_devices)
-        check_memory(task, placement)
+        check_parts_memory(task, placement.parts(task.tables))
         return placement
 
     def planner(self, task: ShardingTask) -> TorchRecPlanner:

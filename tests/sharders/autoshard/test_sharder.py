@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from evenshard.measure.costs import MeasuredPlacement
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation

@@ -8,7 +8,8 @@ from itertools import permutations
 import pytest
 import torch
 
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.local_search import LocalSearch, SearchEffort
 from support.builders import ROOMY, every_placement, some_tables, table, task

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from evenshard.placement.placement import check_placement
+from evenshard.placement.plan import check_placement
 from evenshard.sharders.convex_search.marginal_greedy import marginal_greedy
 from support.builders import sized, some_tables, table, task
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.prediction import PredictedPlacement

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement, PlacementCost
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search import train as evenshard_loop
 from evenshard.sharders.convex_search.fit import CostModelFitConfig

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from evenshard.measure.costs import CONTROL, RANDOM_SHARD, DeviceCost, PlacementCost
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.checkpoint import Round

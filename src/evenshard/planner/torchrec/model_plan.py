@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.parts import TablePart, whole_tables
-from evenshard.placement.placement import check_placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights import EMBEDDING_WORK, assumed_lookups_texts

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.placement import Placement, by_table
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import grouped_parts, parts_by_table
 from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, tiling_problem
 from evenshard.placement.storage import KEY_VALUE
 from evenshard.placement.task import ShardingTask
@@ -174,8 +174,7 @@ def parts_on_machine(
     Raises:
         BadConfig: if the parts are not those of the tables, or two tables have one name.
     """
-    if (twice := duplicate_name(tables)) is not None:
-        raise BadConfig(f"two tables are called {brief(twice)}. Give each its own name.")
+    _check_names(tables)
     return parts_by_table(ShardingTask(tuple(tables), machine, (0,) * machine.num_devices, 1), parts)
 
 
@@ -281,9 +280,14 @@ def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) 
     Raises:
         BadConfig: if the plan cuts or replicates a table, or is of other tables.
     """
+    _check_names(tables)
     device_of_table = []
-    for name, parts in by_table(shards_of(plan, tables), tables, num_devices).items():
-        devices = {part.device for part in parts}
+    found = grouped_parts(tables, num_devices, shards_of(plan, tables))
+    for table in tables:
+        name, parts = table.name, found[table.name]
+        if problem := tiling_problem(parts, table):
+            raise BadConfig(f"table {brief(name)} {problem}")
+        devices = {device for part in parts for device in part.devices}
         if len(devices) > 1:
             raise BadConfig(
                 f"table {brief(name)} is split over the devices {sorted(devices)}, and a Placement holds whole tables. "
@@ -291,6 +295,11 @@ def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) 
             )
         device_of_table.append(devices.pop())
     return Placement(tuple(device_of_table), num_devices)
+
+
+def _check_names(tables: Sequence[Table]) -> None:
+    if (twice := duplicate_name(tables)) is not None:
+        raise BadConfig(f"two tables are called {brief(twice)}. Give each its own name.")
 
 
 def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TablePart, ...]:

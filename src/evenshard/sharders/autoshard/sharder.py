@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from evenshard.placement.feasibility import no_room, require_room
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation, ShardCostNet
 from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, mlp

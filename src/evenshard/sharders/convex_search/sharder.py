@@ -17,7 +17,8 @@ from evenshard.measure.costs import PlacementCost
 from evenshard.measure.hardware import Measure
 from evenshard.placement.feasibility import require_room
 from evenshard.placement.items import Items, canonical_devices
-from evenshard.placement.placement import Placement, broken_constraints, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.fast_cost_model import FastCostModel
@@ -26,7 +27,7 @@ from evenshard.sharders.convex_search.marginal_greedy import MAX_SPLITS, margina
 from evenshard.sharders.convex_search.prediction import PredictedPlacement
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.greedy import expert_sharders
-from evenshard.sharders.packing import any_placement
+from evenshard.sharders.room.legal_parts import any_placement
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 
 MAX_ROLLOUT_CHOICES = 2**21  # tables times devices of all rollouts: what fits a core's caches, and a second
@@ -171,8 +172,8 @@ class EvenshardSharder:
             return []
         most = max(1, MAX_ROLLOUT_CHOICES // (len(task.tables) * task.num_devices))
         sampled = self._policy.sample_one(task, min(self._config.num_rollouts, most), generator)
-        # The policy knows memory, and no other constraint.
-        return [one for one in sampled if one is not None and not any(broken_constraints(task, one))]
+        items = Items.of(task)  # the policy knows memory, and no other rule
+        return [one for one in sampled if one is not None and items.is_legal(one)]
 
 
 def _experts(task: ShardingTask) -> list[Placement]:

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from evenshard.placement.feasibility import no_placement_found, require_room
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, DreamShardCostNet, linear_layers, mlp
 from evenshard.sharders.dreamshard.env import (

@@ -9,6 +9,7 @@ from itertools import chain, islice
 from evenshard.placement.feasibility import MORE_ROOM
 from evenshard.placement.items import joined_groups
 from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.storage import FUSED, ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask, part_bytes
@@ -18,6 +19,7 @@ from evenshard.sharders.room.program import solved
 from evenshard.sharders.room.reasons import require_sharding_room, require_types, sharding_needs_and_room
 from evenshard.utils.errors import InfeasibleTask, MissingPackage
 from evenshard.utils.extras import require_package
+from evenshard.utils.messages import cut
 from evenshard.utils.units import gb_text
 
 MAX_PAIRS = 150_000
@@ -66,6 +68,14 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
     if (found := _checked(task, ended.parts)) is not None:
         return found
     raise _none(task, items, f"no placement was found in {time_limit_s:g} s of the solver")
+
+
+def any_placement(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LIMIT_S) -> Placement:
+    """Some legal placement of whole tables; arguments and errors as of ``legal_parts``."""
+    try:
+        return placement_of_whole(task, legal_parts(task.as_whole, seed, time_limit_s))
+    except InfeasibleTask as error:
+        raise InfeasibleTask(f"{cut(task.task_id)}: {error.problem}", error.remedy) from None
 
 
 def offloaded_parts(task: ShardingTask, seed: int = 0) -> tuple[TablePart, ...] | None:

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import assume, given, settings
 
 from evenshard.placement.items import Items
-from evenshard.placement.placement import Placement, check_placement
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders import packing
-from evenshard.sharders.packing import any_placement, whole_items
+from evenshard.sharders.room import legal_parts as packing
+from evenshard.sharders.room.items import PackedItems
+from evenshard.sharders.room.legal_parts import any_placement
 from evenshard.sharders.room.program import solved
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import capped, sized, split_by, table, task
@@ -40,7 +42,7 @@ def test_the_solver_finds_what_no_order_does(monkeypatch: pytest.MonkeyPatch) ->
 @settings(max_examples=60, deadline=None)
 @given(of_task=limited_tasks())
 def test_the_solver_alone_knows_exactly_what_is_possible(of_task: ShardingTask) -> None:
-    items = whole_items(of_task)
+    items = PackedItems.of(of_task.as_whole)
     assume(all(item.allowed_D.any() for item in items.items))
     assume(Items.of(of_task).needs_IR[:, 1:].max(initial=0) < 2)  # together and apart: a plain reason
     ended = solved(items, 0, 10.0)
