@@ -405,7 +405,7 @@ def test_a_pickle_in_the_store_is_not_unpickled(tmp_path: Path) -> None:
         (b'{"job": "time_exchanges", "settings": {"exchanges": [[1, 2, 3]]}}', "each of 2 ranks"),
         (b'{"job": "time_exchanges", "settings": {"exchanges": [[1, -2]]}}', "each of 2 ranks"),
         (b'{"job": "time_exchanges", "settings": {"exchanges": [[1, 2.5]]}}', "not a whole number"),
-        (b'{"job": "measure_shards", "settings": {"task": null}}', "placement is missing"),
+        (b'{"job": "measure_shards", "settings": {"tables": []}}', "num_devices is missing"),
     ],
 )
 def test_what_is_not_a_job_is_one_line(content: bytes, why: str) -> None:
@@ -423,21 +423,22 @@ def change(record: Any, path: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("task.batch_size", 0),
-        ("task.num_devices", 10**12),
-        ("task.tables", []),
-        ("task.tables.1.num_rows", -1),
-        ("task.tables.1.pooling_factor", -0.5),
-        ("task.tables.1.name", None),
-        ("placement.device_of_table", [0, 2]),
-        ("placement.device_of_table", [0, -1]),
-        ("placement.device_of_table", [0]),
-        ("placement.device_of_table", [0, "1"]),
-        ("placement.num_devices", 3),
+        ("batch_size", 0),
+        ("num_devices", 10**12),
+        ("tables", []),
+        ("tables.1.num_rows", -1),
+        ("tables.1.num_rows", 2**62),
+        ("tables.1.pooling_factor", -0.5),
+        ("tables.1.name", None),
+        ("device_of_table", [0, 2]),
+        ("device_of_table", [0, -1]),
+        ("device_of_table", [0]),
+        ("device_of_table", [0, "1"]),
+        ("num_devices", 3),
     ],
 )
 def test_a_placement_comes_as_it_was_handed_out_or_not_at_all(path: str, value: Any) -> None:
-    job = MeasureShards(task([table("a", pooling=2), table("b", rows=2**40, pooling=0.3)]), Placement((0, 1), 2))
+    job = MeasureShards((table("a", pooling=2), table("b", rows=2**40, pooling=0.3)), 2, 64, (0, 1))
     plain = encode_job(job, JOBS)
     assert decode_job(plain, JOBS, 2) == job and repr(decode_job(plain, JOBS, 2)) == repr(job)
     with pytest.raises(ValueError, match="is not for 3 ranks"):

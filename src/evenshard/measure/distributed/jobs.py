@@ -77,7 +77,11 @@ class MeasureShards:
         """See ``RankJob``."""
         if self.num_devices != num_ranks:
             raise ValueError(f"a placement on {self.num_devices} devices is not for {num_ranks} ranks")
-        check_placed(self.task, self.placement)
+        try:
+            task = self.task
+        except BadConfig as error:
+            raise ValueError(str(error)) from None
+        check_placed(task, self.placement)
 
     def run(self, worker: Worker) -> Finding:
         """See ``RankJob``."""
