@@ -37,8 +37,8 @@ from evenshard.planner.place import place_request
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.models import PlacementModel, load_model
-from evenshard.sharders.torchrec_planner import Bandwidths
-from evenshard.sharders.torchrec_space import SETTINGS, PlannerSetting, TorchRecPlanner, machine_bandwidths
+from evenshard.sharders.torchrec_planner import Bandwidths, machine_bandwidths
+from evenshard.sharders.torchrec_rival import PlannerSetting, TorchRecPlanner
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.table import Table
@@ -53,6 +53,14 @@ DEVICES = (8, 16, 32, 64, 128)
 TORCHREC, EVENSHARD, BEST_KNOWN = SIDES = ("torchrec", "evenshard", "best_known")
 MANY_TABLES = 100
 """Above so many, TorchRec's planner has ``--torchrec-s`` for each setting and is asked in one order."""
+SETTINGS = tuple(
+    PlannerSetting(width, order, grid, replicas=replicas)
+    for order in ("storage", "perf")
+    for grid in (False, True)
+    for replicas in (True, False)
+    for width in (None, 8, 16, 32, 64)
+)
+"""Of TorchRec's planner, its own first."""
 RATED_ROOM, RATED_GB_S = 64 * 2**30 * 85 // 100, Bandwidths(4800, 450, 50)
 """The machine of the ratings: 64 GB with 15 % reserved, bandwidths of memory, within a node and between nodes."""
 
@@ -129,7 +137,7 @@ class Case:
 
     def torchrec(self, timeout_s: int | None = None) -> TorchRecPlanner:
         """TorchRec's planner for it."""
-        bandwidths = machine_bandwidths(self.task.machine, PROFILE, self.cluster.links)
+        bandwidths = machine_bandwidths(HARDWARE, self.task.machine, self.cluster.links)
         return TorchRecPlanner(self.task, bandwidths, timeout_s)
 
 

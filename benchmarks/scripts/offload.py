@@ -6,7 +6,7 @@
 Twenty models whose tables are 1.2 to 10 times as large as the memory of all devices, on simulated H100s with 15 % of
 their memory reserved, and a host with as much memory as is needed. TorchRec's ``EmbeddingShardingPlanner`` has
 ``EmbeddingOffloadScaleupProposer`` and all its other proposers, several load factors to begin with, widths and types
-(``sharders/torchrec_offload.py``), and the same miss ratios as evenshard. Each setting is asked with TorchRec's own
+(``sharders/torchrec_rival.py``), and the same miss ratios as evenshard. Each setting is asked with TorchRec's own
 count of memory and with ours: plans that take more than there is by our count are compared apart.
 
 What is known is read from the journal, a line for each placement, so that an interrupted run goes on; --print prices
@@ -33,15 +33,14 @@ from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.plan import check_parts_memory, check_sharding
 from evenshard.placement.storage import Storage
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.place import place_request
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.torchrec.cache_statistics import TableStatistics
 from evenshard.sharders.models import PlacementModel, load_model
-from evenshard.sharders.torchrec_offload import OffloadSetting, TorchRecOffloadPlanner, exceeds, offload_settings
-from evenshard.sharders.torchrec_space import machine_bandwidths
+from evenshard.sharders.torchrec_planner import machine_bandwidths
+from evenshard.sharders.torchrec_rival import PlannerSetting, TorchRecPlanner, offload_settings
 from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.generator import GeneratorConfig, generate_tables
@@ -238,6 +237,15 @@ def cost_model() -> PlacementModel:
     return load_model(None, HARDWARE)
 
 
+def exceeds(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
+    """Whether parts take more of a device or a host than it has, as we count."""
+    try:
+        check_parts_memory(task, parts)
+    except InfeasibleTask:
+        return True
+    return False
+
+
 def line_of(model: Model, side: str, setting: str, parts: Sequence[TablePart], said_ms: float, seconds: float) -> Line:
     """A placement, priced."""
     fits = not exceeds(model.task, parts)
@@ -265,7 +273,7 @@ def evenshard_line(model: Model) -> Line:
     return line_of(model, EVENSHARD, "", answer.parts, answer.predicted_ms, time.process_time() - began)
 
 
-def settings_of(model: Model) -> tuple[OffloadSetting, ...]:
+def settings_of(model: Model) -> tuple[PlannerSetting, ...]:
     """What TorchRec's planner is asked with."""
     many = len(model.task.tables) > MANY_TABLES
     all_ways = offload_settings((0.05, 0.1) if many else (0.02, 0.05, 0.1, 0.2), (None, 32), ("",))
@@ -294,10 +302,7 @@ def _remembered(look_up: Callable[..., object]) -> Callable[..., object]:
 
 def torchrec_lines(model: Model, known: Sequence[Line], timeout_s: int) -> Iterator[Line]:
     """TorchRec's plan of every setting that is not known."""
-    bandwidths = machine_bandwidths(model.task.machine, PROFILE, model.links)
-    planner = TorchRecOffloadPlanner(
-        model.task, bandwidths, lambda table: TableStatistics(table, model.batch_size), timeout_s
-    )
+    planner = TorchRecPlanner(model.task, machine_bandwidths(HARDWARE, model.task.machine, model.links), timeout_s)
     done = {line.setting for line in known}
     for setting in settings_of(model):
         if str(setting) in done:

@@ -32,7 +32,6 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks.scripts.full_space import tables_called
-from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.file import read_json
@@ -42,8 +41,8 @@ from evenshard.planner.torchrec.estimator.examples import FittedMachine, TimesOf
 from evenshard.planner.torchrec.estimator.perf_config import FittedEstimator, FittedPerfModel, fitted_estimator
 from evenshard.planner.torchrec.estimator.search import RatingProposer, WidthsEnumerator
 from evenshard.sharders.models import load_model
-from evenshard.sharders.torchrec_planner import table_name
-from evenshard.sharders.torchrec_space import PlannerSetting, TorchRecPlan, TorchRecPlanner, machine_bandwidths
+from evenshard.sharders.torchrec_planner import machine_bandwidths, table_name
+from evenshard.sharders.torchrec_rival import PlannerSetting, TorchRecPlan, TorchRecPlanner
 from evenshard.utils.errors import InfeasibleTask
 
 if TYPE_CHECKING:
@@ -73,8 +72,10 @@ class ClimbingPlanner(TorchRecPlanner):
     def _proposers(self, setting: PlannerSetting) -> list[Any]:
         return [RatingProposer(self.topology)]
 
-    def _unsorted_enumerator(self, constraints: dict[str, Any], estimators: list[Any]) -> WidthsEnumerator:
-        return WidthsEnumerator(self.topology, self.batch_per_device, constraints, estimators)
+    def _unsorted_enumerator(
+        self, topology: Topology, constraints: dict[str, Any], estimators: list[Any]
+    ) -> WidthsEnumerator:
+        return WidthsEnumerator(topology, self.batch_per_device, constraints, estimators)
 
 
 class Case:
@@ -85,7 +86,7 @@ class Case:
         self.request = machine.request(tables_called(tables), devices // DEVICES_PER_NODE, ROOM_BYTES)
         self.task: ShardingTask = self.request.task()
         self._times_of: TimesOfParts = machine.times(self.request)
-        bandwidths = machine_bandwidths(self.task.machine, gpu_profile("h100"), machine.links())
+        bandwidths = machine_bandwidths(HARDWARE, self.task.machine, machine.links())
 
         def estimator_of(topology: object, constraints: object) -> FittedEstimator:
             return fitted_estimator(fit, topology, constraints)  # type: ignore[arg-type]

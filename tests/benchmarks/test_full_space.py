@@ -10,6 +10,7 @@ import pytest
 from benchmarks.scripts.full_space import (
     BEST_KNOWN,
     EVENSHARD,
+    SETTINGS,
     TORCHREC,
     Case,
     append,
@@ -18,7 +19,7 @@ from benchmarks.scripts.full_space import (
     report,
     torchrec_lines,
 )
-from evenshard.sharders.torchrec_space import SETTINGS, PlannerSetting
+from evenshard.sharders.torchrec_rival import PlannerSetting
 
 
 def test_a_journal_goes_on_and_its_placements_are_priced_again(

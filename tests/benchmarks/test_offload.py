@@ -24,9 +24,8 @@ from benchmarks.scripts.offload import (
     torchrec_lines,
 )
 from evenshard.placement.plan import check_sharding
-from evenshard.planner.torchrec.cache_statistics import TableStatistics
-from evenshard.sharders.torchrec_offload import TorchRecOffloadPlanner
-from evenshard.sharders.torchrec_space import machine_bandwidths
+from evenshard.sharders.torchrec_planner import machine_bandwidths
+from evenshard.sharders.torchrec_rival import TorchRecPlanner
 from evenshard.tables.cache import LOAD_FACTORS, miss_ratio
 
 SMALL = Model("mixed_4 2", "power 1.1", 2, 1.5, "rowwise_adagrad")
@@ -68,8 +67,8 @@ def test_a_journal_goes_on_and_its_placements_are_priced_again(
 ) -> None:
     monkeypatch.setattr(offload, "MODELS", (SMALL,))
     journal, settings = tmp_path / "folder" / "journal.jsonl", settings_of(SMALL)
-    bandwidths = machine_bandwidths(SMALL.task.machine, offload.PROFILE, SMALL.links)
-    planner = TorchRecOffloadPlanner(SMALL.task, bandwidths, lambda table: TableStatistics(table, SMALL.batch_size))
+    bandwidths = machine_bandwidths(offload.HARDWARE, SMALL.task.machine, SMALL.links)
+    planner = TorchRecPlanner(SMALL.task, bandwidths)
     ours = next(one for one in settings if one.memory == "evenshard")
     plan = planner.plan(ours)
     check_sharding(SMALL.task, plan.parts)

@@ -9,7 +9,6 @@ may break it, and is then marked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
@@ -23,9 +22,8 @@ from evenshard.planner.pricing import PartsMeasurer
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.catalog import SHARDERS, Resources, sharder
 from evenshard.sharders.plan_search.costs import PartCosts
-from evenshard.sharders.torchrec_offload import OUR_MEMORY, TorchRecOffloadPlanner, offload_settings
-from evenshard.sharders.torchrec_planner import Bandwidths, bandwidths_of
-from evenshard.sharders.torchrec_space import PlannerSetting, TorchRecPlanner
+from evenshard.sharders.torchrec_planner import Bandwidths, machine_bandwidths
+from evenshard.sharders.torchrec_rival import OUR_MEMORY, PlannerSetting, TorchRecPlanner, offload_settings
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 
@@ -102,25 +100,16 @@ def _full_space(request: PlacementRequest, links: Links) -> tuple[list[Candidate
     Raises:
         InfeasibleTask: if it finds none.
     """
-    task, machine = request.task(), request.nodes
-    bandwidths = replace(
-        bandwidths_of(MeasureConfig(request.hardware)),
-        intra_node_gb_s=links.intra.even_gb_s(machine.domain_size),
-        inter_node_gb_s=links.widest.even_gb_s(machine.num_devices),
-    )
+    task = request.task()
+    planner = TorchRecPlanner(task, machine_bandwidths(request.hardware, request.nodes, links), _TIMEOUT_S)
     chosen = _settings(request)
-    found = [(str(plan.setting), plan.parts) for plan in TorchRecPlanner(task, bandwidths, _TIMEOUT_S).plans(chosen)]
+    found = [(str(plan.setting), plan.parts) for plan in planner.plans(chosen)]
     plain = TorchRecPlanner(task, Bandwidths(), _TIMEOUT_S).plans(PLAIN)
     found += [(f"{plan.setting}, its own bandwidths", plan.parts) for plan in plain]
     chosen, asked = [*chosen, *PLAIN], _asked_text(chosen)
     if not found and _may_offload(task):
-        from evenshard.planner.torchrec.cache_statistics import TableStatistics  # which imports TorchRec
-
-        offloads = TorchRecOffloadPlanner(
-            task, bandwidths, lambda table: TableStatistics(table, task.batch_size), _TIMEOUT_S
-        )
         chosen, asked = [*chosen, *OFFLOAD_SETTINGS], _offload_text()
-        found = [(str(plan.setting), plan.parts) for plan in offloads.plans(OFFLOAD_SETTINGS)]
+        found = [(str(plan.setting), plan.parts) for plan in planner.plans(OFFLOAD_SETTINGS)]
     if not found:
         raise InfeasibleTask(f"TorchRec's planner found no plan in any of {len(chosen)} settings")
     return found, asked

@@ -21,8 +21,7 @@ from evenshard.sharders.exact import ExactSharder
 from evenshard.sharders.greedy import expert_sharder, single_cost_sharder
 from evenshard.sharders.random import RandomSharder
 from evenshard.sharders.torchrec_planner import bandwidths_of
-from evenshard.sharders.torchrec_sharder import TorchRecSharder
-from evenshard.sharders.torchrec_space import TorchRecPlanner
+from evenshard.sharders.torchrec_rival import TorchRecPlanner, TorchRecSharder
 
 Resource = TypeVar("Resource")
 

@@ -8,13 +8,16 @@ the column of host memory, which fused kernels leave empty.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import link, link_of
-from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.utils.extras import require_package
@@ -47,16 +50,29 @@ class Bandwidths:
 def bandwidths_of(config: MeasureConfig) -> Bandwidths:
     """Those of a simulated device and its link; TorchRec's own constants for real hardware, which names none.
 
-    The device memory counts with what embedding kernels get out of it, as in the device model.
-
     Raises:
         BadConfig, BadFile: if the device or link profile cannot be read.
     """
-    if config.hardware_name.kind.times == "measured":
+    profile = _profile(config.hardware_name)
+    if profile is None:
         return Bandwidths()
-    profile = gpu_profile(config.hardware_name.device)
     link_gb_s = link(link_of(config, profile.link)).bandwidth_gb_s
     return Bandwidths(profile.hbm_bytes_per_ns, link_gb_s, link_gb_s)
+
+
+def machine_bandwidths(hardware: str, machine: Machine, links: Links) -> Bandwidths:
+    """Those of devices and of the links between them; of real devices' memory TorchRec's own constant."""
+    profile = _profile(HardwareName.parse(hardware))
+    return Bandwidths(
+        None if profile is None else profile.hbm_bytes_per_ns,
+        links.intra.even_gb_s(machine.domain_size),
+        links.widest.even_gb_s(machine.num_devices),
+    )
+
+
+def _profile(hardware: HardwareName) -> GpuProfile | None:
+    """Of a simulated device, whose memory counts with what embedding kernels get out of it."""
+    return gpu_profile(hardware.device) if hardware.kind.times == "simulated" else None
 
 
 def require_torchrec() -> None:
@@ -130,6 +146,20 @@ def part_of_shard(table: str, rank: int, shard_offsets: Sequence[int], shard_siz
     """The part of a table that a shard of a plan is; offsets and sizes are TorchRec's [rows, columns]."""
     rows, columns = (Span(start, start + size) for start, size in zip(shard_offsets, shard_sizes, strict=True))
     return TablePart(table, rows, columns, (rank,))
+
+
+def merged(parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
+    """Parts of one table, with those of the same rows and device as one part each; columns are laid out again."""
+    widths: dict[tuple[Span, int], int] = defaultdict(int)
+    for part in sorted(parts, key=lambda one: (one.columns, one.rows)):
+        widths[part.rows, part.device] += part.columns.size
+    starts: dict[Span, int] = defaultdict(int)
+    found = []
+    for (rows, device), width in widths.items():
+        columns = Span(starts[rows], starts[rows] + width)
+        found.append(replace(parts[0], rows=rows, columns=columns, devices=(device,)))
+        starts[rows] += width
+    return tuple(found)
 
 
 def table_name(position: int) -> str:

@@ -33,8 +33,7 @@ from evenshard.planner.torchrec.entries import (
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables, qualified_name
 from evenshard.planner.torchrec.topology import device_of_process
 from evenshard.planner.torchrec.trainable import ShardedTable, check_trainable, written_type
-from evenshard.sharders.torchrec_planner import part_of_shard, require_torchrec
-from evenshard.sharders.torchrec_space import merged
+from evenshard.sharders.torchrec_planner import merged, part_of_shard, require_torchrec
 from evenshard.tables.table import SEQUENCE, Table, duplicate_name
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut

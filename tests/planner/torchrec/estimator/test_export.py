@@ -15,12 +15,12 @@ import pytest
 from scipy.stats import spearmanr
 
 from evenshard.cli import main
-from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.planner.torchrec.estimator import export_estimator, load_estimator
 from evenshard.planner.torchrec.estimator.examples import FittedMachine, random_parts
 from evenshard.planner.torchrec.estimator.files import save_estimator
 from evenshard.sharders import bundled
-from evenshard.sharders.torchrec_space import TorchRecPlanner, machine_bandwidths
+from evenshard.sharders.torchrec_planner import machine_bandwidths
+from evenshard.sharders.torchrec_rival import TorchRecPlanner
 from evenshard.tables.catalog import load_catalog
 from evenshard.utils.errors import BadConfig, BadFile
 from support.documented import command, snippet
@@ -98,7 +98,7 @@ def test_ratings_keep_the_order_of_true_costs(exported: Path) -> None:
     machine = FittedMachine("simulated:h100")
     request = machine.request(load_catalog("nvidia_tiny", 65_536)[:40], 2, 80 * 2**30)
     task, times_of = request.task(), machine.times(request)
-    bandwidths = machine_bandwidths(task.machine, gpu_profile("h100"), machine.links())
+    bandwidths = machine_bandwidths("simulated:h100", task.machine, machine.links())
     ours = TorchRecPlanner(task, bandwidths, estimator_of=module.estimator, rates=module.FittedPerfModel)
     theirs = TorchRecPlanner(task, bandwidths)
     rng = np.random.default_rng(1)
@@ -115,7 +115,7 @@ def test_json_gives_the_same_estimates(exported: Path, tmp_path: Path) -> None:
     module, path = module_of(exported), tmp_path / "estimator.json"
     save_estimator(module.FIT, path)
     task = FittedMachine("simulated:h100").request(load_catalog("mlperf_dlrm_v2", 65_536)[:5], 1).task()
-    bandwidths = machine_bandwidths(task.machine, gpu_profile("h100"), FittedMachine("simulated:h100").links())
+    bandwidths = machine_bandwidths("simulated:h100", task.machine, FittedMachine("simulated:h100").links())
     parts = random_parts(task, np.random.default_rng(0))
     scope: dict[str, Any] = {}
 

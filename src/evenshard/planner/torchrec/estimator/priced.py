@@ -16,8 +16,7 @@ from evenshard.planner.torchrec.modules import is_placed, located_tables
 from evenshard.planner.torchrec.plans import replica
 from evenshard.planner.torchrec.tables import tables_of
 from evenshard.sharders.models import PlacementModel
-from evenshard.sharders.torchrec_planner import part_of_shard
-from evenshard.sharders.torchrec_space import merged
+from evenshard.sharders.torchrec_planner import merged, part_of_shard
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief

@@ -8,21 +8,19 @@ from typing import Any
 import pytest
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.plan import check_parts_memory, check_sharding, parts_by_table
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.storage import ON_DEVICE, USUAL_KERNELS, Storage
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part, used_bytes
-from evenshard.planner.torchrec.cache_statistics import TableStatistics
-from evenshard.sharders.torchrec_offload import (
+from evenshard.sharders.torchrec_planner import Bandwidths
+from evenshard.sharders.torchrec_rival import (
     ALL_PROPOSERS,
     OUR_MEMORY,
     OWN_MEMORY,
-    OffloadSetting,
-    TorchRecOffloadPlanner,
-    exceeds,
+    PlannerSetting,
+    TorchRecPlanner,
     offload_settings,
 )
-from evenshard.sharders.torchrec_planner import Bandwidths
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
@@ -31,7 +29,7 @@ MB, BATCH_SIZE = 2**20, 4096
 GB_S = Bandwidths(2000, 450, 50)
 TABLES = tuple(table(f"t{number}", rows=100_000, dim=64, pooling=1.0 + number) for number in range(4))
 """24.4 MB each."""
-OURS = OffloadSetting(load_factor=0.1, memory=OUR_MEMORY)
+OURS = PlannerSetting(load_factor=0.1, memory=OUR_MEMORY)
 
 
 def asked(room: int = 30 * MB, host: int = 1000 * MB, **more: Any) -> ShardingTask:
@@ -40,11 +38,11 @@ def asked(room: int = 30 * MB, host: int = 1000 * MB, **more: Any) -> ShardingTa
     return ShardingTask(machine=Machine(2, 2, host_bytes=(host,)), **{**known, **more})
 
 
-def planner(task: ShardingTask) -> TorchRecOffloadPlanner:
-    return TorchRecOffloadPlanner(task, GB_S, lambda one: TableStatistics(one, task.batch_size))
+def planner(task: ShardingTask) -> TorchRecPlanner:
+    return TorchRecPlanner(task, GB_S)
 
 
-def storages(task: ShardingTask, setting: OffloadSetting) -> dict[str, Storage]:
+def storages(task: ShardingTask, setting: PlannerSetting) -> dict[str, Storage]:
     return {part.table: part.storage for part in planner(task).plan(setting).parts}
 
 
@@ -82,7 +80,8 @@ def test_a_plan_by_its_own_count_may_not_fit_by_ours() -> None:
     """Of a pipeline it counts no outputs: those of 64 k samples alone take more than the devices have."""
     task = asked(34 * MB, pipeline="sparse_dist", batch_size=16 * BATCH_SIZE)
     own = planner(task).plan(replace(OURS, memory=OWN_MEMORY)).parts
-    assert exceeds(task, own)
+    with pytest.raises(InfeasibleTask):
+        check_parts_memory(task, own)
     with pytest.raises(InfeasibleTask):
         planner(task).plan(OURS)
 
@@ -125,6 +124,15 @@ def test_what_shards_take_is_what_our_parts_take() -> None:
 
 def test_plans_are_the_same_each_time() -> None:
     assert planner(asked()).plan(OURS) == planner(asked()).plan(OURS)
+
+
+def test_one_planner_is_asked_with_caches_and_without() -> None:
+    """In either order: what it was asked before leaves no trace."""
+    task = asked(200 * MB)
+    plain, one = PlannerSetting(), planner(task)
+    assert [one.plan(setting) for setting in (plain, OURS, plain)] == [
+        planner(task).plan(setting) for setting in (plain, OURS, plain)
+    ]
 
 
 def test_settings_are_told_apart() -> None:
