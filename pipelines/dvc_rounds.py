@@ -15,7 +15,7 @@ import yaml
 from evenshard.measure.config import MeasureConfig
 from evenshard.stages.loop import OF_ROUND, GenerateTablesConfig, LoopConfig
 from evenshard.stages.rounds import Artifact, LoopStep, steps
-from evenshard.stages.stage import LoopSetting, Writes, declared, flags
+from evenshard.stages.stage import Flag, LoopSetting, Writes, declared, flags, set_by
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.sources import BATCH_SUFFIXES
 from evenshard.utils.outputs import FilesInside
@@ -74,6 +74,8 @@ def _stage(
                 sections += artifact.writer.sections
     sections = [name for name in dict.fromkeys(sections) if name in params]
     own_files = [path for name in sections for path in files_of.get(name, [])]
+    others = declared(step.stage.inputs, Flag)
+    sections += [f"{others[name].section}.{name}" for name in set_by(params, step.stage.inputs)]
     found = {"cmd": _command(step), "deps": [*own_files, *deps], "params": sections, **_written(step)}
     return {key: value for key, value in found.items() if value}
 

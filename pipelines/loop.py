@@ -16,7 +16,7 @@ from evenshard.kubeflow.component import EARLIER, NUM_GPUS, accumulates, input_n
 from evenshard.kubeflow.pod_spec import on_cluster
 from evenshard.stages.loop import LOOP_SECTIONS, STAGES, BenchmarkConfig, GenerateTablesConfig, LoopConfig
 from evenshard.stages.rounds import Artifact, LoopStep, steps
-from evenshard.stages.stage import Flag, LoopSetting, declared
+from evenshard.stages.stage import Flag, LoopSetting, declared, set_by
 from evenshard.tracking import MUST_REGISTER, PATIENCE
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
@@ -66,6 +66,7 @@ def with_sections(params: dict[str, Any]) -> Callable[[Callable[..., None]], Cal
 
 
 def learn(
+    params: dict[str, Any],
     sections: Sections,
     num_rounds: int,
     cluster: Cluster,
@@ -77,6 +78,7 @@ def learn(
     """Adds the tasks of a loop to the pipeline that is being made.
 
     Args:
+        params: sections of params.yaml when the pipeline is compiled: they set what one stage takes of another's.
         source: the inputs of a stage that name the user's own tables.
         data_hash: of the file behind it.
         source_may_change: what is in that file today is unknown: an earlier result will not do.
@@ -87,6 +89,7 @@ def learn(
         stage = step.stage
         given = {"config": sections[stage.name]}
         given |= {name: num_rounds for name in declared(stage.inputs, LoopSetting)}
+        given |= {input_name(stage, name): value for name, value in set_by(params, stage.inputs).items()}
         if stage.per_round:
             given[input_name(stage, "round")] = step.round
         if stage.measures:

@@ -47,6 +47,6 @@ def retrain_pipeline(params: dict[str, Any], cluster: Cluster, tables_at: str = 
             asked = on_cluster(drift(**today, request=drift_request, model_uri=model_uri), "drift", cluster)
             with dsl.If(asked.outputs["Output"] == True, name="retrain-due"):  # noqa: E712
                 source = {name.replace("tables", "source"): one for name, one in today.items()}
-                learn(sections, num_rounds, cluster, source, source_may_change=True, must_register=True)
+                learn(params, sections, num_rounds, cluster, source, source_may_change=True, must_register=True)
 
     return retrain

@@ -29,6 +29,6 @@ def train_pipeline(params: dict[str, Any], cluster: Cluster, source_at: str = ""
     def train(sections: Sections, data_hash: str = given_hash, source: str = source_at) -> None:
         with dsl.ExitHandler(outcome_recorded(cluster), name="loop"):
             own = read("source", source, source_at)
-            learn(sections, num_rounds, cluster, own, data_hash, bool(source_at) and not given_hash)
+            learn(params, sections, num_rounds, cluster, own, data_hash, bool(source_at) and not given_hash)
 
     return train

@@ -126,7 +126,7 @@ class PlaceLearned(Unit):
                 dreamshard = dreamshard_of(0 if name == "dreamshard_argmax" else self.num_rollouts)
                 search = replace(self.search, seed=self.seed)
                 resources = Resources(
-                    self.seed, self.ground.measure, dreamshard=dreamshard, cost_model=model, search=search
+                    self.seed, self.ground.measure, policy=dreamshard, cost_model=model, search=search
                 )
                 asked = sharder(name.removesuffix("_argmax"), resources)
                 answers[name + self.suffix], seconds[name + self.suffix] = answers_of(asked, tasks)

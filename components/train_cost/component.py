@@ -21,10 +21,11 @@ def train_cost(
     tasks: dsl.Input[dsl.Dataset] = None,
     previous_cost_net: dsl.Input[dsl.Model] = None,
     previous_cost_model: dsl.Input[dsl.Model] = None,
+    method: str = "dreamshard",
 ) -> None:
     """Fit the cost network and the cost model to the costs of `evenshard benchmark`.
 
-    DreamShard's policy is trained against the cost network, evenshard searches with the cost model.
+    The policy of train_policy.method is trained against the cost network; evenshard searches with the model.
 
     Args:
         tables: the pool, as generate-tables writes it: a folder with ``tables.parquet``.
@@ -38,6 +39,7 @@ def train_cost(
         tasks: train and test tasks, as generate-tables writes them; only the cost network needs them.
         previous_cost_net: cost network of the previous round, which this one goes on from.
         previous_cost_model: evenshard's cost model of the previous round, whose errors widen the new one's intervals.
+        method: learned sharder whose cost network is fitted.
     """
     from evenshard.kubeflow.pod import run_in_pod
 
@@ -54,4 +56,5 @@ def train_cost(
         tasks=tasks,
         previous_cost_net=previous_cost_net,
         previous_cost_model=previous_cost_model,
+        method=method,
     )

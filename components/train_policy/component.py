@@ -29,7 +29,7 @@ def train_policy(
         tasks: train and test tasks, as generate-tables writes them.
         cost_net: cost network of this round.
         policy: folder of the policy to write.
-        metrics: predicted cost of sampled placements, before and after.
+        metrics: predicted cost, or reward, of sampled placements, before and after.
         config: section ``train_policy`` of params.yaml.
         round_number: round of the loop.
         num_rounds: rounds of the loop; the learning rate falls over them.

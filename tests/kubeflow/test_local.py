@@ -21,6 +21,7 @@ from evenshard.kubeflow import containers, local
 from evenshard.measure.cost_rows import read_rows
 from evenshard.planner.file import load_answer
 from evenshard.planner.torchrec.plan_file import load_plan_parts
+from evenshard.sharders.checkpoint import kind_in
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.utils.units import gb_to_bytes
@@ -73,6 +74,18 @@ def test_the_loop_and_a_placement_with_its_model(workdir: Path, capsys: pytest.C
     answer = load_answer(next(the_run(workdir, "place").glob("place/placement/placement.json")))
     assert answer.num_devices == 2 and len(answer.request.tables) == 12
     assert answer.lineage["model"]["sha256"] == model.digest
+
+
+def test_the_pipeline_trains_the_method_of_the_settings(workdir: Path) -> None:
+    policy = {**SMALL_PARAMS["train_policy"], "method": "autoshard", "settings": {"num_slots": 4, "unroll_length": 10}}
+    Path("params.yaml").write_text(yaml.safe_dump({**SMALL_PARAMS, "train_policy": policy}))
+    assert main(["pipeline", "run", "--num-parts", "1"]) == 0
+    folder = the_run(workdir, "train")
+    assert kind_in(folder / "train-cost/cost_net") == "autoshard_cost_net"
+    model = load_model(folder / "evaluate/model")
+    assert model.policy is not None and model.policy.name == "autoshard"
+    metrics = json.loads((folder / "evaluate/report/metrics.json").read_text())
+    assert "autoshard" in metrics["sharders"] and "dreamshard" not in metrics["sharders"]
 
 
 def test_a_stage_that_fails_stops_the_run_and_is_recorded(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,12 +15,12 @@ TASK = task(some_tables(4))
 DREAMSHARD = DreamShardSharder(cost_net(), policy(), NORMALIZER)
 ALL = Resources(
     single_cost_ms=dict.fromkeys((table.name for table in TASK.tables), 1.0),
-    dreamshard=DREAMSHARD,
+    policy=DREAMSHARD,
     cost_model=random_model(),
 )
 
 
-@pytest.mark.parametrize("name", [one.name for one in SHARDERS if one.needs != "autoshard" and not one.is_full_space])
+@pytest.mark.parametrize("name", [one.name for one in SHARDERS if one.name != "autoshard" and not one.is_full_space])
 def test_every_entry_builds_the_sharder_of_its_name_which_places(name: str) -> None:
     built = sharder(name, ALL)
     assert built.name == name
@@ -32,13 +32,14 @@ def test_what_a_sharder_needs_decides_who_asks_it() -> None:
     assert TORCHREC == ("torchrec_planner", "torchrec_planner_perf")
     assert (*HEURISTICS, *TORCHREC, "torchrec_planner_full") == RIVALS
     in_loop = [one.name for one in SHARDERS if one.in_loop]
-    assert in_loop == [*HEURISTICS, "single_cost_greedy", "dreamshard", "evenshard"]
+    assert in_loop == [*HEURISTICS, "single_cost_greedy", "dreamshard", "autoshard", "evenshard"]
     assert [one.name for one in SHARDERS if one.is_privileged] == ["single_cost_greedy", "exact_single_cost"]
-    assert [one.name for one in SHARDERS if one.is_learned] == ["autoshard", "dreamshard", "evenshard"]
+    assert [one.name for one in SHARDERS if one.is_learned] == ["dreamshard", "autoshard", "evenshard"]
 
 
 def test_a_sharder_without_what_it_needs_takes_no_part() -> None:
     assert [one.name for one in SHARDERS if one.in_loop and one.can_use(Resources())] == list(HEURISTICS)
+    assert not entry("autoshard").can_use(ALL), "the policy is another one's"
     assert entry("dreamshard").can_use(ALL) and sharder("dreamshard", ALL) is DREAMSHARD
     assert isinstance(sharder("evenshard", ALL), EvenshardSharder)
 

@@ -21,7 +21,7 @@ from evenshard.cli.arguments import (
     params_flag,
 )
 from evenshard.stages.loop import STAGES, LoopConfig
-from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, declared, flags
+from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, declared, flags, set_by
 
 
 def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
@@ -38,7 +38,8 @@ def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
     if (names := declared(stage.inputs, LoopSetting)) and (params or stage.needs_params):
         loop = section(params, "loop", LoopConfig)
         of_loop = {name: max(getattr(loop, name), args.round) for name in names}
-    inputs = stage.inputs(**_given(args, stage.inputs), **of_loop)
+    given = {name: value for name, value in _given(args, stage.inputs).items() if value is not None}
+    inputs = stage.inputs(**{**set_by(params, stage.inputs), **given, **of_loop})
     outcome = run_stage(stage, settings, inputs, stage.outputs(**_given(args, stage.outputs)), params)
     if outcome.text:
         print(outcome.text)
@@ -81,7 +82,7 @@ def _add_flags(sub: argparse.ArgumentParser, of: type, overrides: bool = False) 
             how["nargs"] = "+"
         if default_of[name] is MISSING and not overrides:
             how["required"] = True
-        elif not overrides:
+        elif not overrides and not getattr(declaration, "section", ""):
             how["default"] = default_of[name]
         sub.add_argument(of_fields[name], help=declaration.help, **how)
 
@@ -92,6 +93,8 @@ def _type_of(declaration: Any) -> dict[str, Any]:
             return dict(PATH)
         case Writes(output=output):
             return output_flag(output)
+        case Flag(choices=choices) if choices:
+            return {"choices": choices}
         case Flag(kind=kind, least=least, metavar=metavar):
             named = {} if metavar is None else {"metavar": metavar}
             return {"type": SOURCE if kind is str else kind if least is None else at_least(least, kind), **named}

@@ -48,7 +48,7 @@ def input_name(stage: Stage, name: str) -> str:
 
 def own_file(stage: Stage) -> str:
     """The setting that a file of the user's may take the place of; "" if there is none."""
-    return next((name for name, one in declared(stage.config, Flag).items() if one.kind is str), "")
+    return next((name for name, one in declared(stage.config, Flag).items() if one.kind is str and not one.choices), "")
 
 
 def parameters(stage: Stage) -> list[Parameter]:
@@ -74,7 +74,8 @@ def parameters(stage: Stage) -> list[Parameter]:
     for name, option in declared(stage.inputs, Flag).items():
         if option.parameter:
             default = None if name == "round" else repr(default_of[name])
-            found.append(Parameter(option.parameter, "", "int", option.help.partition(" (default")[0], default))
+            about = option.help.partition(" (default")[0]
+            found.append(Parameter(option.parameter, "", option.kind.__name__, about, default))
     for name, setting in declared(stage.inputs, LoopSetting).items():
         found.append(Parameter(name, "", "int", setting.help))
     if stage.measures:

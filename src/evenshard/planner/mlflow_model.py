@@ -23,9 +23,7 @@ from evenshard.planner.device_memory import own_memory_gb, reserve_of
 from evenshard.planner.options import place_option
 from evenshard.planner.request import PlacementRequest, caps_of
 from evenshard.planner.serving import served_parameters
-from evenshard.sharders.checkpoint import load_network
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
+from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
 from evenshard.tables.records import REQUIRED_COLUMNS, BadRecord, table_of
 from evenshard.tables.table import Table
@@ -44,9 +42,7 @@ class ServedModel(PythonModel):
         folder = Path(context.artifacts["model"])
         self._model = load_model(folder) if (folder / COST_MODEL).is_dir() else None
         if self._model is None:
-            cost_net, normalizer = load_network(folder / COST_NET, DreamShardCostNet)
-            policy, _ = load_network(folder / POLICY, DreamShardPolicy)
-            self._policy = DreamShardSharder(cost_net, policy, normalizer)
+            self._policy = load_sharder(folder / COST_NET, folder / POLICY)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """One row for each part of a table and each device that has it; see ``output_rows``.

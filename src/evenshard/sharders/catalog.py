@@ -12,13 +12,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from evenshard.measure.config import MeasureConfig
-from evenshard.sharders.autoshard.sharder import AutoShardSharder
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
-from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.exact import ExactSharder
 from evenshard.sharders.greedy import expert_sharder, single_cost_sharder
+from evenshard.sharders.learned import LEARNED, TrainedSharder
 from evenshard.sharders.random import RandomSharder
 from evenshard.sharders.torchrec_planner import bandwidths_of
 from evenshard.sharders.torchrec_rival import TorchRecPlanner, TorchRecSharder
@@ -35,7 +34,7 @@ class Resources:
         measure: the hardware that is placed for.
         single_cost_ms: what every table of the tasks costs on its own, by name.
         exact_s: time limit of an exact solver, in its own seconds.
-        autoshard, dreamshard: as trained.
+        policy: a learned sharder, as trained.
         cost_model: as trained.
         search: of a search with the cost model.
     """
@@ -44,8 +43,7 @@ class Resources:
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     single_cost_ms: Mapping[str, float] | None = None
     exact_s: float = 1.0
-    autoshard: AutoShardSharder | None = None
-    dreamshard: DreamShardSharder | None = None
+    policy: TrainedSharder | None = None
     cost_model: CostModel | None = None
     search: SearchConfig = field(default_factory=SearchConfig)
 
@@ -82,16 +80,18 @@ class Entry:
 
     @property
     def in_loop(self) -> bool:
-        """The loop's evaluation asks it: it needs no package, and no networks but those that the loop trains."""
-        return not self.package and self.needs != "autoshard"
+        """The loop's evaluation asks it: it needs no package. Of the learned sharders it has trained one."""
+        return not self.package
 
     @property
     def is_learned(self) -> bool:
         """It needs trained networks."""
-        return self.needs in ("autoshard", "dreamshard", "cost_model")
+        return self.needs in ("policy", "cost_model")
 
     def can_use(self, resources: Resources) -> bool:
         """Whether what it needs is there; the package aside."""
+        if self.needs == "policy":
+            return resources.policy is not None and resources.policy.name == self.name
         return not self.needs or getattr(resources, self.needs) is not None
 
 
@@ -129,11 +129,10 @@ SHARDERS = (
         package="torchrec",
         is_full_space=True,
     ),
-    Entry("autoshard", lambda given: given.autoshard, needs="autoshard"),
-    Entry("dreamshard", lambda given: given.dreamshard, needs="dreamshard"),
+    *(Entry(name, lambda given: given.policy, needs="policy") for name in LEARNED),
     Entry(
         "evenshard",
-        lambda given: EvenshardSharder(_there(given.cost_model), given.dreamshard, given.search),
+        lambda given: EvenshardSharder(_there(given.cost_model), given.policy, given.search),
         needs="cost_model",
     ),
 )

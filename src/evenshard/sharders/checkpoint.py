@@ -10,15 +10,11 @@ import json
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import nn
 
-from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
-from evenshard.sharders.autoshard.sharder import AutoShardPolicy
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.atomic import atomic_path
@@ -29,13 +25,15 @@ from evenshard.utils.outputs import NETWORK_FOLDER
 from evenshard.utils.records import record_of
 from evenshard.utils.weights import load_adam, load_weights, reading_saved, save_adam, save_weights
 
-Net = TypeVar("Net", bound=nn.Module)
-_KINDS: dict[str, type[nn.Module]] = {
-    "autoshard_cost_net": AutoShardCostNet,
-    "autoshard_policy": AutoShardPolicy,
-    "dreamshard_cost_net": DreamShardCostNet,
-    "dreamshard_policy": DreamShardPolicy,
-}
+
+class Network(nn.Module):
+    """A network of a learned sharder."""
+
+    kind: ClassVar[str]
+    """What its folder is called by, such as dreamshard_policy."""
+
+
+Net = TypeVar("Net", bound=Network)
 
 
 @dataclass(frozen=True)
@@ -98,10 +96,9 @@ def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: Train
         save_adam(checkpoint.optimizer, draft / "optimizer.pt")
 
 
-def save_network(net: nn.Module, normalizer: FeatureNormalizer, folder: Path, round_number: int = 0) -> None:
+def save_network(net: Network, normalizer: FeatureNormalizer, folder: Path, round_number: int = 0) -> None:
     """Writes the folder without the optimizer, as a whole or not at all: for networks that learn no more."""
-    kind = next(name for name, kind in _KINDS.items() if isinstance(net, kind))
-    config = {"kind": kind, "round": round_number, "normalizer": asdict(normalizer)}
+    config = {"kind": net.kind, "round": round_number, "normalizer": asdict(normalizer)}
     with atomic_path(folder, NETWORK_FOLDER) as draft:
         draft.mkdir()
         (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
@@ -131,6 +128,16 @@ def load_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer]
         return _read_network(folder, kind)[:2]
 
 
+def kind_in(folder: Path) -> str:
+    """The kind of the network in a folder.
+
+    Raises:
+        BadFile: if the folder is missing or torn.
+    """
+    with _reading(folder):
+        return record_of(_Config, load_json((folder / "config.json").read_bytes())).kind
+
+
 def _reading(folder: Path) -> AbstractContextManager[None]:
     return reading_saved(folder, "network", "Train it again with `evenshard train-cost` or `evenshard train-policy`.")
 
@@ -138,7 +145,7 @@ def _reading(folder: Path) -> AbstractContextManager[None]:
 def _read_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer, int]:
     """The network, its normalizer, and the rounds behind it."""
     config = record_of(_Config, load_json((folder / "config.json").read_bytes()))
-    if _KINDS.get(config.kind) is not kind:
+    if config.kind != kind.kind:
         raise BadFile(folder, f"holds a {cut(config.kind)}, not a {kind.__name__}", "Name the other folder.")
     if config.round < 0:
         raise ValueError(f"round is {config.round}, below 0")

@@ -3,8 +3,8 @@
 ::
 
     cost_model/   the cost model (config.json, state.pt) and trained_on.json, the ranges of its training data
-    cost_net/     DreamShard's cost network, which its policy needs     (with policy/, or not at all)
-    policy/       DreamShard's policy, whose rollouts are starts of the search
+    cost_net/     a learned sharder's cost network, which its policy needs     (with policy/, or not at all)
+    policy/       its policy, whose rollouts are starts of the search; both folders name their kind
 
 A round of the loop leaves such a folder (``work/round_3``). For each simulated profile one comes with the package.
 """
@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.measure.hardware import AUTO, HardwareName
-from evenshard.sharders.checkpoint import load_network, save_network
+from evenshard.sharders.checkpoint import save_network
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.learned import TrainedSharder, load_sharder
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
@@ -51,7 +52,7 @@ class PlacementModel:
     """
 
     cost_model: CostModel
-    policy: DreamShardSharder | None
+    policy: TrainedSharder | None
     trained_on: TrainedOn
     source: str
     digest: str
@@ -154,13 +155,11 @@ def _load(folder: Path, source: str) -> PlacementModel:
     return PlacementModel(cost_model, _policy(folder), trained_on, source, digest_of(folder))
 
 
-def _policy(folder: Path) -> DreamShardSharder | None:
+def _policy(folder: Path) -> TrainedSharder | None:
     """The policy, if the folder has one: before it is trained, there is a cost network alone."""
     if not (folder / POLICY).exists():
         return None
-    cost_net, normalizer = load_network(folder / COST_NET, DreamShardCostNet)
-    policy, _ = load_network(folder / POLICY, DreamShardPolicy)
-    return DreamShardSharder(cost_net, policy, normalizer)
+    return load_sharder(folder / COST_NET, folder / POLICY)
 
 
 def _bundle_root() -> Path:

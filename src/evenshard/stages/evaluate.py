@@ -25,12 +25,10 @@ from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import load_tasks, single_table_task
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources
-from evenshard.sharders.checkpoint import load_checkpoint
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import SearchConfig
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
+from evenshard.sharders.learned import TrainedSharder, load_sharder
 from evenshard.stages import report, report_page
 from evenshard.stages.loop import EvaluateConfig, EvaluateInputs, EvaluateOutputs
 from evenshard.stages.propose import among_controls
@@ -76,11 +74,9 @@ def run(
         require(inputs.cost_model is not None, "a model's folder needs evenshard's cost model. Name it: --cost-model.")
     pool = load_tables(inputs.tables)
     split = load_tasks(inputs.tasks, pool)
-    cost_net = load_checkpoint(inputs.cost_net, DreamShardCostNet)
-    policy = load_checkpoint(inputs.policy, DreamShardPolicy)
+    policy = load_sharder(inputs.cost_net, inputs.policy, config.num_rollouts)
     rounds = [load_costs(path, pool) for path in inputs.costs]
     model = None if inputs.cost_model is None else CostModel.load(inputs.cost_model)
-    dreamshard = DreamShardSharder(cost_net.net, policy.net, policy.normalizer, config.num_rollouts)
     search = SearchConfig(effort=SearchEffort(scores_per_table=config.scores_per_table), seed=config.seed)
     own_journal = journal_beside(outputs.report)
     with closing(open_hardware(measure)) as hardware, Journal(inputs.journal or own_journal) as journal:
@@ -88,14 +84,14 @@ def run(
             config.seed,
             measure,
             single_cost_ms=_single_costs(hardware, split.test, measure, journal),
-            dreamshard=dreamshard,
+            policy=policy,
             cost_model=model,
             search=search,
         )
         takes_part = [one for one in SHARDERS if one.in_loop and one.can_use(resources)]
         sharders: list[Sharder] = [one.build(resources) for one in takes_part]
         with one_thread():
-            answers = [_predicted(ask(sharder, task), dreamshard) for task in split.test for sharder in sharders]
+            answers = [_predicted(ask(sharder, task), policy) for task in split.test for sharder in sharders]
         for answer in answers:
             if answer.placement is None:
                 log.warning("%s is infeasible for %s", answer.reason, answer.sharder)
@@ -154,10 +150,10 @@ def _single_costs(
     return {name: one.cost.max_device_ms for name, one in zip(tables, measured, strict=True)}
 
 
-def _predicted(answer: Answer, dreamshard: DreamShardSharder) -> Answer:
+def _predicted(answer: Answer, policy: TrainedSharder) -> Answer:
     if answer.placement is None:
         return answer
-    return replace(answer, predicted_ms=dreamshard.predicted_ms(answer.task, answer.placement))
+    return replace(answer, predicted_ms=policy.predicted_ms(answer.task, answer.placement))
 
 
 def _predicted_by(model: CostModel, results: Sequence[Result]) -> list[Result]:

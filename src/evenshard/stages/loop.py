@@ -7,10 +7,11 @@ stage is the module of its name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+from evenshard.sharders.learned import DREAMSHARD, LEARNED
 from evenshard.stages.stage import (
     ARTIFACT,
     DATASET,
@@ -252,7 +253,7 @@ class TrainCostConfig:
     """Section ``train_cost`` of params.yaml.
 
     Attributes:
-        num_updates: gradient steps per round, of DreamShard's cost network.
+        num_updates: gradient steps per round, of the learned sharder's cost network.
         minibatch_size: measured placements per step.
         learning_rate: Adam's in round 1; it falls linearly over the rounds.
         convex_updates: gradient steps of evenshard's cost model, which is fitted from scratch in each round.
@@ -290,11 +291,21 @@ class TrainCostInputs:
             WhichRound.PREVIOUS,
         ),
     ] = None
+    method: Annotated[
+        str,
+        Flag(
+            "learned sharder whose cost network is fitted (default: train_policy.method of the settings)",
+            kind=str,
+            parameter="method",
+            choices=tuple(LEARNED),
+            section="train_policy",
+        ),
+    ] = DREAMSHARD
 
 
 @dataclass(frozen=True)
 class TrainCostOutputs:
-    """DreamShard's cost network, against which its policy is trained; the cost model that evenshard searches with."""
+    """The cost network, against which the policy is trained; the cost model that evenshard searches with."""
 
     cost_net: Annotated[
         Path | None,
@@ -324,7 +335,7 @@ TRAIN_COST = Stage(
     TrainCostConfig,
     TrainCostInputs,
     TrainCostOutputs,
-    about="DreamShard's policy is trained against the cost network, evenshard searches with the cost model.",
+    about="The policy of train_policy.method is trained against the cost network; evenshard searches with the model.",
     usage="Give the cost datasets of all rounds so far; --cost-net goes on from the previous round's network. Of costs "
     "that were measured elsewhere, --model-out MODEL/cost_model is all that `evenshard place --model MODEL` takes, and "
     "neither tasks nor settings are needed.",
@@ -342,17 +353,23 @@ class TrainPolicyConfig:
     """Section ``train_policy`` of params.yaml.
 
     Attributes:
-        num_updates: REINFORCE steps per round.
-        num_episodes: episodes per step, all of one task.
-        learning_rate: Adam's in round 1; it falls linearly over the rounds.
+        method: the learned sharder: dreamshard or autoshard. Its cost network is what train_cost fits.
+        num_updates: gradient steps per round.
+        num_episodes: episodes per step, all of one task; of dreamshard.
+        learning_rate: Adam's in round 1; dreamshard's falls linearly over the rounds, autoshard's within each.
         entropy_weight: weight of the entropy bonus.
+        settings: further settings of the method, such as ``{num_slots: 16}`` of autoshard; see its dataclass.
         seed: seed of initial weights, tasks and actions.
     """
 
+    method: Annotated[
+        str, Flag("overrides train_policy.method: the learned sharder", "--method", kind=str, choices=tuple(LEARNED))
+    ] = DREAMSHARD
     num_updates: int = 10
     num_episodes: int = 10
     learning_rate: float = 5e-4
     entropy_weight: float = 1e-3
+    settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
 
 
@@ -388,7 +405,7 @@ TRAIN_POLICY = Stage(
     TrainPolicyOutputs,
     about="Nothing is measured.",
     usage="--policy goes on from the previous round's policy.",
-    metrics="predicted cost of sampled placements, before and after",
+    metrics="predicted cost, or reward, of sampled placements, before and after",
     tags=("training", "reinforcement-learning"),
     curve="predicted_ms_per_update",
     learned_from="cost_net",

@@ -19,12 +19,10 @@ from evenshard.placement.placement import Placement, alone
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import sample_shards
-from evenshard.sharders.checkpoint import load_checkpoint
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
+from evenshard.sharders.learned import TrainedSharder, load_sharder
 from evenshard.sharders.random import RandomSharder, random_placement
 from evenshard.sharders.random_sharding import random_sharding
 from evenshard.tables.table import Table
@@ -50,7 +48,7 @@ class Proposers:
         searched_share: 0 to 1.
     """
 
-    policy: DreamShardSharder | None = None
+    policy: TrainedSharder | None = None
     cost_model: CostModel | None = None
     searched_share: float = 0.0
 
@@ -63,9 +61,7 @@ class Proposers:
         """
         sharder = None
         if policy is not None and cost_net is not None:
-            trained = load_checkpoint(policy, DreamShardPolicy)
-            net = load_checkpoint(cost_net, DreamShardCostNet).net
-            sharder = DreamShardSharder(net, trained.net, trained.normalizer)
+            sharder = load_sharder(cost_net, policy)
         model = None if cost_model is None else CostModel.load(cost_model)
         return Proposers(sharder, model, searched_share)
 

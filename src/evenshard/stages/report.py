@@ -21,6 +21,7 @@ from evenshard.measure.costs import (
 from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.noise import Noise
+from evenshard.sharders.learned import LEARNED
 from evenshard.stages.standings import Interval, NetworkAccuracy, Result, Standing
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.extras import require_package
@@ -108,7 +109,7 @@ def metrics(
     """The contents of ``metrics.json``.
 
     Args:
-        accuracy: accuracy of DreamShard's cost network.
+        accuracy: accuracy of the learned sharder's cost network.
         model_accuracy: accuracy of evenshard's cost model; None where there is none.
     """
     return {
@@ -138,7 +139,7 @@ def summary(standings: Sequence[Standing]) -> dict[str, float | None]:
     means = {
         f"{'heuristic' if one.is_best_heuristic else one.sharder}_ms": _json_number(one.measured_ms.mean)
         for one in standings
-        if one.is_best_heuristic or one.sharder in ("evenshard", "dreamshard")
+        if one.is_best_heuristic or one.sharder in ("evenshard", *LEARNED)
     }
     return {**means, "noise_pct": _json_number(max(one.noise_pct for one in standings))}
 

@@ -61,7 +61,7 @@ def run_stage(
 
 def _log(run: StageRun, stage: Stage, inputs: Any, outputs: Any, outcome: Outcome) -> None:
     if outcome.curve:
-        run.series(stage.curve, outcome.curve)
+        run.series(outcome.curve_name or stage.curve, outcome.curve)
     run.metrics(outcome.metrics)
     read = {name: (one, _paths(inputs, name)) for name, one in declared(stage.inputs, Reads).items()}
     written = {name: (one, _paths(outputs, name)) for name, one in declared(stage.outputs, Writes).items()}

@@ -79,6 +79,9 @@ class Flag:
         least: smallest allowed number.
         metavar: placeholder of its value in the help, as in ``argparse``.
         parameter: name of the component's parameter; "" for none.
+        choices: the values that it may have; empty for all.
+        section: section of params.yaml that sets it, under the name of the field, where the flag is not given; "" for
+            its own default.
     """
 
     help: str
@@ -87,6 +90,8 @@ class Flag:
     least: float | None = None
     metavar: str | None = None
     parameter: str = ""
+    choices: tuple[str, ...] = ()
+    section: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,16 @@ def flags(of: type) -> dict[str, str]:
     }
 
 
+def set_by(params: Mapping[str, Any], inputs: type) -> dict[str, Any]:
+    """The inputs of a stage that sections of params.yaml set beside its own, by name; a default is left out."""
+    found = {}
+    for name, one in declared(inputs, Flag).items():
+        of_section = params.get(one.section) if one.section else None
+        if isinstance(of_section, Mapping) and name in of_section:
+            found[name] = of_section[name]
+    return found
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A stage's report about its own work.
@@ -129,11 +144,13 @@ class Outcome:
         curve: the loss of every update, the predicted cost of every update, or the measured cost of every placement,
             in order; empty where there is none.
         text: summary for people.
+        curve_name: the curve's name in MLflow; "" for that of the stage.
     """
 
     metrics: dict[str, float]
     curve: list[float] = field(default_factory=list)
     text: str = ""
+    curve_name: str = ""
 
 
 def _always(inputs: Any, outputs: Any) -> bool:

@@ -1,7 +1,7 @@
 """Stage 3, once per round: fits cost network and cost model to all costs measured so far.
 
-Two learn from the same costs: DreamShard's cost network, against which its policy is trained, and evenshard's cost
-model, with which evenshard searches.
+Two learn from the same costs: the cost network of a learned sharder, against which its policy is trained, and
+evenshard's cost model, with which evenshard searches.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import torch
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.costs import MeasuredPlacement, optimizer_of
 from evenshard.placement.task import ShardingTask
-from evenshard.placement.tasks import load_tasks
-from evenshard.sharders.checkpoint import Round, load_checkpoint, save_checkpoint
+from evenshard.placement.tasks import distinct_tables, load_tasks
+from evenshard.sharders.checkpoint import Round, load_checkpoint, new_checkpoint, save_checkpoint
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.fit import CostModelFitConfig
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.sharders.convex_search.train import cost_model_round
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.fit import FitConfig, cost_net_round, new_cost_net, whole_placements
+from evenshard.sharders.dreamshard.fit import FitConfig
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.learned import LearnedSharder, learned
 from evenshard.sharders.models import save_cost_model
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.stages.loop import TrainCostConfig, TrainCostInputs, TrainCostOutputs
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 def run(
     config: TrainCostConfig, inputs: TrainCostInputs, outputs: TrainCostOutputs, lineage: Lineage | None = None
 ) -> Outcome:
-    """Fits DreamShard's network, starting from the previous round's, and evenshard's cost model from scratch.
+    """Fits the learned sharder's network, starting from the previous round's, and evenshard's cost model from scratch.
 
     Raises:
         BadInput: if an input cannot be read.
@@ -55,18 +56,19 @@ def run(
         raise BadConfig(
             "the cost network needs tasks. Give --tasks, or leave --out out and train the cost model alone."
         )
-    pool = load_tables(inputs.tables)
+    method, pool = learned(inputs.method), load_tables(inputs.tables)
     ran = [one for path in inputs.costs for one in load_costs(path, pool) if one.cost.fits]
     optimizer_of(ran)  # refuses several, before a training
     lineage, outcome = lineage or Lineage(), Outcome({})
     if outputs.cost_net is not None and inputs.tasks is not None:
-        whole = _require(whole_placements(ran), inputs, "Measure some with `evenshard benchmark --placements`.")
-        outcome = _fit_cost_net(config, inputs, outputs.cost_net, whole, load_tasks(inputs.tasks, pool).train, lineage)
+        known = _require(method.examples(ran), inputs, "Measure some with `evenshard benchmark --placements`.")
+        tasks = load_tasks(inputs.tasks, pool).train
+        outcome = _fit_cost_net(method, config, inputs, outputs.cost_net, known, tasks, lineage)
     if outputs.cost_model is None:
         return outcome
     _require(ran, inputs, "Measure some.")
-    known = [one for one in ran if not one.is_control]
-    more = _fit_cost_model(config, inputs, outputs.cost_model, known, lineage)
+    uncontrolled = [one for one in ran if not one.is_control]
+    more = _fit_cost_model(config, inputs, outputs.cost_model, uncontrolled, lineage)
     return Outcome({**outcome.metrics, **more}, outcome.curve)
 
 
@@ -81,6 +83,7 @@ def _require(
 
 
 def _fit_cost_net(
+    method: LearnedSharder,
     config: TrainCostConfig,
     inputs: TrainCostInputs,
     folder: Path,
@@ -89,12 +92,15 @@ def _fit_cost_net(
     lineage: Lineage,
 ) -> Outcome:
     torch.manual_seed(config.seed)
-    before = load_checkpoint(inputs.cost_net, DreamShardCostNet) if inputs.cost_net else new_cost_net(tasks)
+    if inputs.cost_net is not None:
+        before = load_checkpoint(inputs.cost_net, method.cost_net)
+    else:
+        before = new_checkpoint(method.cost_net(), FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size))
     fit = FitConfig(config.num_updates, config.minibatch_size, config.learning_rate)
     generator = torch.Generator().manual_seed(config.seed * 1000 + inputs.round)
     show = partial(progress, description=f"train cost {inputs.round}")
     with one_thread():
-        fitted = cost_net_round(before, measured, fit, Round(inputs.round, inputs.num_rounds), generator, show)
+        fitted = method.fit_round(before, measured, fit, Round(inputs.round, inputs.num_rounds), generator, show)
     save_checkpoint(fitted.checkpoint, folder, TrainedOn.of(measured, lineage.git_commit, inputs.costs))
     error = fitted.median_abs_pct_error
     log.info("round %d: cost network fitted to %d placements, median error %.1f %%", inputs.round, len(measured), error)

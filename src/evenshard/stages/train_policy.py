@@ -1,4 +1,4 @@
-"""Stage 4, once per round: trains the policy on the estimated MDP, without measuring."""
+"""Stage 4, once per round: trains the policy of a learned sharder against its cost network, without measuring."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from statistics import fmean
 import torch
 
 from evenshard.placement.tasks import load_tasks
-from evenshard.sharders.checkpoint import Round, load_checkpoint, save_checkpoint
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, new_policy, policy_round
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
+from evenshard.sharders.checkpoint import Round, kind_in, load_checkpoint, new_checkpoint, save_checkpoint
+from evenshard.sharders.learned import learned
 from evenshard.stages.loop import TrainPolicyConfig, TrainPolicyInputs, TrainPolicyOutputs
 from evenshard.stages.stage import Outcome
 from evenshard.tables.files import load_tables
 from evenshard.utils.console import progress
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
 from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
 
@@ -33,23 +33,34 @@ def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPoli
     for name in ("num_updates", "num_episodes", "learning_rate"):
         require(getattr(config, name) > 0, f"train_policy.{name} is {getattr(config, name)}. Make it above 0.")
     tasks = load_tasks(inputs.tasks, load_tables(inputs.tables)).train
-    cost_net = load_checkpoint(inputs.cost_net, DreamShardCostNet)
+    method = learned(config.method)
+    if (kind := kind_in(inputs.cost_net)) != method.cost_net.kind:
+        raise BadConfig(
+            f"train_policy.method is {method.name}, but {inputs.cost_net} holds a {brief(kind)}. Fit the cost "
+            f"network of {method.name}: evenshard train-cost --method {method.name}."
+        )
+    settings = method.settings_of(config)
+    cost_net = load_checkpoint(inputs.cost_net, method.cost_net)
     torch.manual_seed(config.seed)
-    policy = load_checkpoint(inputs.policy, DreamShardPolicy) if inputs.policy else new_policy(cost_net.normalizer)
-    learn = ReinforceConfig(config.num_updates, config.num_episodes, config.learning_rate, config.entropy_weight)
+    if inputs.policy is not None:
+        policy = load_checkpoint(inputs.policy, method.policy)
+    else:
+        policy = new_checkpoint(method.policy(), cost_net.normalizer)
     generator = torch.Generator().manual_seed(config.seed * 1000 + inputs.round)
     show = partial(progress, description=f"train policy {inputs.round}")
     this_round = Round(inputs.round, inputs.num_rounds)
     with one_thread():
-        policy, history = policy_round(policy, cost_net.net, tasks, learn, this_round, generator, show)
+        policy, history = method.train_round(policy, cost_net.net, tasks, settings, this_round, generator, show)
     save_checkpoint(policy, outputs.policy)
     finished = [value for value in history if math.isfinite(value)]
     if not finished:
         log.warning("round %d: no episode found room for its tables; the policy has learned nothing", inputs.round)
         return Outcome({"num_dead_updates": len(history)}, [])
     last = fmean(finished[-max(1, len(finished) // 5) :])
-    log.info("round %d: predicted cost of sampled placements %.2f -> %.2f ms", inputs.round, finished[0], last)
+    objective = method.objective
+    log.info("round %d: %s of sampled placements %.3g -> %.3g", inputs.round, objective, finished[0], last)
     return Outcome(
-        {"predicted_ms": last, "first_predicted_ms": finished[0], "num_dead_updates": len(history) - len(finished)},
+        {objective: last, f"first_{objective}": finished[0], "num_dead_updates": len(history) - len(finished)},
         finished,
+        curve_name=f"{objective}_per_update",
     )

@@ -11,17 +11,19 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from evenshard.sharders.checkpoint import Network
 from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, mlp
 from evenshard.sharders.features import NUM_FEATURES
 
 
-class AutoShardCostNet(nn.Module):
+class AutoShardCostNet(Network):
     """Predicts the compute cost of a shard in ms from normalised table features.
 
     Sizes: table MLP 21-128-32, head 32-64-1. The head answers in units of ``cost_scale_ms``, the mean cost of the
     training shards, so that learning does not depend on how fast the hardware is.
     """
 
+    kind = "autoshard_cost_net"
     cost_scale_ms: torch.Tensor
 
     def __init__(self) -> None:

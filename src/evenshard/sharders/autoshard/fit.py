@@ -8,14 +8,46 @@ Legend: N measured placements, S shards, P distinct tables, F features, M shards
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from evenshard.measure.costs import OK, MeasuredPlacement
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
-from evenshard.sharders.dreamshard.fit import FitConfig
+from evenshard.sharders.checkpoint import Checkpoint, Round
+from evenshard.sharders.dreamshard.fit import FitConfig, FittedCostNet
 from evenshard.sharders.features import FeatureNormalizer
+
+
+def shards(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
+    """What the cost network learns from: every shard that was timed, alone or in a placement, without controls."""
+    return [one for one in measured if one.cost.fits and not one.is_control]
+
+
+def cost_net_round(
+    checkpoint: Checkpoint[AutoShardCostNet],
+    measured: Sequence[MeasuredPlacement],
+    config: FitConfig,
+    of_round: Round,
+    generator: torch.Generator,
+    track: Callable[[range], Iterable[int]] = iter,
+) -> FittedCostNet[AutoShardCostNet]:
+    """One round of the cost network: it goes on from the last round's, with all shards measured so far.
+
+    Args:
+        checkpoint: its network is trained in place. The mean cost of the first round's shards is the scale of all
+            later ones.
+        config: its learning rate falls to 0 in every round.
+        track: wraps the range of updates, for a progress bar.
+    """
+    net, data = checkpoint.net, ShardTensors.of(measured, checkpoint.normalizer)
+    if checkpoint.is_new:
+        net.cost_scale_ms.copy_(data.cost_S.mean().clamp(min=1e-9))
+    losses = fit_autoshard_net(net, checkpoint.optimizer, data, config, generator, track)
+    with torch.no_grad():
+        predicted_S = predict_shards(net, data, torch.arange(len(data.cost_S)))
+    error = float(((predicted_S / data.cost_S.clamp(min=1e-9) - 1).abs() * 100).median())
+    return FittedCostNet(replace(checkpoint, round=of_round.number), losses, error)
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,20 @@ Legend: U steps of an unroll, B slots, D devices.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
 
+from evenshard.placement.task import ShardingTask
+from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation
-from evenshard.sharders.autoshard.sharder import AutoShardPolicy, Judgement, Memory
+from evenshard.sharders.autoshard.sharder import AutoShardPolicy, Judgement, Memory, is_feasible
 from evenshard.sharders.autoshard.vtrace import v_trace
-from evenshard.sharders.dreamshard.env import choose_sampled
+from evenshard.sharders.checkpoint import Checkpoint, Round
+from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled
+from evenshard.utils.errors import InfeasibleTask
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,41 @@ def impala_loss(policy: AutoShardPolicy, unroll: Unroll, config: ImpalaConfig) -
     gain = (traced.advantage_UB * log_prob_UB).sum()
     value_error = 0.5 * (traced.target_UB - value_UB).square().sum()
     return config.baseline_weight * value_error - gain - config.entropy_weight * entropy
+
+
+def policy_round(
+    checkpoint: Checkpoint[AutoShardPolicy],
+    cost_net: AutoShardCostNet,
+    tasks: Sequence[ShardingTask],
+    config: ImpalaConfig,
+    of_round: Round,
+    generator: torch.Generator,
+    track: Callable[[range], Iterable[int]] = iter,
+) -> tuple[Checkpoint[AutoShardPolicy], list[float]]:
+    """One round of the policy: it goes on from the last round's, against this round's cost network.
+
+    Args:
+        checkpoint: its network is trained in place.
+        tasks: train tasks. Those that plainly do not fit their devices are left out.
+        config: its learning rate falls to 0 in every round.
+        track: wraps the range of updates, for a progress bar.
+
+    Returns:
+        The policy, ready for the next round, and the mean reward of every update; NaN where no episode ended.
+
+    Raises:
+        InfeasibleTask: if none of the tasks fits its devices.
+    """
+    if checkpoint.is_new:
+        checkpoint.net.cost_scale_ms.copy_(cost_net.cost_scale_ms)
+    feasible = [task for task in tasks if is_feasible(task)]
+    if not feasible:
+        raise InfeasibleTask("No train task fits its devices. Raise memory_cap_gb or num_devices.")
+    batch = EpisodeBatch.of(feasible, checkpoint.normalizer)
+    env = BalanceEnv(batch, cost_net, config.num_slots, config.mask_illegal)
+    net, optimizer = checkpoint.net, checkpoint.optimizer
+    rewards = train_impala(net, optimizer, env, len(feasible), config, generator, track)
+    return replace(checkpoint, round=of_round.number), rewards
 
 
 def train_impala(

@@ -17,8 +17,9 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation, ShardCostNet
+from evenshard.sharders.checkpoint import Network
 from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, mlp
-from evenshard.sharders.dreamshard.env import EpisodeBatch
+from evenshard.sharders.dreamshard.env import Choose, EpisodeBatch, choose_best, choose_sampled
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.utils.errors import InfeasibleTask
 
@@ -44,7 +45,7 @@ class Judgement:
     memory: Memory
 
 
-class AutoShardPolicy(nn.Module):
+class AutoShardPolicy(Network):
     """One logit per device from what was placed so far and what each device holds; works for any number of either.
 
     State s: LSTM of 2 layers of 64 over the steps, fed with the table's representation and the step ratio. Device a:
@@ -53,6 +54,7 @@ class AutoShardPolicy(nn.Module):
     mean and maximum of a over the devices: the state alone does not say what the devices hold.
     """
 
+    kind = "autoshard_policy"
     cost_scale_ms: torch.Tensor
 
     def __init__(self) -> None:
@@ -120,21 +122,39 @@ class AutoShardSharder:
             InfeasibleTask: if a table finds no room.
         """
         require_room(task)
-        (answer,) = self._play([task])
+        (answer,) = self._play([task], choose_best)
         if isinstance(answer, InfeasibleTask):
             raise answer
         return answer
 
     def place_many(self, tasks: Sequence[ShardingTask]) -> list[Placement | None]:
         """The placements of tasks that share a batch size, played side by side; None where a table finds no room."""
+        return self._played(tasks, choose_best)
+
+    def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
+        """One sampled placement per task, for exploring; None where a table finds no room."""
+        return self._played(tasks, choose_sampled(generator))
+
+    def sample_one(self, task: ShardingTask, count: int, generator: torch.Generator) -> list[Placement | None]:
+        """Sampled placements of one task, which keep to the memory; None where a table finds no room."""
+        return self._played([task] * count, choose_sampled(generator))
+
+    def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
+        """Predicted compute of the slowest device of any placement, ms; its exchanges are not predicted."""
+        with torch.no_grad():
+            of_tables = self.cost_net.encode(self.normalizer(task.tables, task.batch_size))
+            sums = [of_tables[list(positions)].sum(dim=0) for positions in placement.shards() if positions]
+            return float(self.cost_net.shard_cost(torch.stack(sums)).max())
+
+    def _played(self, tasks: Sequence[ShardingTask], choose: Choose) -> list[Placement | None]:
         feasible = [number for number, task in enumerate(tasks) if is_feasible(task)]
         placements: list[Placement | None] = [None] * len(tasks)
-        for number, answer in zip(feasible, self._play([tasks[number] for number in feasible]), strict=True):
+        for number, answer in zip(feasible, self._play([tasks[number] for number in feasible], choose), strict=True):
             placements[number] = answer if isinstance(answer, Placement) else None
         return placements
 
     @torch.no_grad()
-    def _play(self, tasks: Sequence[ShardingTask]) -> list[Placement | InfeasibleTask]:
+    def _play(self, tasks: Sequence[ShardingTask], choose: Choose) -> list[Placement | InfeasibleTask]:
         if not tasks:
             return []
         env = BalanceEnv(EpisodeBatch.of(tasks, self.normalizer), self.cost_net, num_slots=len(tasks))
@@ -143,7 +163,7 @@ class AutoShardSharder:
         while env.active_B.any():
             judgement = self.policy(Observation.stack([env.observe()]), memory)
             memory = judgement.memory
-            chosen.append(judgement.logits_UBD[0].argmax(dim=1))
+            chosen.append(choose(judgement.logits_UBD[0]))
             env.step(chosen[-1])
         device_BT = torch.stack(chosen, dim=1)
         return [_answer(env, device_BT[slot], slot, task) for slot, task in enumerate(tasks)]

@@ -16,14 +16,12 @@ from evenshard.placement.placement import alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables, sample_shards
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
-from evenshard.sharders.autoshard.env import BalanceEnv
-from evenshard.sharders.autoshard.fit import ShardTensors, fit_autoshard_net
-from evenshard.sharders.autoshard.impala import ImpalaConfig, train_impala
-from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder, is_feasible
-from evenshard.sharders.dreamshard.env import EpisodeBatch
+from evenshard.sharders.autoshard.fit import cost_net_round
+from evenshard.sharders.autoshard.impala import ImpalaConfig, policy_round
+from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
+from evenshard.sharders.checkpoint import Round, new_checkpoint
 from evenshard.sharders.dreamshard.fit import FitConfig
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.utils.errors import InfeasibleTask
 
 log = logging.getLogger(__name__)
 
@@ -76,30 +74,17 @@ def train_autoshard(
     Raises:
         InfeasibleTask: if none of the tasks fits its devices.
     """
-    feasible = [task for task in tasks if is_feasible(task)]
-    if not feasible:
-        raise InfeasibleTask("No train task fits its devices. Raise memory_cap_gb or num_devices.")
     normalizer = FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        cost_net, policy = AutoShardCostNet(), AutoShardPolicy()
-
-    data = ShardTensors.of(measured, normalizer)
-    cost_net.cost_scale_ms.copy_(data.cost_S.mean().clamp(min=1e-9))
-    losses = fit_autoshard_net(cost_net, _adam(cost_net), data, config.fit, generator, track)
-    if losses:
-        log.info("cost network fitted to %d shards, relative error %.3f", len(data.cost_S), fmean(losses[-20:]) ** 0.5)
-
-    policy.cost_scale_ms.copy_(cost_net.cost_scale_ms)
-    batch = EpisodeBatch.of(feasible, normalizer)
-    env = BalanceEnv(batch, cost_net, config.impala.num_slots, config.impala.mask_illegal)
-    rewards = train_impala(policy, _adam(policy), env, len(feasible), config.impala, generator, track)
+        cost_net = new_checkpoint(AutoShardCostNet(), normalizer)
+        policy = new_checkpoint(AutoShardPolicy(), normalizer)
+    only = Round(1, 1)
+    fitted = cost_net_round(cost_net, measured, config.fit, only, generator, track)
+    if fitted.losses:
+        log.info("cost network fitted, relative error %.3f", fmean(fitted.losses[-20:]) ** 0.5)
+    _, rewards = policy_round(policy, cost_net.net, tasks, config.impala, only, generator, track)
     if rewards:
         log.info("policy trained, reward %.3f", fmean(rewards[-10:]))
-    return AutoShardSharder(cost_net, policy, normalizer)
-
-
-def _adam(net: torch.nn.Module) -> torch.optim.Optimizer:
-    """Its learning rate is set by each training loop."""
-    return torch.optim.Adam(net.parameters(), fused=True)
+    return AutoShardSharder(cost_net.net, policy.net, normalizer)

@@ -25,8 +25,8 @@ from evenshard.sharders.convex_search.fast_cost_model import FastCostModel
 from evenshard.sharders.convex_search.local_search import LocalSearch, SearchEffort
 from evenshard.sharders.convex_search.marginal_greedy import MAX_SPLITS, marginal_greedy
 from evenshard.sharders.convex_search.prediction import PredictedPlacement
-from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.greedy import expert_sharders
+from evenshard.sharders.learned import TrainedSharder
 from evenshard.sharders.room.legal_parts import any_placement
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 
@@ -80,7 +80,7 @@ class EvenshardSharder:
     def __init__(
         self,
         model: CostModel,
-        policy: DreamShardSharder | None = None,
+        policy: TrainedSharder | None = None,
         config: SearchConfig | None = None,
     ) -> None:
         self.model = model

@@ -22,7 +22,7 @@ from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.fit import CostModelFitConfig, CostModelFitMetrics, fit_cost_model
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
-from evenshard.sharders.dreamshard.sharder import DreamShardSharder
+from evenshard.sharders.learned import TrainedSharder
 from evenshard.utils.errors import InfeasibleTask
 
 
@@ -88,7 +88,7 @@ def train_evenshard(
     provenance: Provenance,
     config: EvenshardConfig,
     seed: int,
-    policy: DreamShardSharder | None = None,
+    policy: TrainedSharder | None = None,
 ) -> TrainedEvenshard:
     """Trains on ``tasks``; the same seed gives the same model where the costs are the same.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from evenshard.sharders.checkpoint import Network
 from evenshard.sharders.features import NUM_FEATURES
 
 REPRESENTATION_SIZE = 32
@@ -27,13 +28,14 @@ def linear_layers(net: nn.Module) -> tuple[nn.Linear, nn.Linear]:
     return hidden, output
 
 
-class DreamShardCostNet(nn.Module):
+class DreamShardCostNet(Network):
     """Predicts per-device and overall cost in ms from normalised table features.
 
     Sizes: table MLP 21-128-32, heads 32-64-1. The heads answer in units of ``cost_scale_ms``, the mean overall
     cost of the first training data, so that learning does not depend on how fast the hardware is.
     """
 
+    kind = "dreamshard_cost_net"
     cost_scale_ms: torch.Tensor
 
     def __init__(self) -> None:

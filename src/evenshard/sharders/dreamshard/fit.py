@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Generic
 
 import torch
 
 from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables
-from evenshard.sharders.checkpoint import Checkpoint, Round, new_checkpoint
+from evenshard.sharders.checkpoint import Checkpoint, Net, Round, new_checkpoint
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.features import FeatureNormalizer
 
@@ -35,17 +36,17 @@ class FitConfig:
 
 
 @dataclass(frozen=True)
-class FittedCostNet:
+class FittedCostNet(Generic[Net]):
     """The cost network after one round.
 
     Attributes:
         checkpoint: the network, ready for the next round.
         losses: loss of every update, in units of the squared cost scale.
-        median_abs_pct_error: median absolute error of the overall cost of the placements that it learned from, per
+        median_abs_pct_error: median absolute error of what it predicts of the placements that it learned from, per
             cent.
     """
 
-    checkpoint: Checkpoint[DreamShardCostNet]
+    checkpoint: Checkpoint[Net]
     losses: list[float]
     median_abs_pct_error: float
 
@@ -71,7 +72,7 @@ def cost_net_round(
     of_round: Round,
     generator: torch.Generator,
     track: Callable[[range], Iterable[int]] = iter,
-) -> FittedCostNet:
+) -> FittedCostNet[DreamShardCostNet]:
     """One round of the cost network (Algorithm 1): it goes on from the last round's, with all costs measured so far.
 
     Args:

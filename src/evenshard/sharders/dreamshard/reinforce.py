@@ -29,7 +29,7 @@ from evenshard.sharders.reward import negative_predicted_cost_B, standardised_B
 
 @dataclass(frozen=True)
 class ReinforceConfig:
-    """How long and how fast to learn.
+    """How long and how fast to learn; the defaults are the paper's.
 
     Attributes:
         num_updates: gradient steps, each on one task.
@@ -38,10 +38,10 @@ class ReinforceConfig:
         entropy_weight: weight of the entropy bonus.
     """
 
-    num_updates: int
-    num_episodes: int
-    learning_rate: float
-    entropy_weight: float
+    num_updates: int = 10
+    num_episodes: int = 10
+    learning_rate: float = 5e-4
+    entropy_weight: float = 1e-3
 
 
 def new_policy(normalizer: FeatureNormalizer) -> Checkpoint[DreamShardPolicy]:

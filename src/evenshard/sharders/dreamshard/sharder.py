@@ -15,6 +15,7 @@ from evenshard.placement.feasibility import no_placement_found, require_room
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
+from evenshard.sharders.checkpoint import Network
 from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, DreamShardCostNet, linear_layers, mlp
 from evenshard.sharders.dreamshard.env import (
     NUM_COSTS,
@@ -30,12 +31,13 @@ from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer
 RESCUE_ROLLOUTS = 64
 
 
-class DreamShardPolicy(nn.Module):
+class DreamShardPolicy(Network):
     """One logit per device from the device's tables and predicted costs; works for any number of either.
 
     Sizes: table MLP 21-128-32 (summed per device), cost MLP 3-64-32, one shared Linear(64, 1).
     """
 
+    kind = "dreamshard_policy"
     cost_scale_ms: torch.Tensor
 
     def __init__(self) -> None:

@@ -1,0 +1,146 @@
+"""The learned sharders: what each is called, what it learns from, what it saves, and how it is loaded.
+
+Each trains two networks in every round of the loop: a cost network on measurements, and a policy against the cost
+network. The two folders name their kinds, so that whoever reads them needs no setting. Another learned sharder is a
+package that declares its ``SHARDER``, and a line in ``LEARNED``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.messages import brief
+from evenshard.utils.params import section
+
+if TYPE_CHECKING:  # torch takes a second to import, and the command line asks for the names alone
+    import torch
+
+    from evenshard.measure.costs import MeasuredPlacement
+    from evenshard.placement.placement import Placement
+    from evenshard.placement.task import ShardingTask
+    from evenshard.sharders.checkpoint import Checkpoint, Network, Round
+    from evenshard.sharders.dreamshard.fit import FitConfig, FittedCostNet
+
+LEARNED = {
+    "dreamshard": "evenshard.sharders.dreamshard.learned",
+    "autoshard": "evenshard.sharders.autoshard.learned",
+}
+"""The module that declares each learned sharder, by the sharder's name."""
+DREAMSHARD = "dreamshard"
+
+
+class TrainedSharder(Protocol):
+    """A learned sharder with its trained networks."""
+
+    @property
+    def name(self) -> str:
+        """How reports call it."""
+        ...
+
+    def place(self, task: ShardingTask) -> Placement:
+        """Its placement; see ``Sharder``."""
+        ...
+
+    def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
+        """One sampled placement per task, for exploring; None where the policy found no room."""
+        ...
+
+    def sample_one(self, task: ShardingTask, count: int, generator: torch.Generator) -> list[Placement | None]:
+        """Sampled placements of one task; None where the policy found no room."""
+        ...
+
+    def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
+        """What the cost network predicts for the slowest device of any placement, ms."""
+        ...
+
+
+Track = Callable[[range], Iterable[int]]
+"""Wraps a range of updates, for a progress bar."""
+
+
+@dataclass(frozen=True)
+class LearnedSharder:
+    """A learned sharder.
+
+    Attributes:
+        name: name of its sharder, and of ``train_policy.method``.
+        cost_net, policy: classes of its two networks.
+        settings: dataclass of its policy's training, a part of section ``train_policy``.
+        examples: the measurements that its cost network learns from, among all that fit their devices.
+        fit_round: one round of the cost network, which is trained in place.
+        train_round: one round of the policy, which is trained in place; and how well it did in every update, NaN where
+            nothing is known.
+        sharder: the sharder of the trained networks; it compares so many sampled placements, if it can.
+        objective: name of what its training reports, such as predicted_ms.
+    """
+
+    name: str
+    cost_net: type[Network]
+    policy: type[Network]
+    settings: type
+    examples: Callable[[Iterable[MeasuredPlacement]], list[MeasuredPlacement]]
+    fit_round: Callable[
+        [Checkpoint[Any], Sequence[MeasuredPlacement], FitConfig, Round, torch.Generator, Track], FittedCostNet[Any]
+    ]
+    train_round: Callable[
+        [Checkpoint[Any], Any, Sequence[ShardingTask], Any, Round, torch.Generator, Track],
+        tuple[Checkpoint[Any], list[float]],
+    ]
+    sharder: Callable[[Any, Any, Any, int], TrainedSharder]
+    objective: str
+
+    def settings_of(self, config: Any) -> Any:
+        """Its settings: the fields of ``config`` that it has, and those of ``config.settings``, which win.
+
+        Raises:
+            BadConfig: if ``config.settings`` has a key that it does not know, or a value of another type.
+        """
+        known = {field.name for field in fields(self.settings)}
+        values = {name: value for name, value in asdict(config).items() if name in known}
+        where = "train_policy.settings"
+        return section({where: {**values, **config.settings}}, where, self.settings)
+
+
+def learned(name: str) -> LearnedSharder:
+    """The learned sharder of a name.
+
+    Raises:
+        BadConfig: if there is none.
+    """
+    if name not in LEARNED:
+        raise BadConfig(f"train_policy.method is {brief(name)}, which is none of {', '.join(LEARNED)}. Correct it.")
+    declared: LearnedSharder = import_module(LEARNED[name]).SHARDER
+    return declared
+
+
+def learned_in(policy: Path) -> LearnedSharder:
+    """The learned sharder whose policy a folder holds.
+
+    Raises:
+        BadFile: if the folder is missing, torn, or holds another network.
+    """
+    from evenshard.sharders.checkpoint import kind_in
+
+    kind = kind_in(policy)
+    found = next((one for one in map(learned, LEARNED) if kind == one.policy.kind), None)
+    if found is None:
+        raise BadFile(policy, f"holds a {brief(kind)}, not the policy of a sharder", "Name the other folder.")
+    return found
+
+
+def load_sharder(cost_net: Path, policy: Path, num_rollouts: int = 0) -> TrainedSharder:
+    """The sharder of a cost network's folder and a policy's.
+
+    Raises:
+        BadFile: if a folder is missing, torn, or holds something else.
+    """
+    from evenshard.sharders.checkpoint import load_network
+
+    of = learned_in(policy)
+    net, normalizer = load_network(policy, of.policy)
+    return of.sharder(load_network(cost_net, of.cost_net)[0], net, normalizer, num_rollouts)
