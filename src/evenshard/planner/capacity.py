@@ -17,7 +17,8 @@ from evenshard.placement.storage import FUSED_UVM, Storage
 from evenshard.placement.task import TASK_ID, ShardingTask, memory_of_part, part_bytes, used_host_bytes
 from evenshard.planner.cluster import own_link
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.room.legal_parts import first_fit, offloaded_parts
+from evenshard.sharders.room.items import KnownItems
+from evenshard.sharders.room.legal_parts import quick_parts
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.limits import RANGES
 from evenshard.utils.units import BYTES_PER_GB, gb_text, gb_to_bytes
@@ -54,7 +55,7 @@ def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
         if set(types) <= set(request.types) or (types == BY_COLUMNS and COLUMN_WISE in request.types):
             continue
         more_types = replace(request, sharding_types=types)
-        fewer = request.nodes if _fits(more_types) else _enough_devices(more_types)
+        fewer = request.nodes if _fits(more_types.task()) else _enough_devices(more_types)
         if fewer is not None and (larger is None or fewer.num_devices < larger.num_devices):
             on = "" if fewer == request.nodes else f" on {fewer.num_devices} devices"
             remedies.append(f"{how}, the tables fit{on}.")
@@ -84,25 +85,27 @@ def _not_for_tables(request: PlacementRequest) -> str:
     return f" Of {own} of a device, {upto}{', '.join(left_out)}." if left_out else ""
 
 
-def _fits(request: PlacementRequest) -> bool:
-    return _parts(request.task()) is not None
+def _fits(task: ShardingTask, known: KnownItems | None = None) -> bool:
+    return _parts(task, known) is not None
 
 
-def _parts(task: ShardingTask) -> tuple[TablePart, ...] | None:
-    """Legal parts, where they are found quickly."""
+def _parts(task: ShardingTask, known: KnownItems | None = None) -> tuple[TablePart, ...] | None:
+    """Legal parts, where they are found quickly; see ``quick_parts``."""
     if not all(task.types) or not all(task.kernels_of(position) for position in range(len(task.tables))):
         return None
-    found = first_fit(task)
-    return offloaded_parts(task) if found is None and task.may_offload else found
+    return quick_parts(task, known=known)
 
 
 def _enough_gb(request: PlacementRequest) -> float | None:
     """Memory of each device, if all had the same, for which a placement was found."""
 
-    def fits(hundredths: int) -> bool:
-        return _fits(replace(request, caps_bytes=(gb_to_bytes(hundredths / 100),) * request.num_devices))
-
     task = request.task()
+    known: KnownItems = {}
+
+    def fits(hundredths: int) -> bool:
+        caps = (gb_to_bytes(hundredths / 100),) * request.num_devices
+        return _fits(replace(task, room_bytes=replace(request, caps_bytes=caps).rooms_bytes), known)
+
     elsewhere = sum(task.machine.host_bytes) + sum(task.machine.ssd_bytes)
     weights = max(sum(table.size_bytes for table in task.tables) - elsewhere, 0) // request.num_devices
     least = max(min(request.caps_bytes), weights - BYTES_PER_GB) * 100 // BYTES_PER_GB
@@ -153,7 +156,7 @@ def _enough_devices(request: PlacementRequest) -> Machine | None:
     def fits(steps: int) -> bool:
         machine = larger[steps - 1]
         more = (max(request.caps_bytes),) * (machine.num_devices - request.num_devices)
-        return _fits(replace(request, caps_bytes=(*request.caps_bytes, *more), machine=machine))
+        return _fits(replace(request, caps_bytes=(*request.caps_bytes, *more), machine=machine).task())
 
     steps = _least_that(fits, 0, len(larger)) if larger else None
     return None if steps is None else larger[steps - 1]

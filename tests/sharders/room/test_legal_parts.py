@@ -26,7 +26,9 @@ from evenshard.placement.sharding import (
     sharding_type,
 )
 from evenshard.placement.task import ShardingTask, TableLimits, used_bytes
-from evenshard.sharders.room.legal_parts import legal_parts
+from evenshard.sharders.room import items as room_items
+from evenshard.sharders.room.items import KnownItems, PackedItems
+from evenshard.sharders.room.legal_parts import legal_parts, quick_parts
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 
@@ -140,6 +142,27 @@ def test_rules_that_contradict_each_other_are_named() -> None:
         "table 's' may only be sharded table_row_wise or grid_shard, but its lookups are not pooled. Allow it another "
         "type, or drop one of these rules."
     )
+
+
+def test_items_are_built_once_for_every_size_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer is that of a task which is asked alone."""
+    built: list[int] = []
+    build = room_items._item
+
+    def counted(*given: object) -> room_items.PackedItem:
+        built.append(1)
+        return build(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(room_items, "_item", counted)
+    known: KnownItems = {}
+    tables, answers = (table("a"), table("b", rows=30)), []
+    for room in (100, 640, 700, 5_000):
+        asked = task(*tables, room=room, machine=TWO_NODES)
+        answers.append(quick_parts(asked, known=known))
+        assert len(built) == (0 if room == 100 else 2)
+        assert PackedItems.of(asked, known=known).room_D.tolist() == [room] * 4
+    assert [found is None for found in answers] == [True, False, False, False]
+    assert answers == [quick_parts(task(*tables, room=room, machine=TWO_NODES)) for room in (100, 640, 700, 5_000)]
 
 
 def test_one_device_knows_no_types() -> None:

@@ -40,6 +40,8 @@ from evenshard.placement.task import (
 from evenshard.sharders.room.cuts import Cut, Devices, Grid, KnownParts, Line, Taken
 from evenshard.tables.table import Table
 
+KnownItems = dict[tuple[int, Storage], "PackedItem"]
+"""Items by their first table and where they are kept: to build them takes far longer than to pack them."""
 NOTHING = Taken(0)
 LEAST_CACHE = 0.01
 """Load factor of a cache where memory is all that counts."""
@@ -123,24 +125,27 @@ class PackedItems:
     others: tuple[tuple[PackedItem, ...], ...] = ()
 
     @staticmethod
-    def of(task: ShardingTask, storages: Mapping[int, Storage] | None = None) -> PackedItems:
+    def of(
+        task: ShardingTask, storages: Mapping[int, Storage] | None = None, known: KnownItems | None = None
+    ) -> PackedItems:
         """The items of a task whose every table may be sharded somehow (``task.types``).
 
         Args:
             storages: how tables are kept that are not in device memory, by position.
+            known: items of the same task, whatever memory its devices and hosts have; new ones are added.
         """
         kept = storages or {}
-        return _items(task, lambda positions: (kept.get(positions[0], ON_DEVICE),))
+        return _items(task, lambda positions: (kept.get(positions[0], ON_DEVICE),), known)
 
     @staticmethod
-    def wherever_kept(task: ShardingTask) -> PackedItems:
+    def wherever_kept(task: ShardingTask, known: KnownItems | None = None) -> PackedItems:
         """Likewise, with every item wherever it may be kept."""
 
         def storages(positions: Sequence[int]) -> tuple[Storage, ...]:
             on_device = FUSED in common_kernels(task, positions)
             return (*([ON_DEVICE] if on_device else []), *least_outside(task, positions)) or (ON_DEVICE,)
 
-        return _items(task, storages)
+        return _items(task, storages, known)
 
     def replica_parts(self) -> list[TablePart]:
         """The replicated tables."""
@@ -161,7 +166,12 @@ def least_outside(task: ShardingTask, positions: Sequence[int]) -> tuple[Storage
     return (*found, Storage(HOST)) if HOST in kernels else tuple(found)
 
 
-def _items(task: ShardingTask, storages: Callable[[Sequence[int]], tuple[Storage, ...]]) -> PackedItems:
+def _items(
+    task: ShardingTask,
+    storages: Callable[[Sequence[int]], tuple[Storage, ...]],
+    known: KnownItems | None = None,
+) -> PackedItems:
+    known = {} if known is None else known
     only_replicated = {at for at, types in enumerate(task.types) if types == {DATA_PARALLEL}}
     if task.num_devices == 1:
         only_replicated = set()
@@ -171,11 +181,16 @@ def _items(task: ShardingTask, storages: Callable[[Sequence[int]], tuple[Storage
             apart_of.setdefault(position, []).append(number)
     replicas = tuple(task.tables[position] for position in sorted(only_replicated))
     taken = sum(_replica(task, table).device for table in replicas)
-    found = [
-        [_item(task, positions, apart_of, storage) for storage in storages(positions)]
-        for positions in joined_groups(len(task.tables), task.together)
-        if positions[0] not in only_replicated
-    ]
+    found: list[list[PackedItem]] = []
+    for positions in joined_groups(len(task.tables), task.together):
+        if positions[0] in only_replicated:
+            continue
+        found.append([])
+        for storage in storages(positions):
+            key = positions[0], storage
+            if key not in known:
+                known[key] = _item(task, positions, apart_of, storage)
+            found[-1].append(known[key])
     return PackedItems(
         tuple(first for first, *_ in found),
         replicas,
@@ -242,13 +257,21 @@ def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...
 
 def _grid(task: ShardingTask, position: int, storage: Storage) -> Grid:
     table, limits, size = task.tables[position], task.limits_of(position), task.machine.devices_per_node
-    nodes = tuple(np.array(task.machine.devices_of_node(node)) for node in whole_nodes(task.machine, limits.devices))
     narrow, wide = (
         _rows(task, replace(table, embedding_dim=columns), storage) for columns in (COLUMN_STEP, 2 * COLUMN_STEP)
     )
+    known: dict[int, Line] = {}
+
+    def lines(rows: Span) -> Line:
+        if table.row_shares is not None:
+            return _columns(task, table, storage, rows)
+        if rows.size not in known:  # without counted shares, equally many rows take the same
+            known[rows.size] = _columns(task, table, storage, rows)
+        return known[rows.size]
+
     outputs_bytes, block_bytes = wide.part.device - narrow.part.device, wide.block.device - narrow.block.device
     return Grid(
-        nodes,
+        _whole_nodes(task.machine, limits.devices),
         table.embedding_dim // COLUMN_STEP,
         _least_fours(limits),
         table.num_rows,
@@ -256,7 +279,7 @@ def _grid(task: ShardingTask, position: int, storage: Storage) -> Grid:
         max(narrow.block.device - block_bytes, 0),
         narrow.part.device - outputs_bytes,
         outputs_bytes,
-        tuple((rows, _columns(task, table, storage, rows)) for rows in row_spans(table, size)),
+        tuple((rows, lines(rows)) for rows in row_spans(table, size)),
     )
 
 
@@ -357,6 +380,12 @@ def _mask(num_devices: int, devices: frozenset[int] | None) -> npt.NDArray[np.bo
     mask_D = np.ones(num_devices, dtype=bool) if devices is None else np.isin(np.arange(num_devices), list(devices))
     mask_D.flags.writeable = False
     return mask_D
+
+
+@lru_cache(maxsize=4096)
+def _whole_nodes(machine: Machine, devices: frozenset[int] | None) -> tuple[Devices, ...]:
+    """Devices of each node on all of which a table may live."""
+    return tuple(np.array(machine.devices_of_node(node)) for node in whole_nodes(machine, devices))
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ from evenshard.placement.plan import check_sharding
 from evenshard.placement.storage import FUSED, ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.sharders.room.fill import more_ways, packed, quick_ways
-from evenshard.sharders.room.items import PackedItems, least_outside
+from evenshard.sharders.room.items import KnownItems, PackedItems, least_outside
 from evenshard.sharders.room.program import solved
 from evenshard.sharders.room.reasons import require_sharding_room, require_types, sharding_needs_and_room
 from evenshard.utils.errors import InfeasibleTask, MissingPackage
@@ -42,13 +42,12 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
         InfeasibleTask: if there are none, or none were found in time; the message says which of the two.
     """
     require_types(task)
-    items = PackedItems.of(task)
-    if (found := first_fit(task, items)) is not None:
+    known: KnownItems = {}
+    if (found := quick_parts(task, seed, known)) is not None:
         return found
+    items = PackedItems.of(task, known=known)
     if task.may_offload:
-        if (found := offloaded_parts(task, seed)) is not None:
-            return found
-        items = PackedItems.wherever_kept(task)
+        items = PackedItems.wherever_kept(task, known)
     else:
         require_sharding_room(task, items)
     pairs = (len(items.items) + sum(map(len, items.others))) * task.num_devices
@@ -78,7 +77,23 @@ def any_placement(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_
         raise InfeasibleTask(f"{cut(task.task_id)}: {error.problem}", error.remedy) from None
 
 
-def offloaded_parts(task: ShardingTask, seed: int = 0) -> tuple[TablePart, ...] | None:
+def quick_parts(task: ShardingTask, seed: int = 0, known: KnownItems | None = None) -> tuple[TablePart, ...] | None:
+    """Some legal parts where packing finds them, in device memory or, where rules allow that, outside of it.
+
+    Args:
+        known: items of the same task, whatever memory its devices and hosts have; new ones are added.
+    """
+    machine = task.machine
+    outside = sum(machine.host_bytes) + sum(machine.ssd_bytes) if task.may_offload else 0
+    rounded = len(task.tables) * task.num_devices  # a byte of each part
+    if sum(table.size_bytes for table in task.tables) > sum(task.room_bytes) + outside + rounded:
+        return None  # not even the weights fit
+    known = {} if known is None else known
+    found = first_fit(task, PackedItems.of(task, known=known))
+    return _offloaded_parts(task, seed, known) if found is None and task.may_offload else found
+
+
+def _offloaded_parts(task: ShardingTask, seed: int, known: KnownItems) -> tuple[TablePart, ...] | None:
     """Some legal parts with tables outside of device memory where its rules allow that; None where none were found.
 
     Tables with few lookups for their size leave device memory first, as many as it takes, for the kernel that takes the
@@ -104,7 +119,7 @@ def offloaded_parts(task: ShardingTask, seed: int = 0) -> tuple[TablePart, ...] 
                 storages.update({at: outside[at] for at in group})
         if sum(task.tables[at].size_bytes for at in storages) > sum(task.machine.host_bytes + task.machine.ssd_bytes):
             return None  # the more leave device memory, the more others take
-        items = PackedItems.of(task, storages)
+        items = PackedItems.of(task, storages, known)
         ways = chain(quick_ways(items), islice(more_ways(items, seed), MOST_MORE_WAYS))
         for way in ways:
             if (found := _checked(task, packed(items, way))) is not None:
